@@ -10,47 +10,43 @@ Bandwidths are Gbit/s of one direction, as a data sheet states them. They are cl
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 
 ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
-# A label of RFC 1123: what Kubernetes takes as a part of a host name.
-LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
-IMAGE = r"^[^\s-]\S*$"
-# Names of objects: RFC 1123 again, with dots.
-NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
-NAME_OR_NONE = rf"^$|{NAME}"
-RESOURCE = r"^$|^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-MOUNT = r"^(/[A-Za-z0-9._-]+)+$"
 # What a volume must not lie on: the config is mounted there, or the system is.
 TAKEN = ("/etc", "/dev", "/proc", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib64")
-Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
+GONE = {
+    "flavour": "a run is an Indexed Job, which needs nothing installed: leave it out",
+    "groups": "a job has one kind of nodes: for several vendors start launcher=torchrun on each node, with its own --backend",
+}
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} has to be one line, without characters that cannot be seen")
+    return text
+
+
+# Texts that become words of a script or of a manifest.
+Line = Annotated[str, AfterValidator(_one_line)]
+Image = Annotated[Line, Field(pattern=r"^[^\s-]\S*$")]
+Quantity = Annotated[str, Field(pattern=r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+# Names of objects in Kubernetes: RFC 1123, of a namespace without dots.
+Label = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+NameOrNone = Annotated[str, Field(pattern=r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+Resource = Annotated[
+    str, Field(pattern=r"^$|^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+]
+Mount = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")]
+Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Line]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class _Written(_Section):
-    """A section whose texts become words of a script or of a manifest."""
-
-    @field_validator("*")
-    @classmethod
-    def _one_line_each(cls, value: Any) -> Any:
-        for text in _texts(value):
-            if not text.isprintable():
-                raise ValueError(f"{text!r} has to be one line, without characters that cannot be seen")
-        return value
-
-
-def _texts(value: Any) -> list[str]:
-    """Return the texts of a field: its own, or those of its list or table. Other sections see to theirs."""
-    if isinstance(value, dict):
-        return [text for pair in value.items() for text in pair if isinstance(text, str)]
-    return [text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)]
 
 
 class Links(_Section):
@@ -77,71 +73,51 @@ class Links(_Section):
         return self.inter_node_gbps, self.inter_node_source
 
 
-class Toleration(_Written):
+class Toleration(_Section):
     """Lets pods onto nodes that are reserved by a taint."""
 
-    key: str
+    key: Line
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: str = ""
+    value: Line = ""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
-class Node(_Written):
-    """A kind of node of a Kubernetes cluster: what a pod on it asks for."""
+class Kubernetes(_Section):
+    """How a run becomes a job of a Kubernetes cluster, and what its pods ask for."""
 
-    image: str = Field(
-        "benchlib:cpu", pattern=IMAGE, description="container image with benchlib, see deploy/Dockerfile"
-    )
-    resource: str = Field(
-        "", pattern=RESOURCE, description="device resource: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none"
+    image: Image = Field("benchlib:cpu", description="container image with benchlib, see deploy/Dockerfile")
+    resource: Resource = Field(
+        "", description="device resource: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none"
     )
     devices: int = Field(0, ge=0, le=1024, description="devices of a pod; 0: the ranks on a node")
-    cpu: str = Field("", pattern=QUANTITY, description="CPUs that a pod asks for, as in 8 or 500m")
-    memory: str = Field("", pattern=QUANTITY, description="memory that a pod asks for and may use, as in 64Gi")
-    shm: str = Field(
-        "1Gi", pattern=QUANTITY, description="size of /dev/shm, which collective libraries and loaders use"
-    )
-    node_selector: dict[str, str] = Field({}, description="labels that the node must have")
+    cpu: Quantity = Field("", description="CPUs that a pod asks for, as in 8 or 500m")
+    memory: Quantity = Field("", description="memory that a pod asks for and may use, as in 64Gi")
+    shm: Quantity = Field("1Gi", description="size of /dev/shm, which collective libraries and loaders use")
+    node_selector: dict[Line, Line] = Field({}, description="labels that the node must have")
     tolerations: tuple[Toleration, ...] = Field((), description="taints that the pods accept")
     env: Env = Field({}, description="environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0")
-
-
-class Group(Node):
-    """Some of the nodes, of another vendor say; what is left out is as in the section around it."""
-
-    name: str = Field(pattern=LABEL, max_length=15)
-    nodes: int = Field(ge=1, le=4096)
-    backend: Literal["", "cpu", "cuda", "rocm", "xpu", "tpu"] = Field("", description="of its ranks; '': the run's own")
-
-
-class Kubernetes(Node):
-    """How a run becomes a job of a Kubernetes cluster."""
-
-    flavour: Literal["indexed", "jobset", "trainjob"] = Field(
-        "indexed", description="indexed: a plain Job; jobset: JobSet; trainjob: Kubeflow Trainer v2"
+    namespace: Label = "benchlib"
+    service_account: Name = Field("benchlib-run", description="account of the pods; it needs no permission")
+    context: Line = Field("", description="kubectl context; '': the current one")
+    queue: NameOrNone = Field("", description="Kueue queue (label kueue.x-k8s.io/queue-name); '': none")
+    python: Line = Field("python3", min_length=1, description="interpreter in the image")
+    claim: NameOrNone = Field(
+        "", description="volume claim that all pods share for the run folder; '': folders of their own"
     )
-    namespace: str = Field("benchlib", pattern=LABEL)
-    service_account: str = Field(
-        "benchlib-run", pattern=NAME, description="account of the pods; it needs no permission"
-    )
-    context: str = Field("", description="kubectl context; '': the current one")
-    queue: str = Field("", pattern=NAME_OR_NONE, description="Kueue queue (label kueue.x-k8s.io/queue-name); '': none")
-    python: str = Field("python3", min_length=1, description="interpreter in the image")
-    claim: str = Field(
-        "",
-        pattern=NAME_OR_NONE,
-        description="volume claim that all pods share for the run folder; '': folders of their own",
-    )
-    claim_path: str = Field("/outputs", pattern=MOUNT, description="where pods mount the claim")
-    data_claim: str = Field("", pattern=NAME_OR_NONE, description="volume claim with data sets and models; '': none")
-    data_path: str = Field("/data", pattern=MOUNT, description="where pods mount the data claim; HF_HOME lies there")
-    token_secret: str = Field(
-        "",
-        pattern=NAME_OR_NONE,
-        description="secret whose key `token` the workers of a service ask for; '': serving has none",
+    claim_path: Mount = Field("/outputs", description="where pods mount the claim")
+    data_claim: NameOrNone = Field("", description="volume claim with data sets and models; '': none")
+    data_path: Mount = Field("/data", description="where pods mount the data claim; HF_HOME lies there")
+    token_secret: NameOrNone = Field(
+        "", description="secret whose key `token` the workers of a service ask for; '': serving has none"
     )
     host_network: bool = Field(False, description="pods use the node's network: for RDMA without a device plug-in")
-    groups: tuple[Group, ...] = Field((), description="kinds of nodes; none: all nodes are as described here")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_gone(cls, values: Any) -> Any:
+        for name in set(GONE) & set(values):
+            raise ValueError(f"there is no {name} any more: {GONE[name]}")
+        return values
 
     @field_validator("claim_path", "data_path")
     @classmethod
@@ -158,49 +134,36 @@ class Kubernetes(Node):
             raise ValueError(f"claim_path {self.claim_path} and data_path {self.data_path} lie in each other")
         return self
 
-    @field_validator("groups")
-    @classmethod
-    def _names_differ(cls, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        if len({group.name for group in groups}) != len(groups):
-            raise ValueError("two groups have the same name")
-        return groups
 
-    def node(self, group: Group) -> Node:
-        """Return what a pod of a group asks for."""
-        return Node(
-            **{name: getattr(group if name in group.model_fields_set else self, name) for name in Node.model_fields}
-        )
-
-
-class Slurm(_Written):
+class Slurm(_Section):
     """How a run becomes a job of a SLURM cluster."""
 
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gres: str = Field("", description="devices of a node, as in gpu:8; {nproc} stands for the ranks on a node")
+    partition: Line = ""
+    account: Line = ""
+    qos: Line = ""
+    constraint: Line = ""
+    gres: Line = Field("", description="devices of a node, as in gpu:8; {nproc} stands for the ranks on a node")
     cpus_per_rank: int = Field(0, ge=0, le=4096, description="CPUs of each rank; 0: the cluster's default")
-    memory: str = Field("", description="memory of a node, as in 64G; 0: all of it; '': the cluster's default")
+    memory: Line = Field("", description="memory of a node, as in 64G; 0: all of it; '': the cluster's default")
     exclusive: bool = Field(False, description="have the nodes to oneself: others' jobs are noise in the measurement")
-    python: str = Field("", description="interpreter on the nodes; '': this one, which has to be on a shared folder")
-    setup: tuple[str, ...] = Field((), description="shell lines before the ranks start, as in: module load cuda")
-    container: str = Field("", description="image for the pyxis plug-in of srun; '': none")
-    container_mounts: str = Field("", description="mounts for it, SOURCE:TARGET separated by commas")
-    sbatch: tuple[str, ...] = Field((), description="further options of sbatch, as in --reservation=x")
-    srun: tuple[str, ...] = Field((), description="further options of srun, as in --mpi=none")
+    python: Line = Field("", description="interpreter on the nodes; '': this one, which has to be on a shared folder")
+    setup: tuple[Line, ...] = Field((), description="shell lines before the ranks start, as in: module load cuda")
+    container: Line = Field("", description="image for the pyxis plug-in of srun; '': none")
+    container_mounts: Line = Field("", description="mounts for it, SOURCE:TARGET separated by commas")
+    sbatch: tuple[Line, ...] = Field((), description="further options of sbatch, as in --reservation=x")
+    srun: tuple[Line, ...] = Field((), description="further options of srun, as in --mpi=none")
 
 
-class Torchx(_Written):
+class Torchx(_Section):
     """How a run becomes a TorchX application."""
 
     scheduler: str = Field("local_cwd", pattern=r"^\w+$", description="local_cwd, slurm, kubernetes, aws_batch, ...")
-    cfg: dict[str, str] = Field({}, description="options of the scheduler, as in queue: default")
-    image: str = Field("", description="container image where the scheduler takes one")
-    mounts: tuple[str, ...] = Field(
+    cfg: dict[Line, Line] = Field({}, description="options of the scheduler, as in queue: default")
+    image: Line = Field("", description="container image where the scheduler takes one")
+    mounts: tuple[Line, ...] = Field(
         (), description="mounts of the containers, as in type=volume, src=benchlib-outputs, dst=/outputs: a text each"
     )
-    python: str = Field("", description="interpreter on the nodes; '': this one")
+    python: Line = Field("", description="interpreter on the nodes; '': this one")
     cpu: int = Field(0, ge=0, description="CPUs of a node's role; 0: the scheduler's default")
     gpu: int = Field(0, ge=0, description="GPUs of a node's role; 0: none")
     memory_mb: int = Field(0, ge=0, description="memory of a node's role in MB; 0: the scheduler's default")
@@ -218,14 +181,13 @@ class Cluster(_Section):
     torchx: Torchx = Torchx()
 
 
-def folder() -> Path:
-    """Return the folder of the shipped profiles."""
+def _folder() -> Path:
     return home() / "params" / "clusters"
 
 
 def names() -> list[str]:
     """Return the shipped profiles."""
-    return sorted(path.stem for path in folder().glob("*.yaml"))
+    return sorted(path.stem for path in _folder().glob("*.yaml"))
 
 
 def path_of(name: str) -> Path:
@@ -234,7 +196,7 @@ def path_of(name: str) -> Path:
     Raises ``UserError`` for neither.
     """
     if name in names():
-        return folder() / f"{name}.yaml"
+        return _folder() / f"{name}.yaml"
     path = Path(name).expanduser()
     if path.is_file():
         return path.resolve()
@@ -255,9 +217,8 @@ def load(name: str) -> Cluster:
     path = path_of(name)
     values = read_yaml(path) or {}
     if not isinstance(values, dict):
-        raise UserError(
-            f"{path}: expected the sections {', '.join(Cluster.model_fields)}, found a {type(values).__name__}"
-        )
+        sections = ", ".join(Cluster.model_fields)
+        raise UserError(f"{path}: expected the sections {sections}, found a {type(values).__name__}")
     try:
         return Cluster.model_validate(values)
     except ValidationError as error:

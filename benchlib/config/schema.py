@@ -5,7 +5,7 @@ state only what differs from the defaults of the benchmark's config class.
 """
 
 import functools
-import math
+import re
 import shlex
 import types
 import typing
@@ -22,6 +22,7 @@ from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_json, read_yaml, write_json
 from benchlib.core.machine import BACKENDS, MOVES
 
+_ENDPOINT = re.compile(r"(?:[^\s/:\[\]]+|\[[^\s/\[\]]*:[^\s/\[\]]*\]):(\d{1,5})", re.ASCII)
 EMBEDDED_MODEL = "tiny"  # the value of ``model`` that stands for the kit's own small encoder
 
 
@@ -98,16 +99,25 @@ class BaseConfig(BaseModel):
     @classmethod
     def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
         """Read what pydantic does not, or reads otherwise: "fp32,bf16", "null", a choice of numbers; True is no number."""
-        members = _members(cls.model_fields[info.field_name or ""].annotation)
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        members = typing.get_args(annotation) if union else (annotation,)
         kind = typing.get_origin(members[0])
         if isinstance(value, bool) and bool not in members:
             raise ValueError(f"got {value}, and only switches are true or false")
         if isinstance(value, str) and kind is list:
-            inner = value.removeprefix("[").removesuffix("]")
-            return [part.strip() for part in inner.split(",") if part.strip()]
+            return [part.strip() for part in value.strip("[]").split(",") if part.strip()]
         if kind is Literal:
             return next((choice for choice in typing.get_args(members[0]) if str(choice) == value), value)
         return None if value == "null" and type(None) in members else value
+
+    @field_validator("*")
+    @classmethod
+    def _each_once(cls, value: Any) -> Any:
+        texts = [item for item in value if isinstance(item, str)] if isinstance(value, (list, tuple)) else []
+        if len(set(texts)) < len(texts):
+            raise ValueError(f"{','.join(map(str, value))}: name each once")
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -115,15 +125,6 @@ class BaseConfig(BaseModel):
         if isinstance(values, dict) and values.get("collective") == "mpi":
             return {"launcher": "mpirun", **values}
         return values
-
-    @model_validator(mode="after")
-    def _lists_name_each_once(self) -> "BaseConfig":
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            texts = [item for item in value if isinstance(item, str)] if isinstance(value, (list, tuple)) else []
-            if len(set(texts)) < len(texts):
-                raise ValueError(f"{name} = {','.join(map(str, value))}: name each once")
-        return self
 
     @model_validator(mode="after")
     def _limits_are_shares(self) -> "BaseConfig":
@@ -179,15 +180,11 @@ class BaseConfig(BaseModel):
 
     @field_validator("rdzv_endpoint")
     @classmethod
-    def _endpoint_is_host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")
-        bare = host.strip("[]")
-        whole = bool(bare) and not any(sign in bare for sign in " /[]") and bracketed == (":" in bare)
-        if value and not (whole and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-            raise ValueError(
-                f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in node1:29400 or, for an IPv6 address, [fe80::1]:29400"
-            )
+    def _is_host_and_port(cls, value: str) -> str:
+        match = _ENDPOINT.fullmatch(value)
+        if value and not (match and 1 <= int(match[1]) <= 65535):
+            example = "node1:29400 or, for an IPv6 address, [fe80::1]:29400"
+            raise ValueError(f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in {example}")
         return value
 
     @property
@@ -229,21 +226,10 @@ class BaseConfig(BaseModel):
 
 
 BY_HAND = "set by hand"
-_NOT_WORK = (
-    "budget_s",
-    "startup_timeout_s",
-    "stall_timeout_s",
-    "wall_limit_s",
-    "rdzv_endpoint",
-    "launcher",
-    "max_restarts",
-    "cluster",
-    "backend",
-    "tier",
-    "benchmark",
-    "limits",
-    "planted_slowdown",  # a planted run is compared with the unchanged ones: that is what it is for
-)
+_LIMITS = ("budget_s", "startup_timeout_s", "stall_timeout_s", "wall_limit_s", "limits")
+_PLACES = ("benchmark", "tier", "backend", "launcher", "rdzv_endpoint", "max_restarts", "cluster")
+# A planted run is compared with the unchanged ones: that is what it is for.
+_NOT_WORK = (*_LIMITS, *_PLACES, "planted_slowdown")
 
 
 @dataclass(frozen=True)
@@ -257,12 +243,6 @@ class Resolved:
         """Return the same with what the machine says of fields that nothing else sets."""
         left = {name: value for name, value in values.items() if name not in self.origins}
         return Resolved(self.config.model_copy(update=left), self.origins | dict.fromkeys(left, "this machine"))
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
 
 
 def config_class(benchmark: str) -> type[BaseConfig]:
@@ -283,12 +263,24 @@ def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
             raise UserError(f"{where}unknown parameter {name!r} for {benchmark}: {nearest(str(name), fields)}")
 
 
+class _Values(BaseModel, extra="allow", allow_inf_nan=False):
+    """A section of a parameter file. Tiers are sorted by their budget, before a benchmark's config checks it."""
+
+    budget_s: float = Field(1.0, gt=0, strict=True)
+
+
+class _File(BaseModel, extra="allow"):
+    """A parameter file: ``all`` is for every benchmark, other sections for one."""
+
+    description: str = ""
+    all: _Values = _Values()
+    __pydantic_extra__: dict[str, _Values | None]
+
+
 def tier_names() -> list[str]:
     """Return the tiers, the smallest budget first."""
-    return sorted(
-        (path.stem for path in (home() / "params" / "tiers").glob("*.yaml")),
-        key=lambda name: read_params("tiers", name)["all"]["budget_s"],
-    )
+    names = (path.stem for path in (home() / "params" / "tiers").glob("*.yaml"))
+    return sorted(names, key=lambda name: read_params("tiers", name)["all"]["budget_s"])
 
 
 def read_params(kind: str, name: str) -> dict[str, Any]:
@@ -314,32 +306,22 @@ def _read_once(path: Path, _changed_at: int) -> dict[str, Any]:
 
 def check_params(path: Path) -> dict[str, Any]:
     """Read a parameter file and check its sections and names against the benchmarks."""
-    content = read_yaml(path) or {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(content).__name__}")
-    sections = {"description", "all", *BENCHMARKS}
-    for section, values in content.items():
-        if section not in sections:
+    values = read_yaml(path) or {}
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(values).__name__}")
+    for section in values:
+        if section not in (sections := {"description", "all", *BENCHMARKS}):
             raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
-        if section == "description":
-            if not isinstance(values, str):
-                raise UserError(f"{path}: description = {str(values)[:60]}: expected a sentence")
-            continue
-        if values is None:
-            content[section] = values = {}
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: section {section} must hold `name: value` lines, found {type(values).__name__}")
-        if section == "all":
-            unknown = set(values) - set(BaseConfig.model_fields)
-            if unknown:
-                raise UserError(
-                    f"{path}: `all` has {sorted(unknown)[0]!r}, which not every benchmark knows: move it to a benchmark's section"
-                )
-        else:
-            check_names(section, values, f"{path}: ")
-    budget_s = (content.get("all") or {}).get("budget_s", 1.0)
-    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not 0 < budget_s < math.inf:
-        raise UserError(f"{path}: all.budget_s = {str(budget_s)[:60]}: expected seconds, a number above 0")
+    try:
+        content = _File.model_validate(values).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        raise UserError(f"{path}: {explained(error)}") from None
+    for name in set(content.get("all", {})) - set(BaseConfig.model_fields):
+        raise UserError(
+            f"{path}: `all` has {name!r}, which not every benchmark knows: move it to a benchmark's section"
+        )
+    for section in content.keys() & BENCHMARKS.keys():
+        check_names(section, content[section] or {}, f"{path}: ")
     return content
 
 
@@ -391,6 +373,11 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
     cls = config_class(benchmark)
     check_names(benchmark, values)
+    return validated(cls, values)
+
+
+def validated(cls: type[BaseConfig], values: Mapping[str, Any]) -> BaseConfig:
+    """Validate ``values`` by a config class. Raises ``UserError`` that names every wrong value."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -407,24 +394,19 @@ def resolve(
     if backend not in BACKENDS:
         raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
     cls = config_class(benchmark)
-    layers = {
-        f"params/tiers/{tier}.yaml": _sections(read_params("tiers", tier), benchmark),
-        f"params/backends/{backend}.yaml": _sections(read_params("backends", backend), benchmark),
-        BY_HAND: dict(overrides or {}),
-    }
-    values: dict[str, Any] = {"benchmark": benchmark, "tier": tier, "backend": backend}
-    origins: dict[str, str] = {}
-    for origin, given in layers.items():
-        layer = _gathered(given, values.get("limits", {}))
+    fixed = {"benchmark": benchmark, "tier": tier, "backend": backend}
+    values, origins = dict[str, Any](fixed), dict[str, str]()
+    for origin, stated in _layers(benchmark, tier, backend, overrides or {}).items():
+        layer = _gathered(stated, values.get("limits", {}))
         check_names(benchmark, layer, "" if origin == BY_HAND else f"{origin}: ")
-        for name in ("benchmark", "tier", "backend"):
-            if str(layer.get(name, values[name])) != values[name]:
+        for name, value in fixed.items():
+            if str(layer.get(name, value)) != value:
                 raise UserError(
-                    f"{origin}: {name} = {layer[name]!r} contradicts the {name} {values[name]!r} of this run: use --{name}"
+                    f"{origin}: {name} = {layer[name]!r} contradicts the {name} {value!r} of this run: use --{name}"
                 )
         values |= layer
         origins |= dict.fromkeys(layer, origin)
-    config = build(benchmark, values)
+    config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():
         if origins.get(name) == BY_HAND and getattr(config, cause):
             raise UserError(
@@ -432,15 +414,19 @@ def resolve(
             )
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
-        if (name not in values and name in config.model_fields_set) or (
-            isinstance(value, str) and value != values.get(name, value)
-        ):
+        added = name not in values and name in config.model_fields_set
+        if added or (isinstance(value, str) and value != values.get(name, value)):
             origins[name] = f"set by {cause}={Path(str(getattr(config, cause))).name}"
     return Resolved(config, origins)
 
 
-def _sections(content: Mapping[str, Any], benchmark: str) -> dict[str, Any]:
-    return {**content.get("all", {}), **content.get(benchmark, {})}
+def _layers(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what differs from the defaults by where it stands, the later over the earlier."""
+    layers: dict[str, Mapping[str, Any]] = {}
+    for kind, name in (("tiers", tier), ("backends", backend)):
+        content = read_params(kind, name)
+        layers[f"params/{kind}/{name}.yaml"] = {**content.get("all", {}), **(content.get(benchmark) or {})}
+    return {**layers, BY_HAND: overrides}
 
 
 def save_config(config: BaseConfig, run_dir: Path | str) -> None:
@@ -451,7 +437,11 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
 def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
     """Read the config of a run from a file in its folder; ``UserError`` where it is missing, cut or of another version."""
     path = Path(run_dir) / file
-    values = read_json(path)
+    return stored(path, read_json(path))
+
+
+def stored(path: Path, values: Any) -> BaseConfig:
+    """Return the config that a file of a run holds as ``values``. Raises ``UserError`` for a foreign one."""
     if not isinstance(values, dict) or "benchmark" not in values:
         raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")
     try:
@@ -481,10 +471,8 @@ def command(config: BaseConfig, ranks: bool = True) -> str:
         usual: BaseConfig = resolve(config.benchmark, config.tier, config.backend).config
     except UserError:  # the tier's file changed or went away: then everything that is not a default is written out
         usual = config_class(config.benchmark)(benchmark=config.benchmark)
-    for name, value in config.model_dump(mode="json").items():
-        if name not in ("benchmark", "tier", "backend") and (
-            value != getattr(usual, name) or (ranks and name == "nproc")
-        ):
+    for name, value in config.model_dump(mode="json", exclude={"benchmark", "tier", "backend"}).items():
+        if value != getattr(usual, name) or (ranks and name == "nproc"):
             items = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
             words += [word for key, item in items.items() for word in ("--set", f"{key}={_written(item)}")]
     return shlex.join(words)

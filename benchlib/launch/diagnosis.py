@@ -83,6 +83,11 @@ class RankRecord:
         """Whether its error is the consequence of another rank's failure, see ``is_echo``."""
         return bool(self.error and self.error.get("echo"))
 
+    @property
+    def waits(self) -> bool:
+        """Whether its stack ends in torch's collectives, its backward pass (where gradients are awaited) or a device wait."""
+        return is_waiting(main_stack(self.stacks or ""))
+
     def hear(self, event: dict[str, Any]) -> None:
         """Take in an event that this rank wrote."""
         self.heard_at = max(self.heard_at, float(event["t"]))
@@ -111,10 +116,14 @@ class RankRecord:
         number = -self.returncode if self.returncode is not None and self.returncode < 0 else None
         error = {key: self.error.get(key, "") for key in ("type", "message", "traceback")} if self.error else None
         return {
-            "rank": self.rank, "pid": self.pid, "host": self.host, "returncode": self.returncode,
-            "signal": signal_name(number) if number else None, "ended_by_supervisor": self.ended_by_us,
-            "error": error, "last_phase": self.phase or None, "last_step": self.step, "stacks": self.stacks or None,
-        }  # fmt: skip
+            **{name: getattr(self, name) for name in ("rank", "pid", "host", "returncode")},
+            "signal": signal_name(number) if number else None,
+            "ended_by_supervisor": self.ended_by_us,
+            "error": error,
+            "last_phase": self.phase or None,
+            "last_step": self.step,
+            "stacks": self.stacks or None,
+        }
 
 
 def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
@@ -123,16 +132,16 @@ def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
     The agent is torchrun's, or Open MPI's mpirun, which names ranks that a signal ended; process id 0 is an unknown one.
     """
     killed = [(int(rank), -int(number), int(pid), True) for rank, pid, number in _MPIRUN_KILLED.findall(text)]
-    first, *rest = text.split(_AGENT_ROOT)
-    rows = [(part, False) for part in [first]] + [(part, True) for part in rest]
     return killed + [
-        (int(rank), int(code), int(pid), root) for part, root in rows for rank, code, pid in _AGENT_ROW.findall(part)
+        (int(rank), int(code), int(pid), index > 0)
+        for index, part in enumerate(text.split(_AGENT_ROOT))
+        for rank, code, pid in _AGENT_ROW.findall(part)
     ]
 
 
-def agent_exits(text: str) -> list[tuple[int, int]]:
-    """Return (process id, exit code) of the ranks that torchrun saw fail first, attempt by attempt."""
-    return [(int(pid), int(code)) for code, pid in _AGENT_LINE.findall(text)]
+def agent_exits(text: str) -> dict[int, int]:
+    """Return the exit codes by process id of the ranks that torchrun saw fail first, attempt by attempt."""
+    return {int(pid): int(code) for code, pid in _AGENT_LINE.findall(text)}
 
 
 def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
@@ -151,8 +160,7 @@ def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
 
 def no_restart_helps(error: dict[str, Any] | None) -> bool:
     """Whether a rank failed for a reason that is there the next time too: wrong input, no such device, a full disk."""
-    error = error or {}
-    return error.get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
+    return (error or {}).get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
 
 
 def is_echo(error: BaseException) -> bool:
@@ -172,66 +180,52 @@ def is_echo(error: BaseException) -> bool:
 
 
 def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
-    """Return the rank that failed first and of itself, or the best that is left; None when none failed."""
-    own: list[tuple[float, RankRecord]] = []
-    for record in ranks:
-        if record.error and not record.echoes:
-            own.append((float(record.error.get("t", 0.0)), record))
-        elif not record.error and not record.ended_by_us and record.returncode:
-            # A library of collectives aborts the process that lost its peer: SIGABRT may well follow the cause.
-            lead = _SIGNAL_LEAD_S if record.returncode < 0 and record.returncode != -signal.SIGABRT else 0.0
-            own.append((float(record.ended_at or 0.0) - lead, record))
-    if own:
-        return min(own, key=lambda item: item[0])[1]
-    echoes = [record for record in ranks if record.error]
-    return min(echoes, key=lambda record: float((record.error or {}).get("t", 0.0))) if echoes else None
+    """Return the rank that failed first and of itself, or the first echo where there is no other; None when none failed."""
+    failed = [record for record in ranks if record.error or (record.returncode and not record.ended_by_us)]
+    own = [record for record in failed if not record.echoes]
+    return min(own or failed, key=_failed_at, default=None)
+
+
+def _failed_at(record: RankRecord) -> float:
+    if record.error:
+        return float(record.error.get("t", 0.0))
+    # A library of collectives aborts the process that lost its peer: SIGABRT may well follow the cause.
+    killed = (record.returncode or 0) < 0 and record.returncode != -signal.SIGABRT
+    return float(record.ended_at or 0.0) - (_SIGNAL_LEAD_S if killed else 0.0)
 
 
 def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     """Return what a failed rank did: raised, was killed, or left with a code."""
-    who = f"rank {record.rank}"
-    if record.error:
-        message = str(record.error.get("message", "")).strip()
-        first = message.splitlines()[0] if message else ""
-        if record.error.get("type") in ("UserError", "DataError", "StorageError"):
+    who, code, where = f"rank {record.rank}", record.returncode or 0, record.where()
+    if error := record.error:
+        message = str(error.get("message", "")).strip()
+        if error.get("type") in ("UserError", "DataError", "StorageError"):
             return message  # what the user gave is wrong, or the disk is full: the message says it all
-        text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
-        gone = [other.rank for other in ranks if other.returncode == 0]
-        if record.echoes and gone:
-            text += f"; {_rank_list(gone)} had already ended (exit code 0)"
-        return text
-    if record.returncode == EXIT_STORAGE:
-        return f"{who} could not write its files{record.where()}: the disk is full or read-only"
-    if record.returncode is not None and record.returncode < 0:
-        return f"{who} was killed by {signal_name(-record.returncode)}{record.where()}"
-    return f"{who} left with exit code {record.returncode} and no error{record.where()}; see logs/rank{record.rank}.err"
+        first = f": {message.splitlines()[0]}" if message else ""
+        return f"{who} raised {error.get('type')}{where}{first}" + (_gone(ranks) if record.echoes else "")
+    if code == EXIT_STORAGE:
+        return f"{who} could not write its files{where}: the disk is full or read-only"
+    if code < 0:
+        return f"{who} was killed by {signal_name(-code)}{where}"
+    return f"{who} left with exit code {code} and no error{where}; see logs/rank{record.rank}.err"
 
 
 def hanging(ranks: list[RankRecord]) -> RankRecord | None:
     """Return the living rank that holds the others up: one that does not wait, else the one silent for longest."""
     living = [record for record in ranks if record.alive]
-    busy = [record for record in living if record.stacks is not None and not is_waiting(main_stack(record.stacks))]
+    busy = [record for record in living if record.stacks is not None and not record.waits]
     return min(busy or living, key=lambda record: record.heard_at, default=None)
 
 
 def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float, limit: str) -> str:
     """Return where a silent rank was, and which ranks waited for it."""
-    text = f"rank {record.rank} sent no sign of life for {silent_s:.0f} s ({limit}){record.where()}"
-    text += _inside(record)
-    frames = main_stack(record.stacks or "")
-    if frames and is_waiting(frames):
+    text = f"rank {record.rank} sent no sign of life for {silent_s:.0f} s ({limit}){record.where()}{_inside(record)}"
+    if record.waits:
         text += "; it waited for other ranks or for its device"
-    waiting = [
-        other.rank
-        for other in ranks
-        if other is not record and other.alive and other.stacks and is_waiting(main_stack(other.stacks))
-    ]
+    waiting = [other.rank for other in ranks if other is not record and other.alive and other.waits]
     if waiting:
-        text += f"; {_rank_list(waiting)} waited in torch" + ("" if frames and is_waiting(frames) else " for it")
-    gone = [other.rank for other in ranks if other.returncode == 0]
-    if gone:
-        text += f"; {_rank_list(gone)} had already ended (exit code 0)"
-    return text
+        text += f"; {_rank_list(waiting)} waited in torch" + ("" if record.waits else " for it")
+    return text + _gone(ranks)
 
 
 def late_text(record: RankRecord, limit_s: float) -> str:
@@ -241,13 +235,17 @@ def late_text(record: RankRecord, limit_s: float) -> str:
 
 
 def _inside(record: RankRecord) -> str:
-    frames = main_stack(record.stacks or "")
     if record.stacks == "":
         return "; it did not answer the request for its Python stack (stopped, or stuck in the system)"
-    if not frames:
-        return ""
+    frames = main_stack(record.stacks or "")
     own = own_frame(frames)
-    return f"; its Python stack was inside {frames[0]}" + (f", called from {own}" if own and own != frames[0] else "")
+    called = f", called from {own}" if frames and own != frames[0] else ""
+    return f"; its Python stack was inside {frames[0]}{called}" if frames else ""
+
+
+def _gone(ranks: list[RankRecord]) -> str:
+    gone = [record.rank for record in ranks if record.returncode == 0]
+    return f"; {_rank_list(gone)} had already ended (exit code 0)" if gone else ""
 
 
 def _rank_list(ranks: list[int]) -> str:
@@ -258,7 +256,7 @@ def _rank_list(ranks: list[int]) -> str:
 
 
 STACKS_S = 1.0  # that the ranks get to write their stacks
-_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_FRAME = re.compile(r'^\s+File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _WAITING_FILES = re.compile(
     r"torch[/\\](distributed[/\\]|autograd[/\\]graph\.py|futures[/\\]|cuda[/\\]__init__\.py|xpu[/\\]__init__\.py)"
     r"|benchlib[/\\]runtime[/\\](group|mpi)\.py"
@@ -286,36 +284,24 @@ def main_stack(text: str) -> list[Frame]:
 
     The main thread was created first and is printed last.
     """
-    blocks: list[list[Frame]] = []
-    for line in text.splitlines():
-        if "(most recent call first)" in line:
-            blocks.append([])
-        elif blocks and (match := _FRAME.match(line)):
-            number = int(match["line"]) if match["line"].isdigit() else 0
-            blocks[-1].append(Frame(match["file"], number, match["function"]))
-    return blocks[-1] if blocks else []
+    _, _, last = text.rpartition("(most recent call first)")
+    found = (_FRAME.match(line) for line in last.splitlines() if last != text)
+    return [Frame(match[1], int(match[2]) if match[2].isdigit() else 0, match[3]) for match in found if match]
 
 
 def is_waiting(frames: list[Frame]) -> bool:
     """Whether a stack ends in torch's collectives, its backward pass (where gradients are awaited) or a device wait."""
     if not frames:
         return False
-    inner = frames[0]
-    return bool(_WAITING_FILES.search(inner.file)) or bool(
-        _WAITING_LINE.search(linecache.getline(inner.file, inner.line))
-    )
+    line = linecache.getline(frames[0].file, frames[0].line)
+    return bool(_WAITING_FILES.search(frames[0].file) or _WAITING_LINE.search(line))
 
 
 def own_frame(frames: list[Frame]) -> Frame | None:
     """Return the innermost frame that is not Python's or a package's own: the line that a reader can act on."""
-    return next(
-        (
-            frame
-            for frame in frames
-            if "site-packages" not in frame.file and "/lib/python" not in frame.file and "<frozen" not in frame.file
-        ),
-        frames[0] if frames else None,
-    )
+    foreign = ("site-packages", "/lib/python", "<frozen")
+    own = (frame for frame in frames if not any(place in frame.file for place in foreign))
+    return next(own, frames[0] if frames else None)
 
 
 def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
@@ -325,13 +311,13 @@ def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
     file after it has installed the handler; without one the signal would end the process, so it is not sent then.
     """
     sizes = [_size(path) for _, path in asked]
-    for (pid, _), size in zip(asked, sizes, strict=True):
+    awaited = []
+    for (pid, path), size in zip(asked, sizes, strict=True):
         if size is not None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGUSR1)
-    awaited = [
-        (path, size) for (pid, path), size in zip(asked, sizes, strict=True) if size is not None and not is_stopped(pid)
-    ]
+            if not is_stopped(pid):
+                awaited.append((path, size))
     end, now = time.monotonic() + STACKS_S, [-1]
     while awaited and time.monotonic() < end:
         time.sleep(0.05)
@@ -358,24 +344,27 @@ STACKS_LIMIT = 20_000  # characters of one stack or traceback; a report stays sm
 STACKS_SHOWN = 8
 
 
+def _ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the rows of the ranks, that of the culprit first."""
+    status = status or {}
+    return sorted(status.get("ranks") or [], key=lambda rank: rank.get("rank") != status.get("culprit"))
+
+
 def rank_endings(status: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return how each rank ended, in words, where the run was not complete."""
     if not status or status.get("outcome") == "complete":
         return []
-    rows = []
-    for rank in status.get("ranks") or []:
-        error = rank.get("error") or {}
-        rows.append(
-            {
-                "rank": rank.get("rank"),
-                "pid": rank.get("pid"),
-                "culprit": rank.get("rank") == status.get("culprit"),
-                "phase": _phase(rank),
-                "end": _ending(rank, error),
-                "traceback": str(error.get("traceback") or "")[-STACKS_LIMIT:],
-            }
-        )
-    return sorted(rows, key=lambda row: not row["culprit"])
+    return [
+        {
+            "rank": rank.get("rank"),
+            "pid": rank.get("pid"),
+            "culprit": rank.get("rank") == status.get("culprit"),
+            "phase": _phase(rank),
+            "end": _end(rank),
+            "traceback": str((rank.get("error") or {}).get("traceback") or "")[-STACKS_LIMIT:],
+        }
+        for rank in _ranks(status)
+    ]
 
 
 def _phase(rank: dict[str, Any]) -> str:
@@ -383,23 +372,22 @@ def _phase(rank: dict[str, Any]) -> str:
     return f"{rank.get('last_phase') or 'not started'}{step}"
 
 
-def _ending(rank: dict[str, Any], error: dict[str, Any]) -> str:
-    if error:
+def _end(rank: dict[str, Any]) -> str:
+    code, name = rank.get("returncode"), rank.get("signal")
+    if error := rank.get("error"):
         return f"raised {error.get('type', 'an error')}: {error.get('message', '')}"
     if rank.get("ended_by_supervisor"):
-        return f"was ended with the run ({rank.get('signal') or 'no signal needed'})"
-    if rank.get("signal"):
-        return f"was killed by {rank['signal']}"
-    code = rank.get("returncode")
+        return f"was ended with the run ({name or 'no signal needed'})"
+    if name:
+        return f"was killed by {name}"
     return "had not ended" if code is None else "ended normally" if code == 0 else f"ended with exit code {code}"
 
 
 def stack_groups(status: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Return the Python stacks with the ranks that had them, each stack once."""
     groups: dict[str, list[str]] = {}
-    culprit = (status or {}).get("culprit")
-    for rank in sorted((status or {}).get("ranks") or [], key=lambda rank: rank.get("rank") != culprit):
+    for rank in _ranks(status):
         if rank.get("stacks"):
             groups.setdefault(str(rank["stacks"])[:STACKS_LIMIT], []).append(str(rank.get("rank")))
-    rows = [(f"rank{'s' if len(members) > 1 else ''} {', '.join(members)}", stack) for stack, members in groups.items()]
+    rows = [(f"rank{'s' * (len(members) > 1)} {', '.join(members)}", stack) for stack, members in groups.items()]
     return rows[:STACKS_SHOWN]

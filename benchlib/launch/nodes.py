@@ -1,31 +1,20 @@
-"""Where a rank is among the others, this machine's addresses, and the other nodes of a run. No torch.
-
-To show that its node is there, each supervisor holds a listening socket on which nothing is sent: whether a connection is
-accepted, refused or unanswered is up to the kernel, and it holds for a supervisor that is busy, killed or cut off. The
-supervisor closes accepted connections, since the kernel answers no more of them than fit its queue.
-"""
+"""Where a rank is among the others, this machine's addresses, and the other nodes of a run. No torch."""
 
 import contextlib
 import dataclasses
-import errno
 import ipaddress
 import os
 import socket
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
 
-# In the environment of the ranks: the id of the launch and, where there are other nodes, its supervisor's address and port.
-NODE = "BENCHLIB_NODE"
+LAUNCH = "BENCHLIB_LAUNCH"  # in the environment of the ranks: the id of the launch that they belong to
 FILE = "peers.json"
 DEFAULT_PORT = 29400  # torchrun's, where an endpoint names none
-PROBE_S = 3.0
-_BACKLOG = 128
-_AT_ONCE = 64
 # Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's names
 # of the step come before those of the job: a step may have fewer tasks than its job.
 _PLACE_VARIABLES = (
@@ -168,15 +157,6 @@ def interface(address: str) -> str:
     return own_addresses().get(address, "")
 
 
-def link_down(address: str) -> str:
-    """Return the interface of an address of ours where its link is down, else ''."""
-    import psutil
-
-    name = interface(address)
-    stats = psutil.net_if_stats().get(name)
-    return name if stats is not None and not stats.isup else ""
-
-
 def hosts_store(host: str) -> bool | None:
     """Whether torchrun's rendezvous store is to be opened here. None where torchrun finds that out by itself.
 
@@ -197,12 +177,11 @@ def hosts_store(host: str) -> bool | None:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a run: ``launch`` is the id of its supervisor's launch, ``port`` 0 where no supervisor listens."""
+    """One node of a run: ``launch`` is the id of its supervisor's launch, '' where it has none."""
 
     launch: str
     host: str
     address: str
-    port: int
     ranks: tuple[int, ...]
 
     def label(self) -> str:
@@ -214,80 +193,20 @@ class Node:
         return f"node {self.label()} with rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A lost node: ``how`` is gone (its processes ended) or unreachable (no answer at all)."""
-
-    node: Node
-    how: str
-
-    def words(self) -> str:
-        """Return which node it is, and how it was lost."""
-        reasons = {"gone": "its processes are gone", "unreachable": "it does not answer on the network"}
-        return f"{self.node.words()} was lost ({reasons[self.how]})"
-
-    def as_json(self) -> dict[str, object]:
-        """Return the row of this node in ``status.json``."""
-        return {"host": self.node.host, "address": self.node.address, "ranks": list(self.node.ranks), "how": self.how}
-
-
-def listen(address: str) -> socket.socket:
-    """Open the socket that shows the other nodes that this one is there."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
-    listening.setblocking(False)
-    return listening
-
-
-def hang_up(listening: socket.socket) -> None:
-    """Close the connections that wait on a socket of ``listen``, at most as many as its queue holds. Never waits."""
-    for _ in range(_BACKLOG):
-        try:
-            listening.accept()[0].close()
-        except OSError:  # none waits, or the caller is gone again
-            return
-
-
-def probe(node: Node, timeout_s: float = PROBE_S) -> str:
-    """Return ``there``, ``gone``, ``unreachable`` or, where it has no listening socket, ``unknown``."""
-    if not node.port:
-        return "unknown"
-    try:
-        socket.create_connection((node.address, node.port), timeout_s).close()
-        return "there"
-    except ConnectionRefusedError:
-        return "gone"
-    except OSError as error:
-        return "unknown" if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL) else "unreachable"
-
-
-def lost_nodes(nodes: Iterable[Node]) -> list[Lost]:
-    """Return those of the nodes that are lost, by rank. Takes ``PROBE_S`` at most for 64 nodes."""
-    asked = sorted(nodes, key=lambda node: node.ranks)
-    if not asked:
-        return []
-    with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
-        states = list(pool.map(probe, asked))
-    return [Lost(node, how) for node, how in zip(asked, states, strict=True) if how in ("gone", "unreachable")]
-
-
 def launch_id() -> str:
     """Return the id of the launch that this process belongs to; '' without a supervisor."""
-    return (os.environ.get(NODE, "").split() or [""])[0]
+    return os.environ.get(LAUNCH, "")
 
 
-def group_ranks(rows: Iterable[tuple[int, str, str]]) -> list[Node]:
-    """Return the nodes of ranks: rows of (rank, host name, the rank's ``NODE`` variable), by their lowest rank."""
-    members: dict[tuple[str, ...], list[int]] = {}
-    for rank, host, text in rows:
-        launch, *place = text.split() or [""]
-        address, port = place if len(place) == 2 else ("", "0")
-        members.setdefault((launch, host, address, port), []).append(rank)
-    nodes = [
-        Node(launch, host, address, int(port), tuple(sorted(ranks)))
-        for (launch, host, address, port), ranks in members.items()
-    ]
-    return sorted(nodes, key=lambda node: node.ranks)
+def group_ranks(rows: Iterable[tuple[int, str, str, str]]) -> list[Node]:
+    """Return the nodes of ranks, by their lowest rank. Rows are (rank, launch, host name, address).
+
+    Two machines may have one host name, and a launch is of one machine.
+    """
+    members: dict[tuple[str, str, str], list[int]] = {}
+    for rank, *place in sorted(rows):
+        members.setdefault((place[0], place[1], place[2]), []).append(rank)
+    return [Node(*place, tuple(ranks)) for place, ranks in members.items()]
 
 
 def rank_hosts(nodes: Iterable[Node]) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def direct(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path) -> None:
     profile = tmp_path / "two.yaml"
     profile.write_text(
-        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\nkubernetes: {{flavour: jobset}}\n"
+        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\n"
     )
     run_dir = prepare(tmp_path / "run", launcher="kubernetes", nnodes=2, nproc=1, cluster=str(profile))
     status = execute(run_dir, benchmark="faulty:checksums")
@@ -136,7 +136,7 @@ def test_a_connection_that_breaks_is_opened_again(
     [
         ("image", 'cannot start: ImagePullBackOff: Back-off pulling image "benchlib:cpu"'),
         ("refused", "jobs.batch is forbidden"),
-        ("lost", "-node-0 is gone: evicted, or the job was removed by somebody"),
+        ("lost", "-0 is gone: evicted, or the job was removed by somebody"),
     ],
 )
 def test_a_cluster_that_cannot_run_it_says_why(

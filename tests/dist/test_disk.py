@@ -214,10 +214,12 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: i
         from pathlib import Path
         real, began = time.time, Path({str(run_dir / "events-rank0.jsonl")!r})
         time.time = lambda: real() + ({jump_s} if began.exists() else 0)
-        from benchlib.launch.launchers import local_ranks
+        from benchlib.config.schema import BaseConfig
+        from benchlib.launch.launchers import LAUNCHERS
         from benchlib.launch import supervise
         from benchlib.core.files import write_json
-        write_json({str(run_dir / "job.json")!r}, local_ranks(2, {str(run_dir)!r}, "faulty:run").as_json())
+        config = BaseConfig(benchmark="faulty", nproc=2, wall_limit_s=600, stall_timeout_s=600)
+        write_json({str(run_dir / "job.json")!r}, LAUNCHERS["local"](config, {str(run_dir)!r}, "faulty:run").as_json())
         sys.exit(supervise.main([{str(run_dir)!r}]))
     """
     began = time.monotonic()

@@ -64,7 +64,4 @@ def test_supervisor_killed(tmp_path: Path) -> None:
         assert launch.pid is not None
         os.kill(launch.pid, signal.SIGKILL)
         none_left(run_dir)
-        mapped = {path for file in run_dir.glob("logs/rank*.shm") for path in file.read_text().splitlines()}
-        assert mapped & set(map(str, Path("/dev/shm").iterdir())), "mpirun was killed too and could not clear up"
         assert launch.wait()["outcome"] == "failed"
-    assert not mapped & set(map(str, Path("/dev/shm").iterdir()))

@@ -30,10 +30,7 @@ TAIL_BYTES = 8000
 STATE_S = 2.0
 QUERIES = 15  # without an answer, in a row
 STATE = re.compile(r"JobState=(?P<state>\w+).*ExitCode=(?P<code>\d+):\d+", re.DOTALL)
-GOING_ON = (
-    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING", "REQUEUED",
-    "STOPPED",
-)  # fmt: skip
+GOING_ON = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|STAGE_OUT|SIGNALING|RESIZING|REQUEUED|STOPPED")
 
 
 class Submitted:
@@ -66,7 +63,7 @@ class Submitted:
         while unknown < QUERIES:
             match = STATE.search(self._call(self.options.state))
             unknown = 0 if match else unknown + 1
-            if match and match["state"] not in GOING_ON:
+            if match and not GOING_ON.fullmatch(match["state"]):
                 print(f"job {self.identity}: {match['state']}", file=sys.stderr, flush=True)
                 return 0 if match["state"] == "COMPLETED" else int(match["code"]) or 1
             time.sleep(STATE_S)
