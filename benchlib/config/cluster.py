@@ -50,14 +50,12 @@ class _Section(BaseModel):
 
 
 class Links(_Section):
-    """What the fabric claims, Gbit/s of one direction; None: nothing is claimed."""
+    """What the fabric claims, Gbit/s of one direction; None: nothing is claimed. A source is a document or a person."""
 
-    intra_node_gbps: float | None = Field(
-        None, gt=0, description="of one device to its peers on the same node (NVLink, Infinity Fabric, Xe Link, PCIe)"
-    )
-    intra_node_source: str = Field("", description="document or person that claims it")
-    inter_node_gbps: float | None = Field(None, gt=0, description="of all network adapters of one node together")
-    inter_node_source: str = Field("", description="document or person that claims it")
+    intra_node_gbps: float | None = Field(None, gt=0)  # of one device to its peers on the node (NVLink, Xe Link, PCIe)
+    intra_node_source: str = ""
+    inter_node_gbps: float | None = Field(None, gt=0)  # of all network adapters of one node together
+    inter_node_source: str = ""
 
     @model_validator(mode="after")
     def _claims_have_sources(self) -> "Links":
@@ -85,32 +83,26 @@ class Toleration(_Section):
 class Kubernetes(_Section):
     """How a run becomes a job of a Kubernetes cluster, and what its pods ask for."""
 
-    image: Image = Field("benchlib:cpu", description="container image with benchlib, see deploy/Dockerfile")
-    resource: Resource = Field(
-        "", description="device resource: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none"
-    )
-    devices: int = Field(0, ge=0, le=1024, description="devices of a pod; 0: the ranks on a node")
-    cpu: Quantity = Field("", description="CPUs that a pod asks for, as in 8 or 500m")
-    memory: Quantity = Field("", description="memory that a pod asks for and may use, as in 64Gi")
-    shm: Quantity = Field("1Gi", description="size of /dev/shm, which collective libraries and loaders use")
-    node_selector: dict[Line, Line] = Field({}, description="labels that the node must have")
-    tolerations: tuple[Toleration, ...] = Field((), description="taints that the pods accept")
-    env: Env = Field({}, description="environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0")
+    image: Image = "benchlib:cpu"  # container image with benchlib, see deploy/Dockerfile
+    resource: Resource = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
+    devices: int = Field(0, ge=0, le=1024)  # of a pod; 0: the ranks on a node
+    cpu: Quantity = ""  # CPUs that a pod asks for, as in 8 or 500m
+    memory: Quantity = ""  # that a pod asks for and may use, as in 64Gi
+    shm: Quantity = "1Gi"  # size of /dev/shm, which collective libraries and loaders use
+    node_selector: dict[Line, Line] = {}  # labels that the node must have
+    tolerations: tuple[Toleration, ...] = ()  # taints that the pods accept
+    env: Env = {}  # environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0
     namespace: Label = "benchlib"
-    service_account: Name = Field("benchlib-run", description="account of the pods; it needs no permission")
-    context: Line = Field("", description="kubectl context; '': the current one")
-    queue: NameOrNone = Field("", description="Kueue queue (label kueue.x-k8s.io/queue-name); '': none")
-    python: Line = Field("python3", min_length=1, description="interpreter in the image")
-    claim: NameOrNone = Field(
-        "", description="volume claim that all pods share for the run folder; '': folders of their own"
-    )
-    claim_path: Mount = Field("/outputs", description="where pods mount the claim")
-    data_claim: NameOrNone = Field("", description="volume claim with data sets and models; '': none")
-    data_path: Mount = Field("/data", description="where pods mount the data claim; HF_HOME lies there")
-    token_secret: NameOrNone = Field(
-        "", description="secret whose key `token` the workers of a service ask for; '': serving has none"
-    )
-    host_network: bool = Field(False, description="pods use the node's network: for RDMA without a device plug-in")
+    service_account: Name = "benchlib-run"  # account of the pods; it needs no permission
+    context: Line = ""  # of kubectl; '': the current one
+    queue: NameOrNone = ""  # of Kueue (label kueue.x-k8s.io/queue-name); '': none
+    python: Line = Field("python3", min_length=1)  # interpreter in the image
+    claim: NameOrNone = ""  # volume claim that all pods share for the run folder; '': folders of their own
+    claim_path: Mount = "/outputs"  # where pods mount the claim
+    data_claim: NameOrNone = ""  # volume claim with data sets and models; '': none
+    data_path: Mount = "/data"  # where pods mount the data claim; HF_HOME lies there
+    token_secret: NameOrNone = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
+    host_network: bool = False  # pods use the node's network: for RDMA without a device plug-in
 
     @model_validator(mode="before")
     @classmethod
@@ -142,39 +134,37 @@ class Slurm(_Section):
     account: Line = ""
     qos: Line = ""
     constraint: Line = ""
-    gres: Line = Field("", description="devices of a node, as in gpu:8; {nproc} stands for the ranks on a node")
-    cpus_per_rank: int = Field(0, ge=0, le=4096, description="CPUs of each rank; 0: the cluster's default")
-    memory: Line = Field("", description="memory of a node, as in 64G; 0: all of it; '': the cluster's default")
-    exclusive: bool = Field(False, description="have the nodes to oneself: others' jobs are noise in the measurement")
-    python: Line = Field("", description="interpreter on the nodes; '': this one, which has to be on a shared folder")
-    setup: tuple[Line, ...] = Field((), description="shell lines before the ranks start, as in: module load cuda")
-    container: Line = Field("", description="image for the pyxis plug-in of srun; '': none")
-    container_mounts: Line = Field("", description="mounts for it, SOURCE:TARGET separated by commas")
-    sbatch: tuple[Line, ...] = Field((), description="further options of sbatch, as in --reservation=x")
-    srun: tuple[Line, ...] = Field((), description="further options of srun, as in --mpi=none")
+    gres: Line = ""  # devices of a node, as in gpu:8; {nproc} stands for the ranks on a node
+    cpus_per_rank: int = Field(0, ge=0, le=4096)  # 0: the cluster's default
+    memory: Line = ""  # of a node, as in 64G; 0: all of it; '': the cluster's default
+    exclusive: bool = False  # have the nodes to oneself: others' jobs are noise in the measurement
+    python: Line = ""  # interpreter on the nodes; '': this one, which has to be on a shared folder
+    setup: tuple[Line, ...] = ()  # shell lines before the ranks start, as in: module load cuda
+    container: Line = ""  # image for the pyxis plug-in of srun; '': none
+    container_mounts: Line = ""  # for it, SOURCE:TARGET separated by commas
+    sbatch: tuple[Line, ...] = ()  # further options of sbatch, as in --reservation=x
+    srun: tuple[Line, ...] = ()  # further options of srun, as in --mpi=none
 
 
 class Torchx(_Section):
     """How a run becomes a TorchX application."""
 
-    scheduler: str = Field("local_cwd", pattern=r"^\w+$", description="local_cwd, slurm, kubernetes, aws_batch, ...")
-    cfg: dict[Line, Line] = Field({}, description="options of the scheduler, as in queue: default")
-    image: Line = Field("", description="container image where the scheduler takes one")
-    mounts: tuple[Line, ...] = Field(
-        (), description="mounts of the containers, as in type=volume, src=benchlib-outputs, dst=/outputs: a text each"
-    )
-    python: Line = Field("", description="interpreter on the nodes; '': this one")
-    cpu: int = Field(0, ge=0, description="CPUs of a node's role; 0: the scheduler's default")
-    gpu: int = Field(0, ge=0, description="GPUs of a node's role; 0: none")
-    memory_mb: int = Field(0, ge=0, description="memory of a node's role in MB; 0: the scheduler's default")
+    scheduler: str = Field("local_cwd", pattern=r"^\w+$")  # local_cwd, slurm, kubernetes, aws_batch, ...
+    cfg: dict[Line, Line] = {}  # options of the scheduler, as in queue: default
+    image: Line = ""  # container image where the scheduler takes one
+    mounts: tuple[Line, ...] = ()  # as in type=volume, src=benchlib-outputs, dst=/outputs: a text each
+    python: Line = ""  # interpreter on the nodes; '': this one
+    cpu: int = Field(0, ge=0)  # of a node's role, as the next two; 0: the scheduler's default
+    gpu: int = Field(0, ge=0)
+    memory_mb: int = Field(0, ge=0)
 
 
 class Cluster(_Section):
     """One profile."""
 
-    description: str = Field("", description="which machines these are, in a sentence")
-    queue_s: float = Field(3600.0, ge=0, description="seconds that a job may wait until its first rank starts; 0: any")
-    port: int = Field(29400, ge=1024, le=65535, description="port of the rendezvous on the first node")
+    description: str = ""  # which machines these are, in a sentence
+    queue_s: float = Field(3600.0, ge=0)  # that a job may wait until its first rank starts; 0: any time
+    port: int = Field(29400, ge=1024, le=65535)  # of the rendezvous on the first node
     links: Links = Links()
     kubernetes: Kubernetes = Kubernetes()
     slurm: Slurm = Slurm()

@@ -9,7 +9,7 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -51,10 +51,7 @@ class BaseConfig(BaseModel):
     nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs a launcher that reaches them")
     rdzv_endpoint: str = Field("", description="HOST:PORT where the nodes of a torchrun launch meet")
     max_restarts: int = Field(
-        0,
-        ge=0,
-        le=100,
-        description="restarts by torchrun after a failure, from the last checkpoint",
+        0, ge=0, le=100, description="restarts by torchrun after a failure, from the last checkpoint"
     )
     cluster: str = Field(
         "", description="profile of the machines (params/clusters/NAME.yaml, or a file): images, queues, claimed links"
@@ -126,58 +123,6 @@ class BaseConfig(BaseModel):
             return {"launcher": "mpirun", **values}
         return values
 
-    @model_validator(mode="after")
-    def _limits_are_shares(self) -> "BaseConfig":
-        large = {name: value for name, value in self.limits.items() if value > 1}
-        # A tier gives its limits to all of its benchmarks: an amount may be that of another one.
-        amounts = [amount for item in loadable() for amount in item.config.AMOUNTS] if large else []
-        for name, value in large.items():
-            if not any(name == amount or name.startswith(f"{amount}_") for amount in amounts):
-                raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_can_start(self) -> "BaseConfig":
-        for fault in self._start_faults():
-            raise ValueError(fault)
-        return self
-
-    def _start_faults(self) -> Iterator[str]:
-        """Yield why the ranks cannot be started as the fields together ask for."""
-        launcher, names = self.launcher, [name.strip() for name in self.exchange_groups.split(",")]
-        given = f"exchange_groups = {self.exchange_groups!r}"
-        if self.collective == "mpi" and launcher not in ("mpirun", "slurm"):
-            yield (
-                f"collective = mpi with launcher = {launcher}: MPI starts its ranks itself: leave launcher out (mpirun) "
-                "or set launcher=slurm"
-            )
-        if self.exchange_groups and self.collective != "hierarchical":
-            yield f"{given} are groups of collective=hierarchical: set it, or leave them out"
-        if self.exchange_groups and len(names) != self.world_size:
-            yield (
-                f"{given} names the groups of {len(names)} ranks, and nproc({self.nproc}) × nnodes({self.nnodes}) are "
-                f"{self.world_size}: give a name for each"
-            )
-        if self.exchange_groups and "" in names:
-            yield f"{given}: rank {names.index('')} has no group: give a name for each rank, as in a,a,b"
-        if launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
-            yield (
-                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun (or, for nnodes "
-                "alone, kubernetes, slurm, torchx)"
-            )
-        if launcher == "torchrun" and self.nnodes > 1 and not self.rdzv_endpoint:
-            yield f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet"
-        if self.max_restarts and launcher in ("local", "mpirun"):
-            yield (
-                f"max_restarts = {self.max_restarts} with launcher={launcher}: torchrun restarts ranks, set "
-                "launcher=torchrun"
-            )
-        if self.ONE_PROCESS and self.world_size > 1:
-            yield (
-                f"nproc = {self.nproc} and nnodes = {self.nnodes}: {self.benchmark} is the work of one process on one "
-                "device, leave both at 1"
-            )
-
     @field_validator("rdzv_endpoint")
     @classmethod
     def _is_host_and_port(cls, value: str) -> str:
@@ -186,6 +131,50 @@ class BaseConfig(BaseModel):
             example = "node1:29400 or, for an IPv6 address, [fe80::1]:29400"
             raise ValueError(f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in {example}")
         return value
+
+    @field_validator("limits")
+    @classmethod
+    def _are_shares(cls, limits: dict[str, float]) -> dict[str, float]:
+        large = {name: value for name, value in limits.items() if value > 1}
+        # A tier gives its limits to all of its benchmarks: an amount may be that of another one.
+        amounts = [amount for item in loadable() for amount in item.config.AMOUNTS] if large else []
+        for name, value in large.items():
+            if not any(name == amount or name.startswith(f"{amount}_") for amount in amounts):
+                raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
+        return limits
+
+    @model_validator(mode="after")
+    def _ranks_can_start(self) -> "BaseConfig":
+        """Refuse what the fields ask for together and cannot be done."""
+        launcher, nnodes, groups = (
+            self.launcher,
+            self.nnodes,
+            [name.strip() for name in self.exchange_groups.split(",")],
+        )
+        if self.collective == "mpi" and launcher not in ("mpirun", "slurm"):
+            left = "MPI starts its ranks itself: leave launcher out (mpirun) or set launcher=slurm"
+            raise ValueError(f"collective = mpi with launcher = {launcher}: {left}")
+        if self.exchange_groups:
+            given, world = f"exchange_groups = {self.exchange_groups!r}", f"nproc({self.nproc}) × nnodes({nnodes})"
+            if self.collective != "hierarchical":
+                raise ValueError(f"{given} are groups of collective=hierarchical: set it, or leave them out")
+            if len(groups) != self.world_size:
+                there = f"{len(groups)} ranks, and {world} are {self.world_size}"
+                raise ValueError(f"{given} names the groups of {there}: give a name for each")
+            if "" in groups:
+                raise ValueError(f"{given}: rank {groups.index('')} has no group: give a name for each, as in a,a,b")
+        if launcher == "local" and (nnodes > 1 or self.rdzv_endpoint):
+            other = "launcher=torchrun (or, for nnodes alone, kubernetes, slurm, torchx)"
+            raise ValueError(f"nnodes = {nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need {other}")
+        if launcher == "torchrun" and nnodes > 1 and not self.rdzv_endpoint:
+            raise ValueError(f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
+        if self.max_restarts and launcher in ("local", "mpirun"):
+            why = "torchrun restarts ranks, set launcher=torchrun"
+            raise ValueError(f"max_restarts = {self.max_restarts} with launcher={launcher}: {why}")
+        if self.ONE_PROCESS and self.world_size > 1:
+            why = f"{self.benchmark} is the work of one process on one device, leave both at 1"
+            raise ValueError(f"nproc = {self.nproc} and nnodes = {nnodes}: {why}")
+        return self
 
     @property
     def world_size(self) -> int:
@@ -204,10 +193,9 @@ class BaseConfig(BaseModel):
         """
         name, kind = self.collective, BACKENDS[self.backend].device_type
         if name and kind not in MOVES[name]:
-            fitting = ", ".join(library for library, kinds in MOVES.items() if kind in kinds)
-            raise UserError(
-                f"collective = {name} moves tensors of {' and '.join(MOVES[name])}, not of {kind} (backend {self.backend}): take {fitting}"
-            )
+            here, fitting = f"{kind} (backend {self.backend})", [name for name, kinds in MOVES.items() if kind in kinds]
+            moved = " and ".join(MOVES[name])
+            raise UserError(f"collective = {name} moves tensors of {moved}, not of {here}: take {', '.join(fitting)}")
 
     def check_start(self) -> None:
         """Raise ``UserError`` for what only a dry run can do."""
@@ -293,35 +281,30 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
     available = [item.stem for item in folder.glob("*.yaml")]
     if name not in available:
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}")
-    content = _read_once(path, path.stat().st_mtime_ns)
+    content = check_params(path, path.stat().st_mtime_ns)
     if kind == "tiers" and "budget_s" not in content.get("all", {}):
         raise UserError(f"{path}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
     return content
 
 
 @functools.cache
-def _read_once(path: Path, _changed_at: int) -> dict[str, Any]:
-    return check_params(path)
-
-
-def check_params(path: Path) -> dict[str, Any]:
+def check_params(path: Path, _changed_at: int = 0) -> dict[str, Any]:
     """Read a parameter file and check its sections and names against the benchmarks."""
-    values = read_yaml(path) or {}
+    values, sections = read_yaml(path) or {}, {"description", "all", *BENCHMARKS}
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(values).__name__}")
-    for section in values:
-        if section not in (sections := {"description", "all", *BENCHMARKS}):
-            raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
+    for section in values.keys() - sections:
+        raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
     try:
         content = _File.model_validate(values).model_dump(exclude_unset=True)
     except ValidationError as error:
         raise UserError(f"{path}: {explained(error)}") from None
-    for name in set(content.get("all", {})) - set(BaseConfig.model_fields):
+    for name in content.get("all", {}).keys() - BaseConfig.model_fields.keys():
         raise UserError(
             f"{path}: `all` has {name!r}, which not every benchmark knows: move it to a benchmark's section"
         )
-    for section in content.keys() & BENCHMARKS.keys():
-        check_names(section, content[section] or {}, f"{path}: ")
+    for benchmark in content.keys() & BENCHMARKS.keys():
+        check_names(benchmark, content[benchmark] or {}, f"{path}: ")
     return content
 
 

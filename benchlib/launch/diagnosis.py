@@ -53,7 +53,8 @@ _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have 
 class RankRecord:
     """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal.
 
-    ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work.
+    ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work, or
+    (``went_on``) to do so no more.
     ``stacks`` is None where they were not requested, and empty where the rank did not answer. ``launch`` is the id of
     the supervisor that it belongs to: two machines may have one host name.
     """
@@ -68,6 +69,7 @@ class RankRecord:
     at_work: bool = False
     heard_at: float = 0.0
     waited_at: float = 0.0
+    went_on: bool = False
     phase: str = ""
     step: int | None = None
     error: dict[str, Any] | None = None

@@ -307,7 +307,8 @@ class Supervisor:
     def _stalled(self) -> Ending | None:
         """Decide whether ranks hang that were quiet for the whole limit, or only wait for one that is still at work.
 
-        Who is seen waiting has the whole limit again: it may go on the moment after, and needs time to say so.
+        Who is seen waiting has the whole limit again, and once more when it is seen to have gone on: that may have been the
+        moment before, and it needs time to say so.
         """
         now, limit_s = time.monotonic(), self.job.stall_s
         records = [record for record in self.ranks.all() if record.alive]
@@ -317,9 +318,9 @@ class Supervisor:
             return None
         self.ranks.dump_stacks()
         lively = len(quiet) < len(records)
-        if lively and all(record.waits for record in due):
+        if lively and all(record.waits or (record.waited_at and not record.went_on) for record in due):
             for record in due:
-                record.waited_at = now
+                record.waited_at, record.went_on = now, not record.waits
             return None
         culprit = diagnosis.hanging(due if lively else quiet) or due[0]
         self.writer.emit("stall", ranks=[record.rank for record in quiet], culprit=culprit.rank)

@@ -54,11 +54,11 @@ def test_a_precision_that_the_device_lacks_is_refused_before_any_rank_starts(bac
 
 def test_a_benchmark_is_resolved_once(monkeypatch):
     validated, read = [], []
-    validate, check = schema.validated, schema.check_params
+    validate, read_yaml = schema.validated, schema.read_yaml
     monkeypatch.setattr(schema, "validated", lambda cls, values: validated.append(cls) or validate(cls, values))
-    monkeypatch.setattr(schema, "check_params", lambda path: read.append(path) or check(path))
+    monkeypatch.setattr(schema, "read_yaml", lambda path: read.append(path) or read_yaml(path))
     monkeypatch.setattr(plan, "probe_devices", lambda: ONE)
-    schema._read_once.cache_clear()
+    schema.check_params.cache_clear()
     planned = plan.plans("quick", None, "auto", [], None)
     assert validated == [type(item.config) for item in planned]
     assert len(read) == len(set(read))
