@@ -212,16 +212,16 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     return f"{who} left with exit code {code} and no error{where}; see logs/rank{record.rank}.err"
 
 
-def hanging(ranks: list[RankRecord]) -> RankRecord | None:
-    """Return the living rank that holds the others up: one that does not wait, else the one silent for longest."""
-    living = [record for record in ranks if record.alive]
+def hanging(living: list[RankRecord]) -> RankRecord:
+    """Return the rank that holds the others up: one that does not wait, else the one silent for longest."""
     busy = [record for record in living if record.stacks is not None and not record.waits]
-    return min(busy or living, key=lambda record: record.heard_at, default=None)
+    return min(busy or living, key=lambda record: record.heard_at)
 
 
-def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float, limit: str) -> str:
+def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float) -> str:
     """Return where a silent rank was, and which ranks waited for it."""
-    text = f"rank {record.rank} sent no sign of life for {silent_s:.0f} s ({limit}){record.where()}{_inside(record)}"
+    silence = f"no sign of life for {silent_s:.0f} s (stall limit)"
+    text = f"rank {record.rank} sent {silence}{record.where()}{_inside(record)}"
     if record.waits:
         text += "; it waited for other ranks or for its device"
     waiting = [other.rank for other in ranks if other is not record and other.alive and other.waits]

@@ -200,7 +200,6 @@ class Supervisor:
             kill(process for process in descendants() if process.pid == chosen.pid)
         self.attempts.ending = ending
         self._see(Sign.RETRY)
-        self.writer.emit("attempt_failed", attempt=len(self.attempts.past) + 1, **dataclasses.asdict(ending))
         return True
 
     def _hopeless(self) -> bool:
@@ -274,9 +273,8 @@ class Supervisor:
 
     def _not_again(self, ending: Ending) -> Ending:
         """Return the end of a run whose last failure was to be followed by another attempt, and was not."""
-        why = f"they were not there after {self.job.startup_s:.0f} s"
-        if self.children.failure:
-            why = self.agent.exit_reason(self.children.failure)
+        late, code = f"they were not there after {self.job.startup_s:.0f} s", self.children.failure
+        why = self.agent.exit_reason(code) if code else late
         return Ending("failed", f"{ending.reason}; the ranks could not be started again: {why}", ending.culprit)
 
     def _elsewhere(self, ending: Ending) -> Ending:
@@ -301,7 +299,7 @@ class Supervisor:
             hint = f"; the nodes meet at {endpoint}: start this command on every one of them" if endpoint else ""
             return Ending("timeout", f"{text}; see logs/agent.err{hint}")
         self.ranks.dump_stacks()
-        culprit = diagnosis.hanging(late) or late[0]
+        culprit = diagnosis.hanging(late)
         return Ending("timeout", diagnosis.late_text(culprit, limit_s), culprit.rank)
 
     def _stalled(self) -> Ending | None:
@@ -322,11 +320,9 @@ class Supervisor:
             for record in due:
                 record.waited_at, record.went_on = now, not record.waits
             return None
-        culprit = diagnosis.hanging(due if lively else quiet) or due[0]
-        self.writer.emit("stall", ranks=[record.rank for record in quiet], culprit=culprit.rank)
+        culprit = diagnosis.hanging(due if lively else quiet)
         silent_s = now - max(culprit.heard_at, self.began)
-        text = diagnosis.hang_text(culprit, self.ranks.all(), silent_s, "stall limit")
-        ending = Ending("stalled", text, culprit.rank)
+        ending = Ending("stalled", diagnosis.hang_text(culprit, self.ranks.all(), silent_s), culprit.rank)
         return self._elsewhere(ending) if culprit.waits else ending
 
     # Sensors
@@ -349,14 +345,12 @@ class Supervisor:
 
     def _end_all(self, ending: Ending) -> list[int]:
         """End every process of the run; return the ids of those that remain."""
-        try:  # what is still to be written down must not keep anything alive, on a full disk say
-            with contextlib.suppress(StorageError):
-                self.writer.emit("stop", reason=ending.reason)
-            living = [record for record in self.ranks.all() if record.alive]
+        living = [record for record in self.ranks.all() if record.alive]
+        for record in living:
+            record.ended_by_us = True
+        try:
             if living and ending.outcome == "failed":
                 self.ranks.dump_stacks()
-            for record in living:
-                record.ended_by_us = True
         finally:
             left = self.children.end(self.job.stop_s if self.job.remote else None)
         with contextlib.suppress(StorageError):

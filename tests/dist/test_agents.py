@@ -72,9 +72,7 @@ def direct(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path) -> None:
     profile = tmp_path / "two.yaml"
-    profile.write_text(
-        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\n"
-    )
+    profile.write_text(f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\n")
     run_dir = prepare(tmp_path / "run", launcher="kubernetes", nnodes=2, nproc=1, cluster=str(profile))
     status = execute(run_dir, benchmark="faulty:checksums")
     assert status["outcome"] == "complete", status["reason"]

@@ -2,13 +2,12 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import END_S, HERE, free_port, none_left, prepare, status, until
+from harness import HERE, free_port, none_left, prepare, status, until
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.errors import UserError
@@ -17,8 +16,8 @@ from benchlib.judge import baselines
 from benchlib.judge.verdict import judge
 from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import kill_marked
-from benchlib.results.verdict import Verdict
 from benchlib.results.run import Run, load_result
+from benchlib.results.verdict import Verdict
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -137,7 +137,7 @@ def test_the_rank_that_does_not_wait_holds_up_the_others() -> None:
     ranks = [RankRecord(0, heard_at=1.0, stacks=WAITS), RankRecord(1, heard_at=2.0, stacks=BUSY, phase="data")]
     culprit = diagnosis.hanging(ranks)
     assert culprit is ranks[1]
-    text = diagnosis.hang_text(culprit, ranks, 20.4, "stall limit")
+    text = diagnosis.hang_text(culprit, ranks, 20.4)
     assert text.startswith("rank 1 sent no sign of life for 20 s (stall limit) during phase data; its Python stack")
     assert "readinto (/usr/lib/python3.11/socket.py:700), called from load (/p/data.py:9)" in text
     assert text.endswith("rank 0 waited in torch for it")
@@ -147,7 +147,7 @@ def test_where_all_wait_the_one_silent_longest_is_named_as_waiting() -> None:
     ranks = [RankRecord(0, heard_at=2.0, stacks=WAITS), RankRecord(1, heard_at=1.0, stacks=BACKWARD)]
     culprit = diagnosis.hanging(ranks)
     assert culprit is ranks[1]
-    text = diagnosis.hang_text(culprit, ranks, 9, "stall limit")
+    text = diagnosis.hang_text(culprit, ranks, 9)
     assert "it waited for other ranks or for its device; rank 0 waited in torch" in text
     assert not text.endswith("for it")
 
