@@ -107,7 +107,7 @@ class Kubernetes(_Section):
     @model_validator(mode="before")
     @classmethod
     def _not_gone(cls, values: Any) -> Any:
-        for name in set(GONE) & set(values):
+        for name in (name for name in GONE if isinstance(values, dict) and name in values):
             raise ValueError(f"there is no {name} any more: {GONE[name]}")
         return values
 

@@ -293,17 +293,16 @@ def check_params(path: Path, _changed_at: int = 0) -> dict[str, Any]:
     values, sections = read_yaml(path) or {}, {"description", "all", *BENCHMARKS}
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(values).__name__}")
-    for section in values.keys() - sections:
+    for section in (name for name in values if name not in sections):
         raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
     try:
         content = _File.model_validate(values).model_dump(exclude_unset=True)
     except ValidationError as error:
         raise UserError(f"{path}: {explained(error)}") from None
-    for name in content.get("all", {}).keys() - BaseConfig.model_fields.keys():
-        raise UserError(
-            f"{path}: `all` has {name!r}, which not every benchmark knows: move it to a benchmark's section"
-        )
-    for benchmark in content.keys() & BENCHMARKS.keys():
+    for name in (name for name in content.get("all", {}) if name not in BaseConfig.model_fields):
+        remedy = "move it to a benchmark's section"
+        raise UserError(f"{path}: `all` has {name!r}, which not every benchmark knows: {remedy}")
+    for benchmark in (name for name in BENCHMARKS if name in content):
         check_names(benchmark, content[benchmark] or {}, f"{path}: ")
     return content
 

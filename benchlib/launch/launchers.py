@@ -203,28 +203,6 @@ COMPONENT = "torchx_app.py"
 TORCHX_STOP_S = 20.0  # for TorchX to cancel, and for the ranks to go
 TORCHX = "install it in an environment of its own, which may be any on the PATH: pipx install torchx==0.7.0 (its urllib3 is not benchlib's)"
 
-_FILE = '''\
-"""A run of benchlib as a TorchX application: torchx run --scheduler {scheduler} {path}:app"""
-
-import torchx.specs as specs
-
-
-def app() -> specs.AppDef:
-    """Describe the run: one replica per node."""
-    role = specs.Role(
-        name="node",
-        image={image!r},
-        entrypoint="bash",
-        args=["-c", {node!r}],
-        num_replicas={nodes},
-        resource=specs.resource(cpu={cpu}, gpu={gpu}, memMB={memory_mb}),
-        env={env!r},
-        mounts=specs.parse_mounts({mounts!r}),
-        port_map={{"c10d": {port}}},
-    )
-    return specs.AppDef(name={name!r}, roles=[role])
-'''
-
 
 def torchx(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     """Describe the run as a TorchX application of one role, one replica per node, each torchrun's agent.
@@ -253,20 +231,28 @@ def torchx_component(config: BaseConfig, profile: Cluster, run_dir: str, benchma
     first, is_host = "$${${rank0_env}:=localhost}", "$$((${replica_id} == 0))"
     settings = rendezvous(f"{first}:{profile.port}", config.startup_timeout_s, is_host)
     node = _in_bash(settings, torchrun_command(config, own.python or sys.executable, run_dir, benchmark), dollar="$$")
-    return _FILE.format(
-        scheduler=own.scheduler,
-        path=COMPONENT,
-        image=own.image or run_dir,
-        node=node,
-        nodes=config.nnodes,
-        cpu=own.cpu or 2,
-        gpu=own.gpu,
-        memory_mb=own.memory_mb or 1024,
-        env={MARK: run_dir, "PYTHONUNBUFFERED": "1", **TORCHRUN_ENV},
-        mounts=list(own.mounts),
-        port=profile.port,
-        name=job_name(run_dir),
+    env = {MARK: run_dir, "PYTHONUNBUFFERED": "1", **TORCHRUN_ENV}
+    return f'''\
+"""A run of benchlib as a TorchX application: torchx run --scheduler {own.scheduler} {COMPONENT}:app"""
+
+import torchx.specs as specs
+
+
+def app() -> specs.AppDef:
+    """Describe the run: one replica per node."""
+    role = specs.Role(
+        name="node",
+        image={own.image or run_dir!r},
+        entrypoint="bash",
+        args=["-c", {node!r}],
+        num_replicas={config.nnodes},
+        resource=specs.resource(cpu={own.cpu or 2}, gpu={own.gpu}, memMB={own.memory_mb or 1024}),
+        env={env!r},
+        mounts=specs.parse_mounts({list(own.mounts)!r}),
+        port_map={{"c10d": {profile.port}}},
     )
+    return specs.AppDef(name={job_name(run_dir)!r}, roles=[role])
+'''
 
 
 LAUNCHERS: dict[str, Callable[..., Job]] = {

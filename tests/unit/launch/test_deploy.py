@@ -21,7 +21,6 @@ from benchlib.launch.launchers import LAUNCHERS
 ROOT = home()
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
 VERSION = "1.34"
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -149,17 +148,11 @@ def test_commands_of_pods_are_commands():
 def test_the_image_needs_neither_root_nor_network():
     lines = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     steps = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
-    last = len(steps) - 1 - next(i for i, step in enumerate(reversed(steps)) if step[0] == "FROM")
-    final = steps[last:]
-    assert [step[1] for step in final if step[0] == "USER"] == [f"{USER}:{USER}"]
-    assert "HF_HUB_OFFLINE=1" in next(step[1] for step in final if step[0] == "ENV")
-    after_user = final[[step[0] for step in final].index("USER") :]
-    assert not any(step[0] in ("RUN", "ADD", "COPY") for step in after_user)
-    copied = [words.split()[:-1] for what, words in steps if what == "COPY" and not words.startswith("--from")]
-    sources = {source for words in copied for source in words}
-    assert all((ROOT / source).exists() for source in sources)
-    ignored = set((ROOT / ".dockerignore").read_text().split())
-    assert {".git", ".venv", "outputs"} <= ignored and not sources & ignored
+    last = max(index for index, step in enumerate(steps) if step[0] == "FROM")
+    final = [what for what, _ in steps[last:]]
+    assert [words for what, words in steps[last:] if what == "USER"] == [f"{USER}:{USER}"]
+    assert not {"RUN", "ADD", "COPY"} & set(final[final.index("USER") :])
+    assert any("HF_HUB_OFFLINE=1" in words for what, words in steps[last:] if what == "ENV")
     names = {re.split(r"[^\w-]", line)[0] for line in client_requirements.requirements()}
     assert {"aiohttp", "pydantic", "papermill"} <= names and not names & client_requirements.WITH_TORCH
 
@@ -171,20 +164,6 @@ def test_the_image_passes_hadolint():
     command = [Path(sys.executable).parent / "hadolint", DEPLOY / "Dockerfile"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_batch_scripts_are_shell(path):
-    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
-    if shutil.which("shellcheck"):
-        done = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
-
-
-def test_the_readme_names_files_that_are_there():
-    named = set(re.findall(r"deploy/[\w./-]+\w", (DEPLOY / "README.md").read_text()))
-    assert len(named) > 5 and all((ROOT / name).exists() for name in named), named
-    assert {f"deploy/kubernetes/{path.name}" for path in MANIFESTS if path.name[0].isdigit()} <= named
 
 
 @pytest.mark.parametrize("kind", make_manifests.SERVERS)

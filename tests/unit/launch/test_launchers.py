@@ -34,34 +34,6 @@ def own(tmp_path, text):
     return path
 
 
-def test_pods_run_the_same_command_and_find_each_other():
-    items = yaml.safe_load_all(job("kubernetes", "cpu", nnodes=4, nproc=8, max_restarts=2).files["manifest.yaml"])
-    data, service, item = ({"kind": item["kind"], **item} for item in items)
-    assert [data["kind"], service["kind"], item["kind"]] == ["ConfigMap", "Service", "Job"]
-    template = item["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    words = container["command"]
-    agent, torchrun = words[: words.index("--")], words[words.index("--") + 1 :]
-    assert (item["spec"]["completions"], item["spec"]["completionMode"]) == (4, "Indexed")
-    assert agent[agent.index("--meet") + 1] == f"{NAME}-0.{NAME}:29400"
-    options = dict(zip(torchrun[3:17:2], torchrun[4:17:2], strict=True))
-    expected = {"--nnodes": "4", "--nproc-per-node": "8", "--max-restarts": "2", "--rdzv-id": NAME}
-    assert options.items() >= expected.items()
-    assert torchrun[-3:] == ["-m", "benchlib.runtime.worker", str(RUN)]
-    env = {entry["name"]: entry["value"] for entry in container["env"]}
-    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-    assert Path(env["BENCHLIB_CONFIG"]).name in data["data"]
-    # Pods have names by the service, before they are ready; the agent finds them by their label.
-    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
-    assert template["spec"]["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"] == template["metadata"]["labels"] == {"benchlib.run": NAME}
-
-
-def test_one_node_needs_no_meeting():
-    manifest = job("kubernetes", "gpu").files["manifest.yaml"]
-    assert "--standalone" in manifest and "--meet" not in manifest
-
-
 @pytest.mark.parametrize(("launcher", "profile"), [("kubernetes", "h100"), ("slurm", "slurm")])
 def test_the_notes_name_devices_that_no_rank_would_use(launcher, profile):
     for backend, expected in (("cpu", True), ("cuda", False)):

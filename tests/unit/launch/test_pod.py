@@ -59,22 +59,6 @@ def test_a_rank_reads_the_config_of_its_pod(run_dir, tmp_path):
     assert (tmp_path / "apart/config.json").read_text() == mounted.read_text()
 
 
-SHOW = "import os; print(os.environ['PET_RDZV_ENDPOINT'], os.environ['PET_RDZV_CONF'])"
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_the_first_pod_opens_the_store_and_the_others_wait_for_it(run_dir, index):
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as store:
-        endpoint = f"127.0.0.1:{store.getsockname()[1]}"
-        words = command(run_dir, "--meet", endpoint, "--meet-s", "60", "--", sys.executable, "-c", SHOW)
-        env = {**os.environ, "PYTHONPATH": str(home()), "JOB_COMPLETION_INDEX": str(index)}
-        done = subprocess.run(words, env=env, timeout=60, check=True, capture_output=True, text=True)
-    shown, conf = done.stdout.split()
-    assert shown == endpoint and {f"is_host={int(index == 0)}", "join_timeout=60"} <= set(conf.split(","))
-
-
 @pytest.mark.parametrize(
     ("options", "words", "code"),
     [

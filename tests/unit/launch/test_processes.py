@@ -48,23 +48,3 @@ def test_a_supervisor_is_known_by_its_command_whatever_the_clock_says_and_goes_o
                 time.sleep(0.01)
         supervisor.communicate(b"\n")
         assert not launch._supervisor_lives(tmp_path, event)
-
-
-FAMILY = """
-import subprocess, sys
-from benchlib.launch import ranks
-scans = []
-ranks.descendants = lambda: scans.append(1) or []
-children = ranks.Children()
-grandchild = "import time; time.sleep(0.5); print('the grandchild ends', flush=True)"
-child = subprocess.Popen([sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {grandchild!r}])"])
-children.living[child.pid] = child
-children._wait(60.0)
-print(children.ended() == [(child.pid, 0)], scans)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
-def test_the_end_of_a_family_is_awaited_without_a_scan_of_all_processes() -> None:
-    done = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True)
-    assert done.stdout == "the grandchild ends\nTrue []\n"
