@@ -14,18 +14,8 @@ from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster as clusters
-from benchlib.config.schema import (
-    BY_HAND,
-    Resolved,
-    absolute_paths,
-    check_names,
-    config_class,
-    parse_overrides,
-    read_params,
-    resolve,
-    save_config,
-    tier_names,
-)
+from benchlib.config import schema
+from benchlib.config.schema import Resolved, config_class, resolve
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import outputs, write_json
 from benchlib.core.machine import best_backend, default_nproc, describe, probe_devices
@@ -59,7 +49,7 @@ class Plan:
 
     def set_by_hand(self, name: str) -> bool:
         """Whether the user named the value of a parameter; else its tier, its backend or its default did."""
-        return self.resolved.origins.get(name) == BY_HAND
+        return self.resolved.origins.get(name) == schema.BY_HAND
 
     @property
     def unavailable(self) -> str:
@@ -73,8 +63,8 @@ class Plan:
 
 def _requested(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> Plan:
     """Merge and check a request as far as no device is needed. Raises ``UserError``."""
-    check_names(benchmark, overrides)
-    overrides = absolute_paths(benchmark, overrides)
+    schema.check_names(benchmark, overrides)
+    overrides = schema.absolute_paths(benchmark, overrides)
     auto = backend == "auto"
     resolved = resolve(benchmark, tier, "cpu" if auto else backend, overrides)
     config = resolved.config
@@ -130,12 +120,12 @@ def plans(
 
     ``meanwhile`` begins what can go on while torch is asked for its devices: the request is valid then.
     """
-    overrides: dict[str, Any] = dict(parse_overrides(pairs))
+    overrides: dict[str, Any] = dict(schema.parse_overrides(pairs))
     if resume:
         overrides["resume"] = str(Path(resume).resolve())
     of_tier, names, level = target not in BENCHMARKS, [target], tier or "smoke"
-    if of_tier and target not in tier_names():
-        raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *tier_names()])}")
+    if of_tier and target not in schema.tier_names():
+        raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *schema.tier_names()])}")
     if of_tier:
         if tier not in (None, target):
             raise UserError(f"{target} is a tier itself: leave out --tier {tier}, or name a benchmark")
@@ -153,11 +143,11 @@ def plans(
 
 def _of_tier(tier: str, overrides: Mapping[str, Any]) -> list[str]:
     """Return the benchmarks of a tier that know all overrides; over several nodes without those of one process."""
-    names = [name for name in BENCHMARKS if name in read_params("tiers", tier)]
+    names = [name for name in BENCHMARKS if name in schema.read_params("tiers", tier)]
     wanted = {name.partition(".")[0] for name in overrides}
     fitting = [name for name in names if wanted <= set(config_class(name).model_fields)]
     if not fitting:
-        check_names(names[-1], wanted)
+        schema.check_names(names[-1], wanted)
     single = [name for name in fitting if config_class(name).ONE_PROCESS]
     if str(overrides.get("nnodes", "1")) == "1" or single == fitting:
         return fitting
@@ -175,7 +165,7 @@ def prepare(planned: Plan, out: Path) -> Path:
     planned.config.check_start()
     run_dir = new_run_dir(planned.config, out)
     try:
-        save_config(planned.config, run_dir)
+        schema.save_config(planned.config, run_dir)
         write_json(run_dir / "origins.json", planned.resolved.origins)
         write_json(run_dir / "machine.json", describe(planned.probe))
     except BaseException:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_a_killed_rank_is_named_and_nothing_stays(tmp_path: Path) -> None:
     none_left(run_dir)
 
 
+@pytest.fixture
+def shared_memory() -> Iterator[None]:
+    """Remove what a killed mpirun leaves: segments that it would have removed at its end."""
+    before = set(Path("/dev/shm").glob("sm_segment.*"))
+    yield
+    for path in set(Path("/dev/shm").glob("sm_segment.*")) - before:
+        path.unlink()
+
+
+@pytest.mark.usefixtures("shared_memory")
 def test_supervisor_killed(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run", collective="mpi", launcher="mpirun", fault="nothing")
     with Launch(run_dir, "faulty:collective").start() as launch:
