@@ -20,7 +20,7 @@ ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not o
 TAKEN = ("/etc", "/dev", "/proc", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib64")
 GONE = {
     "flavour": "a run is an Indexed Job, which needs nothing installed: leave it out",
-    "groups": "a job has one kind of nodes: for several vendors start launcher=torchrun on each node, with its own --backend",
+    "groups": "a job has one kind of nodes: for several vendors run launcher=torchrun on each, with its --backend",
 }
 
 

@@ -76,7 +76,8 @@ class BaseConfig(BaseModel):
     )
     limits: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
-        description="limits of the gate by metric, in place of the benchmark's: shares or amounts, limits.train_samples_per_s=0.1",
+        description="limits of the gate by metric, in place of the benchmark's: "
+        "shares or amounts, limits.train_samples_per_s=0.1",
     )
 
     # Fields that name a file or folder, and whether it must exist; relative paths are relative to the working folder.
@@ -95,7 +96,7 @@ class BaseConfig(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
-        """Read what pydantic does not, or reads otherwise: "fp32,bf16", "null", a choice of numbers; True is no number."""
+        """Read what pydantic does not: "fp32,bf16", "null", a choice of numbers; True is no number."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
         members = typing.get_args(annotation) if union else (annotation,)
@@ -201,7 +202,7 @@ class BaseConfig(BaseModel):
         """Raise ``UserError`` for what only a dry run can do."""
 
     def check_precision(self, lacks: Mapping[str, str]) -> None:
-        """Raise ``UserError`` for a precision in ``lacks``: those that the machine's device does not support, with the reasons."""
+        """Raise ``UserError`` for a precision in ``lacks``: what the device does not support, with the reasons."""
 
     def expected_work(self) -> str:
         """Say in a sentence what the run will do, for the dry run."""
@@ -241,7 +242,7 @@ def config_class(benchmark: str) -> type[BaseConfig]:
 
 
 def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
-    """Raise ``UserError`` for the first name that the benchmark's config does not have; a file is named as ``where``."""
+    """Raise ``UserError`` for the first name that the benchmark's config does not have; ``where`` is a file."""
     cls = config_class(benchmark)
     fields = cls.model_fields
     for name in names:
@@ -330,7 +331,7 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
-    """Read ``name=value`` texts of the command line. The last one of a name counts; ``limits.METRIC=VALUE`` is kept as it is."""
+    """Read ``name=value`` texts of the command line. The last of a name counts; ``limits.METRIC`` stays as it is."""
     overrides = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
@@ -341,7 +342,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _gathered(layer: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layer with its ``limits.METRIC`` in one table, which adds to the ``known`` limits of the layers below."""
+    """Return a layer with its ``limits.METRIC`` in one table, which adds to those of the layers below."""
     dotted = {name.removeprefix("limits."): value for name, value in layer.items() if name.startswith("limits.")}
     rest = {name: value for name, value in layer.items() if not name.startswith("limits.")}
     stated = rest.get("limits", {})
@@ -391,9 +392,8 @@ def resolve(
     config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():
         if origins.get(name) == BY_HAND and getattr(config, cause):
-            raise UserError(
-                f"{name} = {values[name]} with {cause} = {getattr(config, cause)}, which decides it: leave one of them out"
-            )
+            given = f"{name} = {values[name]} with {cause} = {getattr(config, cause)}"
+            raise UserError(f"{given}, which decides it: leave one of them out")
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
         added = name not in values and name in config.model_fields_set
@@ -417,7 +417,7 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
 
 
 def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
-    """Read the config of a run from a file in its folder; ``UserError`` where it is missing, cut or of another version."""
+    """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
     path = Path(run_dir) / file
     status = path.stat() if path.exists() else None
     return _read_config(path, status and (status.st_mtime_ns, status.st_size, status.st_ino))

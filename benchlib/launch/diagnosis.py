@@ -22,8 +22,8 @@ from benchlib.launch.processes import is_stopped, signal_name
 # Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
 # torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
 _EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]runtime[/\\]mpi\.py$")
-# gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP, raises
-# a RuntimeError that states the type of the first one.
+# gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP,
+# raises a RuntimeError that states the type of the first one.
 _EXCHANGE_TEXT = re.compile(
     r"\[\S*[/\\]gloo[/\\]\S+:\d+\]|error when running the callback: (torch\.distributed\.)?Dist\w*Error: "
 )
@@ -87,7 +87,7 @@ class RankRecord:
 
     @property
     def waits(self) -> bool:
-        """Whether its stack ends in torch's collectives, its backward pass (where gradients are awaited) or a device wait."""
+        """Whether its stack ends in a wait, see ``is_waiting``."""
         return is_waiting(main_stack(self.stacks or ""))
 
     def hear(self, event: dict[str, Any]) -> None:
@@ -131,7 +131,8 @@ class RankRecord:
 def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
     """Return (rank, exit code, process id, whether it is called the root cause) of each rank that an agent reports.
 
-    The agent is torchrun's, or Open MPI's mpirun, which names ranks that a signal ended; process id 0 is an unknown one.
+    The agent is torchrun's, or Open MPI's mpirun, which names ranks that a signal ended; process id 0 is an unknown
+    one.
     """
     killed = [(int(rank), -int(number), int(pid), True) for rank, pid, number in _MPIRUN_KILLED.findall(text)]
     return killed + [
@@ -151,7 +152,8 @@ def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
     store = f"the rendezvous store at {endpoint}" if endpoint else "the rendezvous store"
     reasons = {
         "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
-        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and the nodes cannot meet without it; start the run again on all nodes",
+        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and without "
+        "it the nodes cannot meet; start the run again on all nodes",
         "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
     }
     matches = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
@@ -166,7 +168,8 @@ def no_restart_helps(error: dict[str, Any] | None) -> bool:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an error is what a rank sees of another one's failure: an error of ``torch.distributed``, or of a connection of it.
+    """Whether an error is what a rank sees of another one's failure: an error of ``torch.distributed``, or of a
+    connection of it.
 
     Type and origin decide, not the words: a path may hold "nccl", and a data loader may time out.
     """
@@ -182,7 +185,7 @@ def is_echo(error: BaseException) -> bool:
 
 
 def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
-    """Return the rank that failed first and of itself, or the first echo where there is no other; None when none failed."""
+    """Return the rank that failed first and of itself, else the first echo; None when none failed."""
     failed = [record for record in ranks if record.error or (record.returncode and not record.ended_by_us)]
     own = [record for record in failed if not record.echoes]
     return min(own or failed, key=_failed_at, default=None)
@@ -232,8 +235,8 @@ def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float) -> s
 
 def late_text(record: RankRecord, limit_s: float) -> str:
     """Return where a rank was that was not at work in time."""
-    text = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit); it stood{record.where()}"
-    return text + _inside(record)
+    late = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit)"
+    return f"{late}; it stood{record.where()}{_inside(record)}"
 
 
 def _inside(record: RankRecord) -> str:

@@ -23,14 +23,15 @@ NAME_MAX = 48  # characters after "benchlib-": with an index a host name has at 
 
 @dataclass(frozen=True)
 class Job:
-    """What the supervisor starts: ``command`` once where it is an agent that starts the ranks itself, else for each rank.
+    """What the supervisor starts: ``command`` once where it is an agent that starts the ranks itself, else for each
+    rank.
 
-    ``ranks`` are those on this machine: 0 for a job that runs elsewhere. ``files`` (path in the run folder: content) are
-    written before the start; ``submits`` is the one of them that is handed to a cluster. ``needs`` are programs of this
-    machine, each with how to get it. Limits are in seconds, 0 is none: ``startup_s`` until every rank is at work,
-    ``stall_s`` without a sign of life, ``wall_s`` in all, ``queue_s`` until a job elsewhere has its first rank, from which
-    the others count. ``stop_s`` is what the agent gets to take a job back. ``endpoint`` is where the nodes meet, '' where
-    there is one node or a cluster sees to it. ``restarts`` is how often the agent starts ranks again.
+    ``ranks`` are those on this machine: 0 for a job that runs elsewhere. ``files`` (path in the run folder: content)
+    are written before the start; ``submits`` is the one of them that is handed to a cluster. ``needs`` are programs
+    of this machine, each with how to get it. Limits are in seconds, 0 is none: ``startup_s`` until every rank is at
+    work, ``stall_s`` without a sign of life, ``wall_s`` in all, ``queue_s`` until a job elsewhere has its first rank,
+    from which the others count. ``stop_s`` is what the agent gets to take a job back. ``endpoint`` is where the nodes
+    meet, '' where there is one node or a cluster sees to it. ``restarts`` is how often the agent starts ranks again.
     """
 
     name: str
@@ -98,8 +99,8 @@ def torchrun_command(
 ) -> list[str]:
     """Return the torchrun command that each node of a run executes; ``run_dir`` is the run's folder there.
 
-    ``meets`` is the name under which the nodes meet, '' for a node that is alone; without one it follows from the folder.
-    Where they meet, and which of them opens the store, is in the environment: see ``rendezvous``.
+    ``meets`` is the name under which the nodes meet, '' for a node that is alone; without one it follows from the
+    folder. Where they meet, and which of them opens the store, is in the environment: see ``rendezvous``.
     """
     meets = (job_name(run_dir) if config.nnodes > 1 else "") if meets is None else meets
     meeting = ["--rdzv-backend", "c10d", "--rdzv-id", meets] if meets else ["--standalone"]
@@ -113,8 +114,9 @@ def torchrun_command(
 def rendezvous(endpoint: str, timeout_s: float, is_host: str = "") -> dict[str, str]:
     """Return where the nodes meet and how long they wait for each other, as torchrun reads it from its environment.
 
-    ``endpoint`` is HOST:PORT. ``is_host`` is 1 on the node that opens the store and 0 elsewhere, '' where torchrun finds
-    that out. Both may be expressions of the shell that a node starts torchrun with: it knows what is different there.
+    ``endpoint`` is HOST:PORT. ``is_host`` is 1 on the node that opens the store and 0 elsewhere, '' where torchrun
+    finds that out. Both may be expressions of the shell that a node starts torchrun with: it knows what is different
+    there.
     """
     settings = {
         "join_timeout": max(1, int(timeout_s)),

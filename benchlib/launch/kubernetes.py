@@ -35,15 +35,15 @@ def kubernetes(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> 
     command += ["--pods", str(config.nnodes), *(["--shared"] if _shared(k8s, run_dir) else [])]
     command += ["--", "kubectl", "--namespace", k8s.namespace, *(["--context", k8s.context] if k8s.context else [])]
     notes = [
-        f"the agent creates what {MANIFEST} describes, follows the {config.nnodes} pods, fetches their results and removes "
-        "the job, also when the run is stopped",
+        f"the agent creates what {MANIFEST} describes, follows the {config.nnodes} pods, fetches their results and "
+        "removes the job, also when the run is stopped",
         f"should this machine crash: kubectl delete -f {Path(run_dir) / MANIFEST}",
     ]
     if config.backend == "cpu" and k8s.resource:
         notes.insert(
             0,
-            f"CAUTION: backend = cpu, but the profile asks for {k8s.resource}: the pods would hold devices that no rank "
-            "uses; set --backend to theirs, or a profile without `resource`",
+            f"CAUTION: backend = cpu, but the profile asks for {k8s.resource}: the pods would hold devices that no "
+            "rank uses; set --backend to theirs, or a profile without `resource`",
         )
     paths = {field: str(getattr(config, field)) for field in config.PATHS}
     if local := [f"{field}={value}" for field, value in paths.items() if value.startswith("/")]:

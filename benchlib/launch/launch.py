@@ -82,8 +82,8 @@ class Launch:
     def start(self) -> "Launch":
         """Start the supervisor, which starts the ranks.
 
-        Raises ``UserError`` where the folder has no config, is in use or was executed before: old events and ports would
-        be taken for new ones.
+        Raises ``UserError`` where the folder has no config, is in use or was executed before: old events and ports
+        would be taken for new ones.
         """
         if self._process:
             raise UserError(already_executed(self.run_dir))
@@ -175,7 +175,7 @@ class Launch:
         return self.wait()
 
     def _continue(self) -> None:
-        """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end neither the ranks nor itself."""
+        """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end nothing."""
         if self._process:
             self._process.send_signal(signal.SIGCONT)
 
@@ -240,8 +240,8 @@ def settle(run_dir: Path | str) -> Status | None:
     """Return the status of a run; for one whose supervisor died without writing it, end its ranks and write it from
     the events.
 
-    None while the run is going on, and for a folder in which no run was started, or one on another machine. A supervisor
-    that was stopped (SIGSTOP) goes on: then it sees that its launching process is gone, and ends.
+    None while the run is going on, and for a folder in which no run was started, or one on another machine. A
+    supervisor that was stopped (SIGSTOP) goes on: then it sees that its launching process is gone, and ends.
     """
     path = Path(run_dir).resolve()
     if (path / "status.json").exists():

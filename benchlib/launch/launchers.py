@@ -21,8 +21,8 @@ def local(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     command = [sys.executable, *worker_command(run_dir, benchmark)]
     env = {"WORLD_SIZE": str(config.nproc), "LOCAL_WORLD_SIZE": str(config.nproc)}
     notes = [
-        f"{config.nproc} processes; rank i has RANK=i and LOCAL_RANK=i; they meet through a free port that rank 0 writes to "
-        "the run folder"
+        f"{config.nproc} processes; rank i has RANK=i and LOCAL_RANK=i; they meet through a free port that rank 0 "
+        "writes to the run folder"
     ]
     return Job.of(config, "local", command, env=env, notes=notes, agent=False, ranks=config.nproc)
 
@@ -48,8 +48,8 @@ def torchrun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Jo
         )
     if config.max_restarts:
         notes.append(
-            f"a failure ends this attempt only: the ranks are started again up to {config.max_restarts} times and go on "
-            "from the last whole checkpoint (checkpoint_every; without one, from the start)"
+            f"a failure ends this attempt only: the ranks are started again up to {config.max_restarts} times and go "
+            "on from the last whole checkpoint (checkpoint_every; without one, from the start)"
         )
     # The nodes' folders differ: the benchmark is what they have in common.
     meets = f"benchlib-{config.benchmark}" if endpoint else ""
@@ -57,8 +57,8 @@ def torchrun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Jo
     return Job.of(config, "torchrun", command, env=env, notes=notes, ranks=config.nproc, endpoint=endpoint)
 
 
-# Open MPI's and MPICH's mpirun have different options, so everything beyond the number of ranks is set in the environment,
-# where each reads its own names and ignores the other's:
+# Open MPI's and MPICH's mpirun have different options, so everything beyond the number of ranks is set in the
+# environment, where each reads its own names and ignores the other's:
 # - ranks are not bound to cores: a bound rank has one core for its compute threads, MPI's thread and gloo's;
 # - more ranks than cores may be started, and a waiting rank gives up its core in between (MPI polls);
 # - root may start a run, as it does in containers.
@@ -93,7 +93,7 @@ def mpirun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
         env["PRTE_MCA_rmaps_default_mapping_policy"] = f"ppr:{config.nproc}:node:oversubscribe"
         notes.append(
             f"mpirun reaches the {config.nnodes} nodes by itself (a job of the scheduler, or a host file: "
-            "PRTE_MCA_prte_default_hostfile); the run folder and the environment must be at the same place on all of them"
+            "PRTE_MCA_prte_default_hostfile); run folder and environment must be at the same place on all of them"
         )
     return Job.of(config, "mpirun", command, env=env, notes=notes, ranks=config.nproc)
 
@@ -109,9 +109,10 @@ SUBMIT = [sys.executable, "-m", "benchlib.launch.agents.submit"]
 def slurm(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     """Describe the run as a batch script in the run folder, which all nodes share, and the agent that submits it.
 
-    srun starts the ranks themselves: it binds them to their cores and devices, forwards signals to all of them and ends
-    the step when one fails; the ranks read their place from SLURM's names and meet through the run folder. Only a run
-    that may be restarted (``max_restarts``) has torchrun's agent between, one on each node: srun cannot start ranks again.
+    srun starts the ranks themselves: it binds them to their cores and devices, forwards signals to all of them and
+    ends the step when one fails; the ranks read their place from SLURM's names and meet through the run folder. Only
+    a run that may be restarted (``max_restarts``) has torchrun's agent between, one on each node: srun cannot start
+    ranks again.
     """
     profile = clusters.load(config.cluster)
     command = [*SUBMIT, "--id", r"^(\d+)", "--cancel", "scancel {id}", "--left", "squeue --noheader --jobs {id}"]
@@ -155,7 +156,7 @@ def _options(config: BaseConfig, own: Slurm, run_dir: str) -> list[str]:
 
 
 def _quoted(name: str, text: str) -> str:
-    """Quote an option's value as sbatch reads it in a script. Raises ``UserError`` for what no quotes of its can hold."""
+    """Quote an option's value as sbatch reads it. Raises ``UserError`` for what no quotes of its can hold."""
     if not text.isprintable() or set(text) & set("\"'\\"):
         raise UserError(
             f"sbatch option {name} = {text!r}: a batch script cannot carry quotes, backslashes and line breaks there: "
@@ -193,22 +194,22 @@ def _with_agents(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: 
 
 
 def _in_bash(settings: dict[str, str], command: list[str], dollar: str = "$") -> str:
-    """Return the line by which a node's shell becomes torchrun's agent. The shell works out the settings; ``dollar`` is what
-    a plain dollar of the command is written as."""
+    """Return the line by which a node's shell becomes torchrun's agent. The shell works out the settings; ``dollar``
+    is what a plain dollar of the command is written as."""
     words = [f'{name}="{value}"' for name, value in settings.items()]
     return " ".join([*words, "exec", shlex.join(command).replace("$", dollar)])
 
 
 COMPONENT = "torchx_app.py"
 TORCHX_STOP_S = 20.0  # for TorchX to cancel, and for the ranks to go
-TORCHX = "install it in an environment of its own, which may be any on the PATH: pipx install torchx==0.7.0 (its urllib3 is not benchlib's)"
+TORCHX = "install it in an environment of its own (its urllib3 is not benchlib's): pipx install torchx==0.7.0"
 
 
 def torchx(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     """Describe the run as a TorchX application of one role, one replica per node, each torchrun's agent.
 
-    The component names nothing but TorchX's own types, so that the ``torchx`` program may come from an environment of its
-    own: its pins (urllib3 below 2) do not agree with benchlib's.
+    The component names nothing but TorchX's own types, so that the ``torchx`` program may come from an environment of
+    its own: its pins (urllib3 below 2) do not agree with benchlib's.
     """
     profile = clusters.load(config.cluster)
     own = profile.torchx

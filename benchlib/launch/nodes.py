@@ -62,8 +62,8 @@ def place() -> Place:
         return _place((complete or rows)[0])
     if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
         raise UserError(
-            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not know "
-            "its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
+            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not "
+            "know its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
         )
     return Place()
 
@@ -99,8 +99,8 @@ def local_sizes(text: str) -> list[int]:
 def attempt() -> str:
     """Return an id of this start of the ranks by torchrun; '' under another launcher.
 
-    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where they
-    meet, a new port each time, is a part of it.
+    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where
+    they meet, a new port each time, is a part of it.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
@@ -160,8 +160,8 @@ def interface(address: str) -> str:
 def hosts_store(host: str) -> bool | None:
     """Whether torchrun's rendezvous store is to be opened here. None where torchrun finds that out by itself.
 
-    It compares with the addresses of this machine's name, so it does not know a second network card or a namespace. Where
-    it knows, it also copes with a second agent on the same machine, which a plain yes would not.
+    It compares with the addresses of this machine's name, so it does not know a second network card or a namespace.
+    Where it knows, it also copes with a second agent on the same machine, which a plain yes would not.
     """
     addresses = resolve(host)
     if not addresses:

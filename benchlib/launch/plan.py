@@ -1,7 +1,7 @@
 """From a target to the plans of its runs, and from a plan to its run folder. Starts no rank and loads no torch.
 
-A request is merged, built and checked first. Only then is torch asked for the machine's devices, which takes seconds. The
-answer settles what the request leaves to the machine: the backend of ``auto`` and the number of ranks.
+A request is merged, built and checked first. Only then is torch asked for the machine's devices, which takes seconds.
+The answer settles what the request leaves to the machine: the backend of ``auto`` and the number of ranks.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from benchlib.results.run import Run, new_run_dir
 class Plan:
     """A run to be: its config, where the values came from and what torch reported about the machine.
 
-    ``of_tier`` says that the user named a tier, which chose the benchmark; ``auto`` that the machine chooses the backend,
-    which is the CPU until torch was asked. ``overrides`` are what the user set.
+    ``of_tier`` says that the user named a tier, which chose the benchmark; ``auto`` that the machine chooses the
+    backend, which is the CPU until torch was asked. ``overrides`` are what the user set.
     """
 
     resolved: Resolved
@@ -73,9 +73,8 @@ def _requested(benchmark: str, tier: str, backend: str, overrides: Mapping[str, 
     clusters.load(config.cluster)
     if config.launcher in clusters.ELSEWHERE:
         if auto:
-            raise UserError(
-                f"launcher={config.launcher} runs on other machines, whose devices are not known here: say which, as in --backend cuda"
-            )
+            elsewhere = "runs on other machines, whose devices are not known here"
+            raise UserError(f"launcher={config.launcher} {elsewhere}: say which, as in --backend cuda")
         LAUNCHERS[config.launcher](config, outputs() / "run")
     return Plan(resolved, auto=auto, overrides=overrides)
 
@@ -157,10 +156,11 @@ def _of_tier(tier: str, overrides: Mapping[str, Any]) -> list[str]:
 
 
 def prepare(planned: Plan, out: Path) -> Path:
-    """Make the run folder with ``config.json``, ``origins.json`` (where its values came from) and ``machine.json``; return it.
+    """Make the run folder with ``config.json``, ``origins.json`` (where its values came from) and ``machine.json``;
+    return it.
 
-    Raises ``UserError`` for what is for a dry run alone, ``StorageError`` where they cannot be written, and leaves no half-made
-    folder.
+    Raises ``UserError`` for what is for a dry run alone, ``StorageError`` where they cannot be written, and leaves no
+    half-made folder.
     """
     planned.config.check_start()
     run_dir = new_run_dir(planned.config, out)

@@ -45,7 +45,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Arrange that this process goes on, if it was stopped (SIGSTOP), when the one that started it dies: to end in order (Linux)."""
+    """Go on, if stopped (SIGSTOP), when the process that started this one dies: to end in order (Linux)."""
     if sys.platform.startswith("linux"):
         _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
@@ -113,7 +113,7 @@ def descendants(pid: int | None = None) -> list["psutil.Process"]:
 
 
 def marked(place: Path | str, mark: str = MARK) -> list["psutil.Process"]:
-    """Return the living processes on this machine that carry the mark of a run, or another path's, except the caller."""
+    """Return the living processes of this machine with the mark of a run, or another path's, but for the caller."""
     import psutil
 
     path, processes = str(Path(place).resolve()), []
@@ -141,7 +141,7 @@ def kill(processes: Iterable["psutil.Process"], number: int = signal.SIGKILL) ->
 
 
 def kill_marked(place: Path | str, timeout_s: float = 5.0, mark: str = MARK) -> list[int]:
-    """Kill every process that carries the mark of a run, or another path's; return the ids of those left after ``timeout_s``."""
+    """Kill every process with the mark of a run, or another path's; return the ids of those left in the end."""
     end = time.monotonic() + timeout_s
     while (left := marked(place, mark)) and time.monotonic() < end:
         kill(left)

@@ -31,8 +31,8 @@ REGROUPED = "regrouped"  # an attempt that ended because a node came or went; to
 class Children:
     """The processes that a supervisor started, and whatever they started: ended as one family.
 
-    ``living`` are the started processes by id, ``failure`` is the exit code of the first that failed, 0 while none did. All
-    are started by the main thread: see ``die_with_parent``.
+    ``living`` are the started processes by id, ``failure`` is the exit code of the first that failed, 0 while none
+    did. All are started by the main thread: see ``die_with_parent``.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Children:
 
 
 class AgentReport:
-    """Reads ``logs/agent.err``: the log of an agent that starts the ranks itself (torchrun, mpirun, a cluster's client)."""
+    """Reads ``logs/agent.err``, the log of an agent: torchrun, mpirun, a cluster's client."""
 
     def __init__(self, job: Job, logs: Path) -> None:
         self.job, self.path = job, logs / "agent.err"
@@ -204,7 +204,7 @@ class RankTable:
                         self.ended({record.pid: os.waitstatus_to_exitcode(int(fields[-1]))})
 
     def read_errors(self, log: str = "") -> None:
-        """Take in the errors that the ranks left as files, and the ranks that the last report in an agent's log names."""
+        """Take in the errors that the ranks left as files, and the ranks that an agent's log names."""
         for record in self.all():
             if record.error is None:
                 with contextlib.suppress(UserError):

@@ -3,12 +3,13 @@
     python -m benchlib.launch.supervise RUN_DIR
 
 Its standard input is a liveness pipe: end of file means that the launching process is gone, ``q`` means stop. It runs
-``RUN_DIR/job.json`` (see ``jobs.Job``). It ends the run at the first failure of a rank, on SIGINT, SIGTERM and SIGHUP, and
-at the limits of the job. It leaves ``status.json``. Exit code: 0 complete, 77 skipped, 74 nothing can be written (a full
-disk), 1 otherwise. It imports neither torch nor the benchmark. Linux and macOS.
+``RUN_DIR/job.json`` (see ``jobs.Job``). It ends the run at the first failure of a rank, on SIGINT, SIGTERM and
+SIGHUP, and at the limits of the job. It leaves ``status.json``. Exit code: 0 complete, 77 skipped, 74 nothing can be
+written (a full disk), 1 otherwise. It imports neither torch nor the benchmark. Linux and macOS.
 
 ``states`` has the states of a run and what leads from one to the next. Where the job's agent starts ranks again
-(``restarts``), a failure ends the attempt and not the run, and a rank that hangs is killed so that the agent sees a failure.
+(``restarts``), a failure ends the attempt and not the run, and a rank that hangs is killed so that the agent sees a
+failure.
 """
 
 import argparse
@@ -177,7 +178,7 @@ class Supervisor:
             self.ranks.ended(diagnosis.agent_exits(self.agent.text()))
         records, here = self.ranks.all(), self.ranks.here()
         if self.job.agent:
-            # The agent of a run on other machines has results to bring back: only failed ranks are a reason to go without it.
+            # The agent of a run elsewhere has results to bring back: only failed ranks are a reason to go without it.
             failed = any(record.returncode for record in (records if self.job.remote else here))
             ended = not self.job.remote and len(here) >= self.job.ranks and not any(record.alive for record in here)
             if failed or ended:
@@ -305,8 +306,8 @@ class Supervisor:
     def _stalled(self) -> Ending | None:
         """Decide whether ranks hang that were quiet for the whole limit, or only wait for one that is still at work.
 
-        Who is seen waiting has the whole limit again, and once more when it is seen to have gone on: that may have been the
-        moment before, and it needs time to say so.
+        Who is seen waiting has the whole limit again, and once more when it is seen to have gone on: that may have
+        been the moment before, and it needs time to say so.
         """
         now, limit_s = time.monotonic(), self.job.stall_s
         records = [record for record in self.ranks.all() if record.alive]

@@ -2,9 +2,9 @@
 
     python -m benchlib.launch.agents.kubernetes RUN_DIR --run NAME --pods N [--shared] -- kubectl --namespace NS
 
-The supervisor starts and ends it like any agent. ``kubectl logs`` writes each pod's output to ``logs/POD.log`` and carries
-its events, ``kubectl cp`` its results (see ``pod``); with ``--shared`` RUN_DIR is a volume that the pods write to. Exit
-code: 0 when all pods ended well, else that of the first failing pod.
+The supervisor starts and ends it like any agent. ``kubectl logs`` writes each pod's output to ``logs/POD.log`` and
+carries its events, ``kubectl cp`` its results (see ``pod``); with ``--shared`` RUN_DIR is a volume that the pods
+write to. Exit code: 0 when all pods ended well, else that of the first failing pod.
 """
 
 import argparse

@@ -2,13 +2,13 @@
 
     python -m benchlib.launch.agents.pod RUN_DIR [--meet HOST:PORT] [--hold S] -- COMMAND...
 
-Makes the run folder and starts COMMAND, once the pod where the nodes meet can be reached: torchrun itself gives up on it
-after a minute. The first pod opens the store there.
+Makes the run folder and starts COMMAND, once the pod where the nodes meet can be reached: torchrun itself gives up on
+it after a minute. The first pod opens the store there.
 
-``--hold`` is for a run folder that is not mounted where the run was submitted. The pod then prints its events as they are
-written, packs the results when COMMAND has ended, and stays up to S seconds for ``kubectl cp``, since its folder may go
-with it. Its own lines in the log begin with ``LINE`` and are JSON: ``{path, offset, text}`` for a piece of an events file,
-at last ``{results, returncode}`` with the path of the archive.
+``--hold`` is for a run folder that is not mounted where the run was submitted. The pod then prints its events as they
+are written, packs the results when COMMAND has ended, and stays up to S seconds for ``kubectl cp``, since its folder
+may go with it. Its own lines in the log begin with ``LINE`` and are JSON: ``{path, offset, text}`` for a piece of an
+events file, at last ``{results, returncode}`` with the path of the archive.
 """
 
 import argparse
@@ -82,15 +82,15 @@ def _stop(*_: object) -> None:
 
 
 def prepare(run_dir: Path) -> None:
-    """Make the run folder. Who submitted the run may share it: then its config is there, and the ranks read the mounted one."""
+    """Make the run folder. Who submitted the run may share it, with its own config: ranks read the mounted one."""
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     if CONFIG in os.environ and not (run_dir / "config.json").exists():
         shutil.copy(os.environ[CONFIG], run_dir / "config.json")
 
 
 def _met(options: argparse.Namespace) -> dict[str, str]:
-    """Wait until the store of the rendezvous can be reached, at most as long as pods may take to start: then torchrun says
-    what is wrong. Return torchrun's settings for it."""
+    """Wait until the store of the rendezvous can be reached, at most as long as pods may take to start: then torchrun
+    says what is wrong. Return torchrun's settings for it."""
     if not options.meet:
         return {}
     is_host = os.environ.get("JOB_COMPLETION_INDEX", "0") == "0"

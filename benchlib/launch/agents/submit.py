@@ -3,9 +3,9 @@
     python -m benchlib.launch.agents.submit --id REGEX --cancel "scancel {id}" [--left "squeue -h -j {id}"]
                                      [--state "scontrol --oneliner show job {id}"] [--log FILE] -- COMMAND...
 
-COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, with ``--state``, at once:
-then that prints SLURM's state of the job (``sbatch --wait`` would do the same, but notices an end up to half a minute
-late). When this agent is ended, it cancels the job and waits until nothing is left.
+COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, with ``--state``,
+at once: then that prints SLURM's state of the job (``sbatch --wait`` would do the same, but notices an end up to half
+a minute late). When this agent is ended, it cancels the job and waits until nothing is left.
 """
 
 import argparse
