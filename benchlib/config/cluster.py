@@ -10,14 +10,12 @@ Bandwidths are Gbit/s of one direction, as a data sheet states them. They are cl
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 
 ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
-# What a volume must not lie on: the config is mounted there, or the system is.
-TAKEN = ("/etc", "/dev", "/proc", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib64")
 GONE = {
     "flavour": "a run is an Indexed Job, which needs nothing installed: leave it out",
     "groups": "a job has one kind of nodes: for several vendors run launcher=torchrun on each, with its --backend",
@@ -32,16 +30,11 @@ def _one_line(text: str) -> str:
 
 # Texts that become words of a script or of a manifest.
 Line = Annotated[str, AfterValidator(_one_line)]
-Image = Annotated[Line, Field(pattern=r"^[^\s-]\S*$")]
+Word = Annotated[str, Field(pattern=r"^([^\s-]\S*)?$")]
 Quantity = Annotated[str, Field(pattern=r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
-# Names of objects in Kubernetes: RFC 1123, of a namespace without dots.
-Label = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
-NameOrNone = Annotated[str, Field(pattern=r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
-Resource = Annotated[
-    str, Field(pattern=r"^$|^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
-]
-Mount = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")]
+# Names of objects in Kubernetes: RFC 1123.
+Name = Annotated[str, Field(pattern=r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+Mount = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$")]
 Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Line]
 
 
@@ -83,8 +76,8 @@ class Toleration(_Section):
 class Kubernetes(_Section):
     """How a run becomes a job of a Kubernetes cluster, and what its pods ask for."""
 
-    image: Image = "benchlib:cpu"  # container image with benchlib, see deploy/Dockerfile
-    resource: Resource = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
+    image: Word = Field("benchlib:cpu", min_length=1)  # container image with benchlib, see deploy/Dockerfile
+    resource: Word = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
     devices: int = Field(0, ge=0, le=1024)  # of a pod; 0: the ranks on a node
     cpu: Quantity = ""  # CPUs that a pod asks for, as in 8 or 500m
     memory: Quantity = ""  # that a pod asks for and may use, as in 64Gi
@@ -92,16 +85,16 @@ class Kubernetes(_Section):
     node_selector: dict[Line, Line] = {}  # labels that the node must have
     tolerations: tuple[Toleration, ...] = ()  # taints that the pods accept
     env: Env = {}  # environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0
-    namespace: Label = "benchlib"
-    service_account: Name = "benchlib-run"  # account of the pods; it needs no permission
+    namespace: Name = Field("benchlib", min_length=1)
+    service_account: Name = Field("benchlib-run", min_length=1)  # account of the pods; it needs no permission
     context: Line = ""  # of kubectl; '': the current one
-    queue: NameOrNone = ""  # of Kueue (label kueue.x-k8s.io/queue-name); '': none
+    queue: Name = ""  # of Kueue (label kueue.x-k8s.io/queue-name); '': none
     python: Line = Field("python3", min_length=1)  # interpreter in the image
-    claim: NameOrNone = ""  # volume claim that all pods share for the run folder; '': folders of their own
+    claim: Name = ""  # volume claim that all pods share for the run folder; '': folders of their own
     claim_path: Mount = "/outputs"  # where pods mount the claim
-    data_claim: NameOrNone = ""  # volume claim with data sets and models; '': none
+    data_claim: Name = ""  # volume claim with data sets and models; '': none
     data_path: Mount = "/data"  # where pods mount the data claim; HF_HOME lies there
-    token_secret: NameOrNone = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
+    token_secret: Name = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
     host_network: bool = False  # pods use the node's network: for RDMA without a device plug-in
 
     @model_validator(mode="before")
@@ -110,21 +103,6 @@ class Kubernetes(_Section):
         for name in (name for name in GONE if isinstance(values, dict) and name in values):
             raise ValueError(f"there is no {name} any more: {GONE[name]}")
         return values
-
-    @field_validator("claim_path", "data_path")
-    @classmethod
-    def _a_folder_of_its_own(cls, path: str) -> str:
-        parts = path.split("/")
-        if {".", ".."} & set(parts) or f"/{parts[1]}" in TAKEN:
-            raise ValueError(f"{path!r} has to be an absolute path without . and .., and outside {', '.join(TAKEN)}")
-        return path
-
-    @model_validator(mode="after")
-    def _paths_differ(self) -> "Kubernetes":
-        entry, other = f"{self.claim_path}/", f"{self.data_path}/"
-        if self.data_claim and (entry.startswith(other) or other.startswith(entry)):
-            raise ValueError(f"claim_path {self.claim_path} and data_path {self.data_path} lie in each other")
-        return self
 
 
 class Slurm(_Section):
@@ -171,13 +149,9 @@ class Cluster(_Section):
     torchx: Torchx = Torchx()
 
 
-def _folder() -> Path:
-    return home() / "params" / "clusters"
-
-
-def names() -> list[str]:
-    """Return the shipped profiles."""
-    return sorted(path.stem for path in _folder().glob("*.yaml"))
+def names() -> dict[str, Path]:
+    """Return the files of the shipped profiles by name."""
+    return {path.stem: path for path in sorted((home() / "params" / "clusters").glob("*.yaml"))}
 
 
 def path_of(name: str) -> Path:
@@ -185,8 +159,8 @@ def path_of(name: str) -> Path:
 
     Raises ``UserError`` for neither.
     """
-    if name in names():
-        return _folder() / f"{name}.yaml"
+    if shipped := names().get(name):
+        return shipped
     path = Path(name).expanduser()
     if path.is_file():
         return path.resolve()
@@ -205,11 +179,7 @@ def load(name: str) -> Cluster:
     if not name:
         return Cluster()
     path = path_of(name)
-    values = read_yaml(path) or {}
-    if not isinstance(values, dict):
-        sections = ", ".join(Cluster.model_fields)
-        raise UserError(f"{path}: expected the sections {sections}, found a {type(values).__name__}")
     try:
-        return Cluster.model_validate(values)
+        return Cluster.model_validate(read_yaml(path) or {})
     except ValidationError as error:
         raise UserError(f"{path}: {explained(error, Cluster)}") from None

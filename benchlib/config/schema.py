@@ -147,34 +147,42 @@ class BaseConfig(BaseModel):
     @model_validator(mode="after")
     def _ranks_can_start(self) -> "BaseConfig":
         """Refuse what the fields ask for together and cannot be done."""
-        launcher, nnodes, groups = (
-            self.launcher,
-            self.nnodes,
-            [name.strip() for name in self.exchange_groups.split(",")],
+        launcher, nnodes, endpoint, world = self.launcher, self.nnodes, self.rdzv_endpoint, self.world_size
+        groups = [name.strip() for name in self.exchange_groups.split(",")] if self.exchange_groups else []
+        grouped = self.collective == "hierarchical" and len(groups) == world and "" not in groups
+        rows = (
+            (
+                self.collective == "mpi" and launcher not in ("mpirun", "slurm"),
+                f"collective = mpi with launcher = {launcher}: MPI starts its ranks itself: leave launcher out (mpirun) "
+                "or set launcher=slurm",
+            ),
+            (
+                groups and not grouped,
+                f"exchange_groups = {self.exchange_groups!r}: with collective=hierarchical give a name for each of the "
+                f"{world} ranks (nproc({self.nproc}) × nnodes({nnodes})), as in a,a,b",
+            ),
+            (
+                launcher == "local" and (nnodes > 1 or endpoint),
+                f"nnodes = {nnodes} and rdzv_endpoint = {endpoint!r} need launcher=torchrun (or, for nnodes alone, "
+                "kubernetes, slurm, torchx)",
+            ),
+            (
+                launcher == "torchrun" and nnodes > 1 and not endpoint,
+                f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet",
+            ),
+            (
+                self.max_restarts and launcher in ("local", "mpirun"),
+                f"max_restarts = {self.max_restarts} with launcher={launcher}: torchrun restarts ranks, set "
+                "launcher=torchrun",
+            ),
+            (
+                self.ONE_PROCESS and world > 1,
+                f"nproc = {self.nproc} and nnodes = {nnodes}: {self.benchmark} is the work of one process on one "
+                "device, leave both at 1",
+            ),
         )
-        if self.collective == "mpi" and launcher not in ("mpirun", "slurm"):
-            left = "MPI starts its ranks itself: leave launcher out (mpirun) or set launcher=slurm"
-            raise ValueError(f"collective = mpi with launcher = {launcher}: {left}")
-        if self.exchange_groups:
-            given, world = f"exchange_groups = {self.exchange_groups!r}", f"nproc({self.nproc}) × nnodes({nnodes})"
-            if self.collective != "hierarchical":
-                raise ValueError(f"{given} are groups of collective=hierarchical: set it, or leave them out")
-            if len(groups) != self.world_size:
-                there = f"{len(groups)} ranks, and {world} are {self.world_size}"
-                raise ValueError(f"{given} names the groups of {there}: give a name for each")
-            if "" in groups:
-                raise ValueError(f"{given}: rank {groups.index('')} has no group: give a name for each, as in a,a,b")
-        if launcher == "local" and (nnodes > 1 or self.rdzv_endpoint):
-            other = "launcher=torchrun (or, for nnodes alone, kubernetes, slurm, torchx)"
-            raise ValueError(f"nnodes = {nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need {other}")
-        if launcher == "torchrun" and nnodes > 1 and not self.rdzv_endpoint:
-            raise ValueError(f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
-        if self.max_restarts and launcher in ("local", "mpirun"):
-            why = "torchrun restarts ranks, set launcher=torchrun"
-            raise ValueError(f"max_restarts = {self.max_restarts} with launcher={launcher}: {why}")
-        if self.ONE_PROCESS and self.world_size > 1:
-            why = f"{self.benchmark} is the work of one process on one device, leave both at 1"
-            raise ValueError(f"nproc = {self.nproc} and nnodes = {nnodes}: {why}")
+        if wrong := [sentence for applies, sentence in rows if applies]:
+            raise ValueError("; ".join(wrong))
         return self
 
     @property
@@ -321,9 +329,7 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if not text or (name == "model" and text == EMBEDDED_MODEL):
             continue
         path = Path(text).expanduser()
-        if path.exists():
-            if not (path.is_file() or path.is_dir()):
-                raise UserError(f"{name} = {text!r}: a device, a pipe or a socket, expected a file or a folder")
+        if path.is_file() or path.is_dir():
             resolved[name] = str(path.resolve())
         elif needed or text.startswith((".", "/", "~")):
             raise UserError(f"{name} = {text!r}: no such file or folder (looked in {Path.cwd()})")
@@ -379,9 +385,9 @@ def resolve(
     cls = config_class(benchmark)
     fixed = {"benchmark": benchmark, "tier": tier, "backend": backend}
     values, origins = dict[str, Any](fixed), dict[str, str]()
+    check_names(benchmark, overrides or {})
     for origin, stated in _layers(benchmark, tier, backend, overrides or {}).items():
         layer = _gathered(stated, values.get("limits", {}))
-        check_names(benchmark, layer, "" if origin == BY_HAND else f"{origin}: ")
         for name, value in fixed.items():
             if str(layer.get(name, value)) != value:
                 raise UserError(
