@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchlib.launch.processes import is_stopped, signal_name
+from benchlib.launch.processes import signal_name
 
 # Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
 # torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
@@ -75,6 +75,10 @@ class RankRecord:
     error: dict[str, Any] | None = None
     stacks: str | None = field(default=None, repr=False)
 
+    def end(self, code: int, at: float | None = None) -> None:
+        """Take in that it ended with an exit code, at a unix time: now where none is given."""
+        self.returncode, self.ended_at = code, at or time.time()
+
     @property
     def alive(self) -> bool:
         """Whether the rank has not ended as far as is known."""
@@ -93,17 +97,18 @@ class RankRecord:
     def hear(self, event: dict[str, Any]) -> None:
         """Take in an event that this rank wrote."""
         self.heard_at = max(self.heard_at, float(event["t"]))
-        kind = event["kind"]
-        if kind == "start":
-            self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
-            self.launch = str(event.get("launch", ""))
-        elif kind == "phase":
-            self.phase, self.step = str(event.get("name", "")), None
-            self.at_work = self.at_work or self.phase != "import"
-        elif kind == "error":
-            self.error = {key: event.get(key, "") for key in ("t", "type", "message", "traceback", "echo", "exit_code")}
-        if kind not in ("start", "phase", "error"):
-            self.at_work = True
+        match event["kind"]:
+            case "start":
+                self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
+                self.launch = str(event.get("launch", ""))
+            case "phase":
+                self.phase, self.step = str(event.get("name", "")), None
+                self.at_work = self.at_work or self.phase != "import"
+            case "error":
+                names = ("t", "type", "message", "traceback", "echo", "exit_code")
+                self.error = {name: event.get(name, "") for name in names}
+            case _:
+                self.at_work = True
         if isinstance(event.get("step"), int):
             self.step = event["step"]
 
@@ -149,7 +154,7 @@ def agent_exits(text: str) -> dict[int, int]:
 
 def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
     """Return why torchrun's agent gave up without a failed rank, from what it wrote; '' where that is not known."""
-    store = f"the rendezvous store at {endpoint}" if endpoint else "the rendezvous store"
+    store = f"the rendezvous store at {endpoint}"
     reasons = {
         "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
         "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and without "
@@ -315,31 +320,27 @@ def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
     The text is empty for a process that does not answer: it has no handler yet, or is stopped. The worker makes the
     file after it has installed the handler; without one the signal would end the process, so it is not sent then.
     """
-    sizes = [_size(path) for _, path in asked]
-    awaited = []
-    for (pid, path), size in zip(asked, sizes, strict=True):
-        if size is not None:
-            with contextlib.suppress(OSError):
+    paths = [path for _, path in asked]
+    earlier = [_text(path) for path in paths]
+    for pid, path in asked:
+        with contextlib.suppress(OSError):
+            if path.exists():
                 os.kill(pid, signal.SIGUSR1)
-            if not is_stopped(pid):
-                awaited.append((path, size))
-    end, now = time.monotonic() + STACKS_S, [-1]
-    while awaited and time.monotonic() < end:
+    end, texts = time.monotonic() + STACKS_S, list[str]()
+    while time.monotonic() < end:
         time.sleep(0.05)
-        before, now = now, [_size(path) or 0 for path, _ in awaited]
-        if now == before and all(size > old for size, (_, old) in zip(now, awaited, strict=True)):
+        before, texts = texts, [_text(path) for path in paths]
+        if texts == before and all(map(len, _added(texts, earlier))):
             break  # all have answered, and nothing is being added
-    return [
-        "" if size is None or _size(path) is None else path.read_bytes()[size:].decode(errors="replace")
-        for (_, path), size in zip(asked, sizes, strict=True)
-    ]
+    return _added(texts, earlier)
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _added(texts: list[str], earlier: list[str]) -> list[str]:
+    return [text[len(old) :] for text, old in zip(texts, earlier, strict=True)]
 
 
 # What a report shows of a run that did not end well, from ``status.json``

@@ -39,15 +39,6 @@ def kubernetes(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> 
         "removes the job, also when the run is stopped",
         f"should this machine crash: kubectl delete -f {Path(run_dir) / MANIFEST}",
     ]
-    if config.backend == "cpu" and k8s.resource:
-        notes.insert(
-            0,
-            f"CAUTION: backend = cpu, but the profile asks for {k8s.resource}: the pods would hold devices that no "
-            "rank uses; set --backend to theirs, or a profile without `resource`",
-        )
-    paths = {field: str(getattr(config, field)) for field in config.PATHS}
-    if local := [f"{field}={value}" for field, value in paths.items() if value.startswith("/")]:
-        notes.append(f"{', '.join(local)}: these paths have to be there in the pods, in the image or on a claim")
     files = {MANIFEST: manifest(objects(config, profile, run_dir, benchmark))}
     cluster = {"needs": {"kubectl": KUBECTL}, "queue_s": profile.queue_s, "stop_s": STOP_S}
     return Job.of(config, "kubernetes", command, notes=notes, files=files, submits=MANIFEST, **cluster)

@@ -30,7 +30,6 @@ from benchlib.launch.ranks import BROKEN, RankTable, rank_of
 
 Status = dict[str, Any]
 
-SUPERVISOR = "benchlib.launch.supervise"
 POLL_S = 0.1
 TICK_S = 1.0
 STOP_S = 14.0  # the supervisor needs at most its stages' sum
@@ -113,7 +112,7 @@ class Launch:
         package = Path(__file__).resolve().parents[2]
         if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), env.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", SUPERVISOR, str(self.run_dir), "--claim", str(held)]
+        command = [sys.executable, "-m", "benchlib.launch.supervise", str(self.run_dir), "--claim", str(held)]
         with (logs / "supervisor.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True, pass_fds=[held]
@@ -249,25 +248,11 @@ def settle(run_dir: Path | str) -> Status | None:
     launched = read_events(path, {"launched"}, "supervisor")
     if not launched or launched[-1].get("host") != platform.node():
         return None
-    if _supervisor_lives(path, launched[-1]):
+    if run_folder.is_running(path):
         with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
             os.kill(int(launched[-1]["supervisor"]), signal.SIGCONT)
         return None
     return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
-
-
-def _supervisor_lives(run_dir: Path, launched: Event) -> bool:
-    """Whether the supervisor of a launch lives: by the claim on the folder, else by its process id."""
-    running = run_folder.claimed(run_dir)
-    pid = launched.get("supervisor")
-    if running is not None or not isinstance(pid, int):
-        return bool(running)
-    import psutil
-
-    try:  # another process may have got its number, and when it began no clock says that may be set meanwhile
-        return {SUPERVISOR, str(run_dir)} <= set(psutil.Process(pid).cmdline())
-    except (psutil.Error, ValueError, OverflowError):
-        return False
 
 
 def write_stopped(run_dir: Path, started_at: float) -> None:

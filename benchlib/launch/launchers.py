@@ -122,25 +122,31 @@ def slurm(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
         f"{Path(run_dir)} and the interpreter have to be on folders that all nodes share",
         "the agent submits the script, waits for the job and cancels it when the run is stopped",
     ]
-    if config.backend == "cpu" and re.search(r"\bgpu\b", profile.slurm.gres):
-        notes.insert(
-            0, f"CAUTION: backend = cpu, but the profile asks for gres {profile.slurm.gres}: no rank would use it"
-        )
-    script = slurm_script(config, profile, str(run_dir), benchmark)
     needs = dict.fromkeys(("sbatch", "scontrol", "scancel"), SLURM)
     cluster = {"needs": needs, "queue_s": profile.queue_s, "stop_s": SLURM_STOP_S}
-    return Job.of(config, "slurm", command, notes=notes, files={SCRIPT: script}, submits=SCRIPT, **cluster)
+    files = {SCRIPT: _script(config, profile, str(run_dir), benchmark)}
+    return Job.of(config, "slurm", command, notes=notes, files=files, submits=SCRIPT, **cluster)
 
 
-def slurm_script(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str = "") -> str:
-    """Return the batch script of a run."""
-    own = profile.slurm
+def _script(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> str:
+    """Return the batch script of a run: one task for each rank, or for each node's agent, which meet at the first."""
+    own, python = profile.slurm, profile.slurm.python or sys.executable
     options = [f"#SBATCH {option}" for option in _options(config, own, run_dir)]
     exported = {MARK: run_dir, "PYTHONUNBUFFERED": "1", **TORCHRUN_ENV}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
-    ranks = _with_agents if config.max_restarts else _direct
-    lines = ["#!/bin/bash", *options, "", "set -euo pipefail", *own.setup, *exports, ""]
-    return "\n".join([*lines, *ranks(config, profile, run_dir, benchmark)]) + "\n"
+    if config.max_restarts:
+        srun = _srun(own, own.cpus_per_rank * config.nproc, f"--ntasks={config.nnodes}", "--ntasks-per-node=1")
+        settings = rendezvous(f"$FIRST:{profile.port}", config.startup_timeout_s, "$((SLURM_NODEID == 0))")
+        node = _in_bash(settings, torchrun_command(config, python, run_dir, benchmark))
+        steps = [
+            "FIRST=$(hostname)  # this script runs on the first node",
+            "export FIRST",
+            "# shellcheck disable=SC2016  # the shell of each node reads its own number",
+            f"{srun} bash -c {shlex.quote(node)}",
+        ]
+    else:
+        steps = [f"{_srun(own, own.cpus_per_rank)} {shlex.join([python, *worker_command(run_dir, benchmark)])}"]
+    return "\n".join(["#!/bin/bash", *options, "", "set -euo pipefail", *own.setup, *exports, "", *steps]) + "\n"
 
 
 def _options(config: BaseConfig, own: Slurm, run_dir: str) -> list[str]:
@@ -172,27 +178,6 @@ def _srun(own: Slurm, cpus: int, *more: str) -> str:
     return shlex.join(["srun", "--kill-on-bad-exit=1", *more, *given, *own.srun])
 
 
-def _direct(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> list[str]:
-    """One task per rank."""
-    own = profile.slurm
-    worker = [own.python or sys.executable, *worker_command(run_dir, benchmark)]
-    return [f"{_srun(own, own.cpus_per_rank)} {shlex.join(worker)}"]
-
-
-def _with_agents(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> list[str]:
-    """One task per node, which is torchrun's agent; the agents meet at the first node."""
-    own = profile.slurm
-    srun = _srun(own, own.cpus_per_rank * config.nproc, f"--ntasks={config.nnodes}", "--ntasks-per-node=1")
-    settings = rendezvous(f"$FIRST:{profile.port}", config.startup_timeout_s, "$((SLURM_NODEID == 0))")
-    node = _in_bash(settings, torchrun_command(config, own.python or sys.executable, run_dir, benchmark))
-    return [
-        "FIRST=$(hostname)  # this script runs on the first node",
-        "export FIRST",
-        "# shellcheck disable=SC2016  # the shell of each node reads its own number",
-        f"{srun} bash -c {shlex.quote(node)}",
-    ]
-
-
 def _in_bash(settings: dict[str, str], command: list[str], dollar: str = "$") -> str:
     """Return the line by which a node's shell becomes torchrun's agent. The shell works out the settings; ``dollar``
     is what a plain dollar of the command is written as."""
@@ -221,12 +206,12 @@ def torchx(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     command += ["--wait", "--log", "--workspace", "", "--scheduler", own.scheduler, *cfg]
     command.append(f"{Path(run_dir) / COMPONENT}:app")
     notes = [f"{Path(run_dir)} has to be on a folder that all nodes share, under the same path"]
-    component = torchx_component(config, profile, str(run_dir), benchmark)
+    component = _component(config, profile, str(run_dir), benchmark)
     cluster = {"needs": {"torchx": TORCHX}, "queue_s": profile.queue_s, "stop_s": TORCHX_STOP_S}
     return Job.of(config, "torchx", command, notes=notes, files={COMPONENT: component}, submits=COMPONENT, **cluster)
 
 
-def torchx_component(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str = "") -> str:
+def _component(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> str:
     """Return the module that describes the run to TorchX, which fills ``${rank0_env}`` and ``${replica_id}`` in."""
     own = profile.torchx
     first, is_host = "$${${rank0_env}:=localhost}", "$$((${replica_id} == 0))"

@@ -26,7 +26,6 @@ _PLACE_VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
-_SLURM_NODE = "SLURM_NODEID"  # which of the nodes this one is, where sizes are listed by node
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,12 @@ def _place(names: tuple[str, str, str, str]) -> Place:
         local_rank = int(values[2] or rank)
         sizes = local_sizes(values[3])
         # A list holds one size for each node. Without any, all ranks are taken to be here.
-        local_size = (sizes[int(os.environ.get(_SLURM_NODE, "0"))] if len(sizes) > 1 else sizes[0]) if sizes else size
+        node = int(os.environ.get("SLURM_NODEID", "0")) if len(sizes) > 1 else 0
+        local_size = sizes[node] if sizes else size
     except (ValueError, IndexError):
-        raise UserError(f"{variables}: not the place of a rank: start the ranks with one launcher only") from None
+        rank, size, local_rank, local_size = -1, 0, 0, 0
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        raise UserError(f"{variables}: a rank must be below its size: start the ranks with one launcher only")
+        raise UserError(f"{variables}: not the place of a rank: start the ranks with one launcher only")
     return Place(rank, size, local_rank, local_size)
 
 

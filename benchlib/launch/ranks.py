@@ -167,7 +167,7 @@ class RankTable:
     def reaped(self, pid: int, code: int) -> int | None:
         """Take in the end of a process that the supervisor started; return its rank, None for an agent."""
         if record := self._processes.get(pid):
-            record.returncode, record.ended_at = code, time.time()
+            record.end(code)
         return record.rank if record else None
 
     def hear(self, rank: int, event: Event, agent: bool) -> RankRecord:
@@ -180,16 +180,16 @@ class RankTable:
         record.heard_at = time.monotonic()  # by our clock: another node's may differ
         if agent and record.alive:
             if event["kind"] == "phase" and event.get("name") == "done":
-                record.returncode, record.ended_at = 0, event["t"]
+                record.end(0, event["t"])
             elif event["kind"] == "error":
-                record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
+                record.end(int(event.get("exit_code", 1)), event["t"])
         return record
 
     def ended(self, codes: dict[int, int]) -> None:
         """Take in the exit codes of processes of this node."""
         for record in self.here():
             if record.alive and record.pid in codes:
-                record.returncode, record.ended_at = codes[record.pid], time.time()
+                record.end(codes[record.pid])
 
     def take_in_dead(self) -> None:
         """Take in ranks of this node that died without an error and that their agent has not seen yet (Linux).
@@ -216,7 +216,7 @@ class RankTable:
             record = self.records.setdefault(rank, RankRecord(rank, pid))
             if pid and record.pid not in (None, pid):
                 continue
-            record.returncode, record.ended_at = code, record.ended_at or time.time()
+            record.end(code, record.ended_at)
             record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
 
     def dump_stacks(self) -> None:

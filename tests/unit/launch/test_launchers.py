@@ -34,13 +34,6 @@ def own(tmp_path, text):
     return path
 
 
-@pytest.mark.parametrize(("launcher", "profile"), [("kubernetes", "h100"), ("slurm", "slurm")])
-def test_the_notes_name_devices_that_no_rank_would_use(launcher, profile):
-    for backend, expected in (("cpu", True), ("cuda", False)):
-        notes = job(launcher, profile, backend=backend).notes
-        assert notes[0].startswith("CAUTION: backend = cpu") is expected
-
-
 def test_results_come_home_unless_the_folder_is_shared():
     here = job("kubernetes", "h100", nnodes=2)  # mounts its claim at /outputs
     away = job("kubernetes", "h100", folder=Path("/home/me/outputs/day/run"), nnodes=2)
