@@ -32,13 +32,6 @@ _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\
 _AGENT_ROOT = "Root Cause (first observed failure)"
 # The line that it prints in each attempt about the first rank that failed.
 _AGENT_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
-# How it ends where another program has the port of the store. Beside a second agent of one machine the same words come
-# without the end: that one joins the store of the first.
-_PORT_TAKEN = re.compile(
-    r"port: (\d+),[^\n]*name: EADDRINUSE[^\n]*\s+The above exception was the direct cause"
-    r"(?:(?!The above exception).)*RendezvousConnectionError",
-    re.DOTALL,
-)
 # What Open MPI's mpirun says of the first rank that a signal ended; version 4 writes 0 for a process id it lost.
 _MPIRUN_KILLED = re.compile(
     r"noticed that process rank (\d+) with PID (\d+) on\s+node\s+\S+\s+exited\s+on\s+signal\s+(\d+)"
@@ -157,14 +150,11 @@ def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
     store = f"the rendezvous store at {endpoint}"
     reasons = {
         "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
-        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and without "
-        "it the nodes cannot meet; start the run again on all nodes",
+        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, or another "
+        "program has its port (see logs/agent.err); start the run again on all nodes, or choose another rdzv_endpoint",
         "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
     }
-    matches = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
-    for taken in _PORT_TAKEN.finditer(text):
-        matches.append((taken.end(), f"port {taken[1]} is in use on this host: choose another rdzv_endpoint"))
-    return max(matches)[1] if matches else ""
+    return max(((text.rfind(name), reason) for name, reason in reasons.items() if name in text), default=(0, ""))[1]
 
 
 def no_restart_helps(error: dict[str, Any] | None) -> bool:
@@ -360,22 +350,15 @@ def rank_endings(status: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return how each rank ended, in words, where the run was not complete."""
     if not status or status.get("outcome") == "complete":
         return []
-    return [
-        {
-            "rank": rank.get("rank"),
-            "pid": rank.get("pid"),
-            "culprit": rank.get("rank") == status.get("culprit"),
-            "phase": _phase(rank),
-            "end": _end(rank),
-            "traceback": str((rank.get("error") or {}).get("traceback") or "")[-STACKS_LIMIT:],
-        }
-        for rank in _ranks(status)
-    ]
-
-
-def _phase(rank: dict[str, Any]) -> str:
-    step = f", step {rank['last_step']:,}" if isinstance(rank.get("last_step"), int) else ""
-    return f"{rank.get('last_phase') or 'not started'}{step}"
+    rows = []
+    for rank in _ranks(status):
+        step = f", step {rank['last_step']:,}" if isinstance(rank.get("last_step"), int) else ""
+        row = {name: rank.get(name) for name in ("rank", "pid")}
+        row |= {"culprit": row["rank"] == status.get("culprit"), "end": _end(rank)}
+        row["phase"] = f"{rank.get('last_phase') or 'not started'}{step}"
+        row["traceback"] = str((rank.get("error") or {}).get("traceback") or "")[-STACKS_LIMIT:]
+        rows.append(row)
+    return rows
 
 
 def _end(rank: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, status, until
 
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.judge.verdict import judged
@@ -44,8 +45,9 @@ def test_strange_events_are_skipped_and_counted(tmp_path: Path, capsys: pytest.C
     assert "skipped a malformed event: {" in (run_dir / "logs/supervisor.log").read_text()
 
 
-def test_rank_killed(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run")
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_rank_killed(tmp_path: Path, launcher: str) -> None:
+    run_dir = prepare(tmp_path / "run", launcher=launcher)
     with Launch(run_dir, "faulty:run").start() as launch:
         os.kill(pid_at_step(run_dir, 1), signal.SIGKILL)
         result = launch.wait()
@@ -71,6 +73,7 @@ AT_WORK = "rank 0 was at work during phase train, step"
         ({"fault": "deaf", "stall_timeout_s": 4}, "run", "stalled", 1, ["no sign of life for", "spin_without_end"]),
         ({**SPINS, "stall_timeout_s": 6}, "collective", "stalled", 1, ["spin_without_end", "rank 0 waited in torch"]),
         ({"fault": "boom"}, "collective", "failed", 1, [BOOM]),
+        ({"fault": "no_space"}, "run", "failed", 1, ["cannot be written: no space left on device; free some space"]),
         # The peer is aborted without a word, as by NCCL's watchdog.
         ({"fault": "no_file"}, "watched", "failed", 1, ["rank 1 raised FileNotFoundError", "/mnt/nccl-data/"]),
         ({"stall_timeout_s": 4}, "wait_for_other", "stalled", 1, [LEFT]),
@@ -148,16 +151,21 @@ def test_launching_process_gets(number: signal.Signals, tmp_path: Path) -> None:
         assert result["reason"] == "stopped: the launching process is gone"
 
 
-def test_supervisor_killed(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run", fault="deaf")
+@pytest.mark.parametrize(("launcher", "fault"), [("local", "deaf"), ("torchrun", "nothing")])
+def test_supervisor_killed(tmp_path: Path, launcher: str, fault: str) -> None:
+    run_dir = prepare(tmp_path / "run", launcher=launcher, fault=fault)
     with Launch(run_dir, "faulty:run").start() as launch:
         pid_at_step(run_dir, 1)
         assert launch.pid is not None
-        until(lambda: len(marked(run_dir)) == 4)  # supervisor, two ranks and the child: what none_left looks for
+        until(lambda: len(marked(run_dir)) == 4)  # supervisor, two ranks, and a child or the agent: see none_left
+        assert run_folder.claimed(run_dir) is True
         os.kill(launch.pid, signal.SIGKILL)
+        if launcher == "torchrun":
+            none_left(run_dir)  # before anybody on this side clears up
         with pytest.raises(RankFailed, match="supervisor was killed by SIGKILL"):
             launch.raise_for_status()
     none_left(run_dir)
+    assert run_folder.claimed(run_dir) is False
     assert "rank 1 was last heard of during phase train" in status(run_dir)["reason"]
 
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.launch.agents.pod import LARGEST_BYTES, LINE
+from benchlib.launch.agents.pod import LINE
 from benchlib.launch.kubernetes import MANIFEST, RUN_LABEL
 from benchlib.launch.processes import leave_with_parent
 
@@ -31,9 +31,6 @@ LOG_CHARACTERS = 8000  # of a failed pod
 # A container that waits for one of these does not start by itself.
 HOPELESS = re.compile("InvalidImageName|ErrImageNeverPull|ImagePullBackOff|CreateContainer(Config)?Error")
 EVENTS = re.compile(r"events-rank\d{1,6}\.jsonl")
-DATA = re.compile(r"\.(json|jsonl|parquet|csv|txt|log|npy|npz|png|svg|out|err|stacks)")
-# Written here in the course of a run, by the supervisor, the judge and the report.
-RESERVED = ("status.json", "verdict.json", "files.json", "store.json", "peers.json", "repeats.json")
 
 
 class Failed(Exception):
@@ -41,12 +38,12 @@ class Failed(Exception):
 
 
 class RunFolder:
-    """Takes from pods what ranks measure and log, and nothing that steers or judges the run here."""
+    """Takes from pods what ranks measure and log. What was here before stays: it steers the run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        # What was here before the pods stays, but for the facts of the machine: rank 0 knows its own.
-        self._ours = set(path.rglob("*")) - {path / "machine.json"}
+        self.path = path.resolve()
+        # But for the facts of the machine: rank 0 knows its own.
+        self._ours = set(self.path.rglob("*")) - {self.path / "machine.json"}
 
     def add_events(self, name: str, offset: int, data: bytes) -> None:
         """Append the part of ``data`` that the file does not have yet; nothing where a part before it is missing."""
@@ -56,30 +53,20 @@ class RunFolder:
             if offset <= (size := file.tell()):
                 file.write(data[size - offset :])
 
-    def unpack(self, archive: Path) -> list[str]:
-        """Take the files of an archive, see ``pod.pack``; return the names of those that were refused."""
-        refused = []
+    def unpack(self, archive: Path) -> None:
+        """Take the files of an archive, see ``pod.pack``. Raises ``TarError`` for one that leads out of the folder."""
         with tarfile.open(archive) as tar:
-            for member in tar:
-                target = self.path / member.name
+            for member in (member for member in tar if member.isfile()):
+                target = (self.path / member.name).resolve()
                 if EVENTS.fullmatch(member.name) and (file := tar.extractfile(member)):
                     with file, target.open("ab") as events:
                         file.seek(events.tell())
                         shutil.copyfileobj(file, events)
-                elif not self._is_data(member, target):
-                    refused.append(member.name)
                 # Pods that share a volume all pack the same files, each at its own end: the newest counts.
-                elif not target.exists() or target.name == "machine.json" or target.stat().st_mtime < member.mtime:
+                elif target not in self._ours and (
+                    not target.exists() or target.name == "machine.json" or target.stat().st_mtime < member.mtime
+                ):
                     tar.extract(member, self.path, filter="data")
-        return refused
-
-    def _is_data(self, member: tarfile.TarInfo, target: Path) -> bool:
-        """Whether a file is data, is not written here and stays in the run folder."""
-        names = Path(member.name).parts
-        strange = any(name.startswith(".") or not name.isprintable() for name in names)  # hidden, or a way out
-        here = member.name in RESERVED or target in self._ours or self.path not in target.resolve().parents
-        data = member.isfile() and DATA.fullmatch(target.suffix) and member.size <= LARGEST_BYTES
-        return bool(data) and not strange and not here
 
 
 class Pod:
@@ -139,8 +126,7 @@ class Pod:
         self._cp = None
         try:
             if copied == 0:
-                for name in self.folder.unpack(archive):
-                    report(f"pod {self.name}: {name!r} was not taken: it is written here, is no data or too large")
+                self.folder.unpack(archive)
                 self.code, self._results = self._results["returncode"], {}
         except (OSError, EOFError, tarfile.TarError) as error:
             report(f"pod {self.name}: the archive of its results is damaged: {error}")
