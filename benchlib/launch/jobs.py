@@ -55,12 +55,9 @@ class Job:
     @classmethod
     def of(cls, config: "BaseConfig", name: str, command: list[str], **more: Any) -> "Job":
         """Describe the job of a launcher with the limits of a config."""
-        more |= {
-            "startup_s": config.startup_timeout_s,
-            "stall_s": config.stall_timeout_s,
-            "wall_s": config.hard_limit_s,
-        }
-        return cls(name, command, restarts=config.max_restarts, backend=config.backend, **more)
+        more |= {"startup_s": config.startup_timeout_s, "stall_s": config.stall_timeout_s}
+        more |= {"wall_s": config.hard_limit_s, "restarts": config.max_restarts, "backend": config.backend}
+        return cls(name, command, **more)
 
     @property
     def remote(self) -> bool:

@@ -19,7 +19,7 @@ from benchlib.launch.processes import MARK
 def local(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     """Start the ranks on this machine, under the supervisor alone."""
     command = [sys.executable, *worker_command(run_dir, benchmark)]
-    env = {"WORLD_SIZE": str(config.nproc), "LOCAL_WORLD_SIZE": str(config.nproc)}
+    env = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(config.nproc))
     notes = [
         f"{config.nproc} processes; rank i has RANK=i and LOCAL_RANK=i; they meet through a free port that rank 0 "
         "writes to the run folder"
@@ -89,8 +89,8 @@ def mpirun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     command = [program, "-n", str(config.world_size), sys.executable, *worker_command(run_dir, benchmark)]
     env, notes = dict(MPI_ENV), ["rank and size come from MPI; no rank is bound to cores"]
     if config.nnodes > 1:
-        env["OMPI_MCA_rmaps_base_mapping_policy"] = f"ppr:{config.nproc}:node:oversubscribe"
-        env["PRTE_MCA_rmaps_default_mapping_policy"] = f"ppr:{config.nproc}:node:oversubscribe"
+        policies = ("OMPI_MCA_rmaps_base_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy")
+        env |= dict.fromkeys(policies, f"ppr:{config.nproc}:node:oversubscribe")
         notes.append(
             f"mpirun reaches the {config.nnodes} nodes by itself (a job of the scheduler, or a host file: "
             "PRTE_MCA_prte_default_hostfile); run folder and environment must be at the same place on all of them"
@@ -242,10 +242,5 @@ def app() -> specs.AppDef:
 
 
 LAUNCHERS: dict[str, Callable[..., Job]] = {
-    "local": local,
-    "torchrun": torchrun,
-    "slurm": slurm,
-    "kubernetes": kubernetes,
-    "torchx": torchx,
-    "mpirun": mpirun,
+    launcher.__name__: launcher for launcher in (local, torchrun, slurm, kubernetes, torchx, mpirun)
 }

@@ -55,19 +55,11 @@ def place() -> Place:
     Raises ``UserError`` where the environment names a rank that cannot be.
     """
     rows = [names for names in _PLACE_VARIABLES if names[0] in os.environ and names[1] in os.environ]
-    if rows:
-        # Of one launcher's rows the first that also has the number of ranks on this node.
-        complete = [names for names in rows if names[0] == rows[0][0] and os.environ.get(names[3])]
-        return _place((complete or rows)[0])
-    if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
-        raise UserError(
-            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not "
-            "know its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
-        )
-    return Place()
-
-
-def _place(names: tuple[str, str, str, str]) -> Place:
+    if not rows:
+        return Place()
+    # Of one launcher's rows the first that also has the number of ranks on this node.
+    complete = [names for names in rows if names[0] == rows[0][0] and os.environ.get(names[3])]
+    names = (complete or rows)[0]
     values = [os.environ.get(name, "") for name in names]
     variables = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
     try:

@@ -119,11 +119,8 @@ def marked(place: Path | str, mark: str = MARK) -> list["psutil.Process"]:
     path, processes = str(Path(place).resolve()), []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if (
-                process.pid != os.getpid()
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.environ().get(mark) == path
-            ):
+            here = process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE
+            if not here and process.environ().get(mark) == path:
                 processes.append(process)
     return processes
 

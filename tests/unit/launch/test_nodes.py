@@ -22,7 +22,7 @@ from benchlib.show import report
 
 
 def _only(monkeypatch: pytest.MonkeyPatch, env: dict[str, Any]) -> None:
-    launchers = ("SLURM_", "OMPI_", "PMI", "MPI_", "RANK", "WORLD_SIZE", "LOCAL_", "JOB_COMPLETION")
+    launchers = ("SLURM_", "OMPI_", "PMI", "MPI_", "RANK", "WORLD_SIZE", "LOCAL_")
     for name in [name for name in os.environ if name.startswith(launchers)]:
         monkeypatch.delenv(name)
     for name, value in env.items():
@@ -42,9 +42,8 @@ JOB = {"SLURM_NTASKS": 9, "SLURM_TASKS_PER_NODE": "3(x3)"}
         ({"SLURM_PROCID": 4, "SLURM_LOCALID": 1, "SLURM_NODEID": 1, **STEP}, (4, 7, 1, 3)),
         ({"SLURM_PROCID": 5, "SLURM_NTASKS": 8, "SLURM_LOCALID": 1, "SLURM_NTASKS_PER_NODE": "4(x2)"}, (5, 8, 1, 4)),
         ({"SLURM_PROCID": 1, "SLURM_NTASKS": 2, "SLURM_LOCALID": 1}, (1, 2, 1, 2)),
-        ({**OURS, "JOB_COMPLETION_INDEX": 1}, (3, 4, 1, 2)),
-        ({"JOB_COMPLETION_INDEX": 0}, (0, 1, 0, 1)),
-        ({"JOB_COMPLETION_INDEX": 1}, "JOB_COMPLETION_INDEX=1 without RANK"),
+        (OURS, (3, 4, 1, 2)),
+        ({}, (0, 1, 0, 1)),
         ({"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_TASKS_PER_NODE": "two"}, "not the place of a rank"),
         ({"SLURM_PROCID": 0, **STEP, "SLURM_NODEID": 3}, "not the place"),
         ({**OURS, "LOCAL_RANK": 2}, "one launcher only"),
