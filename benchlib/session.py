@@ -104,7 +104,7 @@ def execute(run: Run) -> Run:
 
     if run.begun:
         run = Run(prepare_again(run))
-    launch = Launch(run.path)
+    launch = Launch(run.path, config=run.config)
     launch.start()
     try:
         status = watch(launch)
