@@ -17,7 +17,7 @@ from benchlib.judge.prices import Asked, Names, Price, assign
 from benchlib.judge.regression import Side, side_of
 
 HOUR_S = 3600.0
-RUNS_THAT_SHOW_THEIR_SPREAD = 3
+MIN_RUNS_FOR_SPREAD = 3
 # Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
 PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
 
@@ -78,7 +78,7 @@ class Machine:
 
         What slows all of a run shows neither in its samples nor, from fewer than three runs, in the spread between runs.
         """
-        if len(self.runs.runs) >= RUNS_THAT_SHOW_THEIR_SPREAD:
+        if len(self.runs.runs) >= MIN_RUNS_FOR_SPREAD:
             return ""
         facts = [run.machine for run in self.runs.runs]
         loads = [(item.get("load_average") or [0])[0] for item in facts]
@@ -86,12 +86,24 @@ class Machine:
         load, cores = max(zip(loads, cores_of, strict=True), key=lambda pair: pair[0] - pair[1])
         return f"{self.label} (load {load:.1f} on {cores} core{'s' * (cores != 1)})" if load > cores > 0 else ""
 
+    def plain(self) -> dict[str, Any]:
+        """Return what it is as JSON values."""
+        return {
+            "label": self.label,
+            "runs": [run.run for run in self.runs.runs],
+            "hardware": self.hardware,
+            "devices": self.devices,
+            "device": self.device,
+            "usd_per_device_hour": self.price.usd_per_device_hour,
+            "price_from": self.price.origin,
+        }
+
     def usable(self, prefix: str) -> Side | str:
         """Return the metric whose name begins so, over its runs, or the reason why there are no values of it above zero."""
         listed = [metric.name for run in self.runs.runs if run.result for metric in run.result.metrics]
         name = next((name for name in listed if name == prefix or name.startswith(prefix + "_")), None)
         side = side_of(self.runs.runs, name) if name else None
-        if side and side.runs and min(map(min, side.runs)) > 0:
+        if side and side.runs and side.lowest > 0:
             return side
         return (side.metric.reason if side and not side.runs else "") or f"the run has no usable {prefix}"
 
@@ -152,8 +164,8 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
     compared = {name: _with_own_labels(kept) for name, kept in machines.items() if len(kept) > 1}
     notes += [f"{name}: only {kept[0].label} has runs of it" for name, kept in machines.items() if len(kept) == 1]
     if not compared:
-        raise UserError("nothing to compare by price: two machines with runs of one benchmark that has a rate are needed; "
-                        + "; ".join(notes or ["none was named"]))  # fmt: skip
+        needed = "two machines with runs of one benchmark that has a rate are needed"
+        raise UserError(f"nothing to compare by price: {needed}; {'; '.join(notes or ['none was named'])}")
     return compared, list(dict.fromkeys(notes))
 
 
@@ -168,12 +180,11 @@ def _with_own_labels(machines: list[Machine]) -> list[Machine]:
     """Return the machines with labels that differ: where they do not the names of runs, and where those do not with a number."""
     for numbered in (False, True):
         labels = [machine.label for machine in machines]
-        machines = [
-            machine if labels.count(machine.label) == 1
-            else replace(machine, label=f"{machine.label} ({labels[: place + 1].count(machine.label)})")
-            if numbered else replace(machine, label=machine.runs.first.run)
-            for place, machine in enumerate(machines)
-        ]  # fmt: skip
+        for place, machine in enumerate(machines):
+            if labels.count(machine.label) > 1:
+                count = labels[: place + 1].count(machine.label)
+                label = f"{machine.label} ({count})" if numbered else machine.runs.first.run
+                machines[place] = replace(machine, label=label)
     return machines
 
 

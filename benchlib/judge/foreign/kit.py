@@ -17,8 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.run_folder import file_faults
-from benchlib.judge import accepted_runs
-from benchlib.judge.baselines import Baseline
+from benchlib.judge.baselines import Baseline, config_of
 from benchlib.judge.impossible.claim import Claim, ClaimFile
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.results.run import Result, Run, load_samples
@@ -165,9 +164,9 @@ def read_report(path: Path, text: str) -> list[Claim]:
         raise UserError(f"{path}: {error}") from None
     if run.result is None:
         raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
-    return own_claims(Numbers.of(run.result, run.samples, accepted_runs.config_of(run.benchmark, run.config)))
+    return own_claims(Numbers.of(run.result, run.samples, config_of(run.benchmark, run.config)))
 
 
 def read_baseline(path: Path, text: str) -> list[Claim]:
     """Return what the accepted runs of a baseline state, under the config that its fingerprint holds."""
-    return accepted_runs.claims(_validated(path, text, Baseline, "a baseline of this version"))
+    return _validated(path, text, Baseline, "a baseline of this version").claims()

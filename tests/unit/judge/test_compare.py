@@ -328,9 +328,9 @@ def test_a_folder_of_several_fingerprints_is_refused_with_what_differs(make, tmp
 def test_a_copied_run_counts_once(make):
     folder = make("20261120", 150, 151)
     shutil.copytree(next(folder.iterdir()), folder / "squad-cpu-235959-c0c0c0")
-    found = read_argument(str(folder))
-    assert [len(side.runs) for side in found.sets.values()] == [2]
-    assert [text for text in found.excluded if "a copy of" in text]
+    sets, excluded = read_argument(str(folder))
+    assert [len(side.runs) for side in sets.values()] == [2]
+    assert [text for text in excluded if "a copy of" in text]
 
 
 def test_broken_runs_of_a_folder_are_left_out_and_named(make, tmp_path):

@@ -187,25 +187,18 @@ def test_a_table_finds_the_row_of_one_device(tmp_path):
 
 
 HOURS = """\
-| setup | samples/s | hours for 13,368 samples | speed-up |
-|---|---:|---:|---:|
-| 1 node | 2.1 | 1.77 | 1.0x |
-| 2 nodes | 4.0 | 0.93 | 1.9x |
+| setup | nodes | samples/s | samples | hours | speed-up |
+|---|---:|---:|---:|---:|---:|
+| A30 | 1 | 2.1 | 13,368 | 1.77 | 1.0x |
+| A30 | 2 | 4.0 | 13368 | 0.93 | 1.9x |
 """
 SETUPS = """\
 LLM inference
 
-| Configuration | Throughput (samples/s) | TTFT p99 (ms) | Duration (h) for 13,368 articles | Efficiency |
-|---|---|---|---|---|
-| Single node (8x A30) | 59.4 | 410 | 0.06 | 100% |
-| 2 nodes (16x A30) | 112.9 | 1730 | 0.03 | 95% |
-"""
-TURNED = """\
-| | 1 worker | 4 workers |
-|---|---|---|
-| samples/s | 2.1 | 7.8 |
-| time (h) | 1.77 | 0.48 |
-| speed-up | - | 3.7 |
+| Configuration | Throughput (samples/s) | TTFT p99 (ms) | articles | Duration (h) | samples | Efficiency |
+|---|---|---|---|---|---|---|
+| 1x A30 | 59.4 | 410 | many | 0.06 | 13,368 | 100% |
+| 2x A30 | 112.9 | 1730 | many | 0.03 | 13368 | 95% |
 """
 COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1.77,1\n3,5.9,755,13368,0.6,2.8\n"
 
@@ -215,14 +208,11 @@ COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1
     [
         (HOURS, "0.93", "0.5", "rate from counts"),
         (HOURS, "1.9x", "3.5x", "speed-up"),
-        (HOURS, "| 4.0 | 0.93 | 1.9x", "| 9.0 | 0.41 | 4.3x", "scaling"),
+        (HOURS, "| 4.0 | 13368 | 0.93 | 1.9x", "| 9.0 | 13368 | 0.41 | 4.3x", "scaling"),
         (HOURS, "13,368", "133,680", "rate from counts"),
         (SETUPS, "0.03", "0.01", "rate from counts"),
         (SETUPS, "95%", "70%", "speed-up"),
         (SETUPS, "112.9", "131.4", "scaling"),
-        (TURNED, "0.48", "0.24", "speed-up"),
-        (TURNED, "3.7", "4.9", "speed-up"),
-        (TURNED, "7.8", "9.9", "scaling"),
         (COMMAS, "0.6", "0.2", "rate from counts"),
         (COMMAS, "2.8", "4.2", "speed-up"),
     ],
@@ -251,10 +241,6 @@ CONTRADICTIONS = [  # a header, rows, and the rule that refuses them
     ("nodes,req/s,median latency,99th percentile latency", "2,10,400ms,0.3s", "percentiles in order"),
     ("nodes,req/s,latency_mean_ms,latency_max_ms", "2,10,500,400", "percentiles in order"),
     ("nodes,req/s,ttft_p50_ms,e2e_p50_ms", "2,10,500,400", "first token before last"),
-    ("gpus,$/h,hours,total cost ($)", "8,20,2,$80", "costs agree"),
-    ("gpus,tokens/s,$/GPU-h,$/1M tokens", "8,10000,2.5,0.20", "costs agree"),
-    ("gpus,requests/s,price per hour ($),cost per 1k requests", "1,2,3.60,0.05", "costs agree"),
-    ("gpus,samples,total cost,cost per 1k samples", "1,5000,100,$2", "costs agree"),
     ("gpus,samples/s,samples,time (s)", "2,10,100,-10", "possible values"),
     ("gpus,samples/s,p99 (ms)", "2,10,-10", "no time below zero"),
     ("gpus,samples/s", "2,inf 1,1", "possible values"),
@@ -274,10 +260,7 @@ HONEST_TABLES = [  # a header, rows, and what is not read of them
     ("gpus,tokens/s/GPU,samples/s,seq_len", "1,51200,100,512 8,51200,800,512", ""),
     ("gpus,k tokens/s,samples/s,seq_len", "1,51.2,100,512 8,409,800,512", ""),
     ("gpus,tokens/s,samples,time (s)", "1,5000,1000,100 2,9000,1000,55", ""),
-    ("gpus,requests/s,$/GPU-h,hours,total cost", "1,2,2.5,4,$10 8,15,2.5,0.5,$10.00", ""),
-    ("nodes,requests/s,$/GPU-h,hours,total cost", "1,2,2.5,4,$80 2,3.9,2.5,2,$80", ""),
-    ("gpus,tokens/s,$/h,$/1M tokens", "1,1300,2.5,0.53 8,10000,20,0.56", ""),
-    ("gpus,output tokens/s,$/h,$/1M tokens", "1,1300,2.5,0.05 8,10000,20,0.05", ""),
+    ("gpus,requests/s,$/GPU-h,hours,total cost", "1,2,2.5,4,$10 8,15,2.5,0.5,$10.00", "$/GPU-h, total cost"),
     ("gpus,req/s,latency min (ms),latency mean (ms),latency max (ms)", "1,2,2.5,4,9", ""),
     ("gpus,samples/s", "1,100±2 8,780", ""),
     ("gpus,model_a,model_b", "1,100,nan 8,700,nan", ""),
