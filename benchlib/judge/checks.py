@@ -1,6 +1,7 @@
 """Checks and verdicts: named questions with a status, a reason and the numbers behind it."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec
@@ -228,10 +229,10 @@ def findings_check(name: str, question: str, findings: Sequence[Finding], missin
     for status in ("FAIL", "PASS"):
         chosen = [finding for finding in findings if finding.status == status]
         if chosen:
-            first, reason = chosen[0], "; ".join(finding.reason for finding in chosen)
-            return fact_check(
-                name, question, status == "PASS", reason, limit=first.limit, value=first.value, unit=first.unit
-            )
+            counts = Counter(finding.reason for finding in chosen)
+            reason = "; ".join(f"{text} ({count:,})" if count > 1 else text for text, count in counts.items())
+            numbers: dict[str, Any] = {item: getattr(chosen[0], item) for item in ("limit", "value", "unit")}
+            return fact_check(name, question, status == "PASS", reason, **numbers)
     reason = "; ".join(finding.reason for finding in findings) or missing
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
 

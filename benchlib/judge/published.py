@@ -124,10 +124,7 @@ def _remarks(item: Figure, measured: Measured) -> tuple[str, ...] | None:
         elif not must and here is not None and there != here and (may or there is not None):
             label = LABELS.get(name, name.replace("_", " "))
             remarks.append(f"{label}: {shown(name, there)} there, {shown(name, here)} here")
-        if there is None or here in (None, ""):
-            agree = may or there is here is None
-        else:
-            agree = _agree(name, there, here)
+        agree = may or there is here is None if there is None or here in (None, "") else _agree(name, there, here)
         if (must or may) and not agree:
             return None
     return tuple(remarks)

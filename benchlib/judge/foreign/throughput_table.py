@@ -187,7 +187,7 @@ def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
     before = alone if alone and alone.value(rate) > 0 else None
     speed = Speed(
         samples_per_s=row.value(rate),
-        unit="tokens/s" if rate.of_tokens else "samples/s",
+        unit=rate.unit if "/s" in rate.unit else "tokens/s" if rate.of_tokens else "samples/s",
         ranks=row.ranks,
         stands_for="one rank" if share else "all ranks",
         one_device_samples_per_s=before.value(rate) if before else None,

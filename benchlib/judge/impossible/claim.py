@@ -122,6 +122,13 @@ class Latency(Part):
     percentiles_s: dict[float, float] = _of("in s; the name is the number, 99 for p99", {})
     of_tokens: bool = _of("times of tokens, of which none can be zero", False)
 
+    @property
+    def stated(self) -> dict[str, float]:
+        """What is stated by name: the minimum, the percentiles from the least on, the maximum and the mean."""
+        percentiles = {f"p{key:g}": self.percentiles_s[key] for key in sorted(self.percentiles_s)}
+        ends = {"minimum": self.min_s} | percentiles | {"maximum": self.max_s, "mean": self.mean_s}
+        return {name: value for name, value in ends.items() if value is not None}
+
 
 class Requests(Part):
     """Counts of requests, and how many of them went into the latencies."""

@@ -1,6 +1,7 @@
 """What a rule says of numbers, and when two numbers that were rounded for print still agree."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
@@ -31,6 +32,11 @@ def finding(
     """Return PASS or FAIL with the reason; a FAIL adds ``wrong`` to it."""
     text = reason if holds or not wrong else f"{reason}: {wrong}"
     return Finding("PASS" if holds else "FAIL", text, value, unit, limit)
+
+
+def none_wrong(wrong: Sequence[str], good: str, why: str = "", about: str = "") -> Finding:
+    """Return a FAIL that lists what is wrong, with the reason ``why``; where nothing is, a PASS that says ``good``."""
+    return finding(not wrong, about + ("; ".join(wrong) or good), wrong=why)
 
 
 def half_unit(value: float, most: float = MOST_ROUNDING) -> float:

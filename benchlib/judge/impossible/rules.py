@@ -1,7 +1,7 @@
 """The table of rules, and what they say of claims.
 
-A rule is a function of plain numbers. Its parameters have the names of the fields of one part of a claim; it is asked
-where the claim states all that have no default, and returns None where what is stated does not suffice.
+A rule is a function of plain numbers. Its parameters have the names of the fields of one part of a claim (``item`` is the part
+itself); it is asked where the claim states all that have no default, and returns None where what is stated does not suffice.
 """
 
 import functools
@@ -36,10 +36,8 @@ class Rule:
         """Yield a finding for each statement of the claim that the rule applies to."""
         stated = getattr(claim, self.part) if self.part else claim
         for part in stated if isinstance(stated, list) else [stated] if stated else []:
-            values = {name: getattr(part, name) for name in self.fields}
-            if any(
-                needed and (values[name] is None or values[name] in ([], "")) for name, needed in self.fields.items()
-            ):
+            values = {name: part if name == "item" else getattr(part, name) for name in self.fields}
+            if any(needed and values[name] in (None, [], "") for name, needed in self.fields.items()):
                 continue
             answer = self.judge(**values)
             yield from answer if isinstance(answer, list) else [answer] if answer else []
@@ -87,12 +85,12 @@ RULES: dict[str, Rule] = {
         Rule("announced and measured", "announcements far from the measurement", "expectations", statements.announcement),
         Rule("limits have a source", "accuracy limits that differ by source or have none", "", statements.sourced_limit),
         Rule("rates above zero", "rates, ratios, counts and times below zero", "", statements.no_negative_figure),
-        Rule("possible ranges", "scores above 100, perplexities below 1, more use or memory than there is, work without energy", "", statements.possible_ranges),
+        Rule("possible ranges", "scores above 100, perplexities below 1, more use or memory than there is, work without energy", "quantities", statements.possible_range),
         Rule("parts of a whole", "parts that are larger than their whole: a forward pass longer than its step", "wholes", statements.parts_of_whole),
-        Rule("possible values", "values that are not finite or below zero", "", statements.possible_values),
-        Rule("raw samples", "values that are not the median of their raw samples", "", statements.raw_samples),
-        Rule("recorded samples", "raw samples that another record of the same steps does not have", "", statements.recorded_samples),
-        Rule("intervals", "values outside their own interval", "", statements.intervals),
+        Rule("possible values", "values that are not finite or below zero", "quantities", statements.possible_value),
+        Rule("raw samples", "values that are not the median of their raw samples", "quantities", statements.raw_samples),
+        Rule("recorded samples", "raw samples that another record of the same steps does not have", "quantities", statements.recorded_samples),
+        Rule("intervals", "values outside their own interval", "quantities", statements.interval),
     )
 }  # fmt: skip
 

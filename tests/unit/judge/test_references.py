@@ -36,7 +36,7 @@ def rate(device, value=800.0, **changes):
 
 
 def ids(placement):
-    return [row.figure.id for row in placement.rows]
+    return [place.figure.id for place in placement]
 
 
 # --- the registry --------------------------------------------------------------------------------------------------------
