@@ -62,7 +62,11 @@ def test_what_is_known_and_the_default_fill_up_what_too_few_runs_tell():
     assert calibrated.most == -calibrated.least == pytest.approx(2.998 * 0.02 * math.sqrt(2), rel=1e-4)  # t(0.99, 7)
     three = change([[100.0]], [[100 * math.exp(x)] for x in (-0.02, 0.0, 0.02)], default=0.05)
     s = math.sqrt((2 * 0.02**2 + 4 * 0.05**2) / 6)
-    assert (three.spread.dof, three.spread.s, three.spread.source) == (6, pytest.approx(s), "the compared runs, default")
+    assert (three.spread.dof, three.spread.s, three.spread.source) == (
+        6,
+        pytest.approx(s),
+        "the compared runs, default",
+    )
     assert three.most == pytest.approx(3.143 * s * math.sqrt(4 / 3), rel=1e-3)
     eight = change([[100.0]], [[100 * math.exp(0.02 * (-1) ** n)] for n in range(8)], default=0.5)
     assert eight.spread.dof == 7  # runs have replaced it
