@@ -25,7 +25,7 @@ FINITE = "finite"  # the name of the check that lists every missing and impossib
 
 P = ParamSpec("P")
 # What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
 
 
 class Ask(NamedTuple):
@@ -49,7 +49,7 @@ class Ask(NamedTuple):
             return answer(self, *args, **options)
         except InvalidNumber as error:
             return self.fact(False, f"cannot be evaluated: {error}")
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             if isinstance(error, UserError):
                 raise
             why = f"{type(error).__name__}: {error}"

@@ -130,7 +130,7 @@ def read_json(path: Path, text: str) -> list[Claim]:
 
 
 def _json_setting(content: dict[str, Any]) -> dict[str, Any]:
-    config = content.get("config") if isinstance(content.get("config"), dict) else {}
+    config: dict[str, Any] = part if isinstance(part := content.get("config"), dict) else {}
     devices, threads, gpus = rows(config.get("devices")), config.get("nthreads"), config.get("ngpus")
     # There is one entry per process, whatever its devices are; several groups are several communicators.
     groups, ranks = {device.get("group") for device in devices}, None

@@ -1,9 +1,9 @@
-"""Tables as published: one row per machine, one column per model or figure. CSV, TSV or Markdown.
+"""Tables of throughput as published: one row per machine, one column per model or figure. CSV, TSV or Markdown.
 
 How many devices a row is of says a column (``num_gpu``, ``nodes``), else a count before the row's name (``8x H200``). Rows of
 several devices are compared with the row of one such device. What a column holds is said by its heading: rates, times, counts,
-lengths, ratios, MFU, latencies, scores; ``not_read`` names the others. Where no heading names a rate, every column of numbers
-that are not below zero is one, as in tables with a column per model.
+ratios, MFU; ``not_read`` names the others. Where no heading names a rate, every column of numbers that are not below zero is
+one, as in tables with a column per model.
 """
 
 import csv
@@ -11,36 +11,34 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.judge.impossible.claim import Claim, Compute, Latency, Quantity, Speed, SpeedUp
-from benchlib.judge.impossible.statements import RANGES
+from benchlib.judge.impossible.claim import Claim, Compute, Quantity, Speed, SpeedUp
 
 MAX_COLUMNS, MAX_ROWS, MAX_CHARACTERS, MAX_DIGITS = 100, 1_000, 10_000, 40  # characters of a line, of a number
 EXACT = 0.03  # of a time: written with fewer digits, its ratio to another one says nothing
 COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.IGNORECASE)
-NUMBER = re.compile(r"([-+]?)(?:(inf|∞)|((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)(?:e([-+]?\d{1,3}))?)\s*([a-zµμ/%×]*)$", re.IGNORECASE)  # fmt: skip
+NUMBER = re.compile(
+    r"([-+]?)(?:(inf|∞)|((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)(?:e([-+]?\d{1,3}))?)\s*([a-z%×]*)$", re.I
+)
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 SECONDS = {
     unit: seconds
     for units, seconds in (
         ("d day days", 86400.0), ("h hr hrs hour hours", 3600.0), ("min mins minute minutes", 60.0),
-        ("s sec secs second seconds", 1.0), ("ms", 1e-3), ("us µs μs", 1e-6),
+        ("s sec secs second seconds", 1.0), ("ms", 1e-3),
     )
     for unit in units.split()
 }  # fmt: skip
 ITEMS = r"(samples?|queries|req(uest)?s?|articles?|documents?|prompts?|seq(uence)?s?|images?|tok(en)?s?)"
-ENDS = {"mean": "mean_s", "avg": "mean_s", "average": "mean_s", "min": "min_s", "minimum": "min_s", "max": "max_s", "maximum": "max_s"}  # fmt: skip
-TIMED = "latency|ttft|tpot|itl|e2e"
-# What a column with this heading has: the first that fits. Columns of kind '' are not read.
+# What a column with this heading has: the first that fits. Columns of kind '' are never rates.
 KINDS = {
-    "": r"cost|price|[$€£]|\b(usd|eur)\b|^(watts?|power|tdp|year|memory|batch( size)?|bs|host|run)$",
+    "": r"cost|price|[$€£]|\b(usd|eur)\b|latency|ttft|tpot|\bp ?\d\d\b|length|^(watts?|power|tdp|year|memory|batch( size)?|bs|host)$",
     "rate": rf"\b{ITEMS} ?(/|per) ?s(ec(onds?)?)?\b|throughput|\bqps\b",
-    "latency": rf"\bp ?[5-9]\d(\.\d+)?\b|percentile|%ile|\bmedian\b|\b({'|'.join(ENDS)})\b.*({TIMED})|({TIMED}).*\b({'|'.join(ENDS)})\b",
     "ranks": r"^(num |n )gpu$|^(num |n )?(gpus|nodes|devices|ranks|workers|servers|machines|replicas|instances|world size)$",
     "features": r"^features$",
     "epochs": r"^epochs$",
@@ -49,13 +47,10 @@ KINDS = {
     "speed-up": r"^(speed[- ]?up|scaling\b)(?! efficiency)",
     "efficiency": r"^(scaling |parallel )?efficiency",
     "mfu": r"^(mfu|model flops? utili[sz]ation)\b",
-    "sequence_length": r"^((input|prompt|output) )?(seq(uence)?[- ]?)?len(gth)?$|^tokens ?(/|per) ?(sample|sequence|request)$",
-    "longest_sequence": r"^(max(imum)?|longest) (seq(uence)?[- ]?)?(len(gth)?)?$",
-}  # fmt: skip
-NEVER_NEGATIVE = ("rate", "wall_s", "samples_counted", "features", "epochs", "ranks", "mfu", "sequence_length")
+}
+NEVER_NEGATIVE = ("rate", "wall_s", "samples_counted", "features", "epochs", "ranks", "mfu")
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
 SCALED = re.compile(r"\b([km]|thousands?|millions?)\b|/ ?(min|h|hour|day)\b|\bper (min|h|day)")
-PERCENTILE = re.compile(r"\bp ?(\d+(?:\.\d+)?)\b|\b(\d+(?:\.\d+)?)(?:th|st|nd|rd)? ?(?:percentile|%ile)")
 
 
 class _TooLarge(UserError):
@@ -80,34 +75,13 @@ class _Column:
     def of(cls, head: str) -> "_Column":
         words = " ".join(re.sub(r"[()\[\],:_]", " ", head.lower()).split())
         kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, words)), None)
-        plain = re.sub(r"\([^()]*\)", "", head).strip(" ,:").lower().replace(" ", "_")
-        if kind is None and any(pattern.search(plain) for pattern, _ in RANGES):
-            return cls(head, plain, "range", "%" if "%" in head else "")
-        units = [word for word in words.split() if word in SECONDS and (word, kind) != ("min", "latency")]
-        inside = re.search(r"\(([^()]*)\)", head)
-        if kind in ("wall_s", "latency"):
-            return cls(head, words, kind, units[-1] if units else inside[1].lower() if inside else "s")
-        return cls(head, words, kind, inside[1].strip().lower() if inside else "")
-
-    def fits(self, unit: str) -> bool:
-        """Return whether its cells may have a unit."""
-        if self.kind in ("wall_s", "latency"):
-            return unit in SECONDS
-        return unit != "%" if self.kind == "speed-up" else unit not in (*SECONDS, "m")
+        inside, units = re.search(r"\(([^()]*)\)", head), [word for word in words.split() if word in SECONDS]
+        unit = inside[1].strip().lower() if inside else ""
+        return cls(head, words, kind, (units[-1] if units else unit or "s") if kind == "wall_s" else unit)
 
     @property
     def of_tokens(self) -> bool:
         return "tok" in self.words
-
-    @property
-    def whole(self) -> bool:
-        """Whether a rate is that of all devices, in items per second."""
-        return not PER_DEVICE.search(self.words) and not SCALED.search(self.words)
-
-    @property
-    def side(self) -> set[str]:
-        """Which tokens of a model it is of: those that go in, those that come out, or all."""
-        return set(re.findall(r"input|prompt|output|generated", self.words))
 
 
 @dataclass(frozen=True)
@@ -131,11 +105,6 @@ class _Table:
 
     def of(self, *kinds: str) -> list[_Column]:
         return [column for column in self.columns if column.kind in kinds]
-
-    def single(self, of_tokens: bool) -> _Column | None:
-        """Return the one rate of tokens, or of samples; None where there are several."""
-        rates = [column for column in self.of("rate") if column.of_tokens == of_tokens]
-        return rates[0] if len(rates) == 1 and rates[0].whole else None
 
     def share(self, row: _Row, column: _Column) -> float:
         """Return a share as a fraction: per cent where a unit says so, or where the column has values that no fraction has."""
@@ -168,21 +137,20 @@ def read(path: Path, text: str) -> list[Claim]:
         # 0 is the sign of a benchmark that was not run.
         claims += [_claim(row, rate, table) for rate in table.of("rate") if row.value(rate) > 0]
         shares = [table.share(row, column) for column in table.of("mfu") if row.value(column) > 0]
-        others = Claim(
-            subject=row.name,
-            compute=Compute(mfu=shares[0], ranks=row.ranks) if shares else None,
-            latencies=_latencies(row, table),
-            quantities=list(_quantities(row, table)),
-        )
+        compute = Compute(mfu=shares[0], ranks=row.ranks) if shares else None
+        others = Claim(subject=row.name, compute=compute, quantities=list(_impossible(row, table)))
         claims += [others] if others != Claim(subject=row.name) else []
     if not claims:
         unread = f"; not read: {', '.join(table.unread)}" if table.unread else ""
-        raise UserError(f"{path}: a table without a column of throughput, MFU or latency{unread}")
+        raise UserError(f"{path}: a table without a column of throughput or MFU{unread}")
     return claims
 
 
 def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
-    share, of_samples = PER_DEVICE.search(rate.words), table.single(of_tokens=False)
+    share, rates = PER_DEVICE.search(rate.words), table.of("rate")
+    # Counts and times are those of the one column of throughput, or the one of samples beside those of tokens.
+    of_samples = [column for column in rates if not column.of_tokens]
+    single = not share and [rate] in (rates, of_samples)
     alone = _alone(row, table.rows, rate) if row.ranks > 1 else None
     before = alone if alone and alone.value(rate) > 0 else None
     speed = Speed(
@@ -192,10 +160,9 @@ def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
         stands_for="one rank" if share else "all ranks",
         one_device_samples_per_s=before.value(rate) if before else None,
         one_device=before.name if before else "",
-        **(_counts(row, table) | _tokens(row, table) if rate is of_samples else {}),
+        **(_counts(row, table) if single and not rate.of_tokens and not SCALED.search(rate.words) else {}),
     )
-    single = rate is of_samples or len(table.of("rate")) == 1
-    ratios = list(_ratios(row, rate, before, table)) if single and before and not share else []
+    ratios = list(_ratios(row, rate, before, table)) if single and before else []
     return Claim(subject=f"{row.name}, {rate.head}", speed=speed, speedups=ratios)
 
 
@@ -213,16 +180,6 @@ def _counts(row: _Row, table: _Table) -> dict[str, Any]:
     return fields
 
 
-def _tokens(row: _Row, table: _Table) -> dict[str, Any]:
-    """Return the row's rate of tokens and the length that it belongs to: one rate, one length, of the same side of a model."""
-    rate, lengths = table.single(of_tokens=True), table.of("sequence_length", "longest_sequence")
-    if rate is None or len(lengths) != 1 or rate.side != lengths[0].side or row.value(rate) <= 0:
-        return {}
-    length, padded = row.value(lengths[0]), not re.search(r"pad|real|effective", rate.words)
-    name = lengths[0].kind if padded else "longest_sequence"
-    return {"tokens_per_s": row.value(rate), str(name): int(length)} if length >= 1 and length % 1 == 0 else {}
-
-
 def _ratios(row: _Row, rate: _Column, alone: _Row, table: _Table) -> Iterator[SpeedUp]:
     """Yield what is stated of a row and that of one device: by throughput and, where both are written exactly enough, by time."""
     new, old = row.value(rate), alone.value(rate)
@@ -236,33 +193,12 @@ def _ratios(row: _Row, rate: _Column, alone: _Row, table: _Table) -> Iterator[Sp
             yield SpeedUp(stated=stated[0] if stated else float(f"{new / old:.2g}"), new=before, old=after, unit="s")
 
 
-def _latencies(row: _Row, table: _Table) -> list[Latency]:
-    """Return the latencies of a row by what was timed; a column is a percentile, a mean or an end of it."""
-    fields: dict[str, dict[str, Any]] = {}
-    for column in table.of("latency"):
-        if column.head in row.cells and math.isfinite(row.cells[column.head].value):
-            seconds = row.value(column) * SECONDS[row.cells[column.head].unit]
-            match, words = PERCENTILE.search(column.words), PERCENTILE.sub(" ", column.words).split()
-            rest = [word for word in words if word not in (*SECONDS, *ENDS, "median")]
-            group = fields.setdefault(" ".join(rest) or "latency", {"percentiles_s": {}})
-            ends = [ENDS[word] for word in words if word in ENDS]
-            if match or not ends:
-                group["percentiles_s"][float(match[1] or match[2]) if match else 50.0] = seconds
-            else:
-                group[ends[0]] = seconds
-    return [Latency(name=name, **group) for name, group in fields.items()]
-
-
-def _quantities(row: _Row, table: _Table) -> Iterator[Quantity]:
-    """Yield values that have a range of their own, and those that are infinite or below zero and cannot be."""
-    for column in table.columns:
+def _impossible(row: _Row, table: _Table) -> Iterator[Quantity]:
+    """Yield values that are infinite or below zero and cannot be."""
+    for column in table.of(*NEVER_NEGATIVE):
         cell = row.cells.get(column.head)
-        if not cell or not column.kind:
-            continue
-        finite = math.isfinite(cell.value)
-        if column.kind == "range" or not finite or (column.kind in NEVER_NEGATIVE and cell.value < 0):
-            name = column.words if column.kind == "range" else column.head
-            yield Quantity(name=name, value=cell.value if finite else None, unit=cell.unit)
+        if cell and not 0 <= cell.value < math.inf:
+            yield Quantity(name=column.head, value=cell.value if cell.value < 0 else None, unit=cell.unit)
 
 
 def _alone(row: _Row, rows: Sequence[_Row], rate: _Column) -> _Row | None:
@@ -303,7 +239,11 @@ def _table(path: Path, text: str) -> _Table:
         values = {}
         for column, words in zip(columns, cells[1:], strict=True):
             cell = _number(words, column.unit)
-            if cell and column.fits(cell.unit):
+            if (
+                cell
+                and (cell.unit in SECONDS) == (column.kind == "wall_s")
+                and (column.kind, cell.unit) != ("speed-up", "%")
+            ):
                 values[column.head] = cell
             elif words.lower() not in EMPTY:
                 unread.setdefault(column.head, words)
@@ -311,19 +251,21 @@ def _table(path: Path, text: str) -> _Table:
         rows.append(_Row(name, max(1, min(int(ranks), 10_000_000)), " ".join(device.split()), values))
     if not any(column.kind == "rate" for column in columns):
         columns = [_as_rate(column, rows) for column in columns]
-    if ranks_at is None and not any(COUNT.search(row.name) for row in rows) and not {"mfu", "latency"} & {column.kind for column in columns}:  # fmt: skip
+    counted = ranks_at is not None or any(COUNT.search(row.name) for row in rows)
+    if not counted and not any(column.kind == "mfu" for column in columns):
         how = "no row names its number of devices, as in 8x H100, and no column num_gpu or nodes does"
         raise UserError(f"{path}: {how}")
-    seen = {head for row in rows for head in row.cells}
-    left = [column.head for column in columns if not column.kind and column.head in unread.keys() | seen]
-    return _Table(rows, columns, [*left, *(f"{words[:30]!r} of {head}" for head, words in unread.items() if head not in left)])  # fmt: skip
+    left = [column.head for column in columns if not column.kind and any(column.head in row.cells for row in rows)]
+    left += [column.head for column in columns if not column.kind and column.head in unread and column.head not in left]
+    cells_left = [f"{words[:30]!r} of {head}" for head, words in unread.items() if head not in left]
+    return _Table(rows, columns, [*left, *cells_left])
 
 
 def _as_rate(column: _Column, rows: Sequence[_Row]) -> _Column:
     """Return a column that may be throughput as such, in a table that names none: nothing else, and never below zero."""
     cells = [row.cells[column.head] for row in rows if column.head in row.cells]
     good = column.kind is None and cells and all(0 <= cell.value < math.inf and cell.unit != "%" for cell in cells)
-    return replace(column, kind="rate") if good and not SCALED.search(column.words) else column
+    return _Column(column.head, column.words, "rate", column.unit) if good else column
 
 
 def _cells(path: Path, text: str) -> list[list[str]]:
@@ -344,7 +286,7 @@ def _cells(path: Path, text: str) -> list[list[str]]:
 
 def _number(text: str, unit: str) -> _Cell | None:
     """Return a cell's number, half of its last digit, and the unit behind it, else that of the column; None for other text."""
-    match = NUMBER.match(text.partition("±")[0].strip().lstrip("$€£").strip()) if len(text) <= MAX_DIGITS else None
+    match = NUMBER.match(text.partition("±")[0].strip()) if len(text) <= MAX_DIGITS else None
     if not match:
         return None
     sign, infinite, digits, decimals, power, behind = match.groups()
