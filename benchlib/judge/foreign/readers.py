@@ -11,7 +11,7 @@ from benchlib.core.files import read_bytes
 from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
 from benchlib.judge.impossible.claim import Claim
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 
 
 class UnknownFormat(UserError):
@@ -88,7 +88,7 @@ def expected() -> str:
 
 
 def _text(path: Path) -> str:
-    data = read_bytes(path, MOST_BYTES)
+    data = read_bytes(path, MAX_BYTES)
     if not data.strip():
         raise UnknownFormat(f"{path}: the file is empty")
     try:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST = 10**15  # larger counts cannot be real, and would not survive as floats
+MAX_COUNT = 10**15  # larger counts cannot be real, and would not survive as floats
 
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Positive = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Ranks = Annotated[int, Field(ge=1, le=10_000_000)]
 Above0 = Annotated[float, Field(gt=0)]
 

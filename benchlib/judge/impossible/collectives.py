@@ -9,7 +9,7 @@ from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figu
 GB = "GB/s"
 BITS = 8
 SOONEST_S = 1e-8  # 3 m of light; a store from one core to another takes longer
-MOST_BYTES_PER_S = 10e12  # algbw; B200 and MI355X claim 8e12 for their memory
+MAX_BYTES_PER_S = 10e12  # algbw; B200 and MI355X claim 8e12 for their memory
 DECIMALS = 0.0051  # GB/s: small bandwidths are printed with two decimals
 PRINTED = 2e-3  # beside the rounding: nccl-tests derives both bandwidths from one time, others round in between
 SWITCHED = ("NVLS", "COLLNET", "SHARP")  # algorithms of NCCL in which a switch adds
@@ -38,8 +38,8 @@ def possible_transfer(size_bytes: int, seconds: float, ranks: int | None = None,
     reason = f"{size_bytes:,} bytes in {figure(1e6 * seconds, 'us')} = {figure(rate / 1e9, GB)}"
     if seconds < SOONEST_S:
         return finding(False, reason, wrong="light needs longer to another device and back; it was not waited for")
-    wrong = f"no device's memory moves more than {figure(MOST_BYTES_PER_S / 1e9, GB)}; it was not waited for"
-    return finding(rate <= MOST_BYTES_PER_S, reason, wrong=wrong)
+    wrong = f"no device's memory moves more than {figure(MAX_BYTES_PER_S / 1e9, GB)}; it was not waited for"
+    return finding(rate <= MAX_BYTES_PER_S, reason, wrong=wrong)
 
 
 def busbw_factor(ranks: int, algbw_gbytes_per_s: float, busbw_gbytes_per_s: float, operation: str = "") -> Finding:

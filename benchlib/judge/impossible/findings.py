@@ -11,7 +11,7 @@ from benchlib.core.text import quantity, with_unit
 PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
 SCALING_SLACK = 1.05  # n devices do not do more than n times the work of one, but for noise
 RATE_SLACK = 0.05  # between a stated rate and counts over time: the ends of a window are seldom sharp
-MOST_ROUNDING = 0.03  # of a value that was written with few digits
+MAX_ROUNDING = 0.03  # of a value that was written with few digits
 ROUNDING = 2e-4  # of values that follow from each other exactly, beside the rounding of each for print
 
 
@@ -39,7 +39,7 @@ def none_wrong(wrong: Sequence[str], good: str, why: str = "", about: str = "") 
     return finding(not wrong, about + ("; ".join(wrong) or good), wrong=why)
 
 
-def half_unit(value: float, most: float = MOST_ROUNDING) -> float:
+def half_unit(value: float, most: float = MAX_ROUNDING) -> float:
     """Return half of the last digit that a value was written with: 156.2 -> 0.05; at most the share ``most`` of it.
 
     Zeros may be rounding or not: 10,000 is taken for 9,700 to 10,300, never for 5,000 to 15,000.
@@ -48,7 +48,7 @@ def half_unit(value: float, most: float = MOST_ROUNDING) -> float:
     return min(0.5 * 10.0**exponent, most * abs(value)) if value and isinstance(exponent, int) else 0.0
 
 
-def span(value: float, most: float = MOST_ROUNDING) -> tuple[float, float]:
+def span(value: float, most: float = MAX_ROUNDING) -> tuple[float, float]:
     """Return the ends of the values that print as this one."""
     half = half_unit(value, most)
     return value - half, value + half
@@ -60,7 +60,7 @@ def agrees(
     high: float,
     slack: float = ROUNDING,
     absolute: float = 0.0,
-    rounding: float = MOST_ROUNDING,
+    rounding: float = MAX_ROUNDING,
 ) -> bool:
     """Return whether a stated value, as rounded, can lie between ``low`` and ``high``.
 

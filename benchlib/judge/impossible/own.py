@@ -19,7 +19,7 @@ from benchlib.judge.numbers import InvalidNumber, count, known
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
-LEAST_KEPT = 10  # samples of a longer series that tell where its median was
+MIN_KEPT = 10  # samples of a longer series that tell where its median was
 CLOCKS_S = 1.0  # between the wall clock and the monotonic one
 
 Samples = Mapping[str, Sequence[float]]
@@ -155,7 +155,7 @@ def quantities(numbers: Numbers) -> list[Quantity]:
                 most=_most(numbers, metric.name, metric.unit),
             )
         )
-        if finite and LEAST_KEPT <= len(raw) < metric.n and metric.value is not None:
+        if finite and MIN_KEPT <= len(raw) < metric.n and metric.value is not None:
             # Of thinned samples the middle fifth holds the median of all.
             kept, fifth = sorted(raw), (len(raw) - 1) / 10
             low, high = kept[math.floor(4 * fifth)], kept[math.ceil(6 * fifth)]

@@ -23,7 +23,7 @@ from benchlib.judge.references import vendor_peak
 FLOP = "FLOP/s"
 FLOPS_SLACK = 0.1  # between FLOP/s and tokens × parameters: embeddings are counted or not
 CONVERGED = 0.05  # share of the loss by which a training that had converged before may end above its start
-MOST_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: longer sequences than that are not common
+MAX_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: longer sequences than that are not common
 
 
 def rate_from_counts(item: Speed, samples_per_s: float, wall_s: float) -> Finding | None:
@@ -259,7 +259,7 @@ def flops_of_tokens(item: Compute, tokens_per_s: float, parameters: float) -> Fi
     if counted <= 0:
         return None
     ratio = stated / counted
-    good = 1 - FLOPS_SLACK <= ratio <= MOST_ATTENTION * (1 + FLOPS_SLACK)
+    good = 1 - FLOPS_SLACK <= ratio <= MAX_ATTENTION * (1 + FLOPS_SLACK)
     wrong = f"{ratio:.3g} times what the tokens need" + (", which attention does not explain" if ratio > 1 else "")
     return finding(good, f"{name}, {_flops(counted)} by {how}", wrong=wrong, value=ratio)
 

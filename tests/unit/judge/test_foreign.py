@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign import nccl
-from benchlib.judge.foreign.readers import MOST_BYTES, read_claims
+from benchlib.judge.foreign.readers import MAX_BYTES, read_claims
 from benchlib.judge.impossible.rules import judge_claims
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -354,7 +354,7 @@ def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, content, says):
 def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "huge.txt"
     with path.open("wb") as handle:
-        handle.truncate(MOST_BYTES + 1)
+        handle.truncate(MAX_BYTES + 1)
     with pytest.raises(UserError, match="limit is 64 MiB"):
         read_claims(path)
     with pytest.raises(UserError, match="no such file"):
