@@ -42,7 +42,7 @@ from benchlib.judge.regression import (
     smallest_loss,
     spread_text,
 )
-from benchlib.results.metrics import Metric, adjusted, named
+from benchlib.results.metrics import adjusted, named
 from benchlib.results.record import KEPT_SAMPLES, Record, load
 from benchlib.results.run import Run, fingerprint_key
 from benchlib.results.verdict import Verdict
@@ -445,21 +445,6 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
     return rows
 
 
-def _require_narrow(rows: Sequence[Width]) -> None:
-    wide = [row for row in rows if row.too_wide]
-    if wide:
-        reasons = "; ".join(
-            f"{cells['metric']} of {cells['runs']}: the limit is {cells['limit']}, the smallest loss found is {cells['smallest loss found']}"
-            for cells in (row.cells() for row in wide)
-        )
-        others = max(row.others for row in wide)
-        why = f"others took {others:.0%} of the processors, so" if others else "unchanged runs differ so much here that"
-        raise UserError(
-            f"not accepted: {why} the gate would find only losses of more than {MAX_DETECTABLE_LOSS:g} times the limit ({reasons}). "
-            "Run again on a quiet machine, leave out disturbed runs, accept more runs together, or accept these with --force"
-        )
-
-
 def accept(
     runs: Run | Sequence[Run],
     reason: str,
@@ -478,50 +463,72 @@ def accept(
     than in the baseline it would replace, so that gates never loosen. Without ``force`` runs are refused whose spread makes a
     limit more than ``MAX_DETECTABLE_LOSS`` times as wide.
     """
-    chosen = [runs] if isinstance(runs, Run) else list(runs)
+    chosen, limits = [runs] if isinstance(runs, Run) else list(runs), list(limits)
     if add and if_improved:
         raise UserError("--add keeps the baseline and --if-improved replaces it: choose one")
     if not reason.strip():
         raise UserError("a baseline needs --reason: say why this run is the new normal")
-    first, limits = chosen[0], list(limits)
+    first = chosen[0]
     for run in chosen:
         require_acceptable(run)
-        other = differences(run.fingerprint, first.fingerprint)
-        if other:
-            name, here, there = other[0]
-            raise UserError(
-                f"{run.path} cannot be in one baseline with {first.path.name}: {name} is {here} here, {there} there"
-            )
+        for name, here, there in differences(run.fingerprint, first.fingerprint)[:1]:
+            kinds = f"{name} is {here} here, {there} there"
+            raise UserError(f"{run.path} cannot be in one baseline with {first.path.name}: {kinds}")
     comparison = find(first, root)
+    current = comparison.baseline
+    if add and current is None:
+        why = f"there is no baseline to add {first.path.name} to, {comparison.reason}"
+        raise UserError(f"--add: {why}; accept it without --add")
     if if_improved and comparison.refused:
         raise UserError(f"not accepted (--if-improved): it is undecided whether it is better, {comparison.reason}")
-    kept = _kept(comparison, first) if add else []
+    accepted = list(current.runs) if current and add else []
     for run in chosen:
         record = load(run.path).kept(limits, reason.strip(), time.time())
-        if if_improved and comparison.baseline is not None:
-            _require_no_loss(record, comparison.baseline, limits)
-        kept = [*kept, _new(record, kept)]
-    if len(kept) > MAX_RUNS:
-        raise UserError(
-            f"a baseline holds {MAX_RUNS} runs at most, these would be {len(kept)}: accept fewer, or leave out --add"
-        )
-    baseline = Baseline(runs=kept, limits=limits)
+        if if_improved and current and (worse := [limit.metric for limit in limits if _worse(limit, record, current)]):
+            raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
+        # A run that counts twice would make the spread between runs look smaller than it is.
+        for other in (other for other in accepted if other.is_copy_of(record)):
+            twice = "is in the baseline already" if other.run == record.run else f"is a copy of {other.run}"
+            raise UserError(f"{record.run} {twice}: accept runs of their own")
+        accepted.append(record)
+    if len(accepted) > MAX_RUNS:
+        many = f"a baseline holds {MAX_RUNS} runs at most, these would be {len(accepted)}"
+        raise UserError(f"{many}: accept fewer, or leave out --add")
+    baseline = Baseline(runs=accepted, limits=limits)
     try:
         baseline.require_possible()
     except UserError as error:
         raise UserError(f"not accepted: {error}") from None
-    if not force:
-        spreads = known_spreads(load(first.path), limits, comparison.calibration, kept)
-        _require_narrow(widths(baseline, limits, spreads))
+    spreads = known_spreads(load(first.path), limits, comparison.calibration, accepted)
+    wide = [row for row in widths(baseline, limits, spreads) if row.too_wide]
+    if wide and not force:
+        raise UserError(_refusal(wide))
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, {"schema_version": SCHEMA, "limits": []} | baseline.model_dump(mode="json", exclude_defaults=True))
     return path
 
 
-def _require_no_loss(record: Record, current: Baseline, limits: Iterable[RegressionLimit]) -> None:
-    worse = [limit.metric for limit in limits if _worse(record.metric(limit.metric), current.side(limit.metric))]
-    if worse:
-        raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
+def _worse(limit: RegressionLimit, record: Record, current: Baseline) -> bool:
+    new, old = record.metric(limit.metric), current.side(limit.metric)
+    if old is None or not old.runs:
+        return False
+    if new is None or new.value is None:
+        return True
+    before = old.value(LINEAR)
+    return new.value < before if new.direction == "higher" else new.value > before
+
+
+def _refusal(wide: Sequence[Width]) -> str:
+    rows, others = [row.cells() for row in wide], max(row.others for row in wide)
+    reasons = "; ".join(
+        f"{row['metric']} of {row['runs']}: the limit is {row['limit']}, the smallest loss found is {row['smallest loss found']}"
+        for row in rows
+    )
+    why = f"others took {others:.0%} of the processors, so" if others else "unchanged runs differ so much here that"
+    return (
+        f"not accepted: {why} the gate would find only losses of more than {MAX_DETECTABLE_LOSS:g} times the limit ({reasons}). "
+        "Run again on a quiet machine, leave out disturbed runs, accept more runs together, or accept these with --force"
+    )
 
 
 def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
@@ -562,32 +569,6 @@ def restarts(run: Run | Record) -> int:
 def continued(run: Run | Record) -> str:
     """Return how a run went on from a checkpoint, of its own or of another run; '' for one that is of a piece."""
     if count := restarts(run):
-        return f"started again {count} time{'s' * (count != 1)} after failures"
+        return f"started again {counted(count, 'time')} after failures"
     step = run.result.facts.get("resumed_step") if run.result else None
     return f"resumed at step {step:,} of another run" if isinstance(step, int) and step > 0 else ""
-
-
-def _kept(comparison: Comparison, run: Run) -> list[Record]:
-    if comparison.baseline is None:
-        raise UserError(
-            f"--add: there is no baseline to add {run.path.name} to, {comparison.reason}; accept it without --add"
-        )
-    return comparison.baseline.runs
-
-
-def _new(record: Record, kept: Sequence[Record]) -> Record:
-    """Return the record; a run that counts twice would make the spread between runs look smaller than it is."""
-    for accepted in kept:
-        if accepted.is_copy_of(record):
-            twice = "is in the baseline already" if accepted.run == record.run else f"is a copy of {accepted.run}"
-            raise UserError(f"{record.run} {twice}: accept runs of their own")
-    return record
-
-
-def _worse(new: Metric | None, old: Side | None) -> bool:
-    if old is None or not old.runs:
-        return False
-    if new is None or new.value is None:
-        return True
-    before = old.value(LINEAR)
-    return new.value < before if new.direction == "higher" else new.value > before

@@ -374,16 +374,8 @@ def _word(change: Change, direction: Direction, check: Check | None, comparable:
     return "better" if (change.move > 0) == (direction == "higher") else "worse"
 
 
-def environment(runs: Sequence[Record]) -> dict[str, str]:
-    """Return the environment of runs by name: recorded, not part of the fingerprint. Several values are listed."""
-    values: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for name, value in _environment(run).items():
-            values.setdefault(name, {})[value] = None
-    return {name: _listed(list(several)) for name, several in values.items()}
-
-
 def _environment(run: Record) -> dict[str, str]:
+    """Return the environment of a run by name: recorded, not part of the fingerprint."""
     facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
     if run.machine:
         facts |= {name: str(run.machine.get(name) or "unknown") for name in ("host", "system")}
@@ -391,8 +383,13 @@ def _environment(run: Record) -> dict[str, str]:
         facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
         versions = {name: value for name, value in run.setup.items() if name not in ("host", "system")}
         facts |= {name if name.startswith("driver ") else f"version of {name}": versions[name] for name in versions}
-    return facts | {
-        f"config.{name}": str(value)
-        for name, value in run.config.items()
-        if f"config.{name}" not in run.fingerprint and name not in ("benchmark", "tier", "backend")
-    }
+    own = [(f"config.{name}", str(value)) for name, value in run.config.items()]
+    known = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
+    return facts | {name: value for name, value in own if name not in known}
+
+
+def environment(runs: Sequence[Record]) -> dict[str, str]:
+    """Return the environment of runs by name. Several values are listed."""
+    facts = [_environment(run) for run in runs]
+    names = dict.fromkeys(name for each in facts for name in each)
+    return {name: _listed(list(dict.fromkeys(each[name] for each in facts if name in each))) for name in names}

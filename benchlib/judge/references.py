@@ -20,12 +20,7 @@ PATH = PACKAGE / "assets" / "references.yaml"
 
 
 # Published unit -> factor to the unit of the quantity.
-UNITS = {
-    ("GB/s", "Gbps"): 8.0,
-    ("TFLOP/s", "FLOP/s"): 1e12,
-    ("seq/s", "samples/s"): 1.0,
-    ("h", "s"): 3600.0,
-}
+UNITS = {("GB/s", "Gbps"): 8.0, ("TFLOP/s", "FLOP/s"): 1e12, ("seq/s", "samples/s"): 1.0, ("h", "s"): 3600.0}
 
 
 class _Strict(BaseModel):

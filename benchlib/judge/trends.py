@@ -374,12 +374,7 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
 
 
 def _judged(
-    trend: Trend,
-    level: Level,
-    value: float,
-    runs: int,
-    limits: Mapping[str, RegressionLimit],
-    chance: float = CHANCE,
+    trend: Trend, level: Level, value: float, runs: int, limits: Mapping[str, RegressionLimit], chance: float = CHANCE
 ) -> Status:
     """Return what the gate's rule says of a value of ``runs`` runs against a level; ``chance`` as in ``compared``."""
     limit = limits.get(trend.metric) or RegressionLimit(metric=trend.metric, share=0)

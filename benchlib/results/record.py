@@ -25,17 +25,7 @@ from benchlib.core.stats import thinned
 from benchlib.core.terminal import harmless
 from benchlib.core.text import capitalized
 from benchlib.results.metrics import Metric, RegressionLimit, adjusted
-from benchlib.results.run import (
-    Config,
-    Machine,
-    Moment,
-    Result,
-    Run,
-    Status,
-    fingerprint,
-    fingerprint_key,
-    read_part,
-)
+from benchlib.results.run import Config, Machine, Moment, Result, Run, Status, fingerprint, fingerprint_key, read_part
 from benchlib.results.verdict import GATE, Verdict
 
 KEPT_SAMPLES = 200  # of a metric, where a run is carried elsewhere
