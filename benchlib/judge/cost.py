@@ -149,9 +149,10 @@ class Ranking:
 def _estimates(amounts: np.ndarray, basis: str, reasons: Sequence[str] = ()) -> list[Estimate]:
     estimates = []
     for place, (value, below, above) in enumerate(amounts.T.tolist()):
-        ends = () if basis == "none" else (math.exp(value - below), math.exp(value + above))
+        # Rounded, so that 60 s stay 60 s through their logarithm.
+        ends = [float(f"{math.exp(end):.12g}") for end in (value, value - below, value + above) if not math.isnan(end)]
         reason = reasons[place] if reasons else ""
-        estimates.append(Estimate(None, reason=reason) if math.isnan(value) else Estimate(math.exp(value), *ends))
+        estimates.append(Estimate(*(ends[:1] if basis == "none" else ends)) if ends else Estimate(None, reason=reason))
     return estimates
 
 
