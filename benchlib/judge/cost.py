@@ -107,7 +107,13 @@ class Worth:
     def plain(self) -> dict[str, Any]:
         """Return it as JSON values."""
         content = dataclasses.asdict(dataclasses.replace(self, machines=[]))
-        return content | {"machines": [machine.plain() for machine in self.machines]}
+        amounts = zip(content.pop("seconds"), content.pop("usd"), strict=True)
+        takes = [{"seconds": seconds, "usd": usd} for seconds, usd in amounts]
+        for place, machine in enumerate(self.machines):
+            content["machines"].append(machine.plain() | takes[place] | {"front": place in self.front})
+        differences = [{"name": name, "values": values} for name, values in self.differences.items()]
+        del content["front"]
+        return content | {"schema_version": 1, "same_work": not differences, "differences": differences}
 
 
 class Ranking:

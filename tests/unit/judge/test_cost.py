@@ -359,7 +359,8 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     item = json.loads(call(*stored, "--cost", "1,3", "--json").stdout)["worth"][0]
     (even,) = (row for row in item["rows"] if row["name"] == "break_even")
     assert even["values"][1]["value"] == pytest.approx(1.5)
-    assert (item["machines"][1]["usd_per_device_hour"], item["seconds"][1]["value"]) == (3.0, pytest.approx(20))
+    new = item["machines"][1]
+    assert (new["usd_per_device_hour"], new["seconds"]["value"], new["front"]) == (3.0, pytest.approx(20), True)
 
 
 @pytest.mark.parametrize(
