@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from benchlib.core.files import home, write_text
-from benchlib.judge.foreign.kit import parts
-from benchlib.judge.impossible.claim import Claim, ClaimFile
+from benchlib.judge.impossible.claim import PARTS, Claim, ClaimFile
 from benchlib.judge.impossible.rules import RULES
 
 PAGE = home() / "docs" / "claims.md"
@@ -51,7 +50,7 @@ def tables() -> str:
     """Return what stands between the two comments of the page."""
     lines = ["", "| rule | refuses |", "|---|---|", *(f"| {rule.name} | {rule.catches} |" for rule in RULES.values())]
     lines += [*fields("The file", ClaimFile), *fields("A claim", Claim)]
-    for name, model in parts().items():
+    for name, model in PARTS.items():
         lines += fields(f"`{name}`", model, " ".join((model.__doc__ or "").replace("``", "`").split()))
     return "\n".join([*lines, "", ""])
 

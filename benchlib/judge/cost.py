@@ -153,13 +153,15 @@ class Ranking:
 
 
 def _estimates(amounts: np.ndarray, basis: str, reasons: Sequence[str] = ()) -> list[Estimate]:
-    estimates = []
-    for place, (value, below, above) in enumerate(amounts.T.tolist()):
+    def number(logarithm: float) -> float | None:
         # Rounded, so that 60 s stay 60 s through their logarithm.
-        ends = [float(f"{math.exp(end):.12g}") for end in (value, value - below, value + above) if not math.isnan(end)]
-        reason = reasons[place] if reasons else ""
-        estimates.append(Estimate(*(ends[:1] if basis == "none" else ends)) if ends else Estimate(None, reason=reason))
-    return estimates
+        return None if math.isnan(logarithm) else float(f"{math.exp(logarithm):.12g}")
+
+    without = math.nan if basis == "none" else 0.0
+    return [
+        Estimate(number(value), number(value - below + without), number(value + above + without), reason)
+        for (value, below, above), reason in zip(amounts.T.tolist(), reasons or [""] * amounts.shape[1], strict=True)
+    ]
 
 
 def _levels(sides: Sequence[Side | str]) -> tuple[np.ndarray, str]:

@@ -79,6 +79,11 @@ def read_report(path: Path | str) -> Record:
         raise UserError(f"{path}: {error}") from None
 
 
+def is_report(text: str) -> bool:
+    """Tell whether a text is a report with the data of its run."""
+    return f" {ATTRIBUTE}=" in text and "<html" in text[:2000]
+
+
 def read_html(source: str) -> Record:
     """Return the run that the text of a report carries; ``UserError`` as in :func:`read_report`, without the path."""
     if not source.rstrip().lower().endswith("</html>"):

@@ -1,8 +1,8 @@
 """Output of nccl-tests and rccl-tests, as text or JSON.
 
 Source of both formats: NVIDIA/nccl-tests, src/util.cu (older versions: src/common.cu); the JSON (``-J FILE``) is version 2
-of that file. The text may have been collected by mpirun and srun. Its columns are known by the header line; without one,
-thirteen columns are those of today and twelve those without a root. Times are in us, GB/s are 1e9.
+of that file. The text may have been collected by mpirun and srun; its columns are known by the header line. Times are in us,
+GB/s are 1e9.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign.kit import number, parse, rows
+from benchlib.judge.foreign.kit import number, rows
 from benchlib.judge.impossible.claim import Claim, Collective
 from benchlib.judge.references import vendor_peak
 
@@ -42,11 +42,8 @@ COMMAND = re.compile(r"(?:^|[\s/])(\w+_perf)\b")
 NVLS_READY = re.compile(r"NCCL INFO (?:Connected NVLS tree|NVLS comm 0x|NVLS multicast support is available)")
 STEPS = re.compile(r"minBytes (\d+) maxBytes (\d+) step: (\d+)\((factor|bytes)\)")
 MEASURES = ("time", "cputime", "algbw", "busbw", "#wrong", "error", "i_min", "i_max", "i_p99", "i_cv%")
-TODAY = (
-    5,
-    ["time", "algbw", "busbw", "#wrong"],
-)  # columns before a placement's (size, count, type, redop, root), and its own
-WIDE_AS_TODAY, WITHOUT_ROOT = 13, 12
+# Columns before those of a placement (size, count, type, redop, root), and its own.
+TODAY = (5, ["time", "algbw", "busbw", "#wrong"])
 
 
 def operation_of(program: str) -> str:
@@ -61,6 +58,11 @@ def forced_algorithm(value: str) -> str:
     if value.startswith("^"):
         return WITHOUT_SWITCH if {"NVLS", "NVLSTREE"} <= set(value[1:].upper().split(",")) else ""
     return value
+
+
+def _each(ranks: int, groups: Collection[Any]) -> int | None:
+    """Return how many ranks each of the groups has, None where that is not known."""
+    return ranks // len(groups) if ranks > 0 and ranks % len(groups) == 0 else None
 
 
 def setting(operation: str, ranks: int | None, devices: Collection[str], algorithm: str) -> dict[str, Any]:
@@ -105,9 +107,8 @@ def footer(claims: list[Claim], average: float | None, wrong: float | None, comp
 # JSON
 
 
-def read_json(path: Path, text: str) -> list[Claim]:
+def read_json(path: Path, content: dict[str, Any]) -> list[Claim]:
     """Return a claim for each row and placement, and one for the footer."""
-    content = parse(path, text)
     common, claims = _json_setting(content), list[Claim]()
     for row in rows(content.get("results")):
         size = row.get("size")
@@ -133,10 +134,8 @@ def _json_setting(content: dict[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = part if isinstance(part := content.get("config"), dict) else {}
     devices, threads, gpus = rows(config.get("devices")), config.get("nthreads"), config.get("ngpus")
     # There is one entry per process, whatever its devices are; several groups are several communicators.
-    groups, ranks = {device.get("group") for device in devices}, None
-    if devices and isinstance(threads, int) and isinstance(gpus, int) and threads * gpus > 0:
-        total = len(devices) * threads * gpus
-        ranks = total // len(groups) if total % len(groups) == 0 else None
+    total = len(devices) * threads * gpus if isinstance(threads, int) and isinstance(gpus, int) else 0
+    ranks = _each(total, {device.get("group") for device in devices})
     args, env = content.get("args"), content.get("env")
     operation = operation_of(str(args[0])) if isinstance(args, list) and args else ""
     values = dict(str(item).partition("=")[::2] for item in env) if isinstance(env, list) else {}
@@ -151,11 +150,8 @@ def _json_setting(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_text(text: str) -> bool:
-    """A header of nccl-tests, or rows of its form with a footer."""
-    lines = [_bare(line) for line in text.splitlines()]
-    if any(HEADER.match(line) for line in lines) or "# nThread " in text:
-        return True
-    return "bus bandwidth" in text and any(ROW.match(line) for line in lines)
+    """Tell whether a text holds a header of nccl-tests."""
+    return "# nThread " in text or any(HEADER.match(_bare(line)) for line in text.splitlines())
 
 
 def read_text(path: Path, text: str) -> list[Claim]:
@@ -181,7 +177,7 @@ def _tests(lines: list[str]) -> list[list[str]]:
         if "Collective test starting" in line or (threads and started):
             tests.append([])
             started = False
-        started = started or threads
+        started |= threads
         tests[-1].append(line)
     return tests
 
@@ -196,9 +192,9 @@ def _test(path: Path, first: int, lines: list[str]) -> list[Claim]:
             claims += _row(path, place, line.split(), columns, common)
             count += 1
         elif line.startswith("#") and "bus bandwidth" in line:
-            average = _value(line.partition(":")[2].split()[:1])
+            average = _value(line.partition(":")[2])
         elif line.startswith("#") and "Out of bounds values" in line:
-            wrong = _value(line.partition(":")[2].split()[:1])
+            wrong = _value(line.partition(":")[2])
     return footer(claims, average, wrong, complete=count == _expected_rows(lines))
 
 
@@ -207,12 +203,16 @@ def _setting(lines: Sequence[str]) -> dict[str, Any]:
     ranks, groups = {int(match[1]) for match in matches}, {match[2] for match in matches}
     # The list of devices is cut where it is long ("..."); several groups are several communicators.
     complete = bool(ranks) and ranks == set(range(len(ranks))) and not any(line.strip() == "..." for line in lines)
-    count = len(ranks) // len(groups) if complete and len(ranks) % len(groups) == 0 else None
     named = [match[1] for line in lines if (match := PROGRAM.search(line))]
     named += [match[1] for line in lines if not ROW.match(line) and (match := COMMAND.search(line))]
     operations = {operation_of(name) for name in named}
     operation = operations.pop() if len(operations) == 1 else ""
-    return setting(operation, count, {match[3].strip() for match in matches}, _algorithm("\n".join(lines)))
+    return setting(
+        operation,
+        _each(len(ranks) * complete, groups),
+        {match[3].strip() for match in matches},
+        _algorithm("\n".join(lines)),
+    )
 
 
 def _algorithm(text: str) -> str:
@@ -243,10 +243,7 @@ def _row(
     path: Path, line: int, cells: list[str], columns: tuple[int, list[str]], common: dict[str, Any]
 ) -> list[Claim]:
     lead, names = columns
-    wide = len(names)
-    if len(cells) == WITHOUT_ROOT and lead + 2 * wide == WIDE_AS_TODAY:
-        lead = 4
-    values = cells[lead:]
+    values, wide = cells[lead:], len(names)
     dated = bool(values[wide:]) and re.match(r"\d{4}-\d\d-\d\d$", values[wide])
     if len(values) < wide or (wide < len(values) < 2 * wide and not dated):
         expected = f"{len(cells)} columns where {lead + 2 * wide} were expected"
@@ -254,9 +251,8 @@ def _row(
     blocks = [values[:wide], values[wide : 2 * wide]] if len(values) >= 2 * wide else [values[:wide]]
     claims = []
     for placement, block in zip(PLACEMENTS[-len(blocks) :], blocks, strict=True):
-        numbers = {name: _value([cell]) for name, cell in zip(names, block, strict=True)}
-        broken = [cell for cell, value in zip(block, numbers.values(), strict=True) if value is None and cell != "N/A"]
-        if broken:
+        numbers = dict(zip(names, map(_value, block), strict=True))
+        if broken := [cell for cell in block if _value(cell) is None and cell != "N/A"]:
             raise UserError(f"{path}, line {line}: {broken[0]!r} is not a number; the file may be cut")
         # The bandwidths were not computed from a column "cputime".
         stated = (numbers.get(name) for name in ("time", "algbw", "busbw", "#wrong"))
@@ -264,23 +260,18 @@ def _row(
     return claims
 
 
-def _value(cells: Sequence[str]) -> float | None:
+def _value(text: str) -> float | None:
+    """Return the finite number that a text begins with, None where it does not."""
     try:
-        value = float(cells[0]) if cells else math.nan
-    except ValueError:
+        return number(float(text.split()[0]))
+    except (ValueError, IndexError):
         return None
-    return value if math.isfinite(value) else None
 
 
 def _expected_rows(lines: Sequence[str]) -> int:
-    """Return how many sizes the header announces; -1 where it does not, or the steps are not a factor."""
-    match = next((match for line in lines if (match := STEPS.search(line))), None)
-    if match is None:
-        return -1
-    size, most, step = (int(match[index]) for index in (1, 2, 3))
-    if match[4] == "bytes":
-        return (most - size) // step + 1 if step else -1
-    count = -1 if size <= 0 or step < 2 else 0
-    while count >= 0 and size <= most:
-        size, count = size * step, count + 1
-    return count
+    """Return how many sizes the header announces; -1 where it does not, or no steps lead from one size to the other."""
+    match = next(filter(None, map(STEPS.search, lines)), None)
+    size, most, step = map(int, match.groups()[:3]) if match else (0, 0, 0)
+    if match and match[4] == "bytes" and step:
+        return (most - size) // step + 1
+    return int(math.log(most / size, step) + 1e-9) + 1 if 0 < size <= most and step > 1 else -1

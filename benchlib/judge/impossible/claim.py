@@ -3,7 +3,7 @@
 GB/s are 1e9 bytes per second. A number is taken as it was written: 156.2 stands for 156.15 to 156.25.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -263,6 +263,15 @@ class Claim(Part):
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])
     wholes: list[Whole] = _of("times or amounts, and parts of them", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
+
+
+# The parts of a claim by the names of its fields.
+PARTS: dict[str, type[Part]] = {
+    name: kind
+    for name, field in Claim.model_fields.items()
+    for kind in get_args(field.annotation)
+    if isinstance(kind, type) and issubclass(kind, Part)
+}
 
 
 class ClaimFile(Part):

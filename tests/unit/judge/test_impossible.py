@@ -6,9 +6,9 @@ import pytest
 
 from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.early_stopping import queries_needed, set_aside
-from benchlib.judge.foreign.kit import parts
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.claim import (
+    PARTS,
     Claim,
     Collective,
     Compute,
@@ -241,7 +241,7 @@ def test_what_makers_state_is_known_for_known_devices_only():
 
 def test_a_rule_takes_the_fields_of_its_part_of_a_claim():
     for rule in RULES.values():
-        part = parts()[rule.part] if rule.part else Claim
+        part = PARTS[rule.part] if rule.part else Claim
         assert set(rule.fields) <= {"item", *part.model_fields}, rule.name
 
 
