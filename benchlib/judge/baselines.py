@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_model, write_json
-from benchlib.core.text import counted, quantity
+from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.change import LINEAR, Scale, Spread, moderated, own_spread, pooled
 from benchlib.judge.changepoints import levels
@@ -134,8 +134,7 @@ class Baseline(BaseModel):
             except UserError as error:
                 faults = [str(error)]
         if faults:
-            more = f" (and {len(faults) - 2} more)" if len(faults) > 2 else ""
-            raise UserError(f"its numbers cannot be true: {'; '.join(faults[:2])}{more}")
+            raise UserError(f"its numbers cannot be true: {shortened(faults, 2, '; ')}")
 
     def _faults(self) -> Iterator[str]:
         shares = {limit.metric for limit in self.limits if limit.share is not None}
@@ -188,9 +187,8 @@ class Comparison(BaseModel):
         others = f"; {counted(self.left_out, 'baseline')} refused, see `benchlib baseline list`" * bool(self.left_out)
         if self.status == "NO_BASELINE":
             return f"no run was accepted yet{others}"
-        shown = "; ".join(f"{name} is {here} here, {there} there" for name, here, there in self.factors[:4])
-        more = f" and {len(self.factors) - 4} more" if len(self.factors) > 4 else ""
-        return f"the nearest baseline differs: {shown}{more}{others}"
+        factors = [f"{name} is {here} here, {there} there" for name, here, there in self.factors]
+        return f"the nearest baseline differs: {shortened(factors, 4, '; ')}{others}"
 
 
 def folder() -> Path:

@@ -11,15 +11,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
 from benchlib.core.machine import hardware
-from benchlib.core.text import moment, quantity
+from benchlib.core.text import counted, moment, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
@@ -112,25 +112,18 @@ def _why(run: Record) -> str:
 
 
 def _refuse_kinds(text: str, kinds: Sequence[RunSet]) -> None:
-    largest, lines = max(kinds, key=lambda kind: len(kind.runs)).first, list[str]()
-    for kind in sorted(kinds, key=lambda kind: len(kind.runs), reverse=True):
+    kinds, lines = sorted(kinds, key=lambda kind: len(kind.runs), reverse=True), list[str]()
+    largest = kinds[0].first
+    for kind in kinds:
         factors = [f"{name} {here}" for name, here, _ in differences(kind.first.fingerprint, largest.fingerprint)[:3]]
         factors += [f"tier {kind.first.tier}"] if kind.first.tier != largest.tier else []
-        names = _listed([run.run for run in kind.runs])
+        names = shortened([run.run for run in kind.runs])
         lines.append(f"  {names}" + (f" ({', '.join(factors)})" if factors else ""))
     what = f"{text} holds {largest.benchmark} runs of {len(kinds)} kinds that cannot be compared with each other"
     raise UserError("\n".join([f"{what}; name the runs of one:", *lines]))
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Row(_Model):
+class Row(BaseModel):
     """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``.
 
     ``low`` to ``high`` is its 98% interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
@@ -156,7 +149,7 @@ class Row(_Model):
     headline: bool = False
 
 
-class Factor(_Model):
+class Factor(BaseModel):
     """Something that differs. ``decides`` says whether it makes the sets incomparable."""
 
     name: str
@@ -165,7 +158,7 @@ class Factor(_Model):
     decides: bool
 
 
-class Named(_Model):
+class Named(BaseModel):
     """A set of runs by its label, its runs' names, their verdicts and their machines."""
 
     label: str
@@ -175,17 +168,14 @@ class Named(_Model):
 
     @classmethod
     def of(cls, side: RunSet) -> "Named":
-        # A baseline keeps the hardware only.
-        machines = [
-            hardware(run.machine, run.backend) or "; ".join(filter(None, map(run.fingerprint.get, ("cpu", "devices"))))
-            for run in side.runs
-        ]
-        return cls(
-            label=side.label,
-            runs=[run.run for run in side.runs],
-            verdicts=[run.word for run in side.runs],
-            machines=list(dict.fromkeys(filter(None, machines))),
-        )
+        names, words = [run.run for run in side.runs], [run.word for run in side.runs]
+        machines = list(dict.fromkeys(filter(None, map(_machine, side.runs))))
+        return cls(label=side.label, runs=names, verdicts=words, machines=machines)
+
+
+def _machine(run: Record) -> str:
+    # A baseline keeps the hardware only.
+    return hardware(run.machine, run.backend) or "; ".join(filter(None, map(run.fingerprint.get, ("cpu", "devices"))))
 
 
 class Contrast(BaseModel):
@@ -264,26 +254,24 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
 
 def _unmoved(row: Row) -> Row:
     """Return the row of a metric against itself: no interval and no gate, which would speak of noise."""
-    if row.change is None:
-        return row
-    none = {"low": None, "high": None, "gate": None, "basis": "none", "reason": ""}
-    return row.model_copy(update=none | {"word": "no difference found"})
+    none = {"low": None, "high": None, "gate": None, "basis": "none", "reason": "", "word": "no difference found"}
+    return row if row.change is None else row.model_copy(update=none)
 
 
 def _sentence(rows: Sequence[Row], decisive: Sequence[str], same_work: bool) -> str:
     if decisive:
         differ = "differs" if len(decisive) == 1 else "differ"
         what = "Same work, but" if same_work else "Not comparable:"
-        return f"{what} {_listed(decisive, 4)} {differ}; ratios are shown, no verdict."
+        return f"{what} {shortened(decisive, 4)} {differ}; ratios are shown, no verdict."
     regressions = [row.metric for row in rows if row.word == "regression"]
     limited = [row for row in rows if row.limit]
     if regressions:
-        return f"{len(regressions)} regression{'s' * (len(regressions) > 1)}: {', '.join(regressions)}."
+        return f"{counted(len(regressions), 'regression')}: {', '.join(regressions)}."
     if not limited:
         return "Comparable, but no metric with a limit has a value on both sides."
     undecided = [row.metric for row in limited if row.gate == "AMBIGUOUS"]
     rest = f" Noise leaves {len(undecided)} undecided, repeat the runs: {', '.join(undecided)}." if undecided else ""
-    return f"No regression found in {len(limited)} metric{'s' * (len(limited) > 1)} with a limit.{rest}"
+    return f"No regression found in {counted(len(limited), 'metric')} with a limit.{rest}"
 
 
 def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -> Iterator[Row]:
@@ -300,63 +288,53 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
         sides = [side for side in (after, before) if side is not None]
         if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
             continue  # neither side could measure it
-        headline = limit is not None or name in spec_of(latest.benchmark).first([name])
-        if before is None or after is None or not before.runs or not after.runs:
-            row = _one_sided(before, after, limit if comparable else None, headline)
-        else:
+        metric = sides[0].metric
+        row = Row(
+            metric=name,
+            unit=metric.unit,
+            direction=metric.direction,
+            reference=before.metric.text if before else "absent",
+            other=after.metric.text if after else "absent",
+            word="only one side" if any(side.runs for side in sides) else "",
+            reason=next((side.metric.reason for side in sides if not side.runs), ""),
+            headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
+        )
+        if before and after and before.runs and after.runs:
             change = difference(limit, after, before, spreads.get(name), chance)
             check = check_of(limit, after, before, change) if limit and comparable else None
-            row = _row(before, after, change, limit, check, headline)
-            if comparable or same_work:
-                row = row.model_copy(update={"word": _word(change, row.direction, check, comparable)})
-        yield row
+            word = _word(change, row.direction, check, comparable) if comparable or same_work else ""
+            update = _compared(before, after, change, limit, check) | {"word": word}
+        elif limit and comparable and after and after.metric.fault:  # it is no longer a number
+            reason = f"{name} is {after.metric.fault}, which is no number to compare"
+            update = {"word": "regression", "reason": reason}
+        else:
+            update = {}
+        yield row.model_copy(update=update)
 
 
-def _row(
-    old: Side, new: Side, change: Change, limit: RegressionLimit | None, check: Check | None, headline: bool
-) -> Row:
-    scale, direction = change.scale, new.metric.direction
-    return Row(
-        metric=new.metric.name,
-        unit=new.metric.unit,
-        direction=direction,
-        reference=_value(old, scale),
-        other=_value(new, scale),
-        kind=scale.name,
-        change=scale.back(change.move),
-        low=scale.back(change.least),
-        high=scale.back(change.most),
-        band=change.spread.band(scale) if change.spread else None,
-        basis=change.basis,
-        limit=limit.text(direction) if limit else "",
-        gate=check.status if check else None,
-        reason=check.reason if check else "",
-        headline=headline,
-    )
+def _compared(
+    old: Side, new: Side, change: Change, limit: RegressionLimit | None, check: Check | None
+) -> dict[str, Any]:
+    """Return the fields of a row that a comparison of both sides fills."""
+    scale = change.scale
+    return {
+        "reference": _value(old, scale),
+        "other": _value(new, scale),
+        "kind": scale.name,
+        "change": scale.back(change.move),
+        "low": scale.back(change.least),
+        "high": scale.back(change.most),
+        "band": change.spread.band(scale) if change.spread else None,
+        "basis": change.basis,
+        "limit": limit.text(new.metric.direction) if limit else "",
+        "gate": check.status if check else None,
+        "reason": check.reason if check else "",
+    }
 
 
 def _value(side: Side, scale: Scale) -> str:
     shifted = len(side.runs) == 1 and side.readings(scale)[0].disturbed
     return quantity(side.value(scale), side.metric.unit) + " undisturbed" * bool(shifted)
-
-
-def _one_sided(old: Side | None, new: Side | None, limit: RegressionLimit | None, headline: bool) -> Row:
-    """Return the row of a metric that only one side has; one with a ``limit`` that is no longer a number is a regression."""
-    sides = [side for side in (new, old) if side is not None]
-    metric, word = sides[0].metric, "only one side" if any(side.runs for side in sides) else ""
-    reason = next((side.metric.reason for side in sides if not side.runs), "")
-    if limit is not None and new is not None and new.metric.fault:
-        word, reason = "regression", f"{metric.name} is {metric.fault}, which is no number to compare"
-    return Row(
-        metric=metric.name,
-        unit=metric.unit,
-        direction=metric.direction,
-        reference=old.metric.text if old else "absent",
-        other=new.metric.text if new else "absent",
-        word=word,
-        reason=reason,
-        headline=headline,
-    )
 
 
 def _word(change: Change, direction: Direction, check: Check | None, comparable: bool) -> Word:
@@ -392,4 +370,4 @@ def environment(runs: Sequence[Record]) -> dict[str, str]:
     """Return the environment of runs by name. Several values are listed."""
     facts = [_environment(run) for run in runs]
     names = dict.fromkeys(name for each in facts for name in each)
-    return {name: _listed(list(dict.fromkeys(each[name] for each in facts if name in each))) for name in names}
+    return {name: shortened(list(dict.fromkeys(each[name] for each in facts if name in each))) for name in names}

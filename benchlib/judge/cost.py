@@ -26,7 +26,7 @@ import numpy as np
 from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.judge.change import GATE_CONFIDENCE, LOG, compared, own_spread
-from benchlib.judge.checks import Check, Verdict, verdict_of
+from benchlib.judge.checks import Ask, Check, Verdict, verdict_of
 from benchlib.judge.machines import HOUR_S, Machine, priced, read_machines
 from benchlib.judge.prices import Asked, parse
 from benchlib.judge.regression import Side
@@ -76,6 +76,12 @@ class Answer:
     machine: str
     sentence: str
     certain: bool | None
+
+    def check(self, benchmark: str) -> Check:
+        """Return the check that the answer is certain."""
+        ask = Ask(f"{self.question.removesuffix('?').lower()} in {benchmark}", self.question, "target")
+        status = "SKIPPED" if self.certain is None else "PASS" if self.certain else "AMBIGUOUS"
+        return ask.answer(status, self.sentence, gates=self.certain is not None)
 
 
 @dataclass(frozen=True)
@@ -380,20 +386,12 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
 def judge_worth(items: Sequence[Worth]) -> Verdict:
     """Check what the comparison can be trusted for: the same work, and an order that noise does not turn."""
     checks = list[Check]()
-
-    def add(name: str, question: str, status: Any, reason: str, gates: bool, kind: Any = "target") -> None:
-        checks.append(Check(name=name, kind=kind, question=question, status=status, reason=reason, gates=gates))
-
     for item in items:
-        names, question = ", ".join(item.differences), "Did all machines do the same work?"
+        names, ask = (
+            ", ".join(item.differences),
+            Ask(f"same work in {item.benchmark}", "Did all machines do the same work?"),
+        )
         reason = f"{names} differ: compared per item only" if names else "config, effective batch and items agree"
-        add(f"same work in {item.benchmark}", question, "NOT_COMPARABLE" if names else "PASS", reason, False, "sanity")
-        for answer in item.answers:
-            status = "SKIPPED" if answer.certain is None else "PASS" if answer.certain else "AMBIGUOUS"
-            name = f"{answer.question.removesuffix('?').lower()} in {item.benchmark}"
-            add(name, answer.question, status, answer.sentence, answer.certain is not None)
-    verdict, names = verdict_of(checks), ", ".join(check.name for check in checks if check.status == "AMBIGUOUS")
-    if verdict.verdict != "AMBIGUOUS":
-        return verdict
-    # The words for one run advise what a comparison cannot do.
-    return verdict.model_copy(update={"sentence": f"Open: {names}. More runs of each machine narrow the intervals."})
+        checks.append(ask.answer("NOT_COMPARABLE" if names else "PASS", reason, gates=False))
+        checks += [answer.check(item.benchmark) for answer in item.answers]
+    return verdict_of(checks, remedy="More runs of each machine narrow the intervals.")

@@ -14,15 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
-from benchlib.core.text import quantity
+from benchlib.core.text import quantity, shortened
 from benchlib.judge.change import CHANCE, LINEAR, Spread, moved
 from benchlib.judge.changepoints import COVERAGE, SHORTEST, Level, Levels, levels
-from benchlib.judge.checks import Check, Status, Verdict, verdict_of
+from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, ruling, scale_of
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record, load, load_all, store_folders
@@ -32,10 +33,10 @@ MAX_RUNS = 1000  # of a series that are examined, the newest: the search takes t
 LOOKBACK_RUNS = 10  # before a change, whose facts are no news
 POSITION_TOLERANCE = 2  # runs by which the place of a change may be off
 COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
+SOURCE = "history"
 
 
-@dataclass(frozen=True)
-class LevelChange:
+class LevelChange(NamedTuple):
     """A change of level at ``run``, the first run of the new one. ``ratio`` is after / before, None where before is 0.
 
     ``word`` is better, worse or other (a metric without a better side); ``factors`` are (name, before, after) of what
@@ -48,7 +49,7 @@ class LevelChange:
     after: float
     ratio: float | None
     word: str
-    factors: list[tuple[str, str, str]] = field(default_factory=list)
+    factors: Sequence[tuple[str, str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -287,40 +288,31 @@ def judge_history(history: History) -> Verdict:
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = {limit.metric: limit for limit in load(newest.folder).limits}
         checks += [_level_check(where, own, len(members), limits), _newest_check(where, own, newest, limits)]
-    verdict = verdict_of(checks)
+    verdict = verdict_of(checks, remedy="")
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
         # That files can be read says nothing about what was measured.
         longest = max(map(len, history.series), default=0)
         reason = f"Too few runs: the longest series has {longest}; a change of level needs {2 * SHORTEST}."
         return verdict.model_copy(update={"verdict": "SKIPPED", "sentence": reason})
-    if verdict.verdict == "AMBIGUOUS":  # the words for one run advise what a history cannot do
-        names = ", ".join(check.name for check in checks if check.gates and check.status == "AMBIGUOUS")
-        return verdict.model_copy(update={"sentence": f"Open: {names}."})
     return verdict
 
 
 def _readable_check(runs: list[Record]) -> Check:
     """Say which runs are damaged: what they would have shown stays open, but nothing got worse."""
     damaged = [run.run for run in runs if run.problems]
-    named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
     are, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    remedy = f": {named}; restore or delete {them}" if damaged else ""
-    return Check(
-        name="runs readable",
-        kind="sanity",
-        question="Can every stored run be read?",
-        status="AMBIGUOUS" if damaged else "PASS",
-        value=float(len(damaged)),
-        limit="= 0",
-        reason=f"{len(damaged)} of {len(runs)} {are} damaged{remedy}",
+    remedy = f": {shortened(damaged)}; restore or delete {them}" if damaged else ""
+    reason, status = f"{len(damaged)} of {len(runs)} {are} damaged{remedy}", "AMBIGUOUS" if damaged else "PASS"
+    return Ask("runs readable", "Can every stored run be read?").answer(
+        status, reason, value=float(len(damaged)), limit="= 0"
     )
 
 
 def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping[str, RegressionLimit]) -> Check:
     """Judge the loss that the newest levels add up to by the gate's rule; a metric without a limit may lose nothing."""
-    about = f"level of {where}", "Did every level hold, unless a recorded change explains it?"
+    ask = Ask(f"level of {where}", "Did every level hold, unless a recorded change explains it?", "regression")
     if runs < 2 * SHORTEST:
-        return _check(*about, "SKIPPED", f"{runs} runs; a change needs {SHORTEST} before and {SHORTEST} after it")
+        return ask.skipped(f"{runs} runs; a change needs {SHORTEST} before and {SHORTEST} after it", source=SOURCE)
     failed, explained, within = list[str](), list[str](), list[str]()
     for trend in trends:
         lost = list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))
@@ -334,22 +326,22 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
             reason += f" with {name} {before} → {after}"
         (within if status == "PASS" else explained if lost[0].factors else failed).append(reason)
     if failed:
-        return _check(*about, "FAIL", "; ".join([*failed, *explained]))
+        return ask.answer("FAIL", "; ".join([*failed, *explained]), source=SOURCE)
     if explained:
         reason = f"a recorded change came with it: {'; '.join(explained)}; accept it or go back"
-        return _check(*about, "AMBIGUOUS", reason)
+        return ask.answer("AMBIGUOUS", reason, source=SOURCE)
     worse = f"; worse, but within the limit: {'; '.join(within)}" if within else ""
-    return _check(*about, "PASS", f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}")
+    reason = f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}"
+    return ask.answer("PASS", reason, source=SOURCE)
 
 
 def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mapping[str, RegressionLimit]) -> Check:
     """Judge the newest run against the others of its level by the gate's rule, a metric without a limit by its band."""
-    about = f"newest run of {where}", "Is the newest run as good as the others of its level?"
-    shown = [
-        item for item in trends if item.last is newest and item.levels.levels[-1].low < item.levels.levels[-1].high
-    ]
+    ask = Ask(f"newest run of {where}", "Is the newest run as good as the others of its level?", "regression")
+    newest_levels = ((item, item.levels.levels[-1]) for item in trends if item.last is newest)
+    shown = [item for item, level in newest_levels if level.low < level.high]
     if not shown:
-        return _check(*about, "SKIPPED", "too few runs to estimate their spread")
+        return ask.skipped("too few runs to estimate their spread", source=SOURCE)
     # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
     texts: dict[Status, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
@@ -365,12 +357,10 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
             outside = value < low if trend.direction == "higher" else value > high
             status, end = "AMBIGUOUS" if outside else "PASS", f"outside {spanned(low, high, trend.unit)}"
         texts[status].append(f"{trend.label} {quantity(value, trend.unit)}, {end}")
-    if texts["FAIL"]:
-        return _check(*about, "FAIL", "; ".join(texts["FAIL"]))
-    if texts["AMBIGUOUS"]:
-        return _check(*about, "AMBIGUOUS", f"{'; '.join(texts['AMBIGUOUS'])}: repeat the run")
     good = f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
-    return _check(*about, "PASS", good)
+    status: Status = next((word for word in ("FAIL", "AMBIGUOUS") if texts[word]), "PASS")
+    reason = good if status == "PASS" else "; ".join(texts[status]) + ": repeat the run" * (status == "AMBIGUOUS")
+    return ask.answer(status, reason, source=SOURCE)
 
 
 def _judged(
@@ -385,10 +375,3 @@ def _judged(
     move = float(scale.to(value) - scale.to(level.median))
     change = moved(scale, move, Spread(s, trend.levels.free), (runs, others), chance)
     return ruling(change, limit, trend.direction, level.median)[0]
-
-
-def _check(name: str, question: str, status: Status, reason: str) -> Check:
-    gates = status != "SKIPPED"
-    return Check(
-        name=name, kind="regression", question=question, status=status, reason=reason, source="history", gates=gates
-    )
