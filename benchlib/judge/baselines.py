@@ -23,7 +23,7 @@ from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.change import LINEAR, Scale, Spread, moderated, own_spread, pooled
 from benchlib.judge.changepoints import levels
-from benchlib.judge.checks import Check
+from benchlib.judge.checks import Ask, Check
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
@@ -34,7 +34,6 @@ from benchlib.judge.regression import (
     chance_of_each,
     default_spread,
     is_timed,
-    open_checks,
     regression_check,
     repeats,
     scale_of,
@@ -44,7 +43,7 @@ from benchlib.judge.regression import (
 )
 from benchlib.results.metrics import adjusted, named
 from benchlib.results.record import KEPT_SAMPLES, Record, load
-from benchlib.results.run import Run, fingerprint_key
+from benchlib.results.run import Result, Run, fingerprint_key
 from benchlib.results.verdict import Verdict
 
 SCHEMA: Final = 3
@@ -79,7 +78,6 @@ class Baseline(BaseModel):
 
     @property
     def latest(self) -> Record:
-        """The run that was accepted last."""
         return self.runs[-1]
 
     @property
@@ -101,7 +99,6 @@ class Baseline(BaseModel):
         return fingerprint_key(self.fingerprint)
 
     def side(self, name: str) -> Side | None:
-        """Return this metric of all accepted runs, or None."""
         return side_of(self.runs, name)
 
     def claims(self) -> list[Claim]:
@@ -118,9 +115,9 @@ class Baseline(BaseModel):
     def _config(self) -> BaseConfig | None:
         """Return the config whose work the fingerprint holds; all other fields have their defaults."""
         prefix, backend = "config.", self.fingerprint.get("backend", "")
-        stated = [(name, text) for name, text in self.fingerprint.items() if name.startswith(prefix)]
+        stated = {name.removeprefix(prefix): text for name, text in self.fingerprint.items() if name.startswith(prefix)}
         try:
-            work = {name.removeprefix(prefix): json.loads(text) for name, text in stated}
+            work = {name: json.loads(text) for name, text in stated.items()}
         except ValueError:
             return None
         return config_of(self.benchmark, work | {"backend": backend, "tier": self.tier}) if work and backend else None
@@ -192,7 +189,6 @@ class Comparison(BaseModel):
 
 
 def folder() -> Path:
-    """Return the folder of the committed baselines."""
     return home() / "baselines"
 
 
@@ -224,7 +220,7 @@ def by_key(key: str) -> Baseline:
     """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
     refused: dict[Path, str] = {}
     matches = [baseline for _, baseline in stored(refused=refused) if baseline.key.startswith(key)]
-    if not matches and (reasons := [reason for path, reason in refused.items() if path.stem.startswith(key)]):
+    if reasons := [reason for path, reason in refused.items() if path.stem.startswith(key) and not matches]:
         raise UserError(reasons[0])
     if len(matches) != 1:
         raise UserError(f"{len(matches)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
@@ -233,24 +229,23 @@ def by_key(key: str) -> Baseline:
 
 def find(run: Run, root: Path | None = None) -> Comparison:
     """Find the baseline of a run, or the nearest one and the factors in which it differs."""
-    here = run.fingerprint
-    measured, damaged = None, ""
+    place, key, refused = (run.config.benchmark, run.config.tier), fingerprint_key(run.fingerprint), dict[Path, str]()
+    about: dict[str, Any] = {}
     try:
-        measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
+        about["calibration"] = load_calibration(root or folder(), *place, key)
     except UserError as error:
-        damaged = str(error)
-    refused: dict[Path, str] = {}
+        about["damaged"] = str(error)
     candidates = [
-        (differences(here, baseline.fingerprint), baseline)
-        for _, baseline in stored(root, run.config.benchmark, run.config.tier, refused)
+        (differences(run.fingerprint, baseline.fingerprint), baseline) for _, baseline in stored(root, *place, refused)
     ]
-    about: dict[str, Any] = {"calibration": measured, "damaged": damaged, "left_out": len(refused)}
     factors, nearest = min(candidates, key=lambda pair: len(pair[0]), default=([], None))
+    about["left_out"] = len(refused)
     if nearest is not None and not factors:
         return Comparison(status="found", baseline=nearest, **about)
-    own = next((reason for path, reason in refused.items() if path.stem == fingerprint_key(here)), "")
-    status: Literal["NO_BASELINE", "NOT_COMPARABLE"] = "NOT_COMPARABLE" if own or nearest else "NO_BASELINE"
-    return Comparison(status=status, factors=factors, refused=own, **about)
+    own = next((reason for path, reason in refused.items() if path.stem == key), "")
+    return Comparison(
+        status="NOT_COMPARABLE" if own or nearest else "NO_BASELINE", factors=factors, refused=own, **about
+    )
 
 
 def differences(here: dict[str, str], there: dict[str, str]) -> Differences:
@@ -269,16 +264,17 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     assert result is not None
     unused = [name for name in run.config.limits if not any(named(name, limit.metric) for limit in limits)]
     checks = [_unused_check(unused, [limit.metric for limit in limits])] if unused else []
-    if comparison.baseline is None:
-        assert comparison.status != "found"
-        return [*checks, *open_checks(limits, result, comparison.status, comparison.reason)]
-    latest, earlier = load(run.path), repeats(run)
-    others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
-    if not others:
-        return [*checks, *open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
-    limits, edited = _as_accepted(limits, comparison.baseline.limits, others)
+    latest, earlier, baseline = load(run.path), repeats(run), comparison.baseline
+    others = [record for record in baseline.runs if not record.is_copy_of(latest)] if baseline else []
+    if baseline is None or not others:
+        itself = ("NO_BASELINE", "this run is the baseline itself")
+        return [
+            *checks,
+            *_open_checks(limits, result, *(itself if baseline else (comparison.status, comparison.reason))),
+        ]
+    limits, edited = _as_accepted(limits, baseline.limits, others)
     checks += edited
-    spreads = known_spreads(latest, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
+    spreads = known_spreads(latest, limits, comparison.calibration, [*baseline.runs, *earlier, latest])
     chance = chance_of_each(limits, result.metrics)
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
@@ -297,16 +293,19 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     return checks
 
 
+def _open_checks(limits: Iterable[RegressionLimit], result: Result, status: str, reason: str) -> Iterator[Check]:
+    for limit in limits:
+        metric = result.metric(limit.metric)
+        if metric is not None and metric.value is not None:
+            allowed, words = limit.text(metric.direction), f"measured {metric.text}; {reason}"
+            yield baseline_check(metric, status=status, reason=words, value=metric.value, limit=allowed)
+
+
 def _unused_check(names: Sequence[str], metrics: Sequence[str]) -> Check:
     """List limits that no metric has: who set one believes that it gates. In a tier it may be that of another benchmark."""
     wrong = "; ".join(f"limits.{name}: {nearest(name, metrics)}" for name in names)
-    return Check(
-        name="limits apply",
-        kind="regression",
-        question="Does every limit that was set belong to a metric?",
-        status="SKIPPED",
-        reason=f"no metric with a limit has this name: {wrong}",
-    )
+    ask = Ask("limits apply", "Does every limit that was set belong to a metric?", "regression")
+    return ask.skipped(f"no metric with a limit has this name: {wrong}", gates=True)
 
 
 def _as_accepted(
@@ -327,16 +326,8 @@ def _as_accepted(
     parts = [f"{now.metric} {_size(now)}, accepted with {_size(then)}" for then, now in edited]
     parts += [f"{limit.metric} {_size(limit)}, accepted without a limit" for limit in absent]
     parts += [f"{limit.metric} has none, the accepted {_size(limit)} counts" for limit in missing]
-    check = Check(
-        name="limits as accepted",
-        kind="regression",
-        question="Are the limits those that the baseline was accepted with?",
-        status="FAIL",
-        reason="; ".join(parts),
-        source="baseline",
-        gates=False,
-    )
-    return [*limits, *missing], [check]
+    ask = Ask("limits as accepted", "Are the limits those that the baseline was accepted with?", "regression")
+    return [*limits, *missing], [ask.fact(False, "; ".join(parts), source="baseline", gates=False)]
 
 
 def _size(limit: RegressionLimit) -> str:
@@ -413,7 +404,6 @@ class Width:
         return bool(self.measured or self.others) and 0 < MAX_DETECTABLE_LOSS * allowed < self.effect
 
     def cells(self) -> dict[str, str]:
-        """Return what a reader sees of it."""
         metric, values = self.side.metric, [replace(self.side, runs=(run,)).value(self.scale) for run in self.side.runs]
         low, high = (quantity(value, metric.unit) for value in (min(values), max(values)))
         sign = "-" if metric.direction == "higher" else "+"
@@ -427,12 +417,9 @@ class Width:
 
 
 def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping[str, Spread]) -> list[Width]:
-    """Return what the spread of the accepted runs makes of each limit; ``known`` are spreads that others tell, by metric."""
     rows = []
-    for limit in limits:
-        side = baseline.side(limit.metric)
-        if side is None or not side.runs:
-            continue
+    sides = ((limit, baseline.side(limit.metric)) for limit in limits)
+    for limit, side in ((limit, side) for limit, side in sides if side and side.runs):
         scale = scale_of(limit, side.lowest)
         quiet, default = (default_spread(side.metric, limit, scale, others) for others in (0.0, side.others))
         measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
@@ -551,7 +538,6 @@ def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
 
 
 def planted(run: Run) -> list[str]:
-    """Return the parameters by which a run was slowed down or changed on purpose."""
     fields = type(run.config).model_fields
     return [
         name for name in fields if name.startswith("planted_") and getattr(run.config, name) != fields[name].default

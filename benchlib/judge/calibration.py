@@ -89,7 +89,6 @@ class MetricCalibration(_Frozen):
     effect: float
 
     def cells(self) -> dict[str, str]:
-        """Return what a reader sees of it."""
         scale, counts = SCALES[self.kind], self.left_out
         band = Spread(self.spread, len(self.values) - 1).band(scale)
         slowed = [
@@ -118,8 +117,6 @@ METHOD = (
 
 
 class Calibration(BaseModel):
-    """The calibration of one benchmark, tier and fingerprint."""
-
     model_config = ConfigDict(extra="forbid")
 
     schema_version: Literal[4] = SCHEMA
@@ -150,11 +147,9 @@ class Calibration(BaseModel):
         )
 
     def method(self) -> str:
-        """Return how the figures were made."""
         return METHOD.format(runs=self.runs)
 
     def rows(self) -> list[dict[str, str]]:
-        """Return one row per metric for readers."""
         return [item.cells() for item in self.metrics]
 
 
@@ -212,7 +207,6 @@ def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]])
 
 
 def path_of(root: Path, benchmark: str, tier: str, key: str) -> Path:
-    """Return where the calibration of a fingerprint key is, below the folder of the baselines."""
     return root / "calibrations" / benchmark / tier / f"{key}.json"
 
 
@@ -225,7 +219,6 @@ def load_calibration(root: Path, benchmark: str, tier: str, key: str) -> Calibra
 
 
 def save_calibration(root: Path, calibration: Calibration, key: str) -> Path:
-    """Write a calibration and return its file."""
     path = path_of(root, calibration.benchmark, calibration.tier, key)
     write_json(path, calibration.model_dump(mode="json"))
     return path

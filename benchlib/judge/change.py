@@ -181,7 +181,6 @@ class Change:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval excludes that nothing changed."""
         return not self.least <= 0 <= self.most
 
     def text(self, unit: str) -> str:
@@ -271,7 +270,6 @@ def student(dof: int, chance: float = CHANCE) -> float:
 
 @functools.lru_cache(maxsize=4)
 def normal(probability: float) -> float:
-    """Return the quantile of the normal distribution."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)

@@ -111,11 +111,9 @@ class Disturbance:
 
     @property
     def share(self) -> float:
-        """The share of the samples that were disturbed."""
         return sum(end - start for start, end in self.parts) / self.n
 
     def mask(self) -> np.ndarray:
-        """Return which samples were disturbed."""
         mask = np.zeros(self.n, dtype=bool)
         for start, end in self.parts:
             mask[start:end] = True

@@ -40,7 +40,6 @@ class Ask(NamedTuple):
         return Check(**self._asdict(), status=status, reason=reason, **more)
 
     def fact(self, passed: bool, reason: str, **numbers: Any) -> Check:
-        """Answer with a fact that either holds or not."""
         return self.answer("PASS" if passed else "FAIL", reason, **numbers)
 
     def skipped(self, reason: str, gates: bool = False, **numbers: Any) -> Check:
@@ -173,13 +172,11 @@ def limit_check(
 
 
 def fact_check(name: str, question: str, passed: bool, reason: str, *, kind: Kind = "sanity", **numbers: Any) -> Check:
-    """Make a gating check of a fact that either holds or not."""
     return Ask(name, question, kind).fact(passed, reason, **numbers)
 
 
 @asks("time budget", "Did the run stay within its tier's time budget?", kind="budget")
 def budget_check(ask: Ask, run: Run) -> Check:
-    """Check that the run kept its tier's budget."""
     budget, total_s = run.config.budget_s, run.result.value("total_s") if run.result else None
     if total_s is None:
         return ask.fact(False, "the run does not say how long it took (total_s)")

@@ -49,7 +49,6 @@ class RunSet:
 
     @property
     def first(self) -> Record:
-        """The first run, which has benchmark, tier and fingerprint of all."""
         return self.runs[0]
 
 
@@ -200,7 +199,6 @@ class Contrast(BaseModel):
 
     @property
     def regressions(self) -> list[Row]:
-        """The metrics that got worse than the benchmark's limit allows."""
         return [row for row in self.rows if row.word == "regression"]
 
     @property
@@ -214,7 +212,6 @@ class Contrast(BaseModel):
 
 
 def contrast(reference: RunSet, other: RunSet) -> Contrast:
-    """Compare two sets of runs of one benchmark."""
     here, there = reference.first, other.first
     pairs = [("tier", here.tier, there.tier)] if here.tier != there.tier else []
     pairs += differences(here.fingerprint, there.fingerprint)
@@ -315,7 +312,6 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
 def _compared(
     old: Side, new: Side, change: Change, limit: RegressionLimit | None, check: Check | None
 ) -> dict[str, Any]:
-    """Return the fields of a row that a comparison of both sides fills."""
     scale = change.scale
     return {
         "reference": _value(old, scale),

@@ -78,7 +78,6 @@ class Answer:
     certain: bool | None
 
     def check(self, benchmark: str) -> Check:
-        """Return the check that the answer is certain."""
         ask = Ask(f"{self.question.removesuffix('?').lower()} in {benchmark}", self.question, "target")
         status = "SKIPPED" if self.certain is None else "PASS" if self.certain else "AMBIGUOUS"
         return ask.answer(status, self.sentence, gates=self.certain is not None)
@@ -107,11 +106,9 @@ class Worth:
     confidence: float = GATE_CONFIDENCE
 
     def row(self, name: str) -> Row | None:
-        """Return the row of this name; None where it is not compared."""
         return next((row for row in self.rows if row.name == name), None)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         content = dataclasses.asdict(dataclasses.replace(self, machines=[]))
         amounts = zip(content.pop("seconds"), content.pop("usd"), strict=True)
         takes = [{"seconds": seconds, "usd": usd} for seconds, usd in amounts]
@@ -150,7 +147,6 @@ class Ranking:
             self.sure = f"The order is certain{' as far as single runs show' * (basis != 'runs')}."
 
     def estimates(self, factor: float, reasons: Sequence[str] = ()) -> list[Estimate]:
-        """Return ``factor`` times what each takes."""
         return _estimates(_times(self.amounts, _exact(factor)), self.basis, reasons)
 
     def row(self, name: str, label: str, unit: str, values: list[Estimate], direction: str = "lower") -> Row:
@@ -188,7 +184,6 @@ def _exact(factors: Any) -> np.ndarray:
 
 
 def _under(amounts: np.ndarray) -> np.ndarray:
-    """Return 1 / amounts."""
     return np.stack([-amounts[0], amounts[2], amounts[1]])
 
 
@@ -268,7 +263,6 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
 
 
 def _first(machines: Sequence[Machine], ranks: Ranking, takes: str, word: str, verb: str) -> Answer:
-    """Answer which machine is the first of a ranking."""
     first, second = ranks.order[:2]
     label, other, question = machines[first].label, machines[second].label, f"Which is the {word}?"
     if not ranks.ratios[:, second].any():
@@ -315,7 +309,6 @@ def _within(
 
 
 def _notes(machines: Sequence[Machine], basis: str, items: str, differs: bool, epoch: float | None) -> Iterable[str]:
-    """Yield what a reader has to know of prices, work and intervals."""
     yield from filter(None, (machine.price.warning for machine in machines))
     if busy := [machine.load for machine in machines if machine.load]:
         yield (

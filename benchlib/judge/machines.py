@@ -48,17 +48,14 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """What one of them is."""
         return "whole machine" if self.first.backend == "cpu" else ", ".join(sorted(self.names.devices))
 
     @property
     def usd_per_s(self) -> float:
-        """What a second of all its devices costs."""
         return self.price.usd_per_device_hour * self.devices / HOUR_S
 
     @property
     def names(self) -> Names:
-        """The names by which a price may mean it."""
         devices, factors = self.first.device_names, self.first.fingerprint
         if self.first.backend == "cpu":
             devices = [self.first.machine.get("cpu", {}).get("model") or factors.get("cpu", "")]
@@ -68,7 +65,6 @@ class Machine:
 
     @property
     def hardware(self) -> str:
-        """Its hosts, processor and devices in one line."""
         return hardware(self.first.machine, self.first.backend) or "; ".join(sorted(self.names.devices))
 
     @property
@@ -86,7 +82,6 @@ class Machine:
         return f"{self.label} (load {load:.1f} on {counted(cores, 'core')})" if load > cores > 0 else ""
 
     def plain(self) -> dict[str, Any]:
-        """Return what it is as JSON values."""
         return {
             "label": self.label,
             "runs": [run.run for run in self.runs.runs],

@@ -96,11 +96,9 @@ class Cells(dict[str, Any]):
         return self[name] if name in self else default  # noqa: SIM401
 
     def values(self) -> Any:
-        """Return all values."""
         return [self[name] for name in self]
 
     def items(self) -> Any:
-        """Return all names with their values."""
         return [(name, self[name]) for name in self]
 
 

@@ -83,12 +83,10 @@ class Preset(_Strict):
 
     @property
     def world(self) -> int:
-        """Devices over all nodes."""
         return self.devices * self.nodes
 
     @property
     def peaks(self) -> dict[str, Given]:
-        """TFLOP/s by precision; a file's own before those of the registry."""
         return {**_registered(self.device), **{str(name): given for name, given in self.peak_tflops.items()}}
 
     def peak_flops(self, precision: str) -> tuple[float, str]:
@@ -157,12 +155,10 @@ def _families(device: str) -> set[str]:
 
 
 def folder() -> Path:
-    """Return where the presets are."""
     return home() / "params" / "machines"
 
 
 def names() -> list[str]:
-    """Return the presets there are."""
     return sorted(path.stem for path in folder().glob("*.yaml"))
 
 

@@ -57,7 +57,6 @@ class Sheet(BaseModel):
         return sorted(fitting, key=lambda entry: entry.usd_per_device_hour)
 
     def offered(self, kind: Kind, provider: str = "") -> list[Entry]:
-        """Return the prices of one kind, of one provider or of all."""
         return [entry for entry in self.prices if entry.kind == kind and provider in ("", entry.provider)]
 
     def provider(self, text: str) -> str:
@@ -106,7 +105,6 @@ class Names:
         return 2 if any(word.search(device) for device in self.devices) else None
 
     def text(self) -> str:
-        """The names for a reader who has to choose one."""
         places = ", ".join([*sorted(self.hosts), *sorted(self.devices)])
         return f"{self.label} ({places})" if places else self.label
 

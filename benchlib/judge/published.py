@@ -107,7 +107,6 @@ class Place:
 
 
 def comparable(measured: Measured) -> list[Place]:
-    """Return the figures that a value may be placed beside."""
     figures = [item for item in registry().figures if item.metric == measured.quantity and item.validity != "invalid"]
     compared = [(item, _remarks(item, measured)) for item in figures]
     return [Place(measured, item, remarks) for item, remarks in compared if remarks is not None]
@@ -141,7 +140,6 @@ def _agree(name: str, there: Any, here: Any) -> bool:
 
 
 def shown(name: str, value: Any) -> str:
-    """Write the value of a condition for a reader."""
     if value in (None, ""):
         return "not stated"
     if name == "message_bytes":

@@ -227,7 +227,6 @@ def parse(content: Any) -> Registry:
 
 @functools.cache
 def registry() -> Registry:
-    """Return the registry of the kit, read once."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return parse(yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader))  # a safe loader
 

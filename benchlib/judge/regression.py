@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import RootModel
@@ -34,7 +34,7 @@ from benchlib.judge.changepoints import Disturbance
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.metrics import RegressionLimit as RegressionLimit
 from benchlib.results.record import KEPT_SAMPLES, Record
-from benchlib.results.run import Result, Run
+from benchlib.results.run import Run
 from benchlib.results.verdict import GATE, Check, Status
 
 TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all rates
@@ -66,7 +66,6 @@ class Side:
 
     @property
     def lowest(self) -> float:
-        """The lowest of all samples."""
         return min(map(min, self.runs))
 
     def readings(self, scale: Scale) -> list[Reading]:
@@ -235,7 +234,6 @@ def difference(
 
 
 def check_of(limit: RegressionLimit, new: Side, old: Side, change: Change) -> Check:
-    """Return the check of a change, with the words for a reader."""
     metric, scale = new.metric, change.scale
     status, why = ruling(change, limit, metric.direction, old.value(scale))
     words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}"]
@@ -252,7 +250,6 @@ def check_of(limit: RegressionLimit, new: Side, old: Side, change: Change) -> Ch
 
 
 def shift_text(shift: Disturbance) -> str:
-    """Say where the level of a run shifted, as shares of its samples."""
     places = " and ".join(f"{start / shift.n:.0%} to {end / shift.n:.0%}" for start, end in shift.parts)
     return f"its level shifted by {shift.ratio - 1:+.0%} from {places} of the samples"
 
@@ -275,7 +272,6 @@ def disturbances(run: Record) -> list[str]:
 
 
 def spread_text(spread: Spread | None, scale: Scale, unit: str = "") -> str:
-    """Write the spread between unchanged runs with its source."""
     if spread is None:
         return "the spread between runs is not known, accept --add and calibrate measure it"
     return f"spread between runs {scale.size_text(spread.s, unit, 1)}, from {spread.source or 'runs'}"
@@ -286,24 +282,6 @@ def baseline_check(metric: Metric, **fields: Any) -> Check:
     question = f"Is {metric.name} at least as good as the baseline?"
     common = {"name": f"{metric.name}{GATE}", "kind": "regression", "unit": metric.unit, "source": "baseline"}
     return Check(**{**common, "question": question, **fields})
-
-
-def open_checks(
-    limits: Iterable[RegressionLimit], result: Result, status: Literal["NO_BASELINE", "NOT_COMPARABLE"], reason: str
-) -> list[Check]:
-    """Make the regression checks of a run that has nothing to compare with."""
-    metrics = [(limit, result.metric(limit.metric)) for limit in limits]
-    return [
-        baseline_check(
-            metric,
-            status=status,
-            reason=f"measured {metric.text}; {reason}",
-            value=metric.value,
-            limit=limit.text(metric.direction),
-        )
-        for limit, metric in metrics
-        if metric is not None and metric.value is not None
-    ]
 
 
 class Repeats(RootModel[list[Record]]):
@@ -320,5 +298,4 @@ def repeats(run: Run) -> list[Record]:
 
 
 def save_repeats(run_dir: Path | str, records: Sequence[Record]) -> None:
-    """Write the earlier repetitions into the folder of the latest one."""
     write_json(Path(run_dir) / REPEATS, Repeats(list(records)).model_dump(mode="json"))

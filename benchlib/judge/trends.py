@@ -167,7 +167,6 @@ def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
 
 
 def demo_store() -> Path:
-    """Return the folder of real runs that comes with the kit."""
     return home() / "notebooks" / "demo-runs"
 
 
@@ -201,7 +200,6 @@ class Filter:
             raise UserError(f"unknown benchmark {self.benchmark!r}: {nearest(self.benchmark, BENCHMARKS)}")
 
     def takes(self, run: Record) -> bool:
-        """Tell whether a run is asked for."""
         day = run.moment.strftime("%Y-%m-%d")
         return (
             self.benchmark in ("", run.benchmark)
@@ -228,7 +226,6 @@ class History:
 
     @cached_property
     def trends(self) -> list[Trend]:
-        """The trends of the metrics that were asked for, series by series."""
         all_trends = (trend(name, members) for members in self.series for name in self._metrics(members))
         return [item for item in all_trends if item]
 
@@ -240,7 +237,6 @@ class History:
 
     @property
     def excluded(self) -> list[tuple[Record, str]]:
-        """The runs that are excluded from trends, with the reason."""
         return [(run, why) for run in self.runs if (why := exclusion(run))]
 
 
@@ -278,7 +274,6 @@ def read_history(store: Path, demo: bool, asked: Filter) -> History:
 
 
 def judge_history(history: History) -> Verdict:
-    """Check each series: its newest run, and its newest change of level."""
     if not history.runs:
         return verdict_of([], skipped=f"{history.store} holds no runs yet: `benchlib run quick` makes the first")
     checks = [_readable_check(history.runs)]
@@ -298,7 +293,6 @@ def judge_history(history: History) -> Verdict:
 
 
 def _readable_check(runs: list[Record]) -> Check:
-    """Say which runs are damaged: what they would have shown stays open, but nothing got worse."""
     damaged = [run.run for run in runs if run.problems]
     are, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
     remedy = f": {shortened(damaged)}; restore or delete {them}" if damaged else ""

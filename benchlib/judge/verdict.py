@@ -156,13 +156,11 @@ def _why_broken(run: Run) -> str:
 
 
 def mark_skipped(run: Run, reason: str) -> None:
-    """Write the result of a run whose backend is not available."""
     now = time.time()
     save_result(run.path, Result.of(run.config, status="skipped", reason=reason, started_at=now, ended_at=now))
 
 
 def mark_notebook_error(run_dir: Path, error: BaseException) -> None:
-    """Keep the error that stopped the notebook beside the run."""
     lines = str(getattr(error, "evalue", "") or error).strip().splitlines() or [""]
     name = getattr(error, "ename", "") or type(error).__name__
     message = (PLAIN[name] or lines[0]) if name in PLAIN else f"{name}: {lines[0]}"

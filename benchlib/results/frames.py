@@ -36,16 +36,13 @@ class Records(Protocol):
     """The part of a :class:`benchlib.results.run.Run` that the curves need."""
 
     @property
-    def events(self) -> Any:
-        """All events in the order of time."""
+    def events(self) -> Any: ...  # all, in the order of time
 
     @property
-    def samples(self) -> Any:
-        """Raw samples: lists by metric."""
+    def samples(self) -> Any: ...  # raw, as lists by metric
 
     @property
-    def result(self) -> Any:
-        """The result, or None."""
+    def result(self) -> Any: ...  # or None
 
 
 def _events(run: Records, kind: str) -> list[dict[str, Any]]:

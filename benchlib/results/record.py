@@ -127,12 +127,10 @@ class Record(BaseModel):
 
     @property
     def moment(self) -> datetime.datetime:
-        """Local start of the run."""
         return datetime.datetime.fromtimestamp(self.started_at).astimezone()
 
     @property
     def ranks(self) -> int:
-        """How many ranks measured; 0 where nothing says."""
         return self.result.world_size if self.result else 0
 
     @property
@@ -142,12 +140,10 @@ class Record(BaseModel):
 
     @property
     def host(self) -> str:
-        """Name of the machine, '' where it is not known."""
         return str(self.machine.get("host") or "")
 
     @property
     def device_names(self) -> list[str]:
-        """The accelerators that it could use, by name."""
         backends = self.machine.get("devices", {}).get("backends", {})
         return list(backends.get(self.backend, {}).get("names", [])) if self.backend != "cpu" else []
 
@@ -174,7 +170,6 @@ class Record(BaseModel):
 
     @property
     def metrics(self) -> list[Metric]:
-        """All its metrics."""
         return self.result.metrics if self.result else []
 
     @functools.cached_property
@@ -183,7 +178,6 @@ class Record(BaseModel):
         return [metric for metric in self.metrics if metric.value is not None and metric.provenance != "claimed"]
 
     def metric(self, name: str) -> Metric | None:
-        """Return the metric of this name, or None."""
         return self.result.metric(name) if self.result else None
 
     def headline(self, prefix: str) -> Metric | None:

@@ -59,12 +59,10 @@ def _validated(path: Path, content: Any, model: type[Model], what: str) -> Model
 
 
 def read_claim_file(path: Path, content: Any) -> list[Claim]:
-    """Return the claims of a claim file."""
     return _validated(path, content, ClaimFile, f"a claim file, {GUIDE}").claims
 
 
 def read_run(folder: Path) -> list[Claim]:
-    """Return what the result of a run folder states."""
     result = Run(folder).result
     if result is None:
         raise UserError(f"{folder}: no run folder with a result.json; a run that broke has none")

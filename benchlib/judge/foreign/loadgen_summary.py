@@ -32,8 +32,6 @@ DISCARD = re.compile(r"Would discard (\d+) highest")
 
 
 class _Fields(dict[str, str]):
-    """The values of a summary by their names."""
-
     def __init__(self, path: Path, text: str) -> None:
         super().__init__()
         self.path = path

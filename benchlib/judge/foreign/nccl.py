@@ -108,7 +108,6 @@ def footer(claims: list[Claim], average: float | None, wrong: float | None, comp
 
 
 def read_json(path: Path, content: dict[str, Any]) -> list[Claim]:
-    """Return a claim for each row and placement, and one for the footer."""
     common, claims = _json_setting(content), list[Claim]()
     for row in rows(content.get("results")):
         size = row.get("size")
@@ -150,7 +149,6 @@ def _json_setting(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_text(text: str) -> bool:
-    """Tell whether a text holds a header of nccl-tests."""
     return "# nThread " in text or any(HEADER.match(_bare(line)) for line in text.splitlines())
 
 

@@ -32,7 +32,6 @@ class Reader(NamedTuple):
     sniff: Callable[[Path, str], bool] | None = None
 
     def fits(self, path: Path, content: Any) -> bool:
-        """Return whether a file is of this format."""
         if isinstance(content, dict):
             return bool(self.keys) and set(self.keys.split()) <= content.keys()
         return self.sniff is not None and self.sniff(path, content)
@@ -84,7 +83,6 @@ def not_read(path: Path, name: str) -> list[str]:
 
 
 def expected() -> str:
-    """Name the formats, for messages."""
     *others, last = (reader.what for reader in READERS.values())
     return f"{', '.join(others)} or {last}"
 

@@ -167,7 +167,6 @@ def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
 
 
 def _counts(row: _Row, table: _Table) -> dict[str, Any]:
-    """Return counts and the time of the row, as fields of a ``Speed``."""
     fields: dict[str, Any] = {}
     for column in table.of("features", "epochs", "samples_counted"):
         if (value := row.value(column)) > 0:
@@ -194,7 +193,6 @@ def _ratios(row: _Row, rate: _Column, alone: _Row, table: _Table) -> Iterator[Sp
 
 
 def _impossible(row: _Row, table: _Table) -> Iterator[Quantity]:
-    """Yield values that are infinite or below zero and cannot be."""
     for column in table.of(*NEVER_NEGATIVE):
         cell = row.cells.get(column.head)
         if cell and not 0 <= cell.value < math.inf:

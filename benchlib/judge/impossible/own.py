@@ -97,7 +97,6 @@ class Numbers:
         return None if value is None or not parts else sum(count(part, name) for part in parts)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of a table, none where there is no such table."""
         rows = self.tables.get(table)
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
@@ -135,7 +134,6 @@ def own_claims(numbers: Numbers) -> list[Claim]:
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:
-    """Return every measured or derived value with its raw samples."""
     stated = []
     for metric in numbers.metrics:
         if metric.value is None and metric.provenance not in ("measured", "derived"):
