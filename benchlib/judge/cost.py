@@ -26,7 +26,7 @@ import numpy as np
 from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.judge.change import GATE_CONFIDENCE, LOG, compared, own_spread
-from benchlib.judge.checks import Ask, Check, Verdict, verdict_of
+from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.machines import HOUR_S, Machine, priced, read_machines
 from benchlib.judge.prices import Asked, parse
 from benchlib.judge.regression import Side
@@ -79,7 +79,7 @@ class Answer:
 
     def check(self, benchmark: str) -> Check:
         ask = Ask(f"{self.question.removesuffix('?').lower()} in {benchmark}", self.question, "target")
-        status = "SKIPPED" if self.certain is None else "PASS" if self.certain else "AMBIGUOUS"
+        status: Status = "SKIPPED" if self.certain is None else "PASS" if self.certain else "AMBIGUOUS"
         return ask.answer(status, self.sentence, gates=self.certain is not None)
 
 

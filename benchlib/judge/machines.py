@@ -73,12 +73,10 @@ class Machine:
 
         What slows all of a run shows neither in its samples nor, from fewer than three runs, in the spread between runs.
         """
-        busiest = (0.0, 0)
-        for run in self.runs.runs if len(self.runs.runs) < MIN_RUNS_FOR_SPREAD else ():
-            load = (run.machine.get("load_average") or [0.0])[0]
-            cores = (run.machine.get("cpu") or {}).get("usable_cores") or 0
-            busiest = max(busiest, (load, cores), key=lambda pair: pair[0] - pair[1])
-        load, cores = busiest
+        machines = [run.machine for run in self.runs.runs] if len(self.runs.runs) < MIN_RUNS_FOR_SPREAD else []
+        loads = [(machine.get("load_average") or [0.0])[0] for machine in machines]
+        counts = [(machine.get("cpu") or {}).get("usable_cores") or 0 for machine in machines]
+        load, cores = max(zip(loads, counts, strict=True), key=lambda pair: pair[0] - pair[1], default=(0.0, 0))
         return f"{self.label} (load {load:.1f} on {counted(cores, 'core')})" if load > cores > 0 else ""
 
     def plain(self) -> dict[str, Any]:
@@ -138,8 +136,7 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
 
     Raises ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
     """
-    machines: dict[str, list[Machine]] = {}
-    notes: list[str] = []
+    machines, notes = dict[str, list[Machine]](), list[str]()
     for argument in arguments:
         kinds, excluded = read_kinds(argument)
         notes += [f"{argument}, excluded: {line}" for line in excluded]
@@ -152,9 +149,7 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
             else:
                 machines.setdefault(benchmark, []).append(machine)
     compared = {name: _with_own_labels(members) for name, members in machines.items() if len(members) > 1}
-    notes += [
-        f"{name}: only {members[0].label} has runs of it" for name, members in machines.items() if len(members) == 1
-    ]
+    notes += [f"{name}: only {machines[name][0].label} has runs of it" for name in machines.keys() - compared.keys()]
     if not compared:
         needed = "two machines with runs of one benchmark that has a rate are needed"
         raise UserError(f"nothing to compare by price: {needed}; {'; '.join(notes or ['none was named'])}")
@@ -163,24 +158,17 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
 
 def _kind(runs: RunSet) -> str:
     """Name runs that have no folder of their own by their hardware and ranks."""
-    ranks, devices = (
-        int(runs.first.fingerprint.get("world_size", "1")),
-        ", ".join(sorted(Machine("", runs).names.devices)),
-    )
-    devices = devices or runs.first.backend
+    ranks = int(runs.first.fingerprint.get("world_size", "1"))
+    devices = ", ".join(sorted(Machine("", runs).names.devices)) or runs.first.backend
     return f"{devices}, {counted(ranks, 'rank')}" if runs.first.backend == "cpu" else f"{ranks} × {devices}"
 
 
 def _with_own_labels(machines: list[Machine]) -> list[Machine]:
     """Return the machines with labels that differ: where they do not the names of runs, and where those do not with a number."""
-    for numbered in (False, True):
-        labels = [machine.label for machine in machines]
-        for place, machine in enumerate(machines):
-            if labels.count(machine.label) > 1:
-                number = labels[: place + 1].count(machine.label)
-                label = f"{machine.label} ({number})" if numbered else machine.first.run
-                machines[place] = replace(machine, label=label)
-    return machines
+    labels = [machine.label for machine in machines]
+    names = [machine.first.run if labels.count(machine.label) > 1 else machine.label for machine in machines]
+    numbers = [f" ({names[: place + 1].count(name)})" * (names.count(name) > 1) for place, name in enumerate(names)]
+    return [replace(machine, label=f"{name}{end}") for machine, name, end in zip(machines, names, numbers, strict=True)]
 
 
 def priced(machines: Sequence[Machine], asked: Asked, today: datetime.date | None = None) -> list[Machine]:

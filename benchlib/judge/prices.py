@@ -7,22 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import home, read_yaml
 from benchlib.core.text import counted
-from benchlib.judge.references import registry
+from benchlib.judge.references import Strict, registry
 
 STALE_DAYS = 90
 Kind = Literal["on-demand", "spot"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Entry(BaseModel):
+class Entry(Strict):
     """A provider's price of one device, as it stood on its page on ``date``. ``device`` is an id of the references."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     device: str
     kind: Kind
@@ -32,10 +30,8 @@ class Entry(BaseModel):
     date: datetime.date
 
 
-class Sheet(BaseModel):
+class Sheet(Strict):
     """The content of the price sheet, checked."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prices: tuple[Entry, ...]
 
@@ -53,7 +49,8 @@ class Sheet(BaseModel):
 
     def entries(self, device: str, kind: Kind, provider: str = "") -> list[Entry]:
         """Return the prices of the device that torch reports by this name, of one provider or of all, the least first."""
-        fitting = [entry for entry in self.offered(kind, provider) if entry.device in registry().devices_of(device)]
+        ids = registry().devices_of(device)
+        fitting = (entry for entry in self.offered(kind, provider) if entry.device in ids)
         return sorted(fitting, key=lambda entry: entry.usd_per_device_hour)
 
     def offered(self, kind: Kind, provider: str = "") -> list[Entry]:
@@ -121,8 +118,7 @@ class Asked:
 
 
 def parse(texts: Iterable[str]) -> Asked:
-    """Read ``NAME=3.00``, ``3.00``, ``3.00,2.50``, ``on-demand``, ``spot`` and a provider of the sheet; ``UserError`` says what is
-    wrong."""
+    """Read ``NAME=3.00``, ``3.00,2.50``, ``on-demand``, ``spot`` and a provider of the sheet; ``UserError`` says what is wrong."""
     asked = Asked()
     for text in (part.strip() for line in texts for part in line.split(",")):
         name, sign, amount = text.rpartition("=")

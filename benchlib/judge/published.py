@@ -89,17 +89,11 @@ class Place:
 
     def sentence(self) -> str:
         kind, (value, more) = self.figure.quantity, self.published
-        label, here = self.measured.label, quantity(self.measured.value, kind.unit)
-        source = (
-            f"{value} ({more}) in {registry().cite(self.figure)}"
-            if more
-            else f"{value} in {registry().cite(self.figure)}"
-        )
-        text = f"{self.measured.title}: {here}, published {source}"
+        here, source = quantity(self.measured.value, kind.unit), registry().cite(self.figure)
+        text = f"{self.measured.title}: {here}, published {value}{f' ({more})' if more else ''} in {source}"
         if kind.spread:
-            return (
-                f"{text}: {self.compared}; a seed alone moves {label} by about {registry().figure(kind.spread).value}."
-            )
+            seed = f"a seed alone moves {self.measured.label} by about {registry().figure(kind.spread).value}"
+            return f"{text}: {self.compared}; {seed}."
         if kind.direction == "none":
             same = self.measured.value == self.figure.in_kit_unit()[1]
             return f"{text}: {'the same' if same else 'not the same'}."

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import nearest
@@ -36,7 +35,8 @@ COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
 SOURCE = "history"
 
 
-class LevelChange(NamedTuple):
+@dataclass(frozen=True)
+class LevelChange:
     """A change of level at ``run``, the first run of the new one. ``ratio`` is after / before, None where before is 0.
 
     ``word`` is better, worse or other (a metric without a better side); ``factors`` are (name, before, after) of what
@@ -296,10 +296,12 @@ def _readable_check(runs: list[Record]) -> Check:
     damaged = [run.run for run in runs if run.problems]
     are, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
     remedy = f": {shortened(damaged)}; restore or delete {them}" if damaged else ""
-    reason, status = f"{len(damaged)} of {len(runs)} {are} damaged{remedy}", "AMBIGUOUS" if damaged else "PASS"
-    return Ask("runs readable", "Can every stored run be read?").answer(
-        status, reason, value=float(len(damaged)), limit="= 0"
+    reason, count = (
+        f"{len(damaged)} of {len(runs)} {are} damaged{remedy}",
+        {"value": float(len(damaged)), "limit": "= 0"},
     )
+    ask = Ask("runs readable", "Can every stored run be read?")
+    return ask.answer("AMBIGUOUS" if damaged else "PASS", reason, **count)
 
 
 def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping[str, RegressionLimit]) -> Check:
@@ -343,6 +345,7 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
         level, value = trend.levels.levels[-1], trend.values[-1]
         if trend.direction == "none":
             continue
+        status: Status
         if limit := limits.get(trend.metric):
             status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
             end = f"limit {limit.text(trend.direction)} of {quantity(level.median, trend.unit)}"
@@ -352,7 +355,7 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
             status, end = "AMBIGUOUS" if outside else "PASS", f"outside {spanned(low, high, trend.unit)}"
         texts[status].append(f"{trend.label} {quantity(value, trend.unit)}, {end}")
     good = f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
-    status: Status = next((word for word in ("FAIL", "AMBIGUOUS") if texts[word]), "PASS")
+    status = "FAIL" if texts["FAIL"] else "AMBIGUOUS" if texts["AMBIGUOUS"] else "PASS"
     reason = good if status == "PASS" else "; ".join(texts[status]) + ": repeat the run" * (status == "AMBIGUOUS")
     return ask.answer(status, reason, source=SOURCE)
 
