@@ -34,10 +34,6 @@ from benchlib.results.shared import load_runs
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 # Factors of the fingerprint that leave the work the same.
 PLACE = ("backend", "nodes", "cpu", "memory_gib", "devices", "benchlib", "torch", "transformers")
-Word = Literal[
-    "regression", "worse", "better", "differs", "no difference found", "undecided", "no interval",
-    "only one side", "higher", "lower", "",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class Row(BaseModel):
     basis: str = ""
     limit: str = ""
     gate: Status | None = None
-    word: Word = ""
+    word: str = ""
     reason: str = ""
     headline: bool = False
 
@@ -333,7 +329,7 @@ def _value(side: Side, scale: Scale) -> str:
     return quantity(side.value(scale), side.metric.unit) + " undisturbed" * bool(shifted)
 
 
-def _word(change: Change, direction: Direction, check: Check | None, comparable: bool) -> Word:
+def _word(change: Change, direction: Direction, check: Check | None, comparable: bool) -> str:
     """Return what may be said of a change; of the same work in two places neither better nor worse."""
     if check is not None and check.status in ("FAIL", "AMBIGUOUS"):
         return "regression" if check.status == "FAIL" else "undecided"

@@ -239,13 +239,17 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     even[cost.order[0]] = Estimate(prices[cost.order[0]], reason="the cheapest")
     rows.append(Row("break_even", "Break-even price", "USD per device hour", even, direction="none"))
     same_price = f"costs {{}} as much, and would cost the same at {even[cost.order[1]].text('USD')} per device hour"
+    seconds, usd = time.estimates(size), cost.estimates(size)
+    least = [
+        f"{values[ranks.order[0]].text(unit)} for {amount}"
+        for values, ranks, unit in ((seconds, time, "s"), (usd, cost, "USD"))
+    ]
     answers = [
-        _first(machines, time, f"{time.estimates(size)[time.order[0]].text('s')} for {amount}", "fastest", "takes {} as long"),
-        _first(machines, cost, f"{cost.estimates(size)[cost.order[0]].text('USD')} for {amount}", "cheapest", same_price),
-    ]  # fmt: skip
+        _first(machines, time, least[0], "fastest", "takes {} as long"),
+        _first(machines, cost, least[1], "cheapest", same_price),
+    ]
     if deadline_s is not None:
         answers.append(_within(machines, time, cost, epoch, deadline_s))
-    seconds, usd = time.estimates(size), cost.estimates(size)
     return Worth(
         benchmark=machines[0].runs.first.benchmark,
         tier=" and ".join(dict.fromkeys(machine.runs.first.tier for machine in machines)),

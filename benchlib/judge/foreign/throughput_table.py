@@ -26,14 +26,10 @@ NUMBER = re.compile(
 )
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+UNITS = ("d day days", "h hr hrs hour hours", "min mins minute minutes", "s sec secs second seconds", "ms")
 SECONDS = {
-    unit: seconds
-    for units, seconds in (
-        ("d day days", 86400.0), ("h hr hrs hour hours", 3600.0), ("min mins minute minutes", 60.0),
-        ("s sec secs second seconds", 1.0), ("ms", 1e-3),
-    )
-    for unit in units.split()
-}  # fmt: skip
+    unit: size for units, size in zip(UNITS, (86400.0, 3600.0, 60.0, 1.0, 1e-3), strict=True) for unit in units.split()
+}
 ITEMS = r"(samples?|queries|req(uest)?s?|articles?|documents?|prompts?|seq(uence)?s?|images?|tok(en)?s?)"
 # What a column with this heading has: the first that fits. Columns of kind '' are never rates.
 KINDS = {

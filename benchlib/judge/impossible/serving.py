@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from benchlib.core.early_stopping import queries_needed, set_aside
 from benchlib.judge.impossible.claim import Latency, Requests
-from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, none_wrong
+from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, none_wrong, rule
 from benchlib.judge.references import vendor_peak
 
 OVERTAKEN = 1.2  # by which LoadGen's rate may exceed the one of the raw samples: a tail of queries
@@ -19,6 +19,7 @@ FIRST = ("first token", "time to first token", "ttft")
 WHOLE = ("latency", "end to end", "end-to-end", "end-to-end latency", "e2e", "e2el", "request latency")
 
 
+@rule("latencies", "no time below zero", "negative latencies")
 def no_negative_time(item: Latency) -> Finding | None:
     """A time below zero is the difference of two clocks, or of two events that were mixed up."""
     times = {**item.stated, **{f"sample {place:,}": value for place, value in enumerate(item.samples_s, 1)}}
@@ -28,6 +29,7 @@ def no_negative_time(item: Latency) -> Finding | None:
     return finding(not wrong, reason, wrong=why) if times else None
 
 
+@rule("latencies", "tokens take time", "first tokens that were never reported, tokens that came all at once")
 def tokens_take_time(
     of_tokens: bool,
     name: str = "latency",
@@ -43,6 +45,7 @@ def tokens_take_time(
     return finding(not zero, reason, wrong="first tokens were not reported, or all tokens came at once")
 
 
+@rule("latencies", "percentiles in order", "percentiles that fall or are none, a mean outside the ends")
 def percentiles_in_order(item: Latency) -> Finding | None:
     """minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends. A percentile is one of 0 to 100."""
     if wrong := [f"p{key:g} is no percentile" for key in item.percentiles_s if not 0 <= key <= 100]:
@@ -65,6 +68,7 @@ def percentiles_in_order(item: Latency) -> Finding | None:
     return none_wrong(wrong, good, about=f"{item.name}: ")
 
 
+@rule("latencies", "latency of raw times", "latencies that the raw times do not give")
 def latency_of_samples(item: Latency, samples_s: Sequence[float]) -> Finding | None:
     """What is stated is that of the raw times: a percentile lies between the two times around its rank, however it is taken."""
     times, mean = sorted(samples_s), statistics.fmean(samples_s)
@@ -83,22 +87,22 @@ def latency_of_samples(item: Latency, samples_s: Sequence[float]) -> Finding | N
     return none_wrong(wrong, good, about=f"{item.name}: ") if item.stated else None
 
 
+@rule("", "first token before last", "a first token after the end of its answer")
 def first_before_last(latencies: Sequence[Latency]) -> Finding | None:
     """A first token is not later than the last one: at every percentile, and in the mean, of the same requests."""
     firsts = [item for item in latencies if item.name.lower() in FIRST]
     wholes = [item for item in latencies if item.name.lower() in WHOLE]
-    pairs = [
-        (f"{what} of {first.name} {early:.4g} s above that of {whole.name} {whole.stated[what]:.4g} s", early, whole.stated[what])
-        for first in firsts
-        for whole in wholes
-        for what, early in first.stated.items()
-        if what in whole.stated
-    ]  # fmt: skip
-    wrong = [text for text, early, late in pairs if early > late * (1 + EQUAL)]
-    good = f"first tokens come before the ends of their answers, {len(pairs)} figures"
-    return none_wrong(wrong, good, "the first token is a part of the whole") if pairs else None
+    wrong, count = list[str](), 0
+    for first, whole in itertools.product(firsts, wholes):
+        for what in first.stated.keys() & whole.stated.keys():
+            early, late, count = first.stated[what], whole.stated[what], count + 1
+            if early > late * (1 + EQUAL):
+                wrong.append(f"{what} of {first.name} {early:.4g} s above that of {whole.name} {late:.4g} s")
+    good = f"first tokens come before the ends of their answers, {count} figures"
+    return none_wrong(sorted(wrong), good, "the first token is a part of the whole") if count else None
 
 
+@rule("", "latency of requests", "latencies of no completed request")
 def latencies_of_requests(latencies: Sequence[Latency], requests: Requests) -> Finding | None:
     """Without a completed request there is no latency."""
     counts = {"completed": requests.completed, "in the latency": requests.in_latency}
@@ -108,6 +112,7 @@ def latencies_of_requests(latencies: Sequence[Latency], requests: Requests) -> F
     return finding(0 not in stated.values(), reason, wrong="a latency of no request") if named and stated else None
 
 
+@rule("decode", "decode below the memory", "tokens for which the weights cannot be read often enough")
 def decode_bandwidth(
     tokens_per_s: float,
     weights_bytes: float,
@@ -134,6 +139,7 @@ def decode_bandwidth(
     return finding(read <= most * PEAK_SLACK, reason, wrong=wrong, value=read, unit="B/s", limit=limit)
 
 
+@rule("requests", "requests add up", "failed requests counted as fast ones")
 def requests_add_up(
     issued: int | None = None,
     completed: int | None = None,
@@ -162,6 +168,7 @@ def requests_add_up(
     return none_wrong(wrong, ", ".join(stated)) if len(stated) > 1 else None
 
 
+@rule("loadgen", "LoadGen verdict", "VALID with an unmet constraint, a result that is INVALID or of an accuracy run")
 def loadgen_verdict(valid: bool, satisfied: Mapping[str, str] | None = None, mode: str = "") -> Finding:
     """A run is VALID when no constraint is unmet; one that LoadGen calls INVALID, or of accuracy alone, is no result."""
     if mode == "AccuracyOnly":
@@ -181,12 +188,18 @@ def _admitted(constraint: str, satisfied: Mapping[str, str] | None, valid: bool 
     return word.upper() != "YES" if word else valid is not True
 
 
+@rule("loadgen", "LoadGen errors", "VALID with errors in the log")
 def loadgen_errors(errors: int, valid: bool | None = None) -> Finding:
     """LoadGen calls a run VALID whatever errors it logged: completions that came twice, first tokens that never came."""
     reason = f"{errors:,} errors in the log" + (", VALID all the same" if errors and valid else "")
     return finding(not errors, reason, wrong="queries were not answered as they must be")
 
 
+@rule(
+    "loadgen",
+    "LoadGen rate",
+    "a rate up to the end of the last issued query, or above the rate at which queries were sent",
+)
 def loadgen_rate(
     samples_per_s: float, raw_samples_per_s: float | None = None, scheduled_per_s: float | None = None
 ) -> Finding | None:
@@ -208,6 +221,7 @@ def loadgen_rate(
     return finding(good, reason, wrong=wrong) if wrong else None
 
 
+@rule("loadgen", "LoadGen duration", "runs shorter than their minimum")
 def loadgen_duration(
     duration_s: float, min_duration_s: float, satisfied: Mapping[str, str] | None = None, valid: bool | None = None
 ) -> Finding:
@@ -217,6 +231,7 @@ def loadgen_duration(
     return finding(good, reason, wrong="it is shorter than the minimum that it calls satisfied")
 
 
+@rule("loadgen", "LoadGen latency", "a percentile above the target latency")
 def loadgen_latency(
     scenario: str,
     target_latency_s: float,
@@ -234,6 +249,7 @@ def loadgen_latency(
     return finding(good, reason, wrong="the constraint is called satisfied")
 
 
+@rule("loadgen", "LoadGen samples", "a rate that samples and time do not give")
 def loadgen_samples(samples_per_s: float, samples: int, duration_s: float) -> Finding | None:
     """Offline: samples per second × the time of the last sample = the samples of the query."""
     if not duration_s:
@@ -243,6 +259,7 @@ def loadgen_samples(samples_per_s: float, samples: int, duration_s: float) -> Fi
     return finding(agrees(samples_per_s, rate, rate, 1e-3), reason, wrong="the stated rate does not follow")
 
 
+@rule("loadgen", "early stopping", "too few queries for a percentile")
 def early_stopping(
     processed: int,
     at_least: int | None = None,

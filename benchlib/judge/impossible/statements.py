@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchlib.judge.impossible.claim import AccuracyLimit, Claim
-from benchlib.judge.impossible.findings import RATE_SLACK, Finding, agrees, figure, finding, none_wrong, span
+from benchlib.judge.impossible.findings import RATE_SLACK, Finding, agrees, figure, finding, none_wrong, rule, span
 
 FAR_OFF = 2.0  # an announcement that is off by more than a factor of two describes another run
 EQUAL = 1e-6  # of numbers that were written in full
@@ -27,6 +27,7 @@ RANGES = tuple(
 )
 
 
+@rule("speedups", "speed-up", "a ratio that is not that of the named runs")
 def speed_up(stated: float, new: float, old: float, others: Sequence[float] = (), unit: str = "") -> Finding:
     """A speed-up is the ratio of the two runs that it names."""
     (new_low, new_high), (old_low, old_high) = span(new), span(old)
@@ -38,6 +39,7 @@ def speed_up(stated: float, new: float, old: float, others: Sequence[float] = ()
     return finding(good, reason, wrong="it is not the ratio of these runs", value=stated)
 
 
+@rule("cost", "costs agree", "costs that prices, times and rates do not give")
 def costs_agree(
     total: float | None = None,
     per_hour: float | None = None,
@@ -59,11 +61,13 @@ def costs_agree(
     if not thousands and total and samples_counted:
         thousands = [[1e3 * total / samples_counted] * 2]
     sentences, good = [], True
+    totals = [[price * end for end in span_s] for price in prices if wall_s]
+    millions = [[1e6 * price / tokens_per_s] * 2 for price in prices if tokens_per_s]
     for name, stated, ends in (
-        ("total", total, [[price * end for end in span_s] for price in prices if wall_s]),
+        ("total", total, totals),
         ("per 1,000 samples", per_thousand_samples, thousands),
-        ("per million tokens", per_million_tokens, [[1e6 * price / tokens_per_s] * 2 for price in prices if tokens_per_s]),
-    ):  # fmt: skip
+        ("per million tokens", per_million_tokens, millions),
+    ):
         if stated is not None and ends:
             good &= any(agrees(stated, low, high, RATE_SLACK, CENT) for low, high in ends)
             results = " or ".join(dict.fromkeys(figure(sum(pair) / 2) for pair in ends))
@@ -71,6 +75,7 @@ def costs_agree(
     return finding(good, "; ".join(sentences), wrong="the costs contradict each other") if sentences else None
 
 
+@rule("expectations", "announced and measured", "announcements far from the measurement")
 def announcement(name: str, announced: Sequence[float], measured: Sequence[float], unit: str = "") -> Finding:
     """What was announced and what was measured on the same machine overlap within a factor of two."""
     low, high, least, most = min(announced), max(announced), min(measured), max(measured)
@@ -88,6 +93,7 @@ def _range(low: float, high: float, unit: str) -> str:
     return figure(low, unit) if low == high else f"{figure(low)} to {figure(high, unit)}"
 
 
+@rule("", "limits have a source", "accuracy limits that differ by source or have none")
 def sourced_limit(accuracy_limits: Sequence[AccuracyLimit]) -> list[Finding]:
     """A limit of accuracy carries its source and version, and is the one that the checker enforces."""
     findings = []
@@ -113,6 +119,7 @@ def _from(limit: AccuracyLimit) -> str:
     return " ".join(filter(None, (limit.source, limit.version))) or "an unnamed source"
 
 
+@rule("", "rates above zero", "rates, ratios, counts and times below zero")
 def no_negative_figure(item: Claim) -> Finding | None:
     """Rates, shares, ratios, counts and times of these parts are not below zero; nothing is said of good ones."""
     parts = [part for part in (item.speed, item.compute, item.collective, item.loadgen) if part]
@@ -127,6 +134,7 @@ def _below_zero(part: object) -> Iterator[str]:
             yield f"{name} = {figure(min(numbers))}"
 
 
+@rule("quantities", "possible values", "values that are not finite or below zero")
 def possible_value(name: str, value: float | None = None, samples: Sequence[float] = (), unit: str = "") -> Finding:
     """Every value is a finite number, and none is below zero."""
     if value is None:
@@ -137,6 +145,11 @@ def possible_value(name: str, value: float | None = None, samples: Sequence[floa
     )
 
 
+@rule(
+    "quantities",
+    "possible ranges",
+    "scores above 100, perplexities below 1, more use or memory than there is, work without energy",
+)
 def possible_range(name: str, value: float, unit: str = "", most: float | None = None) -> Finding | None:
     """A score in per cent is at most 100, a perplexity at least 1, a share of a device at most 100%, energy above zero.
 
@@ -152,6 +165,7 @@ def possible_range(name: str, value: float, unit: str = "", most: float | None =
     return finding(good, "within its range" if good else f"{name} = {figure(value, unit)}: {what}")
 
 
+@rule("quantities", "raw samples", "values that are not the median of their raw samples")
 def raw_samples(
     name: str, value: float, samples: Sequence[float], median_of_samples: bool, unit: str = ""
 ) -> Finding | None:
@@ -165,6 +179,7 @@ def raw_samples(
     return finding(False, f"{name} {figure(value, unit)} stated, {by}")
 
 
+@rule("quantities", "intervals", "values outside their own interval")
 def interval(
     name: str, value: float, unit: str = "", low: float | None = None, high: float | None = None
 ) -> Finding | None:
@@ -179,6 +194,7 @@ def interval(
     return finding(False, f"{name} {figure(value, unit)} is not within its interval, {ends}")
 
 
+@rule("quantities", "recorded samples", "raw samples that another record of the same steps does not have")
 def recorded_samples(name: str, samples: Sequence[float], recorded: Sequence[float], unit: str = "") -> Finding:
     """The raw samples are those that another record of the same work has, where both reach."""
     count = min(len(samples), len(recorded))
@@ -191,6 +207,7 @@ def recorded_samples(name: str, samples: Sequence[float], recorded: Sequence[flo
     return finding(False, f"{name}: {len(other):,} of {count:,} samples are not the recorded ones, {such}")
 
 
+@rule("wholes", "parts of a whole", "parts that are larger than their whole: a forward pass longer than its step")
 def parts_of_whole(
     name: str, whole: float, parts: Mapping[str, float], apart: bool = False, unit: str = "s"
 ) -> Finding:

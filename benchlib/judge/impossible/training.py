@@ -16,6 +16,7 @@ from benchlib.judge.impossible.findings import (
     figure,
     finding,
     none_wrong,
+    rule,
     span,
 )
 from benchlib.judge.references import vendor_peak
@@ -26,6 +27,7 @@ CONVERGED = 0.05  # share of the loss by which a training that had converged bef
 MAX_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: longer sequences than that are not common
 
 
+@rule("speed", "rate from counts", "a rate that the counted samples do not give: planned steps, one rank for all")
 def rate_from_counts(item: Speed, samples_per_s: float, wall_s: float) -> Finding | None:
     """Samples per second = samples over all ranks / their time; else planned steps, single ranks or sums were taken."""
     ranks, steps, planned, batch = item.ranks, item.steps_run, item.steps_planned, item.batch_per_rank
@@ -47,13 +49,14 @@ def rate_from_counts(item: Speed, samples_per_s: float, wall_s: float) -> Findin
     wrong = "nothing was processed"
     if expected > 0:
         ratio = samples_per_s / expected
-        mistakes = (
-            (planned / steps if planned and steps else 0, f"the rate counts the {planned or 0:,} planned steps, of which {steps or 0:,} ran"),
-            (steps, f"the rate was multiplied by the {steps or 0:,} steps"),
-            (1 / ranks if ranks else 0, f"it is the rate of one of the {ranks} ranks, not of all"),
-            (ranks, f"it was multiplied by the {ranks} ranks once too often"),
-        )  # fmt: skip
-        fitting = (text for factor, text in mistakes if factor and factor != 1 and _near(ratio, factor))
+        planned_per_run = planned / steps if planned and steps else 0
+        mistakes = {
+            f"the rate counts the {planned or 0:,} planned steps, of which {steps or 0:,} ran": planned_per_run,
+            f"the rate was multiplied by the {steps or 0:,} steps": steps,
+            f"it is the rate of one of the {ranks} ranks, not of all": 1 / ranks if ranks else 0,
+            f"it was multiplied by the {ranks} ranks once too often": ranks,
+        }
+        fitting = (text for text, factor in mistakes.items() if factor and factor != 1 and _near(ratio, factor))
         wrong = next(fitting, f"{ratio:.3g} times what was processed")
     shortest, longest = item.wall_s_span or (wall_s, wall_s)
     good = agrees(samples_per_s, expected * wall_s / longest, expected * wall_s / shortest, RATE_SLACK)
@@ -64,6 +67,7 @@ def _near(ratio: float, factor: float) -> bool:
     return abs(ratio / factor - 1) <= RATE_SLACK
 
 
+@rule("speed", "sample count", "samples that are not those of the planned work")
 def sample_count(
     samples_counted: int,
     samples_planned: int | None = None,
@@ -87,6 +91,7 @@ def sample_count(
     return finding(good, reason, wrong="not the stated amount of work")
 
 
+@rule("speed", "steps that ran", "steps counted that were planned and never ran")
 def steps_that_ran(item: Speed, steps_planned: int, steps_run: int) -> Finding | None:
     """A rate counts only steps that ran; fewer than planned is no fault as long as the rate does not count them."""
     if steps_run > steps_planned:
@@ -101,6 +106,7 @@ def steps_that_ran(item: Speed, steps_planned: int, steps_run: int) -> Finding |
     return finding(good, f"{ran}; {figure(rate, item.unit)} is stated", wrong=wrong)
 
 
+@rule("speed", "rate from raw steps", "a rate that the raw step times do not give: multiplied by steps or ranks")
 def rate_from_steps(
     samples_per_s: float,
     batch_per_rank: int,
@@ -138,6 +144,7 @@ def rate_from_steps(
     return finding(good, reason, wrong=wrong, value=samples_per_s, unit=unit)
 
 
+@rule("speed", "tokens and samples", "tokens per second that are not samples per second × length")
 def tokens_and_samples(
     samples_per_s: float,
     tokens_per_s: float,
@@ -162,6 +169,7 @@ def tokens_and_samples(
     return finding(good, reason, wrong="no sample is that short or long")
 
 
+@rule("speed", "scaling", "n devices that are faster than n times one")
 def scaling(
     samples_per_s: float,
     one_device_samples_per_s: float,
@@ -210,6 +218,7 @@ def _unknown_peak(device: str) -> str:
     return f"no peak of {device!r} is known" if device else "no peak of this device is known"
 
 
+@rule("compute", "below the peak", "more operations per second than the device can do")
 def below_peak(item: Compute) -> Finding | None:
     """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5% slack: peaks are measured too).
 
@@ -245,6 +254,7 @@ def _bounded(good: bool, reason: str, wrong: str, value: float, peak: float) -> 
     return finding(good, reason, wrong=wrong, value=value, unit=FLOP, limit=f"<= {_flops(peak * PEAK_SLACK)}")
 
 
+@rule("compute", "operations of tokens", "FLOP/s or MFU that tokens and parameters do not give")
 def flops_of_tokens(item: Compute, tokens_per_s: float, parameters: float) -> Finding | None:
     """FLOP/s, or MFU × peak, are those of tokens × parameters: at least these, and with attention at most twice as many."""
     counted, how = _token_rate(item) or (0.0, "")
@@ -264,6 +274,7 @@ def flops_of_tokens(item: Compute, tokens_per_s: float, parameters: float) -> Fi
     return finding(good, f"{name}, {_flops(counted)} by {how}", wrong=wrong, value=ratio)
 
 
+@rule("compute", "share of the peak", "an MFU above 1, or of another device's or precision's peak")
 def share_of_peak(item: Compute, mfu: float) -> Finding | None:
     """MFU is FLOP/s over the dense peak of this very device in the precision of the work; it does not exceed 1."""
     dense, precision = _dense_peak(item), item.precision
@@ -297,6 +308,7 @@ def share_of_peak(item: Compute, mfu: float) -> Finding | None:
     return finding(good, reason, wrong="the share does not follow from the two rates", value=mfu)
 
 
+@rule("learning", "learning rate", "training with a learning rate of zero")
 def learning_rate(
     learning_rates: Sequence[float] = (), learning_rate_min: float | None = None, f1: float | None = None
 ) -> Finding | None:
@@ -324,6 +336,7 @@ def learning_rate(
     return finding(False, reason, wrong=wrong, value=0.0, limit="> 0")
 
 
+@rule("learning", "loss falls", "training that learns nothing")
 def loss_falls(loss_first: float, loss_last: float) -> Finding:
     """The loss at the end is below that of the start; one that stays within 5% may have converged before."""
     reason = f"loss from {loss_first:.3f} to {loss_last:.3f}"
@@ -335,6 +348,7 @@ def loss_falls(loss_first: float, loss_last: float) -> Finding:
     return finding(fell, reason, wrong="nothing was learnt", value=loss_last, limit=f"< {quantity(loss_first)}")
 
 
+@rule("learning", "possible scores", "scores and shares outside their bounds")
 def possible_scores(item: Learning) -> Finding | None:
     """By definition exact match <= F1 <= 100, and a share lies between 0 and 1."""
     scores = [
@@ -350,6 +364,7 @@ def possible_scores(item: Learning) -> Finding | None:
     return none_wrong(wrong, good) if scores or shares else None
 
 
+@rule("learning", "scores of answers", "scores that the stored answers do not give")
 def scores_of_answers(item: Learning) -> Finding | None:
     """Stated scores are those that the stored answers give."""
     pairs = (("F1", item.f1, item.answers_f1), ("exact match", item.exact_match, item.answers_exact_match))
