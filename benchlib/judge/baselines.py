@@ -264,14 +264,13 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     assert result is not None
     unused = [name for name in run.config.limits if not any(named(name, limit.metric) for limit in limits)]
     checks = [_unused_check(unused, [limit.metric for limit in limits])] if unused else []
-    latest, earlier, baseline = load(run.path), repeats(run), comparison.baseline
-    others = [record for record in baseline.runs if not record.is_copy_of(latest)] if baseline else []
-    if baseline is None or not others:
-        itself = ("NO_BASELINE", "this run is the baseline itself")
-        return [
-            *checks,
-            *_open_checks(limits, result, *(itself if baseline else (comparison.status, comparison.reason))),
-        ]
+    baseline = comparison.baseline
+    if baseline is None:
+        return [*checks, *_open_checks(limits, result, comparison.status, comparison.reason)]
+    latest, earlier = load(run.path), repeats(run)
+    others = [record for record in baseline.runs if not record.is_copy_of(latest)]
+    if not others:
+        return [*checks, *_open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
     limits, edited = _as_accepted(limits, baseline.limits, others)
     checks += edited
     spreads = known_spreads(latest, limits, comparison.calibration, [*baseline.runs, *earlier, latest])
