@@ -288,29 +288,23 @@ def load(folder: Path | str, whole: bool = True) -> Record:
     faults = read(lambda: run_folder.file_faults(path)) or []
     named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
     problems = [problem for problem in problems if not (named and problem.startswith(named))]
+    # A damaged machine.json makes a run comparable with nothing.
+    known = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
     config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
     source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
     started, ended = span(result, parts["status"])
     record = Record.model_construct(
         run=path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
-        benchmark=source["benchmark"],
-        tier=source["tier"],
-        backend=source["backend"],
+        **{name: source[name] for name in NAMING},
+        **parts | {"config": config, "machine": machine},
         started_at=_start(path) if started is None else started,
         ended_at=ended,
         at_work=parts["verdict"] is None and run_folder.at_work(path),
-        config=config,
-        machine=machine,
-        result=result,
-        verdict=parts["verdict"],
-        status=parts["status"],
         samples=(samples or {}) if whole else {},
         problems=list(dict.fromkeys([*problems, *faults])),
         folder=str(path),
         report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
     )
-    # A damaged machine.json makes a run comparable with nothing.
-    known = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
     built = _built(source["benchmark"], json.dumps(config)) if config and known else None
     if built:
         record.fingerprint = fingerprint(built, machine, result.facts if result else {})
@@ -332,11 +326,8 @@ def _require_samples(path: Path) -> None:
 def named_by(folder: Path | str) -> dict[str, str]:
     """Return benchmark, tier and backend by the names of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``, else '?'."""
     day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
-    return {
-        "benchmark": run["benchmark"] if run else "?",
-        "tier": day["tier"] if day else "?",
-        "backend": run["backend"] if run else "?",
-    }
+    parts = (match.groupdict() if match else {} for match in (day, run))
+    return dict.fromkeys(NAMING, "?") | {name: text for part in parts for name, text in part.items() if name in NAMING}
 
 
 def _names(folder: Path | str) -> list[str]:

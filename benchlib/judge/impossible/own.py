@@ -48,19 +48,10 @@ class Numbers:
     def of(cls, result: Result, samples: Samples | None = None, config: BaseConfig | None = None) -> "Numbers":
         """Return those of a result; the config says how many ranks ran, where there is one."""
         ranks = config.world_size if config else max(1, result.world_size)
+        stated = (result.benchmark, result.metrics, ranks, result.facts, result.tables, samples or {}, config)
         elapsed_s = result.ended_at - result.started_at if result.ended_at else None
-        samples = samples or {}
-        return cls(
-            benchmark=result.benchmark,
-            metrics=result.metrics,
-            world_size=ranks,
-            facts=result.facts,
-            tables=result.tables,
-            samples=samples,
-            config=config,
-            elapsed_s=elapsed_s,
-            row_samples={name: samples[name] for name in samples if "[" in name},
-        )
+        rows = {name: values for name, values in (samples or {}).items() if "[" in name}
+        return cls(*stated, elapsed_s=elapsed_s, row_samples=rows)
 
     @classmethod
     def of_run(cls, run: Run) -> "Numbers":

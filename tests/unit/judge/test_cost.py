@@ -27,20 +27,7 @@ RATE = "train_samples_per_s_minisquad_tiny"
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def run(
-    rates,
-    *,
-    name="run",
-    backend="cpu",
-    ranks=1,
-    nodes=1,
-    host="host",
-    devices=(),
-    epoch=3000,
-    flops=(),
-    watts=(),
-    **config,
-):
+def run(rates, *, name="run", backend="cpu", ranks=1, nodes=1, devices=(), epoch=3000, flops=(), watts=(), **config):
     """Return a run of squad: samples of its rate, of FLOP/s and of watts, and its config."""
     settings = {
         "batch_size": 8,
@@ -51,20 +38,18 @@ def run(
         "seed": 0,
     } | config
     factors = {f"config.{key}": json.dumps(value) for key, value in settings.items()}
-    metrics = [derived(RATE, list(rates), "samples/s", "higher")]
+    power = measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
+    metrics = [derived(RATE, list(rates), "samples/s", "higher"), power]
     metrics += [derived("flops_per_s_minisquad_tiny", list(flops), "FLOP/s", "higher")] if flops else []
-    metrics += [
-        measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
-    ]
-    common = {"benchmark": "squad", "tier": "smoke", "backend": backend}
+    common, facts = {"benchmark": "squad", "tier": "smoke", "backend": backend}, {"epoch_items": epoch} if epoch else {}
     return Record(
-        **common, run=name,
-        machine={"host": host, "cpu": {"model": "CPU"}, "devices": {"backends": {backend: {"names": list(devices)}}}},
-        result=Result(**common, status="complete", world_size=ranks, started_at=1.0, metrics=metrics,
-                      facts={"epoch_items": epoch} if epoch else {}),
+        **common,
+        run=name,
+        machine={"host": "host", "cpu": {"model": "CPU"}, "devices": {"backends": {backend: {"names": list(devices)}}}},
+        result=Result(**common, status="complete", world_size=ranks, started_at=1.0, metrics=metrics, facts=facts),
         fingerprint={"backend": backend, "world_size": str(ranks), "nodes": str(nodes), "cpu": "CPU", **factors},
         samples={metric.name: metric.samples for metric in metrics if metric.samples},
-    )  # fmt: skip
+    )
 
 
 def machine(label, usd, *rates, **more):
@@ -130,14 +115,8 @@ def test_a_price_finds_its_machine(texts, usd):
 
 
 def sheet(**more):
-    entry = {
-        "device": "h100-sxm",
-        "kind": "on-demand",
-        "usd_per_device_hour": 3.5,
-        "provider": "P",
-        "source": "https://p.example",
-    }
-    return Sheet(prices=[entry | {"date": TODAY} | more])
+    entry = {"device": "h100-sxm", "kind": "on-demand", "provider": "P", "source": "https://p.example", "date": TODAY}
+    return Sheet(prices=[entry | {"usd_per_device_hour": 3.5} | more])
 
 
 def test_the_sheet_fills_what_is_not_given_by_the_name_of_the_device():
