@@ -240,13 +240,9 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     rows.append(Row("break_even", "Break-even price", "USD per device hour", even, direction="none"))
     same_price = f"costs {{}} as much, and would cost the same at {even[cost.order[1]].text('USD')} per device hour"
     seconds, usd = time.estimates(size), cost.estimates(size)
-    least = [
-        f"{values[ranks.order[0]].text(unit)} for {amount}"
-        for values, ranks, unit in ((seconds, time, "s"), (usd, cost, "USD"))
-    ]
     answers = [
-        _first(machines, time, least[0], "fastest", "takes {} as long"),
-        _first(machines, cost, least[1], "cheapest", same_price),
+        _first(machines, time, f"{seconds[time.order[0]].text('s')} for {amount}", "fastest", "takes {} as long"),
+        _first(machines, cost, f"{usd[cost.order[0]].text('USD')} for {amount}", "cheapest", same_price),
     ]
     if deadline_s is not None:
         answers.append(_within(machines, time, cost, epoch, deadline_s))
