@@ -292,11 +292,11 @@ def load(folder: Path | str, whole: bool = True) -> Record:
     known = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
     config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
     source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
+    fields = parts | {"config": config, "machine": machine} | {name: source[name] for name in NAMING}
     started, ended = span(result, parts["status"])
     record = Record.model_construct(
         run=path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
-        **{name: source[name] for name in NAMING},
-        **parts | {"config": config, "machine": machine},
+        **fields,
         started_at=_start(path) if started is None else started,
         ended_at=ended,
         at_work=parts["verdict"] is None and run_folder.at_work(path),
