@@ -5,7 +5,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Metric:
 
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
-        return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w+)", re.escape(self.name)))
+        return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w*)", re.escape(self.name)))
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,7 @@ class Spec:
         assert run.result is not None
         (rows, faults), claims = judged(self.tables, Rows.of(run)), OwnClaims(Numbers.of_run(run))
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
+        rows = replace(rows, comparison=comparison)
         asked = [check for check in self.checks if check.when(run.config)]
         shown = ["possible values", *(check.rule for check in asked if check.rule)]
         finite, agreement = finite_check(claims), agreement_check(claims, shown)
