@@ -21,6 +21,7 @@ from benchlib.results.verdict import Status as Status
 from benchlib.results.verdict import Verdict as Verdict
 
 FINITE = "finite"  # the name of the check that lists every missing and impossible value
+AGREE = "numbers agree"
 
 P = ParamSpec("P")
 # What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
@@ -106,8 +107,8 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", stopped
     rest = f"; {len(compared_with_nothing)} not compared (no comparable baseline)" if compared_with_nothing else ""
     missing = ", ".join(check.name for check in checks if check.word == "INCOMPLETE")
     rest += f"; incomplete: {missing}" if missing else ""
-    if all(check.kind in ("outcome", "budget") for check in passed):
-        # That a run completed in time says nothing about what it was for.
+    if all(check.kind in ("outcome", "budget") or check.name in (FINITE, AGREE) for check in passed):
+        # That a run completed in time with possible numbers says nothing about what it was for.
         why = [f"{check.name}: {check.reason}" for check in checks if check.word == "INCOMPLETE"]
         sentence = f"{BARE}: {why[0]}." if why else f"{BARE}."
         return Verdict(verdict="SKIPPED", sentence=sentence, checks=checks)
@@ -252,7 +253,7 @@ def finite_check(claims: Sequence[Claim]) -> Check:
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
     question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
-    return Ask("numbers agree", question).by(_agreement, claims, shown)
+    return Ask(AGREE, question).by(_agreement, claims, shown)
 
 
 def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str]) -> Check:

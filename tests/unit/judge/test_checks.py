@@ -127,7 +127,8 @@ def test_verdicts_and_exit_codes(statuses, word, code, strict):
 def test_a_run_that_only_ended_in_order_has_passed_nothing():
     ended = Check(name="run completed", kind="outcome", question="?", status="PASS", reason="1 of 1 ranks")
     lonely = Check(name="parity", kind="reference", question="?", status="SKIPPED", reason="only the reference ran")
-    verdict = verdict_of([ended, lonely])
+    possible = Check(name="finite", kind="sanity", question="?", status="PASS", reason="2 values")
+    verdict = verdict_of([ended, possible, lonely])
     assert (verdict.verdict, verdict.exit_code(), verdict.exit_code(strict=True)) == ("SKIPPED", 0, 3)
     assert verdict.sentence == "Nothing that the run was for could be evaluated: parity: only the reference ran."
     assert verdict_of([ended, lonely, check("PASS")]).verdict == "PASS"
