@@ -15,7 +15,7 @@ from benchlib.spec.tables import Ref, Row, Rows, Table, write
 
 MAX_ROWS = 14
 MAX_CELLS = 160  # of a grid with numbers in them
-LINE = 60  # letters that fit below an axis
+LINE = 30  # letters that fit below an axis
 Point = tuple[float, float, Row]
 Title = str | Callable[[Rows], str]
 About = Table | None

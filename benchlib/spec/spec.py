@@ -374,6 +374,6 @@ def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
 def _shown(run: Run) -> Rows:
     """Return the rows of a run; none where it has no result or a part is damaged, which is told elsewhere."""
     try:
-        return Rows.of(run) if run.result else Rows(None, 1, {})
+        return Rows.of(run) if run.result else Rows(run.config, 1, {})
     except UserError:
         return Rows(None, 1, {})
