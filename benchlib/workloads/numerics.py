@@ -106,10 +106,11 @@ PRECISIONS = ("fp32", "bf16", "fp64")
 
 @dataclass(frozen=True)
 class Limit:
-    """How far a quantity may be from the reference's, and why."""
+    """How far a quantity may be from the reference's, and why; ``eased`` says what it follows beyond the table's."""
 
     value: float
     why: str
+    eased: str = ""
 
 
 FP32, ALL = "cpu near far", "cpu near far bf16"  # bf16 is judged alike on every device
@@ -191,7 +192,7 @@ def eased(entry: Limit, precision: str, largest: float, reference_error: float |
         return _grown(entry, entry.value * largest, f"times the largest logit, {largest:.3g}")
     times = min(TRUTH_FACTOR * (reference_error or 0.0), MAX_EASED * entry.value)
     error = f"the reference's distance to double precision in the same inputs, {reference_error or 0.0:.3g}"
-    return _grown(entry, times, f"here {TRUTH_FACTOR} times {error}")
+    return _grown(entry, times, f"{TRUTH_FACTOR} times {error}")
 
 
 def eased_loss(entry: Limit, precision: str, largest: float, logits: float) -> Limit:
@@ -200,9 +201,9 @@ def eased_loss(entry: Limit, precision: str, largest: float, logits: float) -> L
     In fp32 it is at least twice that, as the table's is of the table's; in bf16 at least LOSS_SHARE of the largest.
     """
     if precision == "bf16":
-        return _grown(entry, LOSS_SHARE * largest, f"here {LOSS_SHARE:g} times the largest logit, {largest:.3g}")
-    return _grown(entry, 2 * logits, f"here twice what the logits may differ by, {logits:.3g}")
+        return _grown(entry, LOSS_SHARE * largest, f"{LOSS_SHARE:g} times the largest logit, {largest:.3g}")
+    return _grown(entry, 2 * logits, f"twice what the logits may differ by, {logits:.3g}")
 
 
 def _grown(entry: Limit, value: float, why: str) -> Limit:
-    return replace(entry, value=value, why=f"{entry.why}; {why}") if value > entry.value else entry
+    return replace(entry, value=value, eased=why) if value > entry.value else entry

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib
 import re
 import tempfile
 import time
@@ -323,13 +322,10 @@ def _executors(
             member = members()[name]
             own = Path(folder) / name
             own.mkdir()
-            module, _, function = member.executor.partition(":")
             model = programs.bert(bench.config.timed_model, bench.config.seed, member.attention)
             began = time.perf_counter()
             try:
-                made[name] = getattr(importlib.import_module(module), function)(
-                    model, member, torch.device("cpu"), example, own
-                )
+                made[name] = member.make(model, member, torch.device("cpu"), example, own)
             except BackendUnavailable as error:
                 absent[name] = str(error)
                 continue

@@ -13,7 +13,7 @@ import transformers
 
 from benchlib.benchmarks.compiled.config import CompiledConfig
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.workloads import distances, encdec, encoders
+from benchlib.workloads import encdec, encoders, numerics
 from benchlib.workloads.llm import decoders
 from benchlib.workloads.stablehlo import export
 
@@ -108,7 +108,7 @@ def truth(module: torch.nn.Module, inputs: Inputs) -> list[np.ndarray]:
 def apart(made: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> tuple[float, float]:
     """Return the largest absolute difference, and 1 - cosine of all numbers together."""
     a, b = _flat(made), _flat(reference)
-    return distances.max_abs(a, b), distances.one_minus_cosine(a, b)
+    return numerics.max_abs(a, b), numerics.one_minus_cosine(a, b)
 
 
 def _flat(parts: Iterable[Any]) -> np.ndarray:
@@ -117,7 +117,7 @@ def _flat(parts: Iterable[Any]) -> np.ndarray:
 
 def relative(made: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
     """Return the relative L2 distance of gradients by name over all; raises ``KeyError`` where one is missing."""
-    return distances.relative_l2(_flat(made[name] for name in reference), _flat(reference.values()))
+    return numerics.relative_l2(_flat(made[name] for name in reference), _flat(reference.values()))
 
 
 def gradients(loss: torch.nn.Module, inputs: Inputs) -> dict[str, np.ndarray]:

@@ -110,4 +110,4 @@ def test_limits_of_losses_follow_the_logits():
     assert eased_loss(Limit(0.06, "set"), "bf16", 20.0, 0.6).value == pytest.approx(0.2)
     assert eased_loss(Limit(0.06, "set"), "bf16", 2.0, 0.6) == Limit(0.06, "set")
     assert eased_loss(Limit(2e-5, "set"), "fp32", 20.0, 3e-5).value == pytest.approx(6e-5)
-    assert "logit" in eased_loss(Limit(2e-5, "set"), "fp32", 20.0, 3e-5).why
+    assert "logit" in eased_loss(Limit(2e-5, "set"), "fp32", 20.0, 3e-5).eased
