@@ -22,6 +22,7 @@ from benchlib.results.verdict import Status as Status
 from benchlib.results.verdict import Verdict as Verdict
 
 FINITE = "finite"  # the name of the check that lists every missing and impossible value
+AGREE = "numbers agree"
 
 P = ParamSpec("P")
 # What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
@@ -116,8 +117,8 @@ def verdict_of(
             "AMBIGUOUS", f"Noise leaves {counted(len(unsure), 'check')} undecided{after}: {names(unsure)}. {remedy}"
         )
     incomplete = [check for check in checks if check.word == "INCOMPLETE"]
-    if all(check.kind in ("outcome", "budget") for check in passed):
-        # That a run completed in time says nothing about what it was for.
+    if all(check.kind in ("outcome", "budget") or check.name in (FINITE, AGREE) for check in passed):
+        # That a run completed in time with possible numbers says nothing about what it was for.
         why = f": {incomplete[0].name}: {incomplete[0].reason}" if incomplete else ""
         return verdict("SKIPPED", f"{BARE}{why}.")
     alone = sum(check.status in ("NO_BASELINE", "NOT_COMPARABLE") for check in checks)
@@ -239,7 +240,7 @@ def finite_check(claims: Sequence[Claim]) -> Check:
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
     question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
-    return Ask("numbers agree", question).by(_agreement, claims, shown)
+    return Ask(AGREE, question).by(_agreement, claims, shown)
 
 
 def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str]) -> Check:

@@ -5,7 +5,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +243,7 @@ class Spec:
         assert run.result is not None
         (rows, faults), claims = judged(self.tables, Rows.of(run)), OwnClaims(Numbers.of_run(run))
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
+        rows = replace(rows, comparison=comparison)
         asked = [check for check in self.checks if check.when(run.config)]
         shown = ["possible values", *(check.rule for check in asked if check.rule)]
         finite, agreement = finite_check(claims), agreement_check(claims, shown)
@@ -397,6 +398,6 @@ def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
 def _shown(run: Run) -> Rows:
     """Return the rows of a run; none where it has no result or a part is damaged, which is told elsewhere."""
     try:
-        return Rows.of(run) if run.result else Rows(None, 1, {})
+        return Rows.of(run) if run.result else Rows(run.config, 1, {})
     except UserError:
         return Rows(None, 1, {})

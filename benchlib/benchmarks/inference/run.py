@@ -20,6 +20,7 @@ from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import keep_alive, read_events
 from benchlib.core.files import atomic_path
+from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.llm import articles, queries, scores
 from benchlib.workloads.llm.articles import Summaries
@@ -52,6 +53,7 @@ def measure(rank: Rank) -> Tables:
     config, events = rank.config, rank.events
     if find_spec("mlperf_loadgen") is None:
         raise BackendUnavailable("LoadGen is not installed: pip install 'benchlib[inference]' (wheels for Linux)")
+    devices.require(config.backend)
     events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
     load, lengths = config.load(len(data.prompts)), sorted(map(len, data.prompts))
@@ -102,7 +104,7 @@ def _settings(bench: Bench) -> Settings:
     config, longest = bench.rank.config, max(map(len, bench.data.prompts)) + bench.rank.config.max_new
     return Settings(
         model=config.model,
-        device=str(bench.rank.world.device),
+        device=str(devices.device(config.backend, 0)),
         precision=config.precision,
         slots=config.slots,
         threads=torch.get_num_threads(),

@@ -70,6 +70,7 @@ def check(status, gates=True, **more):
 
 
 ENDED = check("PASS", name="run completed", kind="outcome", reason="1 of 1 ranks")
+POSSIBLE = check("PASS", name="finite", kind="sanity", reason="2 values")
 LONELY = check("SKIPPED", name="parity", kind="reference", reason="only the reference ran")
 
 
@@ -85,6 +86,7 @@ LONELY = check("SKIPPED", name="parity", kind="reference", reason="only the refe
         ([check("SKIPPED")], {}, "SKIPPED", 0, 3),
         ([], {}, "SKIPPED", 0, 3),
         ([ENDED, LONELY], {}, "SKIPPED", 0, 3),  # that a run ended in order is no pass
+        ([ENDED, POSSIBLE, LONELY], {}, "SKIPPED", 0, 3),  # nor that its numbers are possible
         ([ENDED, LONELY, check("PASS")], {}, "PASS", 0, 3),
         ([check("PASS")], {"broken": "rank 1 was killed by SIGKILL"}, "BROKEN", 2, 2),
         ([check("PASS")], {"stopped": "stopped by the user"}, "STOPPED", 130, 130),

@@ -151,6 +151,30 @@ def test_the_ends_of_an_interval_may_be_columns():
     assert spec.metric("n") is spec.metric("n_tiny") is spec.metrics[0], "what is in braces may be empty"
 
 
+INFORMS = [
+    ({"gates": False, "count": math.nan}, False, []),
+    ({"gates": True, "count": math.nan}, True, ["count is nan in row 1 of t (a, x)"]),
+    ({"count": math.nan}, True, ["count is nan in row 1 of t (a, x)"]),
+]
+
+
+@pytest.mark.parametrize(("row", "fault", "faults"), INFORMS)
+def test_a_row_that_informs_fails_no_run(row, fault, faults):
+    rows, seen = judged(SPEC.tables[:1], run_of(row))
+    assert seen == faults
+    (answer,) = judge(below("c", "?", (T["count"], 1.0), informs=not fault), rows, [])
+    assert (answer.status, answer.gates) == ("FAIL", fault) and "count" in answer.reason and "nan" in answer.reason
+
+
+def test_a_part_of_a_name_may_be_empty():
+    spec = Spec([T], [Metric("count_{name}{group}", T["count"], "Count of {name}{group}")], [])
+    assert [spec.label(name) for name in ("count_a_x", "count_a", "count_")] == [
+        "Count of a_x",
+        "Count of a",
+        "Count of ",
+    ]
+
+
 def test_a_label_is_of_the_name_that_says_most():
     names = ("flops_{name}", "flops_{name}_peak")
     spec = Spec([T], [Metric(name, T["count"], label=name) for name in names], [])

@@ -1,8 +1,8 @@
 """The model as StableHLO text, in other compilers: XLA through PJRT, and IREE.
 
-The text has static shapes: each batch and length is converted and compiled when it first comes, all but the first from one
-export. Weights are arguments, so gradients and training work as in torch: the backward pass is a second program, whose
-gradients are those of the logits times given slopes, and ``model`` stays the owner of the parameters.
+The text has static shapes: each batch and length is converted and compiled when it first comes, all but the first from
+one export. Weights are arguments, so gradients and training work as in torch: the backward pass is a second program,
+whose gradients are those of the logits times given slopes, and ``model`` stays the owner of the parameters.
 
 Letters: B rows, S tokens.
 """
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchlib.benchmarks.parity.config import Member
-from benchlib.benchmarks.parity.executors import Inputs, Logits, require_fp32
 from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable
+from benchlib.workloads.executors import Member
+from benchlib.workloads.executors.eager import Inputs, Logits, require_fp32
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.stablehlo.manifest import array
@@ -27,12 +27,10 @@ SLOPES = ("start_slope", "end_slope")
 
 
 class Translated:
-    """See ``benchlib.benchmarks.parity.executors.Executor``. Its description has the seconds of each shape, in order."""
+    """See ``eager.Executor``. Its description has the seconds of each shape, in order."""
 
-    hooks = False
-
-    def __init__(self, model: torch.nn.Module, runtime: str, platform: str, folder: Path) -> None:
-        self._model, self._runtime, self._platform, self._folder = model, runtime, platform, folder
+    def __init__(self, model: torch.nn.Module, runtime: str, platform: str) -> None:
+        self._model, self._runtime, self._platform = model, runtime, platform
         self._forward, self._pullback = export.Answers(model), export.Pullback(model)
         self._families: dict[str, export.Family] = {}
         self._programs: dict[Any, runtimes.Runtime] = {}
@@ -47,12 +45,13 @@ class Translated:
         }
 
     def forward(self, inputs: Inputs) -> Logits:
-        """Return (start, end), float32 (B, S) each."""
         start, end = (torch.from_numpy(np.array(side)) for side in self._call(self._forward, inputs))
         return start, end
 
+    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
+        return []
+
     def timed(self, inputs: Inputs) -> Callable[[], None]:
-        """Return a call that does one forward pass and waits for it; weights and inputs are placed before."""
         program = self._program(self._forward, inputs)
         placed = self._placed(program, inputs)
 
@@ -62,18 +61,17 @@ class Translated:
         return once
 
     def gradients(self, inputs: Inputs, slopes: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the gradients by parameter of a loss whose slopes by start and end logits, float32 (B, S) each, are given."""
-        given = {**dict(zip(SLOPES, slopes, strict=True)), **inputs}
-        made = self._call(self._pullback, given)
-        results = self._program(self._pullback, given).manifest.results
+        """Return the gradients by parameter of a loss whose slopes by start and end logits are given, (B, S) each."""
+        arguments = {**dict(zip(SLOPES, slopes, strict=True)), **inputs}
+        values = self._call(self._pullback, arguments)
+        results = self._program(self._pullback, arguments).manifest.results
         return {
             item.name.removeprefix("model."): torch.from_numpy(np.array(value))
-            for item, value in zip(results, made, strict=True)
+            for item, value in zip(results, values, strict=True)
             if item.role == "gradient"
         }
 
     def close(self) -> None:
-        """Drop programs and weights."""
         self._families, self._programs, self._weights, self.module = {}, {}, {}, None
 
     def _call(self, module: torch.nn.Module, inputs: Inputs) -> Sequence[Any]:
@@ -81,7 +79,7 @@ class Translated:
         return program.run(self._placed(program, inputs))
 
     def _program(self, module: torch.nn.Module, inputs: Inputs) -> runtimes.Runtime:
-        """Return the program of a shape; the first time it is converted, written, read and compiled."""
+        """Return the program of a shape; the first time it is converted and compiled."""
         kind = type(module).__name__.lower()
         key = kind, *(tuple(inputs[name].shape) for name in sorted(inputs))
         if key not in self._programs:
@@ -89,16 +87,14 @@ class Translated:
             began = time.perf_counter()
             converted = convert(graph, kind)
             self.description["convert_s"].append(time.perf_counter() - began)
-            path = self._folder / f"{kind}-{len(self._programs)}.mlir"
-            converted.manifest.write(path, converted.text)
-            program = runtimes.load(self._runtime, path, self._platform)
+            program = runtimes.RUNTIMES[self._runtime](converted.text, converted.manifest, self._platform)
             self._programs[key] = program
             self.description |= program.description
             self.description["compile_s"].append(program.compile_s)
         return self._programs[key]
 
     def _graph(self, module: torch.nn.Module, kind: str, inputs: Inputs) -> Any:
-        """Return the graph of a shape. The first one is exported as it is: free sizes take several times as long, and pay from the second on."""
+        """Return the graph of a shape. Free sizes take several times as long to export, and pay from the second on."""
         gradients = module is self._pullback
         if all(name != kind for name, *_ in self._programs):
             return (export.joint if gradients else export.forward)(module, inputs)
@@ -130,11 +126,10 @@ class _Module(torch.nn.Module):
         self._owner = [owner]  # in a list: the executor's model is no child of this module
 
     def forward(self, **inputs: torch.Tensor) -> Logits:
-        """Return (start, end), (B, S) each."""
         (owner,) = self._owner
         names, parameters = zip(*owner._model.named_parameters(), strict=True)
-        made: Logits = _Call.apply(owner, names, inputs, *parameters)  # type: ignore[no-untyped-call]
-        return made
+        logits: Logits = _Call.apply(owner, names, inputs, *parameters)  # type: ignore[no-untyped-call]
+        return logits
 
 
 class _Call(torch.autograd.Function):
@@ -144,39 +139,35 @@ class _Call(torch.autograd.Function):
     def forward(
         ctx: Any, owner: Translated, names: Sequence[str], inputs: Mapping[str, torch.Tensor], *parameters: torch.Tensor
     ) -> Logits:
-        """Return the logits by the first program."""
-        ctx.given = owner, names, inputs
+        ctx.call = owner, names, inputs
         return owner.forward(inputs)
 
     @staticmethod
     def backward(ctx: Any, *slopes: torch.Tensor) -> Any:
-        """Return the parameters' gradients by the second program; none for one that the logits do not depend on."""
-        owner, names, inputs = ctx.given
-        made = owner.gradients(inputs, [slope.contiguous() for slope in slopes])
-        return (None, None, None, *(made.get(name) for name in names))
+        """Return the parameters' gradients; none for one that the logits do not depend on."""
+        owner, names, inputs = ctx.call
+        gradients = owner.gradients(inputs, [slope.contiguous() for slope in slopes])
+        return (None, None, None, *(gradients.get(name) for name in names))
 
 
 def xla(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Translated:
-    """Return the model in XLA; see ``benchlib.benchmarks.parity.executors.Make``.
+    """Return the model in XLA; see ``eager.Make``.
 
     Raises ``BackendUnavailable`` without jax or the plugin of the platform.
     """
     require_fp32(member)
     mlir.jax()
     platform = {"cuda": "rocm" if torch.version.hip else "cuda", "xla": "tpu"}.get(where.type, where.type)
-    return _started(Translated(model.to("cpu"), "xla", platform, folder), example)
+    return _started(Translated(model.to("cpu"), "xla", platform), example)
 
 
 def iree(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Translated:
-    """Return the model in IREE, on a CPU; see ``benchlib.benchmarks.parity.executors.Make``.
-
-    Raises ``BackendUnavailable`` without IREE's packages.
-    """
+    """Return the model in IREE, on a CPU; see ``eager.Make``. Raises ``BackendUnavailable`` without IREE's packages."""
     require_fp32(member)
     if where.type != "cpu":
         raise BackendUnavailable(f"IREE computes on CPUs here, not on {where.type}: use backend cpu")
     runtimes.iree("runtime")
-    return _started(Translated(model.to("cpu"), "iree", "cpu", folder), example)
+    return _started(Translated(model.to("cpu"), "iree", "cpu"), example)
 
 
 def _started(executor: Translated, example: Inputs) -> Translated:
