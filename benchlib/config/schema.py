@@ -84,6 +84,9 @@ class BaseConfig(BaseModel):
     PATHS: ClassVar[dict[str, bool]] = {}
     # Whether the benchmark runs on one rank, however many devices the machine has.
     ONE_PROCESS: ClassVar[bool] = False
+    # How threads of OpenMP wait for work, which it reads once, before a rank imports torch; the user's own goes first. PASSIVE
+    # where two libraries compute: threads that spin take the cores from each other, and CPU time would count the spinning.
+    OMP_WAIT_POLICY: ClassVar[str] = ""
     # Fields that another one decides where that is set: both by hand contradict each other.
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
     # Metrics whose limit is an amount in their unit, as points of F1; that of all others is a share of the baseline.

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -32,6 +32,8 @@ SILENT_S = 3.0  # between signs of life of a child that reports no progress
 STACKS_S = 3.0  # for a child whose time is over to write where it is
 STACK = "most recent call first"  # how faulthandler begins the stack of a thread
 LAST_LINES = 3
+BLAS = "OPENBLAS_NUM_THREADS"
+SERVER = threading.Lock()  # held while the fork server starts in an environment of its own
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,20 @@ def run(
     tell: Callable[[Any], None],
     log: Path | None = None,
     variables: Mapping[str, str] | None = None,
+    preload: Sequence[str] = (),
 ) -> Ended:
     """Call ``work(*args, tell)`` in a process of its own and wait for it, at most ``timeout_s``.
 
     What the work tells reaches ``tell`` here, and None every few seconds of silence. Its output goes to ``log``.out and .err, from
-    which the reason of a crash or time-out says where it was. ``variables`` are set in its environment. When this returns or
+    which the reason of a crash or time-out says where it was. ``variables`` are set in its environment; the server loads the modules
+    ``preload`` beside torch. When this returns or
     is interrupted, nothing that the child started is left. ``BackendUnavailable`` becomes the status unavailable. Raises
     ``StorageError`` where the work could not write a file: the next one could not either.
     """
     began, mark, err = time.monotonic(), str(Path(uuid.uuid4().hex).resolve()), Path(f"{log}.err")
     for kind in ("out", "err") if log else ():
         Path(f"{log}.{kind}").unlink(missing_ok=True)
-    context = _context(work.__module__)
+    context = _context(["torch", work.__module__, *preload])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_main, args=(work, args, there, log, {**(variables or {}), MARK: mark}))
     try:
@@ -95,21 +99,20 @@ def run(
     return Ended(ends, done, reason, time.monotonic() - began)
 
 
-def _context(module: str) -> Any:
+def _context(modules: list[str]) -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
-    forkserver.set_forkserver_preload(["torch", module])
-    # A fork keeps only the thread that forks, and numpy's library starts threads when it is loaded. Those of libgomp spin while
-    # they wait, which on cores that others use makes a step ten times slower.
-    settings = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY") or "PASSIVE"}
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ |= settings
-    try:
-        forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ |= {name: value} if value is not None else {}
+    with SERVER:
+        forkserver.set_forkserver_preload(modules)
+        before = os.environ.pop(BLAS, None)
+        os.environ[BLAS] = (
+            "1"  # a fork keeps only the thread that forks, and numpy's library starts threads when it is loaded
+        )
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.pop(BLAS)
+            os.environ |= {BLAS: before} if before is not None else {}
     return multiprocessing.get_context("forkserver")
 
 

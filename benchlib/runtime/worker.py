@@ -116,8 +116,8 @@ def _registered(config: Any) -> Callable[..., None]:
     from benchlib.benchmarks import BENCHMARKS
 
     benchmark = BENCHMARKS[config.benchmark]
-    if begin := benchmark.part("ahead", "begin", None):  # may load its libraries while this process imports torch
-        begin(config)
+    if config.OMP_WAIT_POLICY:
+        os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY") or config.OMP_WAIT_POLICY
     from benchlib.runtime.measurement import executed
 
     return executed(benchmark)

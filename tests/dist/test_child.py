@@ -12,8 +12,9 @@ import psutil
 import pytest
 from harness import HERE, until
 
+from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.core.errors import BackendUnavailable, StorageError
-from benchlib.runtime import child
+from benchlib.runtime import child, worker
 
 PATIENCE_S = 300.0  # for what comes to pass at once where nobody else has the cores
 
@@ -32,7 +33,7 @@ def answer(first, second, tell):
     return {
         "sum": first + second,
         "set": os.environ.get("COLOUR"),
-        "waiting": os.environ["OMP_WAIT_POLICY"],
+        "blas": os.environ["OPENBLAS_NUM_THREADS"],
         "ids": (os.getpid(), os.getppid(), os.getsid(0)),
     }
 
@@ -82,7 +83,7 @@ def test_an_answer_comes_back_with_progress_and_output(tmp_path):
     )
     assert (ended.status, ended.reason) == ("done", "") and ended.seconds > 0
     value = ended.value
-    assert (value["sum"], value["set"], value["waiting"]) == (5, "red", "PASSIVE")
+    assert (value["sum"], value["set"], value["blas"]) == (5, "red", "1")
     assert [progress for progress in told if progress] == [{"done": 0}, {"done": 1}, {"done": 2}]
     assert (tmp_path / "a.out").read_text() == "said aloud\n" and (tmp_path / "a.err").read_text() == ""
     pid, parent, session = value["ids"]
@@ -162,3 +163,10 @@ def test_a_child_and_its_server_die_with_their_parent(tmp_path):
         until(lambda: all(gone(each) for each in started if each != helper), PATIENCE_S)
     finally:
         psutil.Process(helper).kill()  # in a run the supervisor, who adopts it, does this
+
+
+@pytest.mark.parametrize(("users", "seen"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_openmp_learns_to_wait_before_it_is_loaded(monkeypatch, users, seen):
+    monkeypatch.setenv("OMP_WAIT_POLICY", users)
+    worker._registered(ParityConfig())
+    assert os.environ["OMP_WAIT_POLICY"] == seen

@@ -21,7 +21,7 @@ def members() -> Mapping[str, Any]:
 class CompiledConfig(BaseConfig):
     """PyTorch models as StableHLO text, computed by other compilers, beside torch."""
 
-    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS}
+    OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
 
     benchmark: Literal["compiled"] = "compiled"
 

@@ -9,27 +9,23 @@ makes later queries late. No torch here: the engine loads what it needs.
 """
 
 import array
-import contextlib
 import itertools
-import os
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.inference.ahead import CONTEXT, preload
 from benchlib.benchmarks.inference.rules import Conf
-from benchlib.core.errors import BackendUnavailable, RunBroken
+from benchlib.core.errors import RunBroken
 from benchlib.core.imports import loaded
-from benchlib.launch.processes import die_with_parent
+from benchlib.runtime import child
 from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
 from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.queries import QueryLog
@@ -185,9 +181,11 @@ def _warm_up(engine: Engine, test: Test) -> None:
         raise RunBroken(f"the engine failed at a warm-up query: {why}")
 
 
-def _perform(test: Test, say: Connection) -> Outcome:
+def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
+    """Be the process of a test. It tells how many queries are completed and how many bytes are resident."""
     import mlperf_loadgen as lg
 
+    test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
     engine = make(test.engine, test.settings)
     engine.start()
     facts: dict[str, Any] = {"engine": dict(engine.facts)}
@@ -235,7 +233,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
             break
         if now - reported > SAY_S:
             reported = now
-            say.send(("progress", (sut.log.ended, process.memory_info().rss)))
+            tell((sut.log.ended, process.memory_info().rss))
     spent = time.monotonic() - wall
     share = (time.process_time() - cpu) / spent
     facts |= {"driver_cpu_share": share, "resident_bytes": process.memory_info().rss, "seconds": spent}
@@ -263,54 +261,20 @@ def _nothing(*_: Any) -> None:
     """LoadGen asks for samples to be loaded, which are in memory, or says that no more queries come for now."""
 
 
-def _main(test: Test, say: Connection) -> None:
-    """Run in the child. Leaves by ``os._exit``: LoadGen and engines have threads that would outlive the interpreter."""
-    die_with_parent(os.getppid())
-    code = 0
-    try:
-        test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
-        outcome = _perform(test, say)
-    except BackendUnavailable as error:
-        outcome = Outcome(str(error), skipped=True)
-    except KeyboardInterrupt:
-        os._exit(130)
-    except BaseException as error:
-        traceback.print_exc()
-        outcome = Outcome(f"{type(error).__name__}: {error}")
-        code = 1
-    with contextlib.suppress(OSError):
-        say.send(("end", outcome))
-    os._exit(code)
-
-
 def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
     """Run a test in a process and return what it left. ``tell(completed queries, resident bytes)`` is called while it
     runs, with -1 for no news.
 
     The process is ended at the latest 30 s after the test's own limit, and on every exception here.
     """
-    preload(ENGINES[test.engine].torch)
-    here, there = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_main, args=(test, there), name=test.name)
-    process.start()
-    there.close()
-    patience = time.monotonic() + test.limit_s + WARM_UP_S * 2 + 30
-    try:
-        while time.monotonic() < patience:
-            if not here.poll(SAY_S):
-                tell(-1, 0)
-                continue
-            try:
-                kind, value = here.recv()
-            except EOFError:
-                process.join(5)
-                return Outcome(f"the process of the test ended with code {process.exitcode}; see logs/rank0.err")
-            if kind == "end":
-                process.join(5)
-                return value  # type: ignore[no-any-return]
-            tell(*value)
-        return Outcome("the process of the test hung and was ended")
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join(5)
+    slow = ("batches", "dispatch") if ENGINES[test.engine].torch else ("dispatch",)
+    ended = child.run(
+        measured,
+        test,
+        timeout_s=test.limit_s + 2 * WARM_UP_S + 30,
+        tell=lambda progress: tell(*(progress or (-1, 0))),
+        preload=[f"benchlib.workloads.llm.{name}" for name in slow],
+    )
+    if ended.status == "done":
+        return ended.value  # type: ignore[no-any-return]
+    return Outcome(f"the process of the test: {ended.reason}", skipped=ended.status == "unavailable")

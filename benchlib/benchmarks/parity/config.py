@@ -33,6 +33,7 @@ class ParityConfig(BaseConfig):
     PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "dev_file"}
     ONE_PROCESS: ClassVar[bool] = True
+    OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
     GONE: ClassVar[dict[str, str]] = {"attention_kernels": "name kernels among members: sdpa_math, sdpa_flash, flash"}
     # The fields that a golden folder fixes: weights and inputs come from it, whatever machine computes.
     RECORDED: ClassVar[tuple[str, ...]] = (
