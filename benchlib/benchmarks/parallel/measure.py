@@ -29,12 +29,12 @@ from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.shapes import Job, Shape
 from benchlib.benchmarks.parallel.strategies import Way, alone, prepare, timeline
 from benchlib.core.events import keep_alive
-from benchlib.core.stats import fit_alpha_beta
 from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import comm_device
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, hold, union
+from benchlib.workloads.alpha_beta import fit_alpha_beta
 from benchlib.workloads.collective_ops import OPS, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, take_in_turns
 
