@@ -247,7 +247,7 @@ def run(config: Config, run_dir: Path, events: EventWriter) -> None:
         else:
             seen["sharded"] = sharded(rank, size)
         if size == 2 and world.collective == "mpi":
-            from benchlib.runtime import mpi
+            from benchlib.workloads.collectives import mpi
 
             from_anybody()
             seen["late"] = late(rank)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from worlds import in_world
 
-from benchlib.runtime import exchange
-from benchlib.runtime.exchange import ALGORITHMS
+from benchlib.workloads.collectives import exchange
+from benchlib.workloads.collectives.exchange import ALGORITHMS
 
 Op = dist.ReduceOp
 TOGETHER = {

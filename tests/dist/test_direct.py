@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from worlds import in_world
 
-from benchlib.runtime import exchange
-from benchlib.runtime.exchange import use_direct
+from benchlib.workloads.collectives import exchange
+from benchlib.workloads.collectives.exchange import use_direct
 
 Op = dist.ReduceOp
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)

@@ -14,9 +14,9 @@ from worlds import in_world
 
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.launch.launch import Launch
-from benchlib.runtime import hierarchy
-from benchlib.runtime.exchange import ALGORITHMS
-from benchlib.runtime.hierarchy import Member, agree, layout
+from benchlib.workloads.collectives import hierarchy
+from benchlib.workloads.collectives.exchange import ALGORITHMS
+from benchlib.workloads.collectives.hierarchy import Member, agree, layout
 from benchlib.runtime.timing import Clock, GradientExchange, sum_hook
 
 CPU = torch.device("cpu")

@@ -83,13 +83,13 @@ def _join(row: Row, more: Row) -> None:
 def _peaks(config: ParallelConfig, here: World) -> Row:
     """Return what a rank reaches while all do the same, and what rank 0 reaches alone: FLOP/s, and bytes/s read plus written."""
     together = {name: peaks.all_ranks_peak(here, name, PEAK_S)[0] for name in dict.fromkeys(("fp32", config.precision))}
-    rates, alone = {name: (rate or math.nan) / here.size for name, rate in together.items()}, 0.0
+    rates, alone = {name: (rate or math.nan) / here.size for name, rate in together.items()}, math.nan
     if here.main:
-        own = peaks.matmul_peaks(here.device, config.precision, sizes=peaks.default_sizes(here.device), seconds=PEAK_S)
-        alone = max((peak.best or 0.0 for peak in own), default=0.0)
+        sizes = peaks.default_sizes(here.device)
+        alone = peaks.best(peaks.matmul_peaks(here.device, config.precision, sizes=sizes, seconds=PEAK_S))
     barrier()
-    kind = "host" if here.device.type == "cpu" else "device"
-    by_rank = all_gather_objects((alone, max(peaks.copy_rates(kind, here.device, COPY_BYTES, COPY_S))))
+    copies = peaks.copy_rates(peaks.memory_of(here.device), here.device, COPY_BYTES, COPY_S)
+    by_rank = all_gather_objects((alone, max(copies)))
     found = {"alone_flops": by_rank[0][0], "copy_bytes_per_s": 1e9 * fmean(rate for _, rate in by_rank)}
     return found | {"rank_flops": rates[config.precision], "rank_flops_fp32": rates["fp32"]}
 

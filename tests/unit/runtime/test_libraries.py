@@ -34,7 +34,7 @@ def test_what_torch_lacks_is_told():
     ):
         LIBRARIES["nccl"].register()
     with pytest.raises(UserError, match="collective = nccl moves tensors of cuda, not of cpu"):
-        group._collective(BaseConfig(benchmark="x", collective="nccl"))
+        group._library(BaseConfig(benchmark="x", collective="nccl"))
 
 
 def test_steps_to_get_mpi(monkeypatch, tmp_path):
@@ -58,10 +58,10 @@ def test_steps_to_get_mpi(monkeypatch, tmp_path):
 @pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="this torch has UCC")
 def test_ucc_comes_with_a_torch_that_is_built_with_it(monkeypatch):
     with pytest.raises(BackendUnavailable, match=r"library ucc is not available: .* built without ucc .*USE_UCC=1"):
-        group._collective(BaseConfig(benchmark="x", collective="ucc"))
+        group._library(BaseConfig(benchmark="x", collective="ucc"))
     built_in = torch.distributed.is_backend_available
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "ucc" or built_in(name))
-    assert group._collective(BaseConfig(benchmark="x", collective="ucc")) == ("ucc", "ucc")
+    assert group._library(BaseConfig(benchmark="x", collective="ucc")).backend == "ucc"
 
 
 def test_mpi_brings_its_launcher():
