@@ -37,11 +37,16 @@ _GROUP_TAG = 711  # of the messages by which a communicator is made
 Tensor = torch.Tensor
 
 _HALVES = (torch.float16, torch.bfloat16)
-_NUMBERS = (
-    *(torch.float32, torch.float64, torch.uint8),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-)
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by width; wider types are several of 8 bytes
+_TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+}
+_BITS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T}  # by width; wider types are several of 8 bytes
 # Pairs, because torch's reductions compare as equal but do not hash as equal.
 _OPS = (
     *((dist.ReduceOp.SUM, MPI.SUM), (dist.ReduceOp.AVG, MPI.SUM), (dist.ReduceOp.PRODUCT, MPI.PROD)),
@@ -85,9 +90,10 @@ def _create(options: Any, _backend_options: Any) -> "MPIGroup":
 class Message(dist.Work):
     """A message that is being sent or received. MPI moves it on while somebody waits."""
 
-    def __init__(self, name: str, request: MPI.Request, timeout_s: float) -> None:
+    def __init__(self, name: str, request: MPI.Request, tensor: Tensor, timeout_s: float) -> None:
         super().__init__()
         self._name, self._request, self._timeout_s = name, request, timeout_s
+        self._tensor = tensor  # lives until the message is through
         self._status = MPI.Status()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -117,11 +123,11 @@ def _check(name: str, *tensors: Tensor) -> None:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             dense = f"a dense CPU tensor is needed, got {tensor.layout} on {tensor.device}"
             raise ValueError(f"mpi {name}: {dense}: use .cpu()")
+        if tensor.numel() > MAX_ELEMENTS:
+            raise ValueError(f"mpi {name}: the tensor with {shape} has more than 2**31 - 1 elements: split it")
         if not tensor.is_contiguous():
             strided = f"the tensor with {shape} and strides {tensor.stride()} is not contiguous"
             raise ValueError(f"mpi {name}: {strided}: pass tensor.contiguous()")
-        if tensor.numel() > MAX_ELEMENTS:
-            raise ValueError(f"mpi {name}: the tensor with {shape} has more than 2**31 - 1 elements: split it")
 
 
 def _check_parts(name: str, part: Tensor, whole: Tensor, ranks: int) -> None:
@@ -132,12 +138,15 @@ def _check_parts(name: str, part: Tensor, whole: Tensor, ranks: int) -> None:
         raise ValueError(f"mpi {name}: {whole.numel()} elements of {whole.dtype} are not {parts}")
 
 
-def _numbers(tensor: Tensor) -> Any:
-    return tensor.detach().view(-1).numpy()
+def _numbers(tensor: Tensor) -> list[Any]:
+    """Describe a tensor for a reduction, which does not keep it; MPI's binding counts the elements, also of each rank's block."""
+    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes), _TYPES[tensor.dtype]]
 
 
-def _bits(tensor: Tensor) -> Any:
-    return _numbers(tensor.detach().view(-1).view(_BITS.get(tensor.element_size(), torch.int64)))
+def _bits(tensor: Tensor, *counts: list[int]) -> list[Any]:
+    """Describe a tensor that is moved, which does not keep it, with the ``counts`` of blocks that are not equal."""
+    item = _BITS.get(tensor.element_size(), MPI.INT64_T)
+    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes), *counts, item]
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -152,6 +161,13 @@ def _shared(entry: Tensor, other: Tensor) -> bool:
 def _own_block(part: Tensor, whole: Tensor, rank: int) -> bool:
     """Whether ``part`` is the block of ``rank`` within ``whole``, in memory: what MPI calls in place."""
     return part.data_ptr() == whole.data_ptr() + rank * part.numel() * part.element_size()
+
+
+def _sent(part: Tensor, whole: Tensor, rank: int) -> Tensor | None:
+    """Return what a rank sends into ``whole``: its part, a copy where they share memory, None where it is in place."""
+    if _own_block(part, whole, rank):
+        return None
+    return part.clone() if _shared(part, whole) else part
 
 
 def _joined(tensors: Tensors, filled: bool) -> tuple[Tensor, Callable[[], None]]:
@@ -210,7 +226,7 @@ class MPIGroup(QueuedGroup):
         if operator is None:
             raise ValueError(f"mpi {name}: reduction {reduction} is not available: use sum, avg, product, min or max")
         _check(name, *tensors)
-        if missing := [tensor.dtype for tensor in tensors if tensor.dtype not in (*_NUMBERS, *_HALVES)]:
+        if missing := [tensor.dtype for tensor in tensors if tensor.dtype not in (*_TYPES, *_HALVES)]:
             raise ValueError(f"mpi {name}: MPI cannot reduce {missing[0]}: convert the tensor to a number type")
 
         def finish(result: Tensor, target: Tensor) -> None:
@@ -307,7 +323,8 @@ class MPIGroup(QueuedGroup):
 
         def run() -> None:
             for whole, part in zip(wholes, parts, strict=True):
-                self.comm.Allgather(self._beside(part, whole), _bits(whole))
+                source = _sent(part, whole, self.comm.rank)
+                self.comm.Allgather(MPI.IN_PLACE if source is None else _bits(source), _bits(whole))
             back()
 
         return self._begin("all_gather", opts, run, written)
@@ -322,7 +339,8 @@ class MPIGroup(QueuedGroup):
         _check_parts("gather", part, whole, self.comm.size)
 
         def run() -> None:
-            self.comm.Gather(self._beside(part, whole), _bits(whole), root)
+            source = _sent(part, whole, root)
+            self.comm.Gather(MPI.IN_PLACE if source is None else _bits(source), _bits(whole), root)
             back()
 
         return self._begin("gather", opts, run, outputs[0])
@@ -343,12 +361,6 @@ class MPIGroup(QueuedGroup):
 
         return self._begin("scatter", opts, run, outputs)
 
-    def _beside(self, part: Tensor, whole: Tensor) -> Any:
-        """Describe the part that this rank sends into ``whole``."""
-        if _own_block(part, whole, self.comm.rank):
-            return MPI.IN_PLACE
-        return _bits(part.clone() if _shared(part, whole) else part)
-
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_rows: list[int], input_rows: list[int], opts: Any = None
     ) -> dist.Work:
@@ -358,7 +370,7 @@ class MPIGroup(QueuedGroup):
         def run() -> None:
             source = input.clone() if _shared(input, output) else input
             if output_rows or input_rows:
-                self.comm.Alltoallv([_bits(source), sent], [_bits(output), received])
+                self.comm.Alltoallv(_bits(source, sent), _bits(output, received))
             else:
                 self.comm.Alltoall(_bits(source), _bits(output))
 
@@ -374,7 +386,7 @@ class MPIGroup(QueuedGroup):
             raise ValueError(f"mpi all_to_all: {length} rows cannot be split over {size} ranks: give the split sizes")
         if rows and (len(rows) != size or sum(rows) != length):
             raise ValueError(f"mpi all_to_all: splits {rows} are not {length} rows over {size} ranks")
-        total = len(_bits(tensor))
+        total = tensor.nbytes // min(tensor.element_size(), 8)
         return [count * total // max(1, length) for count in rows or [length // size] * size]
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -385,12 +397,12 @@ class MPIGroup(QueuedGroup):
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
         """Send a tensor to a rank of the group."""
         _check("send", tensors[0])
-        return Message("send", self._talk.Isend(_bits(tensors[0]), target, tag), self._timeout_s)
+        return Message("send", self._talk.Isend(_bits(tensors[0]), target, tag), tensors[0], self._timeout_s)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         """Receive a tensor from a rank of the group."""
         _check("recv", tensors[0])
-        return Message("recv", self._talk.Irecv(_bits(tensors[0]), source, tag), self._timeout_s)
+        return Message("recv", self._talk.Irecv(_bits(tensors[0]), source, tag), tensors[0], self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive a tensor from whichever rank sends one; ``source_rank`` of the work names it."""
