@@ -155,8 +155,11 @@ def test_events_of_all_writers_come_in_the_order_of_time(tmp_path):
     assert len(follower.poll()) == 6
     with writers[0].path.open("ab") as handle:
         handle.write(b'{"t": 1, "kind"')  # a line that is still being written
-    assert follower.poll() == []
-    assert len(read_events(tmp_path)) == 6
+        handle.flush()
+        assert follower.poll() == []
+        handle.write(b': "step", "source": "rank0", "step": 6}\n')
+    assert [event["step"] for event in follower.poll()] == [6]
+    assert len(read_events(tmp_path)) == 7
     for writer in writers:
         writer.close()
 

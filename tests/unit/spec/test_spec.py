@@ -63,6 +63,8 @@ CASES = [
     (below("c", "?", (T["count"], T["limit"])), [{"limit": None}], "FAIL", "limit is missing"),
     (below("c", "?", (T["count"], lambda config: config.most)), [{"count": 4}, {"count": 5}], "FAIL", "count 5, not <= 4"),
     (below("c", "?", (T["time_us"], 2.0)), [{}], "PASS", "time 2 µs"),  # of samples the median
+    (below("c", "?", (T["time_us"], 1.95)), [{}], "FAIL", "time 2 µs, not <= 1.95 µs"),
+    (below("c", "?", (T["count"], lambda config: config.target)), [{}], "FAIL", "no limit"),
     (within("c", "?", (T["count"], 1.0), most=2), [{"count": 2}], "PASS", "count 2"),
     (within("c", "?", (T["count"], 1.0), most=2), [{}], "FAIL", "not <= 2, >= 1"),
     (near("c", "?", (T["count"], T["limit"])), [{"count": 3}], "PASS", "count 3"),
