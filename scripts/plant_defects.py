@@ -111,7 +111,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only defects whose file or words hold this")
     parser.add_argument("--list", action="store_true", help="show the defects and end")
     options = parser.parse_args()
-    chosen = defects(options.only)
+    if not (chosen := defects(options.only)):
+        parser.error(f"no defect holds {options.only!r}")
     if options.list:
         print("\n".join(f"{defect.name}  ({defect.tests})" for defect in chosen))
         return 0
