@@ -26,7 +26,8 @@ class Check:
 
     ``over`` are the columns that gate, each with its limit; ``miss`` tells how far a number is from its limit: up to 1
     passes. ``unless`` returns why a run leaves the question open (SKIPPED), ``when`` whether a config asks it at all.
-    ``asked`` is the field of the config that sets a target, ``rule`` the rule of impossible numbers that the check shows.
+    ``asked`` is the field of the config that sets a target, ``rule`` the rule of impossible numbers that the check shows. One
+    that ``informs`` gates nothing.
     """
 
     name: str
@@ -41,10 +42,11 @@ class Check:
     asked: str = ""
     rule: str = ""
     source: str = ""
+    informs: bool = False
 
     def answer(self, status: Status, reason: str, **more: Any) -> Judged:
         """Return the answer; SKIPPED gates nothing unless it says so."""
-        more = {"gates": status != "SKIPPED", "source": self.source} | more
+        more = {"gates": status != "SKIPPED" and not self.informs, "source": self.source} | more
         return Judged(name=self.name, kind=self.kind, question=self.question, status=status, reason=reason, **more)
 
 
@@ -69,6 +71,11 @@ def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Ch
         return value / limit if limit > 0 else 0.0 if value <= limit else math.inf
 
     return Check(name, question, over, miss, "<=", **more)
+
+
+def above(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
+    """Every number is at least its limit."""
+    return Check(name, question, over, _outside(lambda value, limit: value >= limit), ">=", **more)
 
 
 def within(name: str, question: str, *over: tuple[Ref, Limit], most: float, **more: Any) -> Check:
@@ -144,12 +151,17 @@ def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -
 def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
     """Yield the answers to a question: one, or one for each name."""
     to = Ask(check.name.split("{")[0].strip(), check.question, check.kind)
-    if reason := check.unless(run) if check.unless else "":
+    try:
+        reason = check.unless(run) if check.unless else ""
+    except InvalidNumber as error:
+        yield to.fact(False, f"cannot be evaluated: {error}")
+        return
+    if reason:
         yield check.answer("SKIPPED", reason)
     elif check.rule and not check.over:
         yield to.by(lambda _: _rule(check, claims))
     elif "{" not in check.name:
-        yield to.by(lambda _: (check.judge or _compare)(check, run))
+        yield to.by(lambda _: (check.judge or compare)(check, run))
     else:
         try:
             yield from _by_name(check, run)
@@ -173,7 +185,7 @@ def _by_name(check: Check, run: Rows) -> Iterator[Judged]:
             for ref, limit, rows in named
         ]
         one = replace(check, name=name, over=own)
-        yield Ask(name, check.question, check.kind).by(lambda _, one=one: (one.judge or _compare)(one, run))
+        yield Ask(name, check.question, check.kind).by(lambda _, one=one: (one.judge or compare)(one, run))
 
 
 def _only(chosen: list[Row]) -> Callable[[Rows, list[Row]], list[Row]]:
@@ -188,7 +200,7 @@ def _limit(given: Limit, row: Row, run: Rows) -> float | None:
     return given.number(row, run) if isinstance(given, Ref) else given(run.config) if callable(given) else given
 
 
-def _compare(check: Check, run: Rows) -> Judged:
+def compare(check: Check, run: Rows) -> Judged:
     """Judge every row: the one comparison of all kinds."""
     wrong, skipped, good, worst = list[str](), list[str](), 0, (-1.0, "", 0.0, "", "")
     for ref, given in check.over:
@@ -260,7 +272,7 @@ def _target(check: Check, run: Rows) -> Judged:
         reason = f"measured {measured}; {unset}" if measured else unset
         return replace(check, source=check.source or unset).answer("SKIPPED", reason, unit=_unit(check))
     check = replace(check, source=check.source or f"target of the {run.config.tier} tier")
-    judged = _compare(check, run) if rows else check.answer("SKIPPED", "nothing that the target is for was measured")
+    judged = compare(check, run) if rows else check.answer("SKIPPED", "nothing that the target is for was measured")
     limit = f"{check.sign} {write(number(wanted, check.asked), ref.col.unit)}"
     return judged.model_copy(update={"limit": limit, "gates": True})
 

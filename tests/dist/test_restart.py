@@ -2,13 +2,12 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import END_S, HERE, free_port, none_left, prepare, status, until
+from harness import HERE, free_port, none_left, prepare, status, until
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.errors import UserError
@@ -17,8 +16,8 @@ from benchlib.judge import baselines
 from benchlib.judge.verdict import judge
 from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import kill_marked
-from benchlib.results.verdict import Verdict
 from benchlib.results.run import Run, load_result
+from benchlib.results.verdict import Verdict
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -111,8 +110,7 @@ def test_another_node_takes_the_place_of_a_lost_one(
     first, third = _wait(launches[0]), _wait(instead)
     assert (first["outcome"], first["restarts"]) == ("complete", 1), first["reason"]
     assert (third["outcome"], third["restarts"]) == ("complete", 0), third["reason"]
-    (lost,) = first["earlier_attempts"][0]["lost"]
-    assert (lost["address"], lost["how"]) == ("127.0.0.1", "gone")
+    assert "may lie on another node" in first["earlier_attempts"][0]["reason"]
     (holder,) = [tmp_path / name for name in "ac" if (tmp_path / name / "result.json").exists()]
     facts = load_result(holder).facts
     assert (facts["resumed_step"], facts["restarts"]) == (8, 1)
@@ -174,9 +172,7 @@ def test_wrong_input_is_not_tried_again(tmp_path: Path) -> None:
 def test_nobody_takes_the_place(left_alone: Launch) -> None:
     told = _wait(left_alone)
     assert (told["outcome"], told["restarts"]) == ("failed", 0)
-    assert [row["how"] for row in told["lost"]] == ["gone"]
-    assert told["reason"].startswith("node ")
+    assert "may lie on another node" in told["reason"]
     assert "the ranks could not be started again: the nodes did not all meet within 30 s" in told["reason"]
-    assert "no node took the place of node" in told["reason"]
     assert told == status(left_alone.run_dir)
     assert json.loads((left_alone.run_dir / "peers.json").read_text())["nodes"]

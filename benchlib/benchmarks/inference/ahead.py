@@ -15,7 +15,7 @@ def begin(config: Any) -> None:
         forkserver.ensure_running()
 
 
-def preload(computes: bool, text: bool = False) -> None:
+def preload(computes: bool) -> None:
     """Set what it loads when it starts: no thread runs in that process and no model is in it."""
-    slow = ["batches"] * computes + ["texts"] * text + ["dispatch"]
+    slow = ["batches"] * computes + ["dispatch"]
     CONTEXT.set_forkserver_preload(["mlperf_loadgen", TESTS, *(f"benchlib.workloads.llm.{name}" for name in slow)])

@@ -27,21 +27,19 @@ import psutil
 
 from benchlib.benchmarks.inference.ahead import CONTEXT, preload
 from benchlib.benchmarks.inference.rules import Conf
-from benchlib.benchmarks.inference.workers import SUT
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.imports import loaded
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
 from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.queries import QueryLog
 
+SUT = "Network SUT"  # in the name that the system tells LoadGen: MLPerf's rules for the network division
 FILLER = (0, 0)
 TOGETHER = 256  # answers of Offline that are reported in one call
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
-REPEATS = 12  # of the prompt that shows a prefix cache
 AUDIT = """*.*.mode = 2
 *.*.accuracy_log_rng_seed = 720381539243781796
 *.*.accuracy_log_sampling_target = {answers}
@@ -56,19 +54,18 @@ class Test:
     """What a test process is told."""
 
     name: str
-    mode: str  # PerformanceOnly, AccuracyOnly, FindPeakPerformance
+    mode: str  # PerformanceOnly, AccuracyOnly
     engine: str
     settings: Settings
     conf: Conf
     prompts: list[list[int]]
     warm_up: list[list[int]]  # prompts that are not in the data set
-    repeated: list[list[int]]  # see in_turns
     max_new: int
     folder: Path
     deadline_s: float
     limit_s: float
     audit: int = 0  # answers that TEST06 logs; 0: no audit
-    sent: int = 0  # queries that LoadGen will send; 0: its search decides
+    sent: int = 0  # queries that LoadGen will send
 
 
 @dataclass
@@ -92,9 +89,6 @@ class Sut:
         self.expired: set[int] = set()
         self.lengths = [len(prompt) for prompt in test.prompts]
         self.needs_first = test.conf.scenario != "Offline"
-        # Each probe of the search for the peak may use ids of an earlier one again: there queries have numbers of our own.
-        self._renumbered = test.mode == "FindPeakPerformance"
-        self._ids: dict[int, int] = {}
         self._answers: list[tuple[int, Sequence[int]]] = []
         self._flushing = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = queue.SimpleQueue()
@@ -103,10 +97,6 @@ class Sut:
     def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
         """Take queries from LoadGen."""
         now = time.monotonic()
-        if self._renumbered:
-            numbers = range(self.log.issued, self.log.issued + len(ids))
-            self._ids.update(zip(numbers, ids, strict=True))
-            ids = numbers
         self.log.issue_many(ids, samples, now, [*map(self.lengths.__getitem__, samples)])
         self._queue.put((ids, samples))
 
@@ -166,7 +156,7 @@ class Sut:
         data = array.array("i", ids)
         address, size = data.buffer_info()
         more = (size,) if count else ()
-        call([self.lg.QuerySampleResponse(self._ids.get(rid, rid), address, size * data.itemsize, *more)])
+        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, *more)])
 
 
 def settings_of(lg: Any, test: Test) -> Any:
@@ -188,20 +178,11 @@ def settings_of(lg: Any, test: Test) -> Any:
     return settings
 
 
-def in_turns(prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Return each of the others, followed by the first prompt twice: a cache of any size holds its second time,
-    and a neighbour slows all of a turn alike."""
-    return [prompt for fresh in prompts[1:] for prompt in (fresh, prompts[0], prompts[0])]
-
-
-def _ask(engine: Engine, prompts: Sequence[Sequence[int]], max_new: int, together: bool) -> list[float]:
-    """Answer prompts at the engine, all at once or one by one; return the seconds to each first token."""
-    client, count = Client(engine, prompts, max_new, WARM_UP_S), len(prompts)
-    table = client.closed_loop(count if together else 1, count) if count else client.log.table()
-    if table["failed"].any():
+def _warm_up(engine: Engine, test: Test) -> None:
+    client = Client(engine, test.warm_up, test.max_new, WARM_UP_S)
+    if test.warm_up and client.at_once(len(test.warm_up))["failed"].any():
         why = next(iter(client.log.errors.values()), f"no answer within {WARM_UP_S:g} s")
         raise RunBroken(f"the engine failed at a warm-up query: {why}")
-    return queries.ttft_s(table).tolist()  # type: ignore[no-any-return]
 
 
 def _perform(test: Test, say: Connection) -> Outcome:
@@ -210,10 +191,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
     engine = make(test.engine, test.settings)
     engine.start()
     facts: dict[str, Any] = {"engine": dict(engine.facts)}
-    _ask(engine, test.warm_up, test.max_new, together=True)
-    if test.repeated:
-        times = _ask(engine, test.repeated, 2, together=False)
-        facts["repeat_ttft_s"], facts["fresh_ttft_s"] = times[2::3], times[::3]
+    _warm_up(engine, test)
     settings = settings_of(lg, test)
     output = lg.LogOutputSettings()
     output.outdir = str(test.folder)
@@ -311,7 +289,7 @@ def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
 
     The process is ended at the latest 30 s after the test's own limit, and on every exception here.
     """
-    preload(ENGINES[test.engine].torch, bool(test.settings.text))
+    preload(ENGINES[test.engine].torch)
     here, there = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_main, args=(test, there), name=test.name)
     process.start()

@@ -4,7 +4,6 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,19 +67,17 @@ def test_mpi_brings_its_launcher():
 
 def test_the_job_of_mpirun_and_what_stands_for_it(monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "mpirun_path", lambda: "/opt/bin/mpirun")
-    values = SimpleNamespace(nproc=4, nnodes=2, collective="mpi")
-    job = LAUNCHERS["mpirun"](values, tmp_path, "")
+    job = LAUNCHERS["mpirun"](config(nproc=4, nnodes=2, collective="mpi"), tmp_path, "")
     worker = [sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
-    assert job.commands == [["/opt/bin/mpirun", "-n", "8", *worker]]
+    assert job.command == ["/opt/bin/mpirun", "-n", "8", *worker]
     assert (job.agent, job.ranks) == (True, 4)
     assert job.env["PRTE_MCA_rmaps_default_mapping_policy"] == "ppr:4:node:oversubscribe"
     assert job.env["PRTE_MCA_hwloc_default_binding_policy"] == "none"
     monkeypatch.setattr(launchers, "mpirun_path", lambda: "")
-    values.nnodes = 1
+    values = config(nproc=2, collective="mpi")
     assert LAUNCHERS["mpirun"](values, tmp_path, "").name == "local"  # its ranks say what is missing
-    values.collective = "gloo"
     with pytest.raises(UserError, match="no mpirun on PATH"):
-        LAUNCHERS["mpirun"](values, tmp_path, "")
+        LAUNCHERS["mpirun"](values.model_copy(update={"collective": "gloo"}), tmp_path, "")
 
 
 def test_mpirun_of_the_environment_comes_first(monkeypatch, tmp_path):

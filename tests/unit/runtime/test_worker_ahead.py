@@ -1,4 +1,4 @@
-"""What a benchmark begins before a rank imports its libraries: the fork servers of parity and inference."""
+"""What a benchmark begins before a rank imports its libraries: the fork server of inference."""
 
 import os
 import subprocess
@@ -15,8 +15,6 @@ from benchlib.benchmarks import BENCHMARKS
     [
         ("inference", {"engine": "auto"}, True),
         ("inference", {"engine": "http"}, False),  # torch would be loaded for nothing
-        ("parity", {"backend": "cuda", "reference": "cpu"}, True),
-        ("parity", {"backend": "cuda", "reference": "cuda"}, False),
         ("squad", {}, False),
     ],
 )
@@ -29,7 +27,7 @@ def test_a_fork_server_starts_only_where_something_is_forked(monkeypatch, name, 
     assert bool(started) == begun
 
 
-@pytest.mark.parametrize("name", ["inference", "parity", "compiled"])
+@pytest.mark.parametrize("name", ["inference", "compiled"])
 def test_what_begins_ahead_does_not_wait_for_torch(name):
     program = f'import sys; from benchlib.benchmarks import BENCHMARKS; BENCHMARKS[{name!r}].part("ahead", "begin"); assert \'torch\' not in sys.modules'
     subprocess.run([sys.executable, "-c", program], check=True)
