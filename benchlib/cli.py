@@ -53,7 +53,9 @@ class _Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in VERBS:
             file, _, own = VERBS[name][0].partition(":")
-            return getattr(importlib.import_module(f"benchlib.commands.{file}"), own)  # type: ignore[no-any-return]
+            with interrupts.ending():
+                module = importlib.import_module(f"benchlib.commands.{file}")
+            return getattr(module, own)  # type: ignore[no-any-return]
         from benchlib.benchmarks import BENCHMARKS
 
         return user_errors(lambda: BENCHMARKS[name].command if name in BENCHMARKS else None)()  # type: ignore[no-any-return]
@@ -79,8 +81,8 @@ class _Verbs(click.Group):
         """Run the command line; after an interrupt end at once, so that a second one cannot change the exit code."""
         if args is not None:  # a caller in its own process
             return super().main(args, *more, **options)
-        interrupts.end_during_imports()
-        from benchlib.core.terminal import open_ended
+        with interrupts.ending():
+            from benchlib.core.terminal import open_ended
 
         sys.stdout, sys.stderr = open_ended(sys.stdout), open_ended(sys.stderr)
         try:

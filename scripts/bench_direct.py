@@ -1,4 +1,4 @@
-"""How much faster than gloo's own are the all-gather and the reduce-scatter of `benchlib.runtime.exchange`, with the same result?
+"""How much faster than gloo's own are the all-gather and the reduce-scatter of `benchlib.workloads.collectives.exchange`, with the same result?
 
 Question 1: the time of both on two ranks, by the size of the larger tensor, against gloo's own and against a raw socket
 pair that carries the same bytes both ways (half of the larger tensor each); with one connection between the ranks, and with one
@@ -36,11 +36,11 @@ from torch.distributed.fsdp import fully_shard
 from benchlib.benchmarks.collectives.sockets import ALL_RANKS, Wires, sockets
 from benchlib.core.machine import cpu_model, usable_cores
 from benchlib.core.stats import median_interval
-from benchlib.runtime import exchange as direct
-from benchlib.runtime import hierarchy
-from benchlib.runtime.exchange import use_direct
-from benchlib.runtime.hierarchy import Hierarchy, Member, layout
 from benchlib.workloads.collective_ops import Place
+from benchlib.workloads.collectives import exchange as direct
+from benchlib.workloads.collectives import hierarchy
+from benchlib.workloads.collectives.exchange import use_direct
+from benchlib.workloads.collectives.hierarchy import Hierarchy, Member, layout
 
 RANKS = 2
 SHORT_S = 0.002  # what takes less is repeated within a turn

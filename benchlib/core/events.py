@@ -7,7 +7,6 @@ and the report all read the same files.
 import contextlib
 import heapq
 import json
-import math
 import os
 import threading
 import time
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import not_written, parse_json, read_bytes
+from benchlib.core.files import parse_json, read_bytes, writing
+from benchlib.core.text import counted
 
 Event = dict[str, Any]
 LONG_S = 5.0
@@ -74,33 +74,26 @@ class EventWriter:
     def __init__(self, run_dir: Path | str, name: str) -> None:
         self.name = name
         self.path = Path(run_dir) / f"events-{name}.jsonl"
-        try:
+        with writing(self.path):
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise not_written(self.path, error) from error
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. ``fields`` must be plain JSON values; NaN and infinity are written as text.
 
         A full disk is a ``StorageError``, and the file ends with the last whole line.
         """
-        event = {"t": time.time(), "source": self.name, "kind": kind, **fields}
-        try:
-            line = json.dumps(event, allow_nan=False)
-        except ValueError:
-            line = json.dumps(_finite(event), allow_nan=False)
-        data = line.encode() + b"\n"
-        try:
-            written = os.write(self._descriptor, data)
-            while written < len(data):  # the disk took a part: the next call gets the rest in, or the reason
-                try:
-                    written += os.write(self._descriptor, data[written:])
-                except OSError:
-                    with contextlib.suppress(OSError):
-                        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-                    raise
-        except OSError as error:
-            raise not_written(self.path, error) from error
+        line = json.dumps({"t": time.time(), "source": self.name, "kind": kind, **fields})
+        if "NaN" in line or "Infinity" in line:  # JSON has no such numbers
+            line = json.dumps(json.loads(line, parse_constant=str))
+        data, done = line.encode() + b"\n", 0
+        with writing(self.path):
+            try:
+                while done < len(data):  # the disk may take a part: the next call gets the rest in, or the reason
+                    done += os.write(self._descriptor, data[done:])
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - done)
+                raise
 
     def close(self) -> None:
         """Close the file; further events raise ``OSError``."""
@@ -108,36 +101,19 @@ class EventWriter:
         self._descriptor = -1  # the number may soon be another file's
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
-
-
-def _parse(data: bytes, kinds: Collection[str] | None) -> list[Event]:
+def _parse(data: bytes, kinds: Collection[str] | None = None) -> list[Event]:
     events = []
     for line in data.split(b"\n"):  # JSON has no bare line feed; splitlines() would also split at other characters
-        try:
-            event = parse_json(line.decode()) if line.strip() else None
-        except ValueError:
-            continue  # a damaged line must not hide the others
-        if _is_event(event) and (kinds is None or event["kind"] in kinds):
-            events.append(event)
+        with contextlib.suppress(ValueError):  # a damaged line must not hide the others
+            event = parse_json(line.decode())
+            if _is_event(event) and (kinds is None or event["kind"] in kinds):
+                events.append(event)
     return events
 
 
 def _is_event(event: Any) -> TypeGuard[Event]:
-    return (
-        isinstance(event, dict)
-        and isinstance(event.get("t"), (int, float))
-        and math.isfinite(event["t"])
-        and isinstance(event.get("kind"), str)
-        and isinstance(event.get("source"), str)
-    )
+    types: dict[str, Any] = {"t": (int, float), "kind": str, "source": str}
+    return isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in types.items())
 
 
 def _in_order(files: list[list[Event]]) -> list[Event]:
@@ -177,7 +153,7 @@ class EventFollower:
                 data = handle.read()
             whole = data.rfind(b"\n") + 1
             self._offsets[path] = offset + whole
-            files.append(_parse(data[:whole], None))
+            files.append(_parse(data[:whole]))
         return _in_order(files)
 
 
@@ -207,36 +183,37 @@ class Progress:
 
     def update(self, event: Event) -> bool:
         """Take one event in, or skip it where it is malformed; return whether something that is shown has changed."""
+        kind = event["kind"]
+        if kind != "plan" and (kind not in ("phase", "step", "progress") or event["source"] != "rank0"):
+            return False
         try:
-            return self._take(event)
+            getattr(self, f"_{kind}")(event)
         except (KeyError, TypeError, ValueError):
             self.malformed += 1
-            return True
-
-    def _take(self, event: Event) -> bool:
-        kind = event["kind"]
-        if kind == "phase" and event["source"] == "rank0":
-            self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
-            self.began = time.monotonic()
-            self.text = str(event.get("text") or PHASES.get(self.phase, self.phase))
-            self.total = self.planned if self.phase == "train" else 0
-            self._recent.clear()
-        elif kind == "plan":
-            self.planned = int(event["planned_steps"])
-        elif kind == "step" and event["source"] == "rank0":
-            # A loss that is not finite was written as text, since JSON has no such number.
-            loss = None if event.get("loss") is None else float(event["loss"])
-            samples = float(event.get("samples") or 0)
-            self.done, self.loss = int(event["step"]), loss
-            self._timed(event["t"], samples)
-        elif kind == "progress" and event["source"] == "rank0":
-            part = f"{event['member']}: {event['unit']}" if "member" in event else ""
-            self.done, self.total, self.part = int(event["done"]), int(event["total"]), part
-            if not self.part:  # the time left of a part says nothing about the phase
-                self._timed(event["t"], 0.0)
-        else:
-            return False
         return True
+
+    def _plan(self, event: Event) -> None:
+        self.planned = int(event["planned_steps"])
+
+    def _phase(self, event: Event) -> None:
+        self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
+        self.began = time.monotonic()
+        self.text = str(event.get("text") or PHASES.get(self.phase, self.phase))
+        self.total = self.planned if self.phase == "train" else 0
+        self._recent.clear()
+
+    def _step(self, event: Event) -> None:
+        # A loss that is not finite was written as text, since JSON has no such number.
+        loss = None if event.get("loss") is None else float(event["loss"])
+        samples = float(event.get("samples") or 0)
+        self.done, self.loss = int(event["step"]), loss
+        self._timed(event["t"], samples)
+
+    def _progress(self, event: Event) -> None:
+        part = f"{event['member']}: {event['unit']}" if "member" in event else ""
+        self.done, self.total, self.part = int(event["done"]), int(event["total"]), part
+        if not part:  # the time left of a part says nothing about the phase
+            self._timed(event["t"], 0.0)
 
     def _timed(self, now: float, samples: float) -> None:
         if self._recent and self.done < self._recent[-1][1]:
@@ -244,31 +221,25 @@ class Progress:
         self._recent = [*self._recent, (now, self.done, samples)][-RATE_WINDOW - 1 :]
         first_t, first_done, _ = self._recent[0]
         span, advanced = now - first_t, self.done - first_done
-        if span <= 0 or advanced <= 0:
-            return
-        seen = sum(count for _, _, count in self._recent[1:])
-        self.rate = seen / span if seen else self.rate
-        # By what was done, not by the number of events: progress is reported in leaps.
-        self.left_s = max(0, self.total - self.done) * span / advanced if self.total else None
+        if span > 0 and advanced > 0:
+            self.rate = sum(count for _, _, count in self._recent[1:]) / span or self.rate
+            # By what was done, not by the number of events: progress is reported in leaps.
+            self.left_s = max(0, self.total - self.done) * span / advanced if self.total else None
 
     def line(self) -> str:
         """Return one line for a terminal."""
-        parts = [self.text]
-        if self.part:
-            parts.append(self.part)
-        if self.total:
-            parts.append(f"{self.done:,}/{self.total:,}")
-        if self.phase == "train" and self.loss is not None:
-            parts.append(f"loss {self.loss:.3f}")
-        if self.phase == "train" and self.rate:
-            parts.append(f"{self.rate:,.1f} samples/s")
-        if self.left_s is not None and self.done < self.total:
-            parts.append(f"{self.left_s:.0f} s left")
-        elif (elapsed := time.monotonic() - self.began) >= LONG_S:
-            parts.append(f"for {elapsed:.0f} s")
-        if self.malformed:
-            parts.append(f"{self.malformed:,} malformed event{'s' * (self.malformed != 1)} skipped")
-        return "  ".join(parts)
+        train, elapsed = self.phase == "train", time.monotonic() - self.began
+        left = f"{self.left_s:.0f} s left" if self.left_s is not None and self.done < self.total else ""
+        parts = (
+            self.text,
+            self.part,
+            self.total and f"{self.done:,}/{self.total:,}",
+            train and self.loss is not None and f"loss {self.loss:.3f}",
+            train and self.rate and f"{self.rate:,.1f} samples/s",
+            left or (elapsed >= LONG_S and f"for {elapsed:.0f} s"),
+            self.malformed and f"{counted(self.malformed, 'malformed event')} skipped",
+        )
+        return "  ".join(part for part in parts if part)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ cut, foreign, not a file at all, or unreadable: each of these is one sentence fo
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,48 +26,34 @@ from benchlib.core.errors import StorageError, UserError, explained
 
 PACKAGE = Path(__file__).resolve().parents[1]
 Model = TypeVar("Model", bound=BaseModel)
-MOST_BYTES = 2**30  # of a file that is read as a whole
-MOST_YAML_BYTES = 2**20
-MOST_DEPTH = 20  # of YAML
-MOST_BRACKETS = 200  # texts in it may have some
+MAX_BYTES = 2**30  # of a file that is read as a whole
+MAX_YAML_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
 _STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
-_REASONS = {
-    errno.EEXIST: "a part of its path is a file and no folder",
-    errno.ENOTDIR: "a part of its path is a file and no folder",
-    errno.EISDIR: "a folder has its name",
-}
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-_JSON_NAMES: dict[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    bool: "true or false",
-    type(None): "null",
-    int: "a whole number",
-    float: "a number",
-}
+_KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
 
 
 def not_written(path: Path | str, error: OSError) -> StorageError:
     """Return the error that says why ``path`` could not be written, and what to do."""
     if isinstance(error, StorageError):
         return error
-    reason = _REASONS.get(error.errno or 0) or (os.strerror(error.errno) if error.errno else str(error)).lower()
+    reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
     remedy = "free some space on this disk" if error.errno in _FULL else "make it writable"
     return StorageError(
         f"{path} cannot be written: {reason}; {remedy}, or choose another place (for runs: --out DIR)",
         error.errno,
         reason,
     )
+
+
+@contextlib.contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Raise an ``OSError`` of the block, which writes ``path``, as the ``StorageError`` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(path, error) from error
 
 
 def is_storage_error(error: OSError) -> bool:
@@ -81,15 +66,12 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def _sync_folder(folder: Path) -> None:
-    # Without this a power cut may forget the rename although the file's bytes are on disk. Not every file system
-    # lets a folder be opened or synced (Windows, some network mounts); the rename itself is still atomic there.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -101,33 +83,27 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     """
     target = Path(path)
     temporary = target.parent / f".{target.name[:100]}.{secrets.token_hex(8)}.tmp"
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # With the permissions of any new file: those of mkstemp are private, and results are meant to be shared.
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         mode = stat.S_IMODE(temporary.stat().st_mode)
-    except OSError as error:
-        raise not_written(target, error) from error
     try:
         yield temporary
-        temporary.chmod(mode)  # a writer may have put a private file in its place
-        _finish(temporary, target)
+        with writing(target):
+            temporary.chmod(mode)  # a writer may have put a private file in its place
+            _sync(temporary)
+            os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and is_storage_error(error):
             raise not_written(target, error) from error
         raise
-    _sync_folder(target.parent)
-
-
-def _finish(temporary: Path, target: Path) -> None:
-    try:
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise not_written(target, error) from error
+    # Without this a power cut may forget the rename although the file's bytes are on disk. Not every file system
+    # lets a folder be opened or synced (Windows, some network mounts); the rename itself is still atomic there.
+    with contextlib.suppress(OSError):
+        _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -145,11 +121,8 @@ def output_path(path: Path | str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / "output"
         yield temporary
-        try:
-            with temporary.open("rb") as source, target.open("wb") as sink:
-                shutil.copyfileobj(source, sink)
-        except OSError as error:
-            raise not_written(target, error) from error
+        with writing(target), temporary.open("rb") as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
@@ -168,74 +141,55 @@ def write_json(path: Path | str, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
-def read_bytes(path: Path | str, most: int = MOST_BYTES) -> bytes:
-    """Read a regular file of at most ``most`` bytes; anything else by this name is a ``UserError`` that says what.
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
 
-    Never waits for a pipe, and never reads a device without end.
-    """
+
+def read_bytes(path: Path | str, most: int = MAX_BYTES) -> bytes:
+    """Read a regular file of at most ``most`` bytes; ``UserError`` for a folder, a pipe, a device, and what cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        try:
-            status = os.fstat(descriptor)
+        with open(path, "rb", opener=_at_once) as handle:
+            status = os.fstat(handle.fileno())
             if not stat.S_ISREG(status.st_mode):
-                kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
-                raise UserError(f"{path}: expected a file, found {kind}")
+                raise UserError(f"{path}: expected a file, found a pipe or a device")
             if status.st_size > most:
                 raise UserError(f"{path}: {status.st_size / 2**20:,.0f} MiB; the limit is {most / 2**20:,.0f} MiB")
-            with open(descriptor, "rb", closefd=False) as handle:
-                return handle.read()
-        finally:
-            os.close(descriptor)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+            return handle.read()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
 def read_yaml(path: Path | str) -> Any:
-    """Read a YAML file of plain values.
-
-    ``UserError`` where it is no file or a large one, not UTF-8, nested deep, has a name twice or refers to parts of itself.
-    """
+    """Read a YAML file of plain values; ``UserError`` where it is none, or has a name twice."""
     import yaml  # here: most commands read none
 
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            names = [name.value for name, _ in node.value]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise UserError(f"{path}, line {node.start_mark.line + 1}: {twice} stands twice: keep one")
+            return super().construct_mapping(node, deep)
+
     try:
-        text = read_bytes(path, MOST_YAML_BYTES).decode("utf-8-sig")
-        if _brackets(text) > MOST_BRACKETS:  # the scanner takes minutes for thousands
-            raise UserError(f"{path}: nested deeper than {MOST_DEPTH} levels")
-        loader = yaml.SafeLoader(text)
-        top = loader.get_single_node()
-        todo, visited = [(top, 1)] if top else [], set()
-        while todo:
-            node, depth = todo.pop()
-            where = f"{path}, line {node.start_mark.line + 1}"
-            if depth > MOST_DEPTH:
-                raise UserError(f"{where}: nested deeper than {MOST_DEPTH} levels")
-            if id(node) in visited:
-                raise UserError(f"{where}: used a second time by an alias (*): write it out")
-            visited.add(id(node))
-            if isinstance(node, yaml.MappingNode):
-                names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-                for name in {name for name in names if names.count(name) > 1}:
-                    raise UserError(f"{where}: {name} stands twice: keep one")
-                todo += [(child, depth + 1) for pair in node.value for child in pair]
-            elif isinstance(node, yaml.SequenceNode):
-                todo += [(child, depth + 1) for child in node.value]
-        return loader.construct_document(top) if top else None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply") from None
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:  # dates and keys that cannot be
-        if isinstance(error, UserError):
-            raise
+        return yaml.load(read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig"), Loader)
+    except UserError:
+        raise
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
-def _brackets(text: str) -> int:
-    """Return how many brackets are open at once at most, those in quotes included."""
-    steps = (1 if sign in "[{" else -1 for sign in re.findall(r"[\[\]{}]", text))
-    return max(itertools.accumulate(steps), default=0)
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits[:20]} is not a finite number")
+    return value
+
+
+def _whole(digits: str) -> int:
+    _finite(digits)
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, parse_int=_whole)
 
 
 def parse_json(text: str) -> Any:
@@ -244,47 +198,18 @@ def parse_json(text: str) -> Any:
         value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if _SURROGATE.search(text):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("a text in it holds half of a surrogate pair") from None
+    if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a surrogate pair cannot be encoded
+        json.dumps(value, ensure_ascii=False).encode()
     return value
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"the number {digits[:20]} is too large")
-    return value
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > 300:  # beyond a float, and int() itself refuses some thousand digits
-        raise ValueError(f"the number {digits[:20]}... is too large")
-    return int(digits)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
 
 
 def read_json(path: Path | str) -> Any:
     """Read a JSON file; a missing, cut or foreign file is a ``UserError`` that names it and the reason."""
     data = read_bytes(path)
     try:
-        return parse_json(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}: not valid JSON ({error.msg.removesuffix(' at')} at line {error.lineno}); the file may be cut"
-        ) from None
+        return parse_json(data.decode())
     except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
+        raise UserError(f"{path}: not valid JSON ({error}); the file may be cut") from None
 
 
 def read_object(path: Path | str, required: Mapping[str, type], known_schema: int = 1) -> dict[str, Any]:
@@ -294,12 +219,12 @@ def read_object(path: Path | str, required: Mapping[str, type], known_schema: in
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object, found {_JSON_NAMES.get(type(value), 'a number')}")
+        raise UserError(f"{path}: expected a JSON object")
     check_schema(path, value, known_schema)
     for name, kind in required.items():
         if not isinstance(value.get(name), kind):
-            state = "is missing" if name not in value else f"is {_JSON_NAMES.get(type(value[name]), 'a number')}"
-            raise UserError(f"{path}: not a file of benchlib, or cut: {name} {state}, expected {_JSON_NAMES[kind]}")
+            problem = f"{name} is missing or not {_KINDS[kind]}"
+            raise UserError(f"{path}: not a file of benchlib, or cut: {problem}")
     return value
 
 
@@ -329,10 +254,7 @@ def sha256(path: Path | str) -> str:
 
 
 def home() -> Path:
-    """Return the checkout that holds ``notebooks/`` and ``params/``.
-
-    Raises ``UserError`` where the package was installed without its checkout.
-    """
+    """Return the checkout that holds ``notebooks/`` and ``params/``; ``UserError`` where the package has none."""
     root = PACKAGE.parent
     if not (root / "params").is_dir() or not (root / "notebooks").is_dir():
         raise UserError(

@@ -19,22 +19,22 @@ def end() -> NoReturn:
     os._exit(EXIT_INTERRUPTED)
 
 
-def end_during_imports() -> None:
-    """Let Ctrl+C end this program while a module is imported, else raise ``KeyboardInterrupt``.
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Let Ctrl+C end this program in the block, which imports modules, else raise ``KeyboardInterrupt``.
 
     An import has nothing to clear up, and what it makes of an exception is no one's to say: libraries print pages of it, turn it
     into an ``ImportError`` or swallow it.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the program was told to ignore it
-        signal.signal(signal.SIGINT, _end_or_raise)
-
-
-def _end_or_raise(_number: int, frame: Any) -> None:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            end()
-        frame = frame.f_back
-    raise KeyboardInterrupt
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # the program was told to ignore it
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: end())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Interrupts:

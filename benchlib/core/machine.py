@@ -1,6 +1,7 @@
 """The backends of the kit and the facts about this machine: processor, memory, system, versions, drivers, load. No torch:
 it is asked for its devices in a process of its own."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -59,40 +60,20 @@ MOVES: dict[str, tuple[str, ...]] = {
 }
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "evaluate",
-    "accelerate",
-    "safetensors",
-    "numpy",
-    "pandas",
-    "scipy",
-    "pyarrow",
-    "jupyterlab",
-    "papermill",
-    "ipywidgets",
+    *("torch", "transformers", "tokenizers", "datasets", "evaluate", "accelerate", "safetensors"),
+    *("numpy", "pandas", "scipy", "pyarrow", "jupyterlab", "papermill", "ipywidgets"),
 )
 PROBE_TIMEOUT_S = 300
 NVIDIA = Path("/proc/driver/nvidia/version")
 AMD = Path("/sys/module/amdgpu/version")
-_NUMBER = re.compile(r"\d+\.\d+(\.\d+)*")
 
 
 def usable_cores() -> int:
     """Return the CPU cores that this process may use: the affinity mask, cut by the container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, min(cores, int(quota))) if quota else cores
-
-
-def _cgroup_quota() -> float | None:
     path = Path("/sys/fs/cgroup/cpu.max")
-    if not path.exists():
-        return None
-    limit, period = path.read_text().split()
-    return None if limit == "max" else float(limit) / float(period)
+    limit, period = path.read_text().split() if path.exists() else ("max", "")
+    return cores if limit == "max" else max(1, min(cores, int(limit) // int(period)))
 
 
 def numa_nodes() -> int:
@@ -103,21 +84,17 @@ def numa_nodes() -> int:
 def cpu_model() -> str:
     """Return the processor's name as the system gives it."""
     path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.lower().startswith(("model name", "cpu model")):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "cpu model")))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:
     """Return the versions of benchlib, Python and the packages that are installed, without importing them."""
     installed = {"benchlib": benchlib.__version__, "python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return installed
 
 
@@ -167,24 +144,21 @@ def drivers(nvidia: Path = NVIDIA, amd: Path = AMD, library: ModuleType | Any | 
 
 
 def _first_number(path: Path) -> str:
-    try:
-        match = _NUMBER.search(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ""
-    return match[0] if match else ""
+    with contextlib.suppress(OSError):
+        match = re.search(r"\d+\.\d+(\.\d+)*", path.read_text(encoding="utf-8", errors="replace"))
+        return match[0] if match else ""
+    return ""
 
 
 def _nvidia(path: Path, library: ModuleType | Any | None) -> str:
-    if version := _first_number(path):
-        return version
-    try:
-        nvml = library or importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        answer = nvml.nvmlSystemGetDriverVersion()
-        nvml.nvmlShutdown()
-    except Exception:  # no package, no driver, or a driver that does not answer: each library raises its own kind
-        return ""
-    return answer.decode() if isinstance(answer, bytes) else str(answer)
+    version = _first_number(path)
+    with contextlib.suppress(Exception):  # no package, no driver, or one that does not answer: each raises its own kind
+        if not version:
+            nvml = library or importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            version = nvml.nvmlSystemGetDriverVersion()
+            nvml.nvmlShutdown()
+    return version.decode() if isinstance(version, bytes) else version
 
 
 def probe_devices() -> dict[str, Any]:

@@ -20,27 +20,33 @@ from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.core.files import not_written, read_bytes, read_object, sha256, write_json
+from benchlib.core.files import read_bytes, read_object, sha256, write_json, writing
 
 LOCK = ".lock"
 FRONT = ".front.lock"
 HEARTBEAT_S = 10.0  # the supervisor writes what its sensors say every second
 TRY_S = 0.5  # ``claimed`` holds the lock for a moment as well
 FILES = "files.json"
-_MAGIC = b"PAR1"  # begins and ends a Parquet file
+VERDICT = "verdict.json"
 GROWING = "events-*.jsonl"  # an event may follow the list; what stood before it must not change
 KEPT = (
-    "config.json",
-    "machine.json",
-    "job.json",
-    "status.json",
-    "result.json",
-    "samples.parquet",
-    "predictions.json",
-    "answers.json",
+    *("config.json", "machine.json", "job.json", "status.json", "result.json", VERDICT),
+    *("samples.parquet", "predictions.json", "answers.json"),
 )
-VERDICT = "verdict.json"
 SCHEMA = 2  # of files.json; before 2 it said nothing of the verdict
+
+
+def _lock(descriptor: int, shared: bool = False) -> bool | None:
+    """Lock a file, or return False where another process has it, None on a file system without locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def claim(run_dir: Path | str, lock: str = LOCK) -> int:
@@ -48,37 +54,39 @@ def claim(run_dir: Path | str, lock: str = LOCK) -> int:
 
     Raises ``UserError`` where another process works in the folder, ``StorageError`` where nothing can be written.
     """
-    import fcntl
-
-    path = Path(run_dir) / lock
-    try:
+    path, end = Path(run_dir) / lock, time.monotonic() + TRY_S
+    with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise not_written(path, error) from error
-    end = time.monotonic() + TRY_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > end:
-                os.close(descriptor)
-                raise UserError(
-                    f"{run_dir} is in use: another process works on this run; wait for its end, or start another run"
-                ) from None
-            time.sleep(0.02)
-        except OSError:  # a file system without locks: only the files of an earlier launch tell of it
-            return descriptor
+    while _lock(descriptor) is False:  # without locks only the files of an earlier launch tell of it
+        if time.monotonic() > end:
+            os.close(descriptor)
+            in_use = f"{run_dir} is in use: another process works on this run"
+            raise UserError(f"{in_use}; wait for its end, or start another run")
+        time.sleep(0.02)
+    return descriptor
 
 
 @contextlib.contextmanager
 def attended(run_dir: Path) -> Iterator[None]:
     """Hold a run folder for the block: before its ranks start and after they end it is still at work for all others."""
-    held = claim(run_dir, FRONT)
+    descriptor = claim(run_dir, FRONT)
     try:
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
+
+
+def claimed(run_dir: Path | str, lock: str = LOCK) -> bool | None:
+    """Whether a process works in a run folder; None where that is unknown (never claimed, or a file system without locks)."""
+    try:
+        descriptor = os.open(Path(run_dir) / lock, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        free = _lock(descriptor, shared=True)
+        return None if free is None else not free
+    finally:
+        os.close(descriptor)
 
 
 def at_work(run_dir: Path | str) -> bool:
@@ -98,25 +106,6 @@ def _beats(run_dir: Path | str) -> bool:
         return False
     events = read_events(run_dir)
     return bool(events) and abs(time.time() - events[-1]["t"]) < HEARTBEAT_S
-
-
-def claimed(run_dir: Path | str, lock: str = LOCK) -> bool | None:
-    """Whether a process works in a run folder; None where that is unknown (never claimed, or a file system without locks)."""
-    import fcntl
-
-    try:
-        descriptor = os.open(Path(run_dir) / lock, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -143,11 +132,10 @@ def record_files(run_dir: Path) -> None:
 
 def record_verdict(run_dir: Path) -> None:
     """Add the verdict that was just written to ``files.json``, where the run has one."""
-    with _listing(run_dir), contextlib.suppress(UserError):  # a damaged list stays one
-        listed = read_object(run_dir / FILES, {"files": dict}, SCHEMA) if (run_dir / FILES).exists() else None
-        if listed:
-            listed["files"][VERDICT] = _entry(run_dir / VERDICT)
-            write_json(run_dir / FILES, listed)
+    with _listing(run_dir), contextlib.suppress(UserError):  # a missing or damaged list stays one
+        listed = read_object(run_dir / FILES, {"files": dict}, SCHEMA)
+        listed["files"][VERDICT] = _entry(run_dir / VERDICT)
+        write_json(run_dir / FILES, listed)
 
 
 def _entry(path: Path) -> dict[str, Any]:
@@ -155,7 +143,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def _kept(name: str) -> bool:
-    return name in (*KEPT, VERDICT) or fnmatch.fnmatch(name, GROWING)
+    return name in KEPT or fnmatch.fnmatch(name, GROWING)
 
 
 def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
@@ -168,16 +156,16 @@ def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
     if not os.path.lexists(path):
         return [f"{FILES} is missing"] if _was_listed(run_dir) else None
     listed = read_object(path, {"files": dict}, SCHEMA)
-    files = listed["files"]
-    faults = {name: fault for name, wanted in files.items() if (fault := _fault(run_dir, name, wanted, path))}
-    # What the list leaves out could be anything. Before schema 2 it said nothing of the verdict.
-    names = (*KEPT, VERDICT) if listed.get("schema_version") == SCHEMA else KEPT
-    needed = [name for name in names if (run_dir / name).exists()]
-    needed += [f"events-rank{rank}.jsonl" for rank in _ranks(run_dir)]
-    if not files:
+    if not (files := listed["files"]):
         return [f"{FILES} lists no file"]
+    faults = {name: _fault(run_dir, name, entry) for name, entry in files.items()}
+    # What the list leaves out could be anything.
+    needed = [name for name in KEPT if (run_dir / name).exists()]
+    needed += [f"events-rank{rank}.jsonl" for rank in _ranks(run_dir)]
     faults |= {name: f"{name} is not in {FILES}" for name in needed if name not in files}
-    return [fault for name, fault in faults.items() if verdict or name != VERDICT]
+    if not verdict or listed.get("schema_version") != SCHEMA:
+        faults.pop(VERDICT, None)
+    return [fault for fault in faults.values() if fault]
 
 
 def _was_listed(run_dir: Path) -> bool:
@@ -190,28 +178,29 @@ def _was_listed(run_dir: Path) -> bool:
 
 def _ranks(run_dir: Path) -> list[int]:
     """Return the ranks that the supervisor says it ran; none where it says nothing that can be read."""
-    try:
+    with contextlib.suppress(UserError):
         rows = read_object(run_dir / "status.json", {"ranks": list})["ranks"]
-    except UserError:
-        return []
-    return [row["rank"] for row in rows if isinstance(row, dict) and type(row.get("rank")) is int and row.get("pid")]
+        return [
+            row["rank"] for row in rows if isinstance(row, dict) and type(row.get("rank")) is int and row.get("pid")
+        ]
+    return []
 
 
-def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:
-    if not _kept(name) or not isinstance(wanted, dict) or type(wanted.get("bytes")) is not int:
-        raise UserError(f"{manifest}: not a list of a run's files: {name[:40]!r}")
+def _fault(run_dir: Path, name: str, entry: Any) -> str:
+    if not _kept(name) or not isinstance(entry, dict) or type(entry.get("bytes")) is not int:
+        raise UserError(f"{run_dir / FILES}: not a list of a run's files: {name[:40]!r}")
     if not (run_dir / name).exists():
         return f"{name} is missing"
     try:
         data = read_bytes(run_dir / name)
     except UserError as error:
         return str(error).replace(f"{run_dir}/", "")
-    size = wanted["bytes"]
+    size = entry["bytes"]
     if len(data) < size:
         return f"{name} was cut: {len(data):,} of {size:,} bytes are left"
     if fnmatch.fnmatch(name, GROWING):
         data = data[:size]
-    if len(data) > size or hashlib.sha256(data).hexdigest() != wanted.get("sha256"):
+    if len(data) > size or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
         return f"{name} was altered after the run"
     return ""
 
@@ -221,8 +210,7 @@ def samples_fault(path: str) -> str:
     if not os.path.isfile(path):  # opening a pipe would wait
         return "expected a file"
     with open(path, "rb") as handle:
-        begin = handle.read(len(_MAGIC))
-        size = handle.seek(0, os.SEEK_END)
-        handle.seek(max(0, size - len(_MAGIC)))
-        whole = size >= 3 * len(_MAGIC) and begin == _MAGIC == handle.read()
+        begin, size = handle.read(4), handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - 4))
+        whole = size >= 12 and begin == b"PAR1" == handle.read()
     return "" if whole else "not a Parquet file, or cut"

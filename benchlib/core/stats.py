@@ -16,9 +16,6 @@ LEAST_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1
 LEAST_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
 LEAST_FOR_P95 = 20  # samples: of fewer no twentieth exists
-LEAST_POINTS = 4  # of a fit of times by size
-LEAST_SPAN = 64.0  # largest size / smallest
-MOST_RESIDUAL = 0.5  # a line that misses its points by half of their times describes none of them
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,12 @@ def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tup
     values = finite(samples)
     if len(values) < LEAST_FOR_INTERVAL:
         raise ValueError(f"{len(values)} samples have no interval of {CONFIDENCE:.0%}: {LEAST_FOR_INTERVAL} are needed")
-    length = block_length(values)
+    n, length = len(values), block_length(values)
     if length == 1:
-        return resampled([np.sort(values)], lambda data, axis: np.median(data, axis=axis), CONFIDENCE, seed)
-    starts = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, math.ceil(len(values) / length), 1))
-    places = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, : len(values)] % len(values)
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(np.median(values[places], axis=1), [tail, 100 - tail])
-    return float(low), float(high)
+        values = np.sort(values)  # one interval for any order
+    starts = np.random.default_rng(seed).integers(n, size=(RESAMPLES, math.ceil(n / length), 1))
+    places = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :n] % n
+    return _ends(np.median(values[places], axis=1), CONFIDENCE)
 
 
 def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
@@ -90,9 +85,7 @@ def block_length(samples: Sequence[float] | np.ndarray) -> int:
     3 sqrt(n), and a third of the n samples.
     """
     n, (time, slope) = len(samples), _memory(samples)
-    if (
-        time <= 0 or slope <= 0
-    ):  # independent, or neighbours alternate: the interval of independent samples is wide enough
+    if time <= 0 or slope <= 0:  # independent, or neighbours alternate: that of independent samples is wide enough
         return 1
     length = (1.5 * (slope / time) ** 2 * n) ** (1 / 3)
     return max(1, min(round(length), math.ceil(3 * math.sqrt(n)), n // 3))
@@ -102,9 +95,7 @@ def _memory(samples: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Return how many samples say as much as one independent one, and the slope that the block length needs; (1, 0) without memory."""
     centred = finite(samples) - np.mean(samples)
     n = len(centred)
-    near = max(
-        5, math.ceil(math.sqrt(math.log10(max(n, 2))))
-    )  # lags that must all be small for the memory to have ended
+    near = 5  # lags that must all be small for the memory to have ended
     covariance = np.array([centred[: n - lag] @ centred[lag:] / n for lag in range(min(n, math.isqrt(n) + 1 + near))])
     if n < 4 or covariance[0] <= 1e-12 * float(np.mean(np.square(samples))):
         return 1.0, 0.0
@@ -167,9 +158,8 @@ def drift_text(samples: Sequence[float]) -> str:
     if moved is None:
         return ""
     word, first, last = moved
-    return (
-        f"{word} between {first:.3g} and {last:.3g}" if word == "varied" else f"{word} from {first:.3g} to {last:.3g}"
-    )
+    ends = "between {:.3g} and {:.3g}" if word == "varied" else "from {:.3g} to {:.3g}"
+    return f"{word} {ends.format(first, last)}"
 
 
 def smoothed(values: Sequence[float], window: int | None = None) -> np.ndarray:
@@ -200,81 +190,15 @@ def finite(samples: Sequence[float] | np.ndarray) -> np.ndarray:
 def resampled(
     data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], confidence: float, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the bootstrap percentile interval of ``statistic(*data, axis=...)``, each array resampled on its own.
-
-    Every array needs two or more values. Where none of them has any spread the interval is the value itself.
-    """
-    if all(np.ptp(values) == 0 for values in data):  # scipy would warn of a degenerate distribution
-        value = float(statistic(*data, axis=-1))
-        return value, value
-    from scipy.stats import bootstrap  # takes half a second to import: only who needs an interval pays
-
-    result = bootstrap(
-        tuple(data),
-        statistic,
-        n_resamples=RESAMPLES,
-        confidence_level=confidence,
-        method="percentile",
-        vectorized=True,
-        paired=False,
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    """Return the bootstrap percentile interval of ``statistic(*data, axis=...)``, each array resampled on its own."""
+    rng = np.random.default_rng(seed)
+    drawn = [values[rng.integers(len(values), size=(RESAMPLES, len(values)))] for values in data]
+    return _ends(statistic(*drawn, axis=-1), confidence)
 
 
-@dataclass(frozen=True)
-class AlphaBeta:
-    """t = alpha_s + S * beta_s_per_byte, all NaN where there is no fit; ``reason`` says why. ``residual`` is the relative RMS.
-
-    The model is Hockney's (R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
-    Computing 20, 1994).
-    """
-
-    alpha_s: float = math.nan
-    beta_s_per_byte: float = math.nan
-    residual: float = math.nan
-    points: int = 0
-    reason: str = ""
-
-    @property
-    def half_bytes(self) -> float:
-        """Hockney's n1/2: the size at which half of the bandwidth is reached, in bytes."""
-        return self.alpha_s / self.beta_s_per_byte
-
-
-def fit_alpha_beta(sizes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta:
-    """Fit start-up time and bandwidth to times in seconds by size in bytes; both parameters are bounded to 0 and above.
-
-    Relative deviations count, outliers less. Too few sizes, too small a span of sizes, and times that do not fit a line give
-    NaN and the reason.
-    """
-    x, y = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    good = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
-    x, y = x[good], y[good]
-    if len(set(x)) < LEAST_POINTS:
-        return AlphaBeta(points=len(set(x)), reason=f"{len(set(x))} sizes: a line by size needs {LEAST_POINTS}")
-    if x.max() / x.min() < LEAST_SPAN:
-        return AlphaBeta(
-            points=len(x), reason=f"sizes from {x.min():.0f} to {x.max():.0f} bytes: the largest must be {LEAST_SPAN:.0f} times the smallest"
-        )  # fmt: skip
-    from scipy.optimize import least_squares  # takes a while to import: only who fits pays
-
-    # In units of the data, so that both parameters are near one.
-    scale = np.array([y.min(), max((y / x).min(), 1e-30)])
-    solved = least_squares(
-        lambda p: (p[0] * scale[0] + p[1] * scale[1] * x) / y - 1,
-        x0=[1.0, 1.0],
-        bounds=([0.0, 1e-12], [np.inf, np.inf]),
-        loss="soft_l1",
-        f_scale=0.1,
-        x_scale=[1.0, 1.0],
-    )
-    alpha, beta = solved.x * scale
-    residual = float(np.sqrt(np.mean(((alpha + beta * x) / y - 1) ** 2)))
-    if residual > MOST_RESIDUAL:
-        reason = f"the times of {len(x)} sizes do not fit a line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
-        return AlphaBeta(residual=residual, points=len(x), reason=reason)
-    return AlphaBeta(float(alpha), float(beta), residual, len(x))
+def _ends(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    low, high = np.percentile(values, [50 * (1 - confidence), 50 * (1 + confidence)])
+    return float(low), float(high)
 
 
 def thinned(samples: Sequence[float], kept: int) -> list[float]:

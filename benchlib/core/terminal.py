@@ -8,10 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TextIO
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
-from rich.control import Control
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -55,26 +53,12 @@ def open_ended(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=line)
 
 
-class _Harmless(RenderHook):
+class _Console(Console):
     """Cleans the text of all that is printed; rich's own colours travel beside the text and stay."""
 
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [item if isinstance(item, Control) else _Clean(item) for item in renderables]
-
-
-class _Clean:
-    def __init__(self, inner: ConsoleRenderable) -> None:
-        self.inner = inner
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return _cleaned(console.render(self.inner, options))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self.inner)
-
-
-def _cleaned(segments: Iterable[Segment]) -> Iterable[Segment]:
-    return (part if part.control else Segment(harmless(part.text), part.style) for part in segments)
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control or part.text.isprintable() else Segment(harmless(part.text), part.style)
 
 
 def console(*, stderr: bool = False, least_width: int = 0) -> Console:
@@ -82,10 +66,9 @@ def console(*, stderr: bool = False, least_width: int = 0) -> Console:
 
     A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS is set.
     """
-    made = Console(highlight=False, stderr=stderr)
+    made = _Console(highlight=False, stderr=stderr)
     if not made.is_terminal:  # settled here: rich would look at the variable again for each line
         made.width = made.width if "COLUMNS" in os.environ else max(made.width, least_width)
-    made.push_render_hook(_Harmless())
     return made
 
 

@@ -99,17 +99,10 @@ SCOPES = {
 def stand_ins(scope: str, model: Any) -> list[str]:
     """Return a sentence that names the stand-ins of a ``scope`` and of a model, as facts give it; none where all is real."""
     facts = model if isinstance(model, dict) else {}
-    named = [
-        *scope.split("_"),
-        *["tiny"] * (facts.get("name") == "tiny"),
-        *["random"] * (facts.get("init") == "random"),
-    ]
-    parts = [SCOPES.get(part, part) for part in dict.fromkeys(named) if part]
-    if not parts:
-        return []
-    return [
-        f"These results come from {listing(parts)}. They count only for their own baseline, never for the target of the real benchmark."
-    ]
+    named = [part for part in (facts.get("name"), facts.get("init")) if part in ("tiny", "random")]
+    parts = [SCOPES.get(part, part) for part in dict.fromkeys([*scope.split("_"), *named]) if part]
+    counts = "They count only for their own baseline, never for the target of the real benchmark."
+    return [f"These results come from {listing(parts)}. {counts}"] if parts else []
 
 
 def counted(number: int, noun: str) -> str:
@@ -139,11 +132,10 @@ COLUMN_UNITS = {
     "c": "°C",
     "percent": "%",
     "gb": "GB",
-    "s": "s",
-    "ms": "ms",
     "us": "µs",
     "gbps": "Gbps",
-}  # by ending
+}
+COLUMN_UNITS |= {"s": "s", "ms": "ms"}
 UNITS = {"ratio": "", "us": "µs"}  # as readers see them
 
 
@@ -152,20 +144,15 @@ def quantity(value: float, unit: str = "") -> str:
 
     Less than an hour is written in minutes.
     """
-    if unit == "h" and 0 < abs(value) < 1:
+    size = abs(value)
+    if unit == "h" and 0 < size < 1:
         return quantity(60 * value, "min")
     if unit == "FLOP/s":
         for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
-            if abs(value) >= scale:
+            if size >= scale:
                 return f"{quantity(value / scale)} {prefix}{unit}"
-    size = abs(value)
-    if size != 0 and (size >= 1e7 or size < 1e-3):
-        text = f"{value:.3g}"
-    elif size >= 100:
-        text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}"
-    else:
-        text = f"{value:.3g}" if size < 10 else f"{value:.2f}"
-    return with_unit(text, UNITS.get(unit, unit))
+    form = ".3g" if size < 10 or size >= 1e7 else ".2f" if size < 100 else ".1f" if size < 1000 else ",.0f"
+    return with_unit(format(value, form), UNITS.get(unit, unit))
 
 
 def with_unit(number: str, unit: str) -> str:
@@ -208,13 +195,9 @@ def duration(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "unknown"
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{seconds:.3g} s"
-    )
+    if not minutes:
+        return f"{seconds:.3g} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def seconds(value: float) -> str:
@@ -262,6 +245,5 @@ def cell(value: Any, name: str) -> str:
     """Write a value of a table's column ``name``; rates of operations get their unit, None is a dash."""
     if value is None:
         return "–"
-    return (
-        quantity(float(value), "FLOP/s") if name.endswith("_flops") and isinstance(value, (int, float)) else text(value)
-    )
+    rate = name.endswith("_flops") and isinstance(value, (int, float))
+    return quantity(float(value), "FLOP/s") if rate else text(value)

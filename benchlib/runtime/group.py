@@ -27,13 +27,13 @@ import torch.distributed as dist
 from benchlib import __version__
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import RunBroken, UserError
-from benchlib.core.files import read_json, sha256, write_json
+from benchlib.core.files import read_json, write_json
 from benchlib.core.machine import BACKENDS
 from benchlib.launch import nodes
 from benchlib.launch.nodes import Place, place
 from benchlib.launch.processes import SUPERVISOR_PID
-from benchlib.runtime import devices, hierarchy
-from benchlib.runtime.libraries import LIBRARIES
+from benchlib.runtime import devices
+from benchlib.runtime.libraries import LIBRARIES, Library
 
 T = TypeVar("T")
 
@@ -77,17 +77,17 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     """
     where = place()
     devices.require(config.backend, where.local_size)
-    collective, registered = _collective(config)
+    library = _library(config)
     torch.set_num_threads(where.threads(config.threads))
     device = devices.device(config.backend, where.local_rank)
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
     with _interface(config, where):
-        _join(registered, where, Path(run_dir), device, timeout_s, config)
+        _join(library, where, Path(run_dir), device, timeout_s, config)
         try:
             hosts = _hosts(config, where, Path(run_dir))
             _agree(config, where, hosts)
-            layout = hierarchy.layout(getattr(dist.group.WORLD, "members", []))
-            yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts, layout)
+            layout = getattr(dist.group.WORLD, "layout", "")
+            yield World(where.rank, where.size, where.local_rank, where.local_size, device, library.name, hosts, layout)
         except BaseException:
             if where.size == 1:
                 dist.destroy_process_group()
@@ -148,30 +148,27 @@ def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:
         raise UserError(reason)
 
 
-def _collective(config: BaseConfig) -> tuple[str, str]:
-    """Return the collective library of a run, and its name in torch.distributed."""
+def _library(config: BaseConfig) -> Library:
+    """Return the collective library of a run, registered with torch."""
     config.check_whole()
     library = LIBRARIES[config.collective or BACKENDS[config.backend].collective]
-    return library.name, library.register()
+    library.register()
+    return library
 
 
 def _join(
-    collective: str, where: Place, run_dir: Path, device: torch.device, timeout_s: float, config: BaseConfig
+    library: Library, where: Place, run_dir: Path, device: torch.device, timeout_s: float, config: BaseConfig
 ) -> None:
+    backend, bound = library.backend, {"device_id": device} if device.type in ("cuda", "xpu") else {}
     common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
-    if collective == hierarchy.BACKEND:
-        name = config.exchange_groups.split(",")[where.rank].strip() if config.exchange_groups else ""
-        own = LIBRARIES[BACKENDS[config.backend].collective]
-        common["pg_options"] = hierarchy.member(config.backend, name, own.unavailable())
-    elif device.type in ("cuda", "xpu"):
-        common["device_id"] = device  # binds the group to the device, so that a barrier need not guess one
-    if collective == "xla":
+    common |= library.options(config, where.rank) or bound  # bound to its device, a barrier need not guess one
+    if backend == "xla":
         dist.init_process_group("xla", init_method="xla://")
     elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
-        dist.init_process_group(collective, init_method="env://", **common)
+        dist.init_process_group(backend, init_method="env://", **common)
     else:
         store = dist.PrefixStore("benchlib", _store(where, run_dir, config.startup_timeout_s))
-        dist.init_process_group(collective, store=store, **common)
+        dist.init_process_group(backend, store=store, **common)
 
 
 def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
@@ -236,56 +233,40 @@ def checksums_equal(world: World, model: torch.nn.Module) -> tuple[list[str], bo
     return checksums, len(set(checksums)) == 1
 
 
-# Whether the nodes of a run do the same work: each starts from a config of its own, and only one writes the result. Paths
-# may differ from node to node, their content may not: files are compared by SHA-256.
-
 # Not part of the work by which results are compared, but of what the ranks do together.
 _TOGETHER = ("benchmark", "tier", "checkpoint_every", "max_restarts", "planted_slowdown")
 _SHOWN = 3  # differences that are listed in full
-_WHOLE_BYTES = 2**20  # files of a folder above this size are compared by their size: weights are checked later anyway
-
-Statement = dict[str, str]
 
 
-def statement(config: BaseConfig, torch_version: str) -> Statement:
+def statement(config: BaseConfig, torch_version: str) -> dict[str, str]:
     """Return what all ranks must have alike, as texts by name: fields of the config and versions.
 
-    Devices of several vendors may work together, so neither the backend nor the build of torch (``+cu126``) is part.
+    Devices of several vendors may work together, so neither the backend nor the build of torch (``+cu126``) is part. Of files
+    and folders, whose paths may differ from node to node, the size counts.
     """
     fields = {name: getattr(config, name) for name in _TOGETHER if hasattr(config, name)} | config.work()
-    values = {name: _content(str(value)) if name in config.PATHS else str(value) for name, value in fields.items()}
+    values = {name: _sized(str(value)) if name in config.PATHS else str(value) for name, value in fields.items()}
     return {**values, "version of benchlib": __version__, "version of torch": torch_version.partition("+")[0]}
 
 
-def difference(statements: Sequence[Statement], hosts: Sequence[str]) -> str:
+def difference(statements: Sequence[dict[str, str]], hosts: Sequence[str]) -> str:
     """Return where the ranks differ, with the hosts and values of the first two that do; '' where they are alike."""
-    first, differences = statements[0], []
+    differences = []
     for name in dict.fromkeys(name for item in statements for name in item):
-        here = first.get(name, "missing")
-        others = [
-            (host, value)
-            for host, item in zip(hosts, statements, strict=True)
-            if (value := item.get(name, "missing")) != here
-        ]
-        if others:
-            host, value = others[0]
-            differences.append(f"{name} is {here or repr(here)} on {hosts[0]} and {value or repr(value)} on {host}")
+        values = [item.get(name, "missing") or "''" for item in statements]
+        if others := [(host, value) for host, value in zip(hosts, values, strict=True) if value != values[0]]:
+            differences.append(f"{name} is {values[0]} on {hosts[0]} and {others[0][1]} on {others[0][0]}")
     if not differences:
         return ""
     more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
-    return f"the nodes of this run do not do the same work: {'; '.join(differences[:_SHOWN])}{more}; start it with the same parameters and versions on all of them"
+    listed = f"{'; '.join(differences[:_SHOWN])}{more}"
+    return f"the nodes of this run do not do the same work: {listed}; start it with the same parameters and versions on all of them"
 
 
-def _content(text: str) -> str:
-    """Return a digest of a file or folder; a name that is no path of this machine stays as it is."""
+def _sized(text: str) -> str:
+    """Return the size of a file, or of those in a folder; a name that is no path of this machine stays as it is."""
     path = Path(text)
-    if not text or not path.is_absolute() or not path.exists():
+    if not path.is_absolute() or not path.exists():
         return text
-    if path.is_file():
-        return f"a file with SHA-256 {sha256(path)[:16]}"
-    digest = hashlib.sha256()
-    for item in sorted(path.iterdir()):
-        if item.is_file() and not item.name.startswith("."):
-            size = item.stat().st_size
-            digest.update(f"{item.name} {sha256(item) if size <= _WHOLE_BYTES else size}\n".encode())
-    return f"a folder with SHA-256 {digest.hexdigest()[:16]}"
+    files = [path] if path.is_file() else [item for item in path.iterdir() if item.is_file()]
+    return f"{sum(item.stat().st_size for item in files):,} bytes"

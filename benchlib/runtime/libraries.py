@@ -4,8 +4,8 @@
     dist.new_group(backend=LIBRARIES["mpi"].register())
 
 gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla. torch's wheels have no
-MPI: that one is a backend of this kit (``runtime.mpi``), under a name of its own beside torch's; so is ``hierarchical``,
-which joins ranks of several libraries (``runtime.hierarchy``).
+MPI: that one is a backend of this kit, under a name of its own beside torch's; so is ``hierarchical``, which joins ranks of
+several libraries.
 """
 
 import importlib
@@ -13,6 +13,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,6 @@ import torch.distributed as dist
 from benchlib.core.errors import BackendUnavailable
 from benchlib.launch.jobs import mpirun_path
 from benchlib.launch.nodes import place
-from benchlib.runtime import hierarchy
 
 _MPI_STEPS = (
     "pip install -e '.[mpi]' brings mpi4py and Open MPI; beside the system's Open MPI (Debian: apt-get install "
@@ -31,20 +31,21 @@ _UCC_STEPS = (
     "of UCC (https://github.com/openucx/ucc) and UCX, or use an image with such a torch"
 )
 _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever starts the ranks of an MPI job
+_OWN = "benchlib.workloads.collectives"
 
 
 @dataclass(frozen=True)
 class Library:
-    """One library. ``backend`` is its name in torch.distributed, ``needs`` says in a line where it comes from.
+    """One library. ``backend`` is its name in torch.distributed.
 
-    ``missing`` returns what is missing here and how to get it, '' where nothing is.
+    ``missing`` returns what is missing here and how to get it, '' where nothing is. ``module`` registers the backend when it is
+    imported, or by its function ``load``; it may have ``options(config, rank)`` for the default group of a run.
     """
 
     name: str
     backend: str
-    needs: str
     missing: Callable[[], str] = field(repr=False)
-    load: Callable[[], None] = field(repr=False, default=lambda: None)
+    module: str = field(repr=False, default="")
 
     def unavailable(self) -> str:
         """Return why the library cannot be used in this process and what to do; '' where it can."""
@@ -58,8 +59,16 @@ class Library:
         """
         if reason := self.unavailable():
             raise BackendUnavailable(reason)
-        self.load()
+        self._call("load")
         return self.backend
+
+    def options(self, config: Any, rank: int) -> dict[str, Any]:
+        """Return what ``init_process_group`` takes for this library alone."""
+        return self._call("options", config, rank) or {}
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(importlib.import_module(self.module), name, None) if self.module else None
+        return function(*arguments) if function else None
 
 
 def _of_torch(name: str, steps: str = "") -> Callable[[], str]:
@@ -79,15 +88,11 @@ def _no_xla() -> str:
     return ""
 
 
-def _load_xla() -> None:
-    importlib.import_module("torch_xla.distributed.xla_backend")
-
-
 def _no_mpi() -> str:
     if importlib.util.find_spec("mpi4py") is None:
         return f"mpi4py is not installed: {_MPI_STEPS}"
     try:
-        importlib.import_module("benchlib.runtime.mpi")
+        importlib.import_module(f"{_OWN}.mpi")
     except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
         return f"mpi4py does not find an MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
     if not mpirun_path():
@@ -100,28 +105,23 @@ def _no_mpi() -> str:
 
 
 def _no_hierarchy() -> str:
-    group = dist.group.WORLD if dist.is_initialized() else None
-    if group is not None and not isinstance(group, hierarchy.Hierarchy):
+    if dist.is_initialized() and not hasattr(dist.group.WORLD, "members"):
         return "the ranks of this run did not agree on groups: start it with collective=hierarchical"
     return _of_torch("gloo")()
-
-
-def _load_mpi() -> None:
-    importlib.import_module("benchlib.runtime.mpi").load()
 
 
 LIBRARIES: dict[str, Library] = {
     library.name: library
     for library in (
-        Library("gloo", "gloo", "every torch wheel", _of_torch("gloo")),
-        Library("nccl", "nccl", "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
-        Library("xccl", "xccl", "torch for Intel GPUs", _of_torch("xccl")),
-        Library("mpi", "mpi4py", "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
-        Library("ucc", "ucc", "a torch built with UCC (no wheel is)", _of_torch("ucc", _UCC_STEPS)),
-        Library("xla", "xla", "torch_xla on a TPU machine", _no_xla, _load_xla),
-        Library("hierarchical", "hierarchical", "gloo, and each device's own library", _no_hierarchy, hierarchy.load),
+        Library("gloo", "gloo", _of_torch("gloo")),
+        Library("nccl", "nccl", _of_torch("nccl")),  # also RCCL
+        Library("xccl", "xccl", _of_torch("xccl")),
+        Library("mpi", "mpi4py", _no_mpi, f"{_OWN}.mpi"),
+        Library("ucc", "ucc", _of_torch("ucc", _UCC_STEPS)),
+        Library("xla", "xla", _no_xla, "torch_xla.distributed.xla_backend"),
+        Library("hierarchical", "hierarchical", _no_hierarchy, f"{_OWN}.hierarchy"),
     )
-}  # fmt: skip
+}
 
 
 def probe() -> dict[str, str]:

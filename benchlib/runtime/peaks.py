@@ -8,7 +8,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,29 +66,26 @@ def matmul_peaks(
     that the device does not have gives no samples and the reason. A wrong product raises ``RunBroken``. ``slowdown`` makes
     each timed group longer by this share of its time.
     """
-    reason = _unsupported(device, precision)
-    if reason:
-        return [MatmulPeak(precision, max(sizes), (), reason)]
     peaks: list[MatmulPeak] = []
+    reason = _unsupported(device, precision)
     with _threads(threads), _fp32_rule(device, precision):
-        for size in sorted(set(sizes)):
+        for size in sorted(set(sizes)) if not reason else ():
             if peaks and 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
                 break
             try:
                 rates = _matmul_rates(device, DTYPES[precision], size, seconds, slowdown)
-                peaks.append(MatmulPeak(precision, size, tuple(rates)))
-            except (RuntimeError, TypeError) as error:
-                if isinstance(error, RunBroken):
-                    raise
-                message = " ".join(str(error).split())[:200]
-                if not peaks:
-                    return [
-                        MatmulPeak(
-                            precision, size, (), f"{device.type} does not multiply {precision} matrices: {message}"
-                        )
-                    ]
-                break  # such as too little memory for the next size
-    return peaks
+            except RunBroken:
+                raise
+            except (RuntimeError, TypeError) as error:  # after the first size such as too little memory for the next
+                reason = f"{device.type} does not multiply {precision} matrices: {' '.join(str(error).split())[:200]}"
+                break
+            peaks.append(MatmulPeak(precision, size, tuple(rates)))
+    return peaks or [MatmulPeak(precision, max(sizes), (), reason)]
+
+
+def best(peaks: Iterable[MatmulPeak]) -> float:
+    """Return the highest rate of several measurements, FLOP/s, NaN without any: a busy neighbour lowers a peak and nothing raises it."""
+    return max((peak.best for peak in peaks if peak.best), default=math.nan)
 
 
 def peak_together(by_rank: Sequence[Sequence[MatmulPeak]]) -> tuple[float, int]:
@@ -96,9 +93,9 @@ def peak_together(by_rank: Sequence[Sequence[MatmulPeak]]) -> tuple[float, int]:
 
     Only sizes that every rank measured can be summed: a slow rank may have left one out.
     """
-    best = [{peak.size: peak.best for peak in peaks if peak.best} for peaks in by_rank]
-    sizes = set.intersection(*(set(rates) for rates in best))
-    return max((sum(rates[size] for rates in best), size) for size in sizes)
+    rates = [{peak.size: peak.best for peak in peaks if peak.best} for peaks in by_rank]
+    sizes = set.intersection(*(set(of_rank) for of_rank in rates))
+    return max((sum(of_rank[size] for of_rank in rates), size) for size in sizes)
 
 
 def all_ranks_peak(here: World, precision: str, seconds: float) -> tuple[float | None, str]:
@@ -137,6 +134,11 @@ def timed_groups(
     return samples
 
 
+def memory_of(device: torch.device) -> str:
+    """Return the kind of copy that stays within the memory of a device."""
+    return "host" if device.type == "cpu" else "device"
+
+
 def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float, slowdown: float = 0.0) -> list[float]:
     """Return samples of a copy's bandwidth in GB/s (1e9 bytes per second).
 
@@ -144,26 +146,25 @@ def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float,
     ``host_to_device`` or ``device_to_host`` (pinned memory where there is such: the bytes count once). A copy that is
     not equal to its source raises ``RunBroken``.
     """
-    cpu = torch.device("cpu")
-    places = {
-        "host": (cpu, cpu),
-        "device": (device, device),
-        "host_to_device": (cpu, device),
-        "device_to_host": (device, cpu),
-    }
-    source_place, target_place = places[kind]
+    source_place, _, target_place = kind.partition("_to_")
+    across = bool(target_place)
     pattern = torch.arange(size_bytes // 4, dtype=torch.int32)
-    source = (
-        _pinned(pattern, device) if source_place != target_place and source_place == cpu else pattern.to(source_place)
+    source, target = (
+        _placed(tensor, place, device, across)
+        for tensor, place in ((pattern, source_place), (torch.zeros_like(pattern), target_place or source_place))
     )
-    target = torch.zeros(len(pattern), dtype=torch.int32, device=target_place)
-    if source_place != target_place and target_place == cpu:
-        target = _pinned(target, device)
     times = timed_groups(device, lambda: target.copy_(source, non_blocking=True), seconds, slowdown)
     if not torch.equal(target.cpu(), pattern):
         raise RunBroken(f"a {kind.replace('_', ' ')} copy of {size_bytes} bytes on {device} is not equal to its source")
-    moved = 4 * len(pattern) * (2 if source_place == target_place else 1)
+    moved = 4 * len(pattern) * (1 if across else 2)
     return [1e-9 * moved / value for value in times]
+
+
+def _placed(tensor: torch.Tensor, place: str, device: torch.device, across: bool) -> torch.Tensor:
+    if place == "device":
+        return tensor.to(device)
+    # Pageable memory goes through a staging buffer and shows the host's speed, not the link's.
+    return tensor.pin_memory() if across and device.type in ("cuda", "xpu") else tensor
 
 
 def _timed(device: torch.device, operation: Callable[[], object], repeats: int, slowdown: float = 0.0) -> float:
@@ -205,11 +206,6 @@ def _unsupported(device: torch.device, precision: str) -> str:
     return ""
 
 
-def _pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    # Pageable memory goes through a staging buffer and shows the host's speed, not the link's.
-    return tensor.pin_memory() if device.type in ("cuda", "xpu") else tensor
-
-
 @contextlib.contextmanager
 def _threads(count: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -226,9 +222,9 @@ def _fp32_rule(device: torch.device, precision: str) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    rules = torch.backends.cuda.matmul
+    before, rules.fp32_precision = rules.fp32_precision, "tf32" if precision == "tf32" else "ieee"
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        rules.fp32_precision = before

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchlib.runtime import exchange
+from benchlib.workloads.collectives import exchange
 from benchlib.workloads.operations import OPS, TYPES
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, kind in TYPES.items()}

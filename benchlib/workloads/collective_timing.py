@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchlib.runtime import devices, exchange, group
-from benchlib.runtime.hierarchy import Hierarchy
+from benchlib.runtime import devices, group
 from benchlib.runtime.timing import hold
 from benchlib.workloads import collective_ops
 from benchlib.workloads.collective_ops import DTYPES, REDUCE, Place, bits, copied
+from benchlib.workloads.collectives import exchange
 from benchlib.workloads.operations import OPS
 
 Kind = tuple[str, str, str, str, bool]  # operation, variant, type, reduction, in place
@@ -57,10 +57,10 @@ class Timed(Protocol):
 
 def _flat(tensor: torch.Tensor, reduction: Any, group: dist.ProcessGroup | None) -> None:
     """Reduce over gloo alone, beside a hierarchy."""
-    group = group or dist.group.WORLD
-    if not isinstance(group, Hierarchy):
+    whole: Any = group or dist.group.WORLD
+    if not hasattr(whole, "flat_allreduce"):
         raise ValueError("there are no groups to leave out: set collective=hierarchical to compare both")
-    group.flat_allreduce(tensor, reduction).wait()
+    whole.flat_allreduce(tensor, reduction).wait()
 
 
 ALL_REDUCES = {**exchange.ALGORITHMS, "flat": _flat}

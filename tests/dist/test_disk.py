@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness import END_S, HERE, none_left, pid_at_step, prepare, status
+from small_disk import on_small_disk
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -27,34 +27,6 @@ ROOT = HERE.parents[1]
 @pytest.fixture(autouse=True)
 def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-
-
-def on_small_disk(disk: Path, size: str, code: str) -> str:
-    """Run ``code`` where ``disk`` is a tmpfs of this size that only it can see; return its output."""
-    if sys.platform != "linux" or shutil.which("unshare") is None:
-        pytest.skip("mount namespaces are Linux's")
-    program = f"""
-        import subprocess, sys
-        from pathlib import Path
-        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
-        disk = Path({str(disk)!r})
-        disk.mkdir(exist_ok=True)
-        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size={size}", "benchlib-test", disk], capture_output=True, text=True)
-        if made.returncode:
-            print("NO MOUNT", made.stderr)
-            sys.exit(0)
-    """
-    user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    done = subprocess.run(
-        ["unshare", "--mount", *user, sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
-    )
-    if "NO MOUNT" in done.stdout or "unshare failed" in done.stderr:
-        pytest.skip(f"nothing can be mounted here: {done.stdout}{done.stderr}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
@@ -129,7 +101,6 @@ def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
         "4m",
         """
         from harness import none_left
-        sys.path.insert(0, str(Path(sys.path[0]) / "tests" / "fixtures"))
         from make_run import make_run
         from benchlib.show import index
         out = disk / "a store"

@@ -4,6 +4,7 @@ import torch.distributed as dist
 from worlds import in_ranks
 
 from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks.machine import run
 from benchlib.runtime.measurement import executed
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
@@ -58,6 +59,10 @@ def test_two_ranks_measure_a_machine(tmp_path):
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
     assert {limit.metric for limit in BENCHMARKS["machine"].spec.limits(machine)} >= {"matmul_fp32_flops", "copy_host_gbytes_per_s", "allreduce_gbps"}
+
+
+def test_rates_of_ranks_are_added_round_by_round():
+    assert run._rounds([[1.0, 2.0, 3.0], [10.0, 20.0]]) == [11.0, 22.0]
 
 
 def test_one_rank_has_no_exchange_to_measure(tmp_path):

@@ -1,5 +1,6 @@
 """The exchange between groups of ranks: against sums in one place, against gloo alone, in DDP, and with a rank that is lost."""
 
+import itertools
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -9,17 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import HERE, none_left, pid_at_step, prepare
+from library_cases import TOGETHER, number, same
 from torch.nn.parallel import DistributedDataParallel
 from worlds import in_world
 
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.launch.launch import Launch
-from benchlib.runtime import hierarchy
-from benchlib.runtime.exchange import ALGORITHMS
-from benchlib.runtime.hierarchy import Member, agree, layout
 from benchlib.runtime.timing import Clock, GradientExchange, sum_hook
+from benchlib.workloads.collectives import hierarchy
+from benchlib.workloads.collectives.exchange import ALGORITHMS
+from benchlib.workloads.collectives.hierarchy import Member, agree, layout
 
-CPU = torch.device("cpu")
 # Groups by rank, and whether gloo's all-reduce by recursive doubling adds in the same order.
 LAYOUTS = {"aabb": True, "abab": False, "aab": True, "aba": False, "aaab": False, "abcd": False, "aaaa": False}
 
@@ -28,14 +29,13 @@ def noise(rank, length=1003):
     return torch.randn(length, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
 
 
-def in_order(names, length=1003):
-    """Add up each group by itself, then the groups."""
-    groups = [[rank for rank, name in enumerate(names) if name == each] for each in dict.fromkeys(names)]
-    sums = [sum((noise(rank, length) for rank in ranks[1:]), noise(ranks[0], length)) for ranks in groups]
-    return sum(sums[1:], sums[0]), all(len(ranks) <= 2 for ranks in groups) and len(groups) <= 2
+def in_order(groups):
+    """Add up each group by itself, then the groups; exact where no group and not their number exceeds two."""
+    sums = [sum((noise(rank) for rank in ranks[1:]), noise(ranks[0])) for ranks in groups]
+    return sum(sums[1:], sums[0]), max(len(groups), *map(len, groups)) <= 2
 
 
-def sums(group, names, rank, doubling):
+def sums(group, rank, doubling):
     own = noise(rank)
     works = []
     for _ in range(3):  # several at once, as buckets of gradients are
@@ -43,44 +43,31 @@ def sums(group, names, rank, doubling):
         works.append((tensor, dist.all_reduce(tensor, group=group, async_op=True)))
     for tensor, work in reversed(works):
         (future,) = work.get_future().wait()
-        assert future is tensor
-        assert torch.equal(tensor, works[0][0])
-    total = works[0][0]
-    expected, exactly = in_order(names)
-    if exactly:
-        assert torch.equal(total, expected), names
-    over_gloo = own.clone()
+        assert future is tensor and torch.equal(tensor, works[0][0])
+    total, over_gloo = works[0][0], own.clone()
+    expected, exact = in_order(group.groups)
     group.flat_allreduce(over_gloo).wait()
+    torch.testing.assert_close(total, expected, rtol=0, atol=0 if exact else 1e-12)
     torch.testing.assert_close(total, over_gloo, rtol=0, atol=1e-12)
-    torch.testing.assert_close(total, expected, rtol=0, atol=1e-12)
     if doubling:
         ALGORITHMS["tree"](own, group=group)
-        assert torch.equal(own, total), names
-    copies = [torch.empty_like(total) for _ in names]
+        assert torch.equal(own, total)
+    copies = [torch.empty_like(total) for _ in range(group.size())]
     dist.all_gather(copies, total, group=group)
     assert all(torch.equal(copy, total) for copy in copies)
 
 
 def reductions(group, rank, size):
-    def part(other, dtype, length):
-        return ((torch.arange(length) * (other + 2) + other) % 3 + 1).to(dtype)
-
-    for op, together in (
-        (dist.ReduceOp.SUM, lambda parts: parts.sum(0)),
-        (dist.ReduceOp.AVG, lambda parts: parts.double().mean(0)),
-        (dist.ReduceOp.MIN, lambda parts: parts.amin(0)),
-        (dist.ReduceOp.MAX, lambda parts: parts.amax(0)),
-        (dist.ReduceOp.PRODUCT, lambda parts: parts.prod(0)),
-    ):
-        for dtype, length in ((torch.float32, 501), (torch.bfloat16, 0), (torch.int64, 1)):
-            tensor = part(rank, dtype, length)
-            if op == dist.ReduceOp.AVG and dtype == torch.int64:
-                with pytest.raises(ValueError, match="an average of"):
-                    dist.all_reduce(tensor, op, group=group)
-                continue
-            dist.all_reduce(tensor, op, group=group)
-            expected = together(torch.stack([part(other, dtype, length) for other in range(size)])).to(dtype)
-            assert torch.equal(tensor, expected), (op, dtype)
+    """The types and reductions that library_cases asks of a library, and objects, which go over gloo."""
+    for (op, together), dtype in itertools.product(TOGETHER.items(), (torch.float32, torch.bfloat16, torch.int64)):
+        tensor = number(rank, 501).to(dtype)
+        if op == dist.ReduceOp.AVG and dtype == torch.int64:
+            with pytest.raises(ValueError, match="an average of"):
+                dist.all_reduce(tensor, op, group=group)
+            continue
+        dist.all_reduce(tensor, op, group=group)
+        same((tensor, together(torch.stack([number(other, 501) for other in range(size)])).to(dtype)))
+    dist.all_reduce(torch.empty(0), group=group)
     with pytest.raises(ValueError, match="not contiguous"):
         dist.all_reduce(torch.ones(4, 4)[:, ::2], group=group)
     objects = [None] * size
@@ -90,23 +77,22 @@ def reductions(group, rank, size):
 
 def gradients(rank, size):
     """DDP's buckets through the hook of the training: the gradient is that of one process on all samples."""
-    torch.manual_seed(5)
-    model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 7)).double()
-    alone = [parameter.clone() for parameter in model.parameters()]
+
+    def model():
+        torch.manual_seed(5)
+        return torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 7)).double()
+
     samples = torch.randn(3 * size, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    exchange = GradientExchange(Clock(CPU))
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    exchange = GradientExchange(Clock(torch.device("cpu")))
+    ddp, alone = DistributedDataParallel(model(), bucket_cap_mb=0.001), model()
     ddp.register_comm_hook(exchange, sum_hook)
     for _ in range(2):  # after its first pass DDP cuts the buckets anew
         exchange.take()
         ddp.zero_grad()
         ddp(samples[3 * rank : 3 * rank + 3]).square().sum().backward()
     assert len(exchange.intervals) > 1 and all(end >= begin for begin, end, _ in exchange.intervals)
-    whole = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 7)).double()
-    for parameter, value in zip(whole.parameters(), alone, strict=True):
-        parameter.data = value.detach()
-    whole(samples).square().sum().backward()
-    for mine, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+    alone(samples).square().sum().backward()
+    for mine, theirs in zip(ddp.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-12, atol=1e-12)
 
 
@@ -119,7 +105,7 @@ def every_layout(folder, rank, size):
         group = dist.new_group(ranks, backend=hierarchy.BACKEND, pg_options=mine)
         if mine is not None:
             assert group.groups == [[r for r in ranks if names[r] == each] for each in dict.fromkeys(names)]
-            sums(group, names, rank, doubling)
+            sums(group, rank, doubling)
             reductions(group, rank, len(names))
         dist.barrier()
     with pytest.raises(UserError, match="start the run with collective=hierarchical"):

@@ -12,7 +12,7 @@ from benchlib.config.schema import build, save_config
 from benchlib.judge.baselines import find
 from benchlib.launch.launch import execute
 from benchlib.results.run import Run
-from benchlib.runtime import hierarchy
+from benchlib.workloads.collectives import hierarchy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")]
 

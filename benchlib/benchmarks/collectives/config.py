@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
+from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.config.schema import BaseConfig
-from benchlib.core.definitions import parse_sizes, size_text
+from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.workloads.operations import OPS, REDUCTIONS, TYPES, VARIANTS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.core.definitions import BUS_FACTORS
-from benchlib.core.stats import fit_alpha_beta
+from benchlib.workloads.alpha_beta import fit_alpha_beta
 from benchlib.workloads.operations import VARIANTS
 
 Row = dict[str, Any]

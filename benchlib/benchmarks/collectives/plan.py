@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
-from benchlib.core.definitions import parse_sizes
+from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.workloads.collective_timing import Case, Kind
 from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS
 

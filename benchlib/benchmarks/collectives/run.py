@@ -17,10 +17,11 @@ from benchlib.benchmarks.collectives.curves import Curves, crossover_rows, curve
 from benchlib.benchmarks.collectives.gradients import compare
 from benchlib.benchmarks.collectives.overlap import overlapped
 from benchlib.benchmarks.collectives.plan import Schedule, Weight, headline, overlap_cases, plan, share_cases
+from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.benchmarks.collectives.sockets import ALL_RANKS, BOUND_OF, ONE_WAY, sockets
 from benchlib.benchmarks.collectives.support import lacking
 from benchlib.config import cluster
-from benchlib.core.definitions import busbw_gbps, parse_sizes
+from benchlib.core.definitions import busbw_gbps
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads import collective_timing as timing
 from benchlib.workloads.collective_ops import Place

@@ -18,6 +18,7 @@ from benchlib.results.peaks import highest
 from benchlib.runtime import group
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks, peak_together
+from benchlib.runtime.peaks import best as best_of
 from benchlib.workloads.collective_timing import Pace, time_all_reduce
 
 MIB = 1 << 20
@@ -68,7 +69,7 @@ def _products(rank: Rank, precision: str) -> Tables:
     earlier, where = highest(rank.run_dir, precision, world.size)
     product |= {"sizes": sorted(sums), "n": best, "flops": sums[best], "peak_flops": peak, "peak_n": peak_n}
     product["alone_flops"] = [rate for of_rank in alone for rate in of_rank.samples]
-    product["best_flops"] = max(of.best or 0.0 for of in [*alone, *(peak for by_size in together for peak in by_size)])
+    product["best_flops"] = best_of([*alone, *(peak for by_size in together for peak in by_size)])
     product |= {"highest_flops": earlier and max(peak, earlier), "highest_of": where if (earlier or 0) > peak else ""}
     product["why"] = {} if earlier else {"highest_flops": "no earlier run of this machine"}
     return {"products": [product], "matmul": rows}

@@ -8,10 +8,10 @@ from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together
 from benchlib.benchmarks.parallel.shapes import Job, Shape
 from benchlib.benchmarks.parallel.strategies import Way, prepare
 from benchlib.core.events import keep_alive
-from benchlib.core.stats import fit_alpha_beta
 from benchlib.runtime.group import World
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import comm_device
+from benchlib.workloads.alpha_beta import fit_alpha_beta
 from benchlib.workloads.collective_ops import OPS, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, take_in_turns
 

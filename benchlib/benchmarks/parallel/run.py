@@ -75,14 +75,13 @@ def measure(rank: Rank) -> Tables:
 
 def _peaks(config: ParallelConfig, here: World) -> Row:
     """Return what a rank reaches while all do the same, and rank 0 alone: FLOP/s, and bytes/s read plus written."""
-    (together, _), alone = peaks.all_ranks_peak(here, config.precision, PEAK_S), 0.0
+    (together, _), alone = peaks.all_ranks_peak(here, config.precision, PEAK_S), math.nan
     if here.main:
         sizes = peaks.default_sizes(here.device)
-        products = peaks.matmul_peaks(here.device, config.precision, sizes=sizes, seconds=PEAK_S)
-        alone = max((peak.best or 0.0 for peak in products), default=0.0)
+        alone = peaks.best(peaks.matmul_peaks(here.device, config.precision, sizes=sizes, seconds=PEAK_S))
     barrier()
-    kind = "host" if here.device.type == "cpu" else "device"
-    by_rank = all_gather_objects((alone, max(peaks.copy_rates(kind, here.device, COPY_BYTES, COPY_S))))
+    copies = peaks.copy_rates(peaks.memory_of(here.device), here.device, COPY_BYTES, COPY_S)
+    by_rank = all_gather_objects((alone, max(copies)))
     rates = {"rank_flops": (together or math.nan) / here.size, "alone_flops": by_rank[0][0]}
     return rates | {"copy_bytes_per_s": 1e9 * fmean(rate for _, rate in by_rank)}
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchlib.benchmarks.parallel.shapes import SCHEDULES, Job, Layout
 from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
-from benchlib.runtime.exchange import use_direct
+from benchlib.workloads.collectives.exchange import use_direct
 from benchlib.workloads.transformer_stack import Stack, loss
 
 Mark = Callable[[str], None]

@@ -4,8 +4,9 @@ import pytest
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
 from benchlib.benchmarks.collectives.plan import Schedule, Weight, overlap_cases, plan, share_cases
+from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.config.schema import build, resolve
-from benchlib.core.definitions import parse_sizes, size_text
+from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.workloads.operations import TOGETHER
 

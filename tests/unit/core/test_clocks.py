@@ -1,11 +1,8 @@
-"""Times that no calendar has, clocks that are set back, and durations in words."""
-
-import time
+"""Times that no calendar has, and durations in words."""
 
 import pytest
 from stores import command, no_pictures, place  # noqa: F401
 
-from benchlib.core.events import EventWriter, read_events
 from benchlib.core.text import day, duration, moment
 from benchlib.results.run import Run
 from benchlib.show import index, report
@@ -22,18 +19,6 @@ def test_times_that_no_calendar_has(tmp_path, started):
     assert index.render(out).read_text().count("squad-cpu-1015") or other
     code, said = command("list", "--runs", out=out)
     assert (code, said.count("PASS"), said.count("DAMAGED")) == (0, 1, 1)
-
-
-def test_events_of_one_writer_keep_their_order_when_the_clock_is_set_back(tmp_path, monkeypatch):
-    now = iter([1000.0, 1001.0, 400.0, 401.0, 500.0])
-    writer, other = EventWriter(tmp_path, "rank0"), EventWriter(tmp_path, "rank1")
-    monkeypatch.setattr(time, "time", lambda: next(now))
-    for step in range(4):
-        writer.emit("step", step=step)
-    other.emit("step", step=9)
-    assert [event["step"] for event in read_events(tmp_path) if event["source"] == "rank0"] == [0, 1, 2, 3]
-    writer.close()
-    other.close()
 
 
 def test_spans_are_written_in_their_unit():

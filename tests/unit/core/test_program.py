@@ -44,9 +44,7 @@ SLOW = "import os, signal, sys; os.kill(os.getpid(), signal.SIGINT)"
 
 def test_an_interrupt_in_an_import_ends_the_program_with_one_line(tmp_path):
     (tmp_path / "slow_library.py").write_text(f"try:\n    {SLOW}\nexcept BaseException:\n    pass\n")
-    code = (
-        "from benchlib.core import interrupts; interrupts.end_during_imports(); import slow_library; print('went on')"
-    )
+    code = "from benchlib.core import interrupts\nwith interrupts.ending():\n    import slow_library\nprint('went on')"
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
@@ -54,12 +52,12 @@ def test_an_interrupt_in_an_import_ends_the_program_with_one_line(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped by the user\n")
 
 
-def test_an_interrupt_elsewhere_is_raised(monkeypatch):
-    old = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
+def test_after_an_import_an_interrupt_is_what_it_was(before):
+    old = signal.signal(signal.SIGINT, before)
     try:
-        interrupts.end_during_imports()
-        monkeypatch.setattr(interrupts, "end", lambda: pytest.fail("ended the program"))
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+        with interrupts.ending():
+            assert (signal.getsignal(signal.SIGINT) is before) == (before is signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is before
     finally:
         signal.signal(signal.SIGINT, old)

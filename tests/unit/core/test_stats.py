@@ -1,11 +1,10 @@
 """Statistics of samples: intervals that hold what they promise, and series that drift."""
 
-import math
-
 import numpy as np
 import pytest
+from scipy.stats import bootstrap
 
-from benchlib.core.stats import block_length, drift, drift_text, fit_alpha_beta, median_interval, quarters
+from benchlib.core.stats import block_length, drift, drift_text, median_interval, quarters
 from benchlib.results.metrics import measured
 
 
@@ -35,6 +34,13 @@ def test_a_metric_has_the_interval_of_its_samples_in_their_order():
     )
     assert inner.value == outer.value
     assert outer.ci_high - outer.ci_low > 1.5 * (inner.ci_high - inner.ci_low)
+
+
+def test_the_interval_of_independent_samples_is_that_of_scipy():
+    samples = np.random.default_rng(4).lognormal(size=40)
+    low, high = bootstrap((np.sort(samples),), np.median, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)).confidence_interval  # fmt: skip
+    assert block_length(samples) == 1
+    assert median_interval(samples) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize("samples", [[1.0], [1.0, 2.0], [5.0] * 50, [0.0] * 9, [1.0, 2.0] * 30, list(range(40))])
@@ -74,56 +80,3 @@ def test_a_steady_series_and_a_short_one_did_not_drift():
 def test_independent_noise_is_seldom_called_a_drift():
     rng = np.random.default_rng(2)
     assert sum(drift(rng.normal(100, 15, 24)) is not None for _ in range(60)) <= 6
-
-
-def test_a_fit_finds_exact_parameters():
-    sizes = [2.0**power for power in range(10, 28)]
-    for alpha, beta in ((150e-6, 5e-10), (5e-6, 2e-12), (0.0, 1e-9)):
-        found = fit_alpha_beta(sizes, [alpha + beta * size for size in sizes])
-        assert found.alpha_s == pytest.approx(alpha, rel=1e-4, abs=1e-9)
-        assert found.beta_s_per_byte == pytest.approx(beta, rel=1e-4)
-        assert found.residual < 1e-3
-        assert found.points == len(sizes)
-    assert found.half_bytes == pytest.approx(0.0, abs=10)
-
-
-def test_a_fit_agrees_with_weighted_least_squares_and_outliers_move_it_little():
-    sizes = np.array([2.0**power for power in range(10, 27)])
-    noise = np.random.default_rng(1).normal(1, 0.02, len(sizes))
-    seconds = (1e-4 + 4e-10 * sizes) * noise
-    found = fit_alpha_beta(sizes, seconds)
-    beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / seconds)  # numpy minimises the squares of w * deviation
-    assert (found.alpha_s, found.beta_s_per_byte) == (pytest.approx(alpha, rel=0.01), pytest.approx(beta, rel=0.01))
-    assert found.residual == pytest.approx(0.02, rel=0.5)
-    seconds[3] *= 20  # a neighbour on the machine
-    disturbed = fit_alpha_beta(sizes, seconds)
-    _, moved = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    assert abs(disturbed.alpha_s / 1e-4 - 1) < 0.05
-    assert abs(disturbed.alpha_s - 1e-4) <= abs(moved - 1e-4)
-
-
-def test_times_on_no_line_are_not_fitted():
-    sizes = [2**10, 2**13, 2**16, 2**20]
-    found = fit_alpha_beta(sizes, [1e-4, 1e-2, 1e-4, 1e-2])
-    assert math.isnan(found.alpha_s) and math.isnan(found.beta_s_per_byte)
-    assert found.points == 4 and found.residual > 0.5
-    assert (
-        found.reason
-        == f"the times of 4 sizes do not fit a line: the best one misses them by {found.residual:.0%}, more than 50%"
-    )
-
-
-def test_a_free_line_with_a_negative_start_is_fitted_anew_within_the_bounds():
-    """A line of which alpha is set to 0 afterwards keeps a slope that fits worse than the best one through 0."""
-    sizes = np.array([2.0**power for power in range(10, 24, 2)])
-    seconds = 1e-9 * sizes**1.2  # convex: the free line starts below 0
-    fit = fit_alpha_beta(sizes, seconds)
-    beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    assert alpha < 0 <= fit.alpha_s
-    assert fit.residual < np.sqrt(np.mean((beta * sizes / seconds - 1) ** 2))
-
-
-def test_too_few_sizes_are_not_fitted():
-    assert fit_alpha_beta([1, 1000, 10**6], [1, 1, 2]).reason == "3 sizes: a line by size needs 4"
-    assert "the largest must be 64 times the smallest" in fit_alpha_beta([10, 20, 30, 40], [1, 2, 3, 4]).reason
-    assert fit_alpha_beta([10, 100, 1000, 10**4], [1, float("nan"), 3, 4]).reason == "3 sizes: a line by size needs 4"

@@ -43,7 +43,7 @@ TIMED_OUT = "[/b/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed
         (RuntimeError(f"{CALLBACK}ValueError: NCCL has no such socket"), OWN, False),
         (DistBackendError("NCCL error: unhandled system error"), OWN, True),
         (DistNetworkError("The client socket has failed to connect"), C10D, True),
-        (RuntimeError("mpi send timed out after 9 s"), "/p/benchlib/runtime/mpi.py", True),
+        (RuntimeError("mpi send timed out after 9 s"), "/p/benchlib/workloads/collectives/mpi.py", True),
         (ConnectionResetError(104, "Connection reset by peer"), "/v/torch/distributed/rendezvous.py", True),
         (ConnectionResetError(104, "Connection reset by peer"), "/usr/lib/python3.11/ssl.py", False),
         (TimeoutError("timed out"), "/usr/lib/python3.11/socket.py", False),
@@ -71,7 +71,7 @@ def test_type_and_origin_tell_an_echo(error: BaseException, file: str, echo: boo
 def test_an_error_that_is_raised_again_is_what_its_cause_is(cause: Exception, echo: bool) -> None:
     error = RuntimeError("all_reduce between the groups: it failed")
     error.__cause__ = _raised(cause, C10D)
-    assert diagnosis.is_echo(_raised(error, "/p/benchlib/runtime/hierarchy.py")) is echo
+    assert diagnosis.is_echo(_raised(error, "/p/benchlib/workloads/collectives/hierarchy.py")) is echo
 
 
 OWN_ERROR = _failed(0, 10.0, "FileNotFoundError", "No such file: '/mnt/nccl-data/train.json'")

@@ -209,7 +209,7 @@ def test_commands_leave_whole_runs_and_damaged_ones_alone(tmp_path):
     assert files_of(whole) == before
     code, told = command("report", bad)
     assert code == 2
-    assert "cannot be written: a folder has its name" in told
+    assert "cannot be written: is a directory" in told
 
 
 def test_a_run_that_broke_or_was_skipped_lasts_as_long_as_its_supervisor_says(tmp_path):

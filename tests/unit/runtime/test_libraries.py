@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchlib.benchmarks.collectives import gradients
 from benchlib.config.schema import BaseConfig
@@ -19,6 +20,10 @@ from benchlib.runtime import group, libraries
 from benchlib.runtime.libraries import LIBRARIES
 
 
+def config(**values):
+    return BaseConfig(benchmark="x", **values)
+
+
 def test_every_choice_of_the_config_is_in_the_table():
     choices = set(BaseConfig.model_fields["collective"].annotation.__args__) - {""}
     assert choices <= set(LIBRARIES)
@@ -26,66 +31,53 @@ def test_every_choice_of_the_config_is_in_the_table():
     assert LIBRARIES["gloo"].register() == "gloo"
 
 
-@pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
-def test_what_torch_lacks_is_told():
-    with pytest.raises(
-        BackendUnavailable, match=r"library nccl is not available: this torch \(.* is built without nccl and has gloo"
-    ):
+@pytest.mark.skipif(dist.is_nccl_available() or dist.is_ucc_available(), reason="this torch has NCCL or UCC")
+def test_what_torch_lacks_is_named(monkeypatch):
+    with pytest.raises(BackendUnavailable, match=r"library nccl is not available: .* built without nccl and has gloo"):
         LIBRARIES["nccl"].register()
+    with pytest.raises(BackendUnavailable, match=r"library ucc is not available: .* built without ucc .*USE_UCC=1"):
+        group._library(config(collective="ucc"))
     with pytest.raises(UserError, match="collective = nccl moves tensors of cuda, not of cpu"):
-        group._collective(BaseConfig(benchmark="x", collective="nccl"))
+        group._library(config(collective="nccl"))
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
+    assert group._library(config(collective="ucc")).backend == "ucc"
 
 
 def test_steps_to_get_mpi(monkeypatch, tmp_path):
+    mpi = LIBRARIES["mpi"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "mpi4py is not installed: pip install -e '.[mpi]'" in LIBRARIES["mpi"].unavailable()
+    assert "mpi4py is not installed: pip install -e '.[mpi]'" in mpi.unavailable()
     monkeypatch.undo()
-    if LIBRARIES["mpi"].missing():
-        pytest.skip(LIBRARIES["mpi"].missing())
+    if mpi.missing():
+        pytest.skip(mpi.missing())
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert (
-        LIBRARIES["mpi"]
-        .unavailable()
-        .endswith("set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)")
-    )
+    assert mpi.unavailable().endswith("set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no mpirun on PATH" in LIBRARIES["mpi"].unavailable()
-
-
-@pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="this torch has UCC")
-def test_ucc_comes_with_a_torch_that_is_built_with_it(monkeypatch):
-    with pytest.raises(BackendUnavailable, match=r"library ucc is not available: .* built without ucc .*USE_UCC=1"):
-        group._collective(BaseConfig(benchmark="x", collective="ucc"))
-    built_in = torch.distributed.is_backend_available
-    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "ucc" or built_in(name))
-    assert group._collective(BaseConfig(benchmark="x", collective="ucc")) == ("ucc", "ucc")
+    assert "no mpirun on PATH" in mpi.unavailable()
 
 
 def test_mpi_brings_its_launcher():
-    assert BaseConfig(benchmark="x", collective="mpi").launcher == "mpirun"
-    assert BaseConfig(benchmark="x", collective="mpi", launcher="slurm").launcher == "slurm"
+    assert config(collective="mpi").launcher == "mpirun"
+    assert config(collective="mpi", launcher="slurm").launcher == "slurm"
     with pytest.raises(ValueError, match="collective = mpi with launcher = local"):
-        BaseConfig(benchmark="x", collective="mpi", launcher="local")
+        config(collective="mpi", launcher="local")
 
 
-def test_job_of_mpirun(monkeypatch, tmp_path):
+def test_the_job_of_mpirun_and_what_stands_for_it(monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "mpirun_path", lambda: "/opt/bin/mpirun")
-    config = BaseConfig(benchmark="x", nproc=4, nnodes=2, collective="mpi")
-    job = LAUNCHERS["mpirun"](config, tmp_path, "")
-    assert job.command == ["/opt/bin/mpirun", "-n", "8", sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
+    job = LAUNCHERS["mpirun"](config(nproc=4, nnodes=2, collective="mpi"), tmp_path, "")
+    worker = [sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
+    assert job.command == ["/opt/bin/mpirun", "-n", "8", *worker]
     assert (job.agent, job.ranks) == (True, 4)
     assert job.env["PRTE_MCA_rmaps_default_mapping_policy"] == "ppr:4:node:oversubscribe"
     assert job.env["PRTE_MCA_hwloc_default_binding_policy"] == "none"
-
-
-def test_without_mpirun_the_ranks_say_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "mpirun_path", lambda: "")
-    config = BaseConfig(benchmark="x", nproc=2, collective="mpi")
-    assert LAUNCHERS["mpirun"](config, tmp_path, "").name == "local"
+    values = config(nproc=2, collective="mpi")
+    assert LAUNCHERS["mpirun"](values, tmp_path, "").name == "local"  # its ranks say what is missing
     with pytest.raises(UserError, match="no mpirun on PATH"):
-        LAUNCHERS["mpirun"](config.model_copy(update={"collective": "gloo"}), tmp_path, "")
+        LAUNCHERS["mpirun"](values.model_copy(update={"collective": "gloo"}), tmp_path, "")
 
 
 def test_mpirun_of_the_environment_comes_first(monkeypatch, tmp_path):
@@ -99,13 +91,11 @@ def test_mpirun_of_the_environment_comes_first(monkeypatch, tmp_path):
     assert Path(jobs.mpirun_path()).parent.name == "system"
 
 
-@pytest.mark.parametrize(
-    ("names", "inherited"),
-    [
-        (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), {}),
-        (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}),
-    ],
-)  # fmt: skip
+OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+@pytest.mark.parametrize(("names", "inherited"), [(OPEN_MPI, {}), (HYDRA, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})])
 def test_place_of_a_rank_of_mpi(monkeypatch, names, inherited):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -62,11 +64,22 @@ def test_a_product_that_would_take_too_long_is_left_out(monkeypatch):
     assert sizes == [32, 64]
 
 
-def test_a_precision_that_is_not_there_has_a_reason_and_no_samples():
+def test_a_precision_that_is_not_there_has_a_reason_and_no_samples(monkeypatch):
     (peak,) = peaks.matmul_peaks(CPU, "tf32", sizes=[64], seconds=0.01)
-    assert peak.samples == ()
-    assert peak.best is peak.median is None
-    assert "tensor cores" in peak.reason
+    assert (peak.samples, peak.best, peak.median) == ((), None, None) and "tensor cores" in peak.reason
+    assert math.isnan(peaks.best([peak]))
+    real = torch.mm
+
+    def too_large(left, right, out):
+        if len(left) > 32:
+            raise RuntimeError("out of\nmemory")
+        return real(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", too_large)
+    (peak,) = peaks.matmul_peaks(CPU, "fp32", sizes=[64], seconds=0.01)
+    assert (peak.samples, peak.reason) == ((), "cpu does not multiply fp32 matrices: out of memory")
+    (peak,) = measured = peaks.matmul_peaks(CPU, "fp32", sizes=[32, 64], seconds=0.01)
+    assert (peak.size, peak.reason) == (32, "") and peaks.best(measured) == peak.best
 
 
 def test_a_wrong_product_is_found(monkeypatch):

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from benchlib.runtime import peaks
-from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
+from benchlib.runtime import devices, peaks
+from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, union
 
 CPU = torch.device("cpu")
 
@@ -41,6 +41,18 @@ def step_of(work, slowdown, work_s, waited_s):
     timer.mark("backward")
     timer.end_step()
     return timer.take()[0]
+
+
+def test_a_device_without_events_is_waited_for_before_the_clock_is_read(monkeypatch):
+    calls = []
+    monkeypatch.setattr(devices, "synchronize", lambda device: calls.append("waited"))
+    monkeypatch.setattr(time, "perf_counter", lambda: calls.append("read"))
+    Clock(CPU).stamp()
+    assert calls == ["waited", "read"]
+
+
+def test_exchanges_that_overlap_count_once():
+    assert union([(1, 3), (2, 4), (6, 7), (6.2, 6.5)]) == 4
 
 
 def test_a_step_becomes_longer_by_a_share_of_its_own_work(work):

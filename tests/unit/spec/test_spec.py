@@ -65,6 +65,8 @@ CASES = [
     (below("c", "?", (T["count"], T["limit"])), [{"limit": None}], "FAIL", "limit is missing"),
     (below("c", "?", (T["count"], lambda config: config.most)), [{"count": 4}, {"count": 5}], "FAIL", "count 5, not <= 4"),
     (below("c", "?", (T["time_us"], 2.0)), [{}], "PASS", "time 2 µs"),  # of samples the median
+    (below("c", "?", (T["time_us"], 1.95)), [{}], "FAIL", "time 2 µs, not <= 1.95 µs"),
+    (below("c", "?", (T["count"], lambda config: config.target)), [{}], "FAIL", "no limit"),
     (above("c", "?", (T["limit"], T["count"])), [{"count": 3}], "PASS", "limit 3"),
     (above("c", "?", (T["limit"], T["count"])), [{"count": 4}], "FAIL", "limit 3, not >= 4"),
     (above("c", "?", (T["limit"], T["count"])), [{"limit": None}], "FAIL", "limit is missing"),

@@ -144,6 +144,7 @@ def test_an_average_that_cannot_be_exact_is_refused():
 def test_wrong_places_compare_bits():
     nan = torch.tensor([float("nan"), 0.0, 1.0])
     assert collective_ops.wrong_places(nan, nan.clone()).tolist() == []
+    assert collective_ops.wrong_places(torch.tensor([1.0, -0.0]), torch.tensor([1.0, 0.0])).tolist() == [1]
     assert collective_ops.wrong_places(torch.tensor([float("nan"), -0.0, 1.0]), nan).tolist() == [1]
 
 

@@ -216,7 +216,7 @@ def test_a_small_disk_is_too_small_and_takes_what_fits(tmp_path):
 
 def test_a_folder_that_cannot_be_is_an_error(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="a part of its path is a file and no folder"):
+    with pytest.raises(StorageError, match="not a directory"):
         open_source(PAIRS, tmp_path / "file")
     with pytest.raises(UserError, match="page_cache = 'hot': choose warm or cold"):
         open_source(PAIRS, tmp_path, page_cache="hot")

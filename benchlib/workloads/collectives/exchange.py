@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,21 +62,15 @@ class Peers:
         into = [part for part in receives if part[0].numel()]
         out = [part for part in sends if part[0].numel()]
         if any(tensor.device.type != "cpu" for tensor, _ in (into + out)[:1]):
-            return self._grouped(into, out)
-        works = [
-            dist.irecv(tensor, group=self.group, tag=TAG + (peer < self.rank), group_src=peer) for tensor, peer in into
-        ]
-        works += [
-            dist.isend(tensor, group=self.group, tag=TAG + (self.rank < peer), group_dst=peer) for tensor, peer in out
-        ]
+            # As one operation, without which an accelerator's library would send before it receives.
+            both = [(dist.irecv, *part) for part in into] + [(dist.isend, *part) for part in out]
+            return dist.batch_isend_irecv(
+                [dist.P2POp(begin, tensor, group=self.group, group_peer=peer) for begin, tensor, peer in both]
+            )
+        group, rank = self.group, self.rank
+        works = [dist.irecv(tensor, group=group, tag=TAG + (peer < rank), group_src=peer) for tensor, peer in into]
+        works += [dist.isend(tensor, group=group, tag=TAG + (rank < peer), group_dst=peer) for tensor, peer in out]
         return [work for work in works if work is not None]  # None is for those outside the group
-
-    def _grouped(self, into: list[Part], out: list[Part]) -> list[dist.Work]:
-        """Begin all as one operation, without which an accelerator's library would send before it receives."""
-        parts = [(dist.irecv, *part) for part in into] + [(dist.isend, *part) for part in out]
-        return dist.batch_isend_irecv(
-            [dist.P2POp(begin, tensor, group=self.group, group_peer=peer) for begin, tensor, peer in parts]
-        )
 
 
 def peers(group: Group) -> Peers:
@@ -109,12 +104,12 @@ def combination(op: Op, dtype: torch.dtype) -> Combine:
     """
     name, combine = next(((name, combine) for supported, name, combine in REDUCTIONS if op == supported), ("", None))
     if combine is None:
-        names = ", ".join(name for _, name, _ in REDUCTIONS)
-        raise ValueError(f"the reduction {op} is not supported; use one of {names}")
-    if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(
-            f"an average of {dtype} need not be a whole number; use sum and divide, or a floating-point type"
+            f"the reduction {op} is not supported; use one of {', '.join(name for _, name, _ in REDUCTIONS)}"
         )
+    if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        whole = f"an average of {dtype} need not be a whole number"
+        raise ValueError(f"{whole}; use sum and divide, or a floating-point type")
     if dtype.is_complex and name in ("min", "max", "product"):
         raise ValueError(f"{name} of {dtype} is not defined; use sum or avg")
     return combine
@@ -180,91 +175,82 @@ def reduce_scatter(
     combine = combination(op, input.dtype)
     ranks = peers(group)
     whole, own = _checked("input", input, "output", output, ranks)
-    segments = Segments(ranks, whole.tensor_split(ranks.size), own, combine, op == dist.ReduceOp.AVG)
-    segments.begin(at_once=async_op)
-    return _end(Pending(segments.finish), async_op)
+    average = op == dist.ReduceOp.AVG
+    return _end(
+        Pending(begin_scatter(ranks, whole.tensor_split(ranks.size), own, combine, average, async_op)), async_op
+    )
 
 
-class Segments:
-    """A reduce-scatter in segments: while one is combined, the next ones are under way.
+def begin_scatter(
+    ranks: Peers,
+    slices: Sequence[torch.Tensor],
+    output: torch.Tensor,
+    combine: Combine,
+    average: bool,
+    at_once: bool = False,
+) -> Callable[[], None]:
+    """Begin a reduce-scatter in segments and return what ends it: while one is combined, the next ones are under way.
 
     ``slices`` are what this rank has for each rank, lines whose lengths are the same on all ranks; the result goes to
-    ``output``, which may be the own slice. From a single peer it is received right there.
+    ``output``, which may be the own slice. As many segments begin as ``SCRATCH_BYTES`` hold, or all of them ``at_once``. A
+    call that is waited for later needs all: ranks that wait for several calls in different orders would wait for each
+    other's next segments.
     """
+    # From a single peer it is received right where it is combined.
+    direct = ranks.size == 2 and output.data_ptr() != slices[ranks.rank].data_ptr()
+    step = max(1, SEGMENT_BYTES // output.element_size())
+    longest = max(line.numel() for line in slices)
+    segments = [[line[at : at + step] for line in slices] for at in range(0, longest, step)]
+    targets = [output[at : at + step] for at in range(0, longest, step)]
+    length = min(step, output.numel())
+    count = len(segments)
+    if not (at_once or direct):
+        count = min(count, max(2, SCRATCH_BYTES // max(1, (ranks.size - 1) * length * output.element_size())))
+    # One by one: an allocator hands blocks of this size out again, and a large one fresh from the system.
+    free = [] if direct else [output.new_empty(ranks.size - 1, length) for _ in range(count)]
+    under_way: deque[tuple[torch.Tensor, list[dist.Work]]] = deque()
 
-    def __init__(
-        self, ranks: Peers, slices: Sequence[torch.Tensor], output: torch.Tensor, combine: Combine, average: bool
-    ) -> None:
-        self.ranks, self.output, self.combine, self.average = ranks, output, combine, average
-        self.wide = ranks.size > 2 and combine is torch.add and output.dtype in (torch.float16, torch.bfloat16)
-        self.direct = ranks.size == 2 and output.data_ptr() != slices[ranks.rank].data_ptr()
-        self.step = max(1, SEGMENT_BYTES // output.element_size())
-        longest = max(line.numel() for line in slices)
-        self.segments = [[line[at : at + self.step] for line in slices] for at in range(0, longest, self.step)]
-        self._begun = 0
-        self._free: list[torch.Tensor] = []
-        self._under_way: deque[tuple[torch.Tensor, list[dist.Work]]] = deque()
+    def post(index: int) -> None:
+        segment = segments[index]
+        scratch = targets[index].view(1, -1) if direct else free.pop()
+        size = segment[ranks.rank].numel()
+        receives = [(line[:size], peer) for line, peer in zip(scratch, ranks.others, strict=True)]
+        under_way.append((scratch, ranks.start(receives, [(segment[peer], peer) for peer in ranks.others])))
 
-    def begin(self, at_once: bool = False) -> None:
-        """Put the first segments under way: as many as ``SCRATCH_BYTES`` hold, or all of them ``at_once``.
-
-        A call that is waited for later needs all: ranks that wait for several calls in different orders would wait
-        for each other's next segments.
-        """
-        length = min(self.step, self.output.numel())
-        size = (self.ranks.size - 1) * length * self.output.element_size()
-        count = len(self.segments)
-        if not (at_once or self.direct):
-            count = min(count, max(2, SCRATCH_BYTES // max(1, size)))
-        if not self.direct:
-            # One by one: an allocator hands blocks of this size out again, and a large one fresh from the system.
-            self._free = [self.output.new_empty(self.ranks.size - 1, length) for _ in range(count)]
-        for _ in range(count):
-            self._post()
-
-    def finish(self) -> None:
-        """Combine every segment as it arrives, and put the following ones under way."""
-        for index, segment in enumerate(self.segments):
-            scratch, works = self._under_way.popleft()
+    def finish() -> None:
+        for index, (segment, target) in enumerate(zip(segments, targets, strict=True)):
+            scratch, works = under_way.popleft()
             wait_all(works)
-            self._combine(segment[self.ranks.rank], scratch, self._target(index))
-            if not self.direct:
-                self._free.append(scratch)
-            if self._begun < len(self.segments):
-                self._post()
+            own = segment[ranks.rank]
+            parts = dict(zip(ranks.others, (line[: own.numel()] for line in scratch), strict=True)) | {ranks.rank: own}
+            _combine([parts[rank] for rank in range(ranks.size)], ranks.rank, target, combine, average)
+            if not direct:
+                free.append(scratch)
+            if index + count < len(segments):
+                post(index + count)
 
-    def _target(self, index: int) -> torch.Tensor:
-        return self.output[index * self.step : (index + 1) * self.step]
+    for index in range(count):
+        post(index)
+    return finish
 
-    def _post(self) -> None:
-        segment = self.segments[self._begun]
-        scratch = self._target(self._begun).view(1, -1) if self.direct else self._free.pop()
-        length = segment[self.ranks.rank].numel()
-        receives = [(line[:length], peer) for line, peer in zip(scratch, self.ranks.others, strict=True)]
-        works = self.ranks.start(receives, [(segment[peer], peer) for peer in self.ranks.others])
-        self._under_way.append((scratch, works))
-        self._begun += 1
 
-    def _combine(self, own: torch.Tensor, scratch: torch.Tensor, target: torch.Tensor) -> None:
-        """Combine the own part and those received in the order of ranks; the own one, too, may be the target."""
-        received = [line[: own.numel()] for line in scratch]
-        by_rank = dict(zip(self.ranks.others, received, strict=True)) | {self.ranks.rank: own}
-        parts = [by_rank[rank] for rank in range(self.ranks.size)]
-        if self.wide:
-            total = parts[0].float()
-            for part in parts[1:]:
-                total.add_(part)
-            target.copy_(total.div_(len(parts)) if self.average else total)
-            return
-        if len(parts) == 1:
-            target.copy_(parts[0])
-            return
-        total, spare = parts[0], parts[1 if self.ranks.rank == 0 else 0]  # received, and not needed again
-        for part in parts[1:-1]:
-            total = self.combine(total, part, out=spare)
-        self.combine(total, parts[-1], out=target)
-        if self.average:
-            target.div_(len(parts))
+def _combine(parts: list[torch.Tensor], rank: int, target: torch.Tensor, combine: Combine, average: bool) -> None:
+    """Combine the parts in the order of ranks; that of ``rank`` may be the target, the others are not needed again."""
+    if len(parts) > 2 and combine is torch.add and target.dtype in (torch.float16, torch.bfloat16):
+        total = parts[0].float()
+        for part in parts[1:]:
+            total.add_(part)
+        target.copy_(total.div_(len(parts)) if average else total)
+        return
+    if len(parts) == 1:
+        target.copy_(parts[0])
+        return
+    total, spare = parts[0], parts[1 if rank == 0 else 0]
+    for part in parts[1:-1]:
+        total = combine(total, part, out=spare)
+    combine(total, parts[-1], out=target)
+    if average:
+        target.div_(len(parts))
 
 
 def _end(work: Pending, async_op: bool) -> dist.Work | None:
@@ -280,20 +266,15 @@ def _checked(
     """Return both tensors as lines; ``small`` is one of the slices of ``large`` in size."""
     whole, own = flat(large, large_name), flat(small, small_name)
     if whole.dtype != own.dtype or whole.device != own.device:
-        raise ValueError(
-            f"{large_name} is {whole.dtype} on {whole.device}, {small_name} {own.dtype} on {own.device}; make them alike"
-        )
+        kinds = f"{large_name} is {whole.dtype} on {whole.device}, {small_name} {own.dtype} on {own.device}"
+        raise ValueError(f"{kinds}; make them alike")
     if whole.numel() != ranks.size * own.numel():
-        raise ValueError(
-            f"{large_name} has {whole.numel()} elements, {small_name} {own.numel()}; over {ranks.size} ranks "
-            f"{large_name} takes {ranks.size * own.numel()}"
-        )
-    offset = own.data_ptr() - whole.data_ptr()
-    size = own.numel() * own.element_size()
+        sizes = f"{large_name} has {whole.numel()} elements, {small_name} {own.numel()}"
+        raise ValueError(f"{sizes}; over {ranks.size} ranks {large_name} takes {ranks.size * own.numel()}")
+    offset, size = own.data_ptr() - whole.data_ptr(), own.numel() * own.element_size()
     if -size < offset < ranks.size * size and offset != ranks.rank * size:
-        raise ValueError(
-            f"{small_name} overlaps {large_name} but is not slice {ranks.rank} of it; give that slice or other memory"
-        )
+        overlap = f"{small_name} overlaps {large_name} but is not slice {ranks.rank} of it"
+        raise ValueError(f"{overlap}; give that slice or other memory")
     return whole, own
 
 
@@ -314,23 +295,26 @@ def ring(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) 
     count = max(1, -(-line.numel() * line.element_size() // (ranks.size * SEGMENT_BYTES)))
     chunks = [chunk.tensor_split(count) for chunk in line.tensor_split(ranks.size)]
     scratch = [torch.empty_like(max(column, key=torch.numel)) for column in zip(*chunks, strict=True)]
+    hops, reducing = 2 * (ranks.size - 1), ranks.size - 1
 
-    def start(hop: int, index: int) -> list[dist.Work]:
-        send, target = chunks[(ranks.rank - hop) % ranks.size][index], incoming(hop, index)
-        return ranks.start([(target, before)], [(send, after)])
+    def target(hop: int, index: int) -> torch.Tensor:
+        """Return the part that a hop is about; it comes from the rank before."""
+        return chunks[(ranks.rank - hop - 1) % ranks.size][index]
 
     def incoming(hop: int, index: int) -> torch.Tensor:
-        target = chunks[(ranks.rank - hop - 1) % ranks.size][index]
-        return scratch[index][: target.numel()] if hop < ranks.size - 1 else target
+        part = target(hop, index)
+        return scratch[index][: part.numel()] if hop < reducing else part
 
-    hops = 2 * (ranks.size - 1)
+    def start(hop: int, index: int) -> list[dist.Work]:
+        return ranks.start([(incoming(hop, index), before)], [(target(hop - 1, index), after)])
+
     works = [start(0, index) for index in range(count)] if hops else []
     for hop in range(hops):
         for index in range(count):
             wait_all(works[index])
-            if hop < ranks.size - 1:
-                target = chunks[(ranks.rank - hop - 1) % ranks.size][index]
-                combine(incoming(hop, index), target, out=target)
+            if hop < reducing:
+                part = target(hop, index)
+                combine(incoming(hop, index), part, out=part)
             if hop + 1 < hops:
                 works[index] = start(hop + 1, index)
     _average(line, op, ranks)
@@ -373,9 +357,7 @@ def rs_ag(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None)
     line, combine, ranks = _begin(tensor, op, group)
     chunks = line.tensor_split(ranks.size)
     own = chunks[ranks.rank]
-    segments = Segments(ranks, chunks, own, combine, op == dist.ReduceOp.AVG)
-    segments.begin()
-    segments.finish()
+    begin_scatter(ranks, chunks, own, combine, op == dist.ReduceOp.AVG)()
     wait_all(ranks.start([(chunks[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others]))
 
 
@@ -401,41 +383,19 @@ def _swap(line: torch.Tensor, scratch: torch.Tensor, peer: int, combine: Combine
         combine(*((here, there) if ranks.rank < peer else (there, here)), out=here)
 
 
-# FSDP2. torch names the interface (``AllGather``, ``ReduceScatter``) in a private module only, so the classes here have its
-# methods without being derived from it; FSDP2 asks for no more.
+class Direct:
+    """An exchange as FSDP2 takes it: ``torch.distributed.fsdp._fully_shard._fsdp_api`` names the interface, in a private module."""
 
-
-class _Buffers:
-    """Allocates what is exchanged, anew for every call: the gradients of a step are views of what was reduced."""
+    def __init__(self, exchange: Callable[..., dist.Work | None]) -> None:
+        self.exchange = exchange
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised tensor (the product of ``size``,)."""
+        """Return an uninitialised tensor (the product of ``size``,), a new one: the gradients of a step are views of it."""
         return torch.empty(math.prod(size), dtype=dtype, device=device)
 
-
-class DirectAllGather(_Buffers):
-    """Gathers parameters. FSDP2 passes its slice of the output as the input, so nothing is copied."""
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Group, async_op: bool = False
-    ) -> dist.Work | None:
-        """Gather; an asynchronous call returns the work, on which FSDP2 waits before it copies the parameters out."""
-        return all_gather(output_tensor, input_tensor, group, async_op)
-
-
-class DirectReduceScatter(_Buffers):
-    """Reduces gradients."""
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: Group,
-        op: Op,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        """Reduce by ``op``: an average for fp32 and bf16, a sum for the other types, which FSDP2 divides itself."""
-        return reduce_scatter(output_tensor, input_tensor, op, group, async_op)
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any) -> dist.Work | None:
+        """Exchange. FSDP2 passes its slice of what it gathers as the input, so nothing is copied."""
+        return self.exchange(output_tensor, input_tensor, **options)
 
 
 def use_direct(model: nn.Module) -> int:
@@ -455,6 +415,6 @@ def use_direct(model: nn.Module) -> int:
     if not modules:
         raise ValueError("the model has no FSDP2 module; shard it first (torch.distributed.fsdp.fully_shard)")
     for module in modules:
-        module.set_custom_all_gather(DirectAllGather())  # type: ignore[arg-type]
-        module.set_custom_reduce_scatter(DirectReduceScatter())  # type: ignore[arg-type]
+        module.set_custom_all_gather(Direct(all_gather))  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(Direct(reduce_scatter))  # type: ignore[arg-type]
     return len(modules)

@@ -6,17 +6,13 @@ torch's wheels have no MPI. Collectives run in one thread per group, in order, a
 start at once. Groups that ``new_group`` makes get communicators of their own.
 
 Reductions use MPI's types and operators. MPI has no 16-bit floats: they are reduced as fp32 and rounded once, at the
-end. An average is a sum that is divided. What is only moved travels as bytes, whatever its type. MPI before version 4
-counts in 32 bits: longer buffers are reduced in pieces, and moved as one item of a longer datatype.
+end. An average is a sum that is divided. What is only moved travels as whole numbers of the type's width.
 
 A tensor that lies within the larger one at the rank's own place is used in place; where both share memory in another
 way, which MPI forbids, a copy is sent.
 """
 
 import atexit
-import functools
-import itertools
-import math
 import os
 import time
 from collections.abc import Callable
@@ -32,25 +28,30 @@ import torch.distributed as dist  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 from benchlib.core.errors import BackendUnavailable  # noqa: E402
-from benchlib.runtime.queued import QueuedGroup, Tensors  # noqa: E402
+from benchlib.workloads.collectives.queued import QueuedGroup, Tensors  # noqa: E402
 
 BACKEND = "mpi4py"  # torch keeps "mpi" for a build with MPI in it
-LIMIT = 2**30  # elements or bytes in one count
+MAX_ELEMENTS = 2 ** (31 if MPI.VERSION < 4 else 63) - 1  # in one count
 _GROUP_TAG = 711  # of the messages by which a communicator is made
 
 Tensor = torch.Tensor
 
 _HALVES = (torch.float16, torch.bfloat16)
 _TYPES = {
-    torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE,
-    torch.int8: MPI.INT8_T, torch.uint8: MPI.UINT8_T,
-    torch.int16: MPI.INT16_T, torch.int32: MPI.INT32_T, torch.int64: MPI.INT64_T,
-}  # fmt: skip
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+}
+_BITS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T}  # by width; wider types are several of 8 bytes
 # Pairs, because torch's reductions compare as equal but do not hash as equal.
 _OPS = (
-    (dist.ReduceOp.SUM, MPI.SUM), (dist.ReduceOp.AVG, MPI.SUM), (dist.ReduceOp.PRODUCT, MPI.PROD),
-    (dist.ReduceOp.MIN, MPI.MIN), (dist.ReduceOp.MAX, MPI.MAX),
-)  # fmt: skip
+    *((dist.ReduceOp.SUM, MPI.SUM), (dist.ReduceOp.AVG, MPI.SUM), (dist.ReduceOp.PRODUCT, MPI.PROD)),
+    *((dist.ReduceOp.MIN, MPI.MIN), (dist.ReduceOp.MAX, MPI.MAX)),
+)
 
 
 def load() -> None:
@@ -86,9 +87,6 @@ def _create(options: Any, _backend_options: Any) -> "MPIGroup":
     return MPIGroup(world.Create_group(world.group.Incl(ranks), tag=_GROUP_TAG), options.timeout)
 
 
-# What is under way
-
-
 class Message(dist.Work):
     """A message that is being sent or received. MPI moves it on while somebody waits."""
 
@@ -118,79 +116,42 @@ class Message(dist.Work):
     _source_rank = source_rank  # what torch.distributed.recv asks
 
 
-# Tensors as MPI sees them: [memory, count, datatype]
-
-
-def _check(name: str, tensor: Tensor) -> None:
-    """Raise ``ValueError`` for a tensor that has no single block of memory on the CPU."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise ValueError(
-            f"mpi {name}: a dense CPU tensor is needed, got {tensor.layout} on {tensor.device}: use .cpu()"
-        )
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"mpi {name}: the tensor with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous: "
-            "pass tensor.contiguous()"
-        )
+def _check(name: str, *tensors: Tensor) -> None:
+    """Raise ``ValueError`` for a tensor that has no single block of memory on the CPU, or more elements than MPI can count."""
+    for tensor in tensors:
+        shape = f"shape {tuple(tensor.shape)}"
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            dense = f"a dense CPU tensor is needed, got {tensor.layout} on {tensor.device}"
+            raise ValueError(f"mpi {name}: {dense}: use .cpu()")
+        if tensor.numel() > MAX_ELEMENTS:
+            raise ValueError(f"mpi {name}: the tensor with {shape} has more than 2**31 - 1 elements: split it")
+        if not tensor.is_contiguous():
+            strided = f"the tensor with {shape} and strides {tensor.stride()} is not contiguous"
+            raise ValueError(f"mpi {name}: {strided}: pass tensor.contiguous()")
 
 
 def _check_parts(name: str, part: Tensor, whole: Tensor, ranks: int) -> None:
     """Raise ``ValueError`` where ``whole`` is not one ``part`` for each rank."""
-    _check(name, part)
-    _check(name, whole)
+    _check(name, part, whole)
     if part.dtype != whole.dtype or part.numel() * ranks != whole.numel():
-        raise ValueError(
-            f"mpi {name}: {whole.numel()} elements of {whole.dtype} are not {ranks} ranks x {part.numel()} of {part.dtype}"
-        )
+        parts = f"{ranks} ranks x {part.numel()} of {part.dtype}"
+        raise ValueError(f"mpi {name}: {whole.numel()} elements of {whole.dtype} are not {parts}")
 
 
-def _operator(name: str, reduction: Any, tensor: Tensor) -> MPI.Op:
-    """Return MPI's operator; ``ValueError`` for a reduction or a type that MPI does not have."""
-    operator = next((op for supported, op in _OPS if reduction == supported), None)
-    if operator is None:
-        raise ValueError(f"mpi {name}: reduction {reduction} is not available: use sum, avg, product, min or max")
-    _check(name, tensor)
-    if tensor.dtype not in _TYPES and tensor.dtype not in _HALVES:
-        raise ValueError(f"mpi {name}: MPI cannot reduce {tensor.dtype}: convert the tensor to a number type")
-    return operator
+def _numbers(tensor: Tensor) -> list[Any]:
+    """Describe a tensor for a reduction, which does not keep it; MPI's binding counts the elements, also of each rank's block."""
+    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes), _TYPES[tensor.dtype]]
 
 
-def _numbers(tensor: Tensor, start: int = 0, length: int | None = None, parts: int = 1) -> list[Any]:
-    """Describe ``length`` elements from ``start`` for a reduction; of so many for each of ``parts``."""
-    length = tensor.numel() - start if length is None else length
-    width = tensor.element_size()
-    memory = MPI.memory.fromaddress(tensor.data_ptr() + start * width, length * parts * width)
-    return [memory, length, _TYPES[tensor.dtype]]
+def _bits(tensor: Tensor, *counts: list[int]) -> list[Any]:
+    """Describe a tensor that is moved, which does not keep it, with the ``counts`` of blocks that are not equal."""
+    item = _BITS.get(tensor.element_size(), MPI.INT64_T)
+    return [MPI.memory.fromaddress(tensor.data_ptr(), tensor.nbytes), *counts, item]
 
 
-def _pieces(elements: int) -> list[tuple[int, int]]:
-    """Return (start, length) of pieces that MPI can count."""
-    return [(start, min(LIMIT, elements - start)) for start in range(0, elements, LIMIT)]
-
-
-def _bytes(tensor: Tensor, parts: int = 1) -> list[Any]:
-    """Describe a tensor that is moved as ``parts`` equal blocks."""
-    total = tensor.numel() * tensor.element_size()
-    size = total // parts
-    count, item = (size, MPI.BYTE) if size <= LIMIT else (1, _item(size))
-    return [MPI.memory.fromaddress(tensor.data_ptr(), total), count, item]
-
-
-def _blocks(tensor: Tensor, sizes: list[int]) -> list[Any]:
-    """Describe a tensor that is moved as blocks of ``sizes`` bytes, one after the other."""
-    total = sum(sizes)
-    unit, item = (1, MPI.BYTE) if total <= LIMIT else (math.gcd(*sizes), _item(math.gcd(*sizes)))
-    counts = [size // unit for size in sizes]
-    starts = [0, *itertools.accumulate(counts[:-1])]
-    return [MPI.memory.fromaddress(tensor.data_ptr(), total), (counts, starts), item]
-
-
-@functools.cache
-def _item(size: int) -> MPI.Datatype:
-    """Return a datatype of ``size`` bytes, which may be more than one count can hold."""
-    pieces, rest = divmod(size, LIMIT)
-    piece = MPI.BYTE.Create_contiguous(LIMIT)
-    return MPI.Datatype.Create_struct([pieces, rest], [0, pieces * LIMIT], [piece, MPI.BYTE]).Commit()
+def _wide(tensor: Tensor) -> Tensor:
+    """Return the tensor itself, or a copy in fp32 of one in 16 bits, which MPI cannot reduce."""
+    return tensor.float() if tensor.dtype in _HALVES else tensor
 
 
 def _shared(entry: Tensor, other: Tensor) -> bool:
@@ -202,6 +163,13 @@ def _own_block(part: Tensor, whole: Tensor, rank: int) -> bool:
     return part.data_ptr() == whole.data_ptr() + rank * part.numel() * part.element_size()
 
 
+def _sent(part: Tensor, whole: Tensor, rank: int) -> Tensor | None:
+    """Return what a rank sends into ``whole``: its part, a copy where they share memory, None where it is in place."""
+    if _own_block(part, whole, rank):
+        return None
+    return part.clone() if _shared(part, whole) else part
+
+
 def _joined(tensors: Tensors, filled: bool) -> tuple[Tensor, Callable[[], None]]:
     """Return one tensor for a list of equal ones, and what brings its content back into the list.
 
@@ -209,15 +177,12 @@ def _joined(tensors: Tensors, filled: bool) -> tuple[Tensor, Callable[[], None]]
     """
     first = tensors[0]
     if any(tensor.numel() != first.numel() or tensor.dtype != first.dtype for tensor in tensors):
-        raise ValueError(
-            f"mpi: tensors of one size and type are needed, got {[tuple(entry.shape) for entry in tensors]}"
-        )
+        shapes = [tuple(entry.shape) for entry in tensors]
+        raise ValueError(f"mpi: tensors of one size and type are needed, got {shapes}")
     if all(_shared(entry, first) and _own_block(entry, first, index) for index, entry in enumerate(tensors)):
         return first.as_strided((first.numel() * len(tensors),), (1,)), lambda: None
-    if filled:
-        copy = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    else:
-        copy = first.new_empty(first.numel() * len(tensors))
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    copy = torch.cat(flat) if filled else first.new_empty(first.numel() * len(tensors))
 
     def back() -> None:
         for tensor, part in zip(tensors, copy.view(len(tensors), -1), strict=True):
@@ -226,23 +191,18 @@ def _joined(tensors: Tensors, filled: bool) -> tuple[Tensor, Callable[[], None]]
     return copy, back
 
 
-# The group
-
-
 class MPIGroup(QueuedGroup):
     """A group of ranks with a communicator of its own. ``shutdown`` frees it.
 
     Each method takes tensors and options as ``torch.distributed`` hands them over; lists have one member except in the
-    coalesced forms, through which torch's functional collectives come. Names with a leading underscore, and
-    ``alltoall_base``, are those of torch before 2.13.
+    coalesced forms, through which torch's functional collectives come. Names with a leading underscore, ``alltoall_base`` and
+    the coalesced forms with "tensor" are those of torch before 2.13.
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: timedelta) -> None:
         super().__init__("mpi", comm.rank, comm.size, timeout)
         self.comm = comm
         self._talk = comm.Dup()  # for messages: whatever tag they have, no collective takes them
-        for each in (self.comm, self._talk):
-            each.Set_errhandler(MPI.ERRORS_RETURN)
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -256,17 +216,36 @@ class MPIGroup(QueuedGroup):
 
     # Reductions
 
+    def _reduction(self, name: str, opts: Any, tensors: Tensors) -> tuple[MPI.Op, Callable[[Tensor, Tensor], None]]:
+        """Return MPI's operator, and what finishes a result: it divides the sum of an average and rounds into the target.
+
+        Raises ``ValueError`` for a reduction or a type that MPI does not have.
+        """
+        reduction = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        operator = next((op for supported, op in _OPS if reduction == supported), None)
+        if operator is None:
+            raise ValueError(f"mpi {name}: reduction {reduction} is not available: use sum, avg, product, min or max")
+        _check(name, *tensors)
+        if missing := [tensor.dtype for tensor in tensors if tensor.dtype not in (*_TYPES, *_HALVES)]:
+            raise ValueError(f"mpi {name}: MPI cannot reduce {missing[0]}: convert the tensor to a number type")
+
+        def finish(result: Tensor, target: Tensor) -> None:
+            if reduction == dist.ReduceOp.AVG:  # whole numbers towards zero
+                result.div_(self.comm.size, rounding_mode=None if result.is_floating_point() else "trunc")
+            if result is not target:
+                target.copy_(result)
+
+        return operator, finish
+
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce each tensor over the ranks, in place."""
-        reduction = _reduction(opts)
-        ops = [_operator("all_reduce", reduction, tensor) for tensor in tensors]
+        op, finish = self._reduction("all_reduce", opts, tensors)
 
         def run() -> None:
-            for tensor, op in zip(tensors, ops, strict=True):
+            for tensor in tensors:
                 data = _wide(tensor)
-                for piece in _pieces(data.numel()):
-                    self.comm.Allreduce(MPI.IN_PLACE, _numbers(data, *piece), op=op)
-                self._settle(reduction, data, tensor)
+                self.comm.Allreduce(MPI.IN_PLACE, _numbers(data), op)
+                finish(data, tensor)
 
         return self._begin("all_reduce", opts, run, tensors)
 
@@ -274,39 +253,37 @@ class MPIGroup(QueuedGroup):
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Reduce over the ranks into the root's tensor; those of the others are left as they are."""
-        (tensor,), op = tensors, _operator("reduce", opts.reduceOp, tensors[0])
+        op, finish = self._reduction("reduce", opts, tensors)
 
         def run() -> None:
-            data = _wide(tensor)
-            for piece in _pieces(data.numel()):
-                numbers = _numbers(data, *piece)
-                self._reduce(numbers, numbers, op, opts.rootRank)
+            data = _wide(tensors[0])
             if self.comm.rank == opts.rootRank:
-                self._settle(opts.reduceOp, data, tensor)
+                self.comm.Reduce(MPI.IN_PLACE, _numbers(data), op, opts.rootRank)
+                finish(data, tensors[0])
+            else:
+                self.comm.Reduce(_numbers(data), None, op, opts.rootRank)
 
         return self._begin("reduce", opts, run, tensors)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Reduce each of ``inputs`` over the ranks; each rank gets its block of the result in ``outputs``."""
-        reduction = _reduction(opts)
         for output, source in zip(outputs, inputs, strict=True):
             _check_parts("reduce_scatter", output, source, self.comm.size)
-        ops = [_operator("reduce_scatter", reduction, source) for source in inputs]
+        op, finish = self._reduction("reduce_scatter", opts, inputs)
 
         def run() -> None:
-            for output, source, op in zip(outputs, inputs, ops, strict=True):
+            for output, source in zip(outputs, inputs, strict=True):
                 data = _wide(source)
                 aside = data is not source or _shared(output, source)
                 result = torch.empty_like(output, dtype=data.dtype) if aside else output
-                self._reduce_scatter(data, result, op)
-                self._settle(reduction, result, output)
+                self.comm.Reduce_scatter_block(_numbers(data), _numbers(result), op)
+                finish(result, output)
 
         return self._begin("reduce_scatter", opts, run, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        """Reduce ``input`` over the ranks; each rank gets its block of the result in ``output``."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -315,41 +292,12 @@ class MPIGroup(QueuedGroup):
         """Reduce a list of tensors, one for each rank."""
         return self.reduce_scatter_single_coalesced(outputs, [_joined(inputs[0], filled=True)[0]], opts)
 
-    def _reduce_scatter(self, data: Tensor, result: Tensor, op: MPI.Op) -> None:
-        length = result.numel()
-        if length <= LIMIT:
-            self.comm.Reduce_scatter_block(_numbers(data, 0, length, self.comm.size), _numbers(result), op=op)
-            return
-        for root in range(self.comm.size):
-            for start, size in _pieces(length):
-                given = _numbers(data, root * length + start, size)
-                self._reduce(given, _numbers(result, start, size), op, root)
-
-    def _reduce(self, given: list[Any], result: list[Any], op: MPI.Op, root: int) -> None:
-        if self.comm.rank == root:
-            self.comm.Reduce(MPI.IN_PLACE if given is result else given, result, op=op, root=root)
-        else:
-            self.comm.Reduce(given, None, op=op, root=root)
-
-    def _settle(self, reduction: Any, result: Tensor, target: Tensor) -> None:
-        """Finish a reduction: divide the sum of an average (whole numbers towards zero), and round into ``target``."""
-        if reduction == dist.ReduceOp.AVG:
-            result.div_(self.comm.size, rounding_mode=None if result.is_floating_point() else "trunc")
-        if result is not target:
-            target.copy_(result)
-
     # Moves
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Send the root's tensor to all."""
         _check("broadcast", tensors[0])
-        data = tensors[0].view(-1).view(torch.uint8)
-
-        def run() -> None:
-            for start, length in _pieces(data.numel()):
-                self.comm.Bcast(_bytes(data[start : start + length]), root=opts.rootRank)
-
-        return self._begin("broadcast", opts, run, tensors)
+        return self._begin("broadcast", opts, lambda: self.comm.Bcast(_bits(tensors[0]), opts.rootRank), tensors)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Gather each of ``inputs`` over the ranks, one after the other, in ``outputs`` on all ranks."""
@@ -358,7 +306,6 @@ class MPIGroup(QueuedGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        """Gather the ranks' tensors, one after the other, on all ranks."""
         return self._all_gather([output], [input], opts, [output])
 
     _allgather_base = all_gather_single
@@ -376,7 +323,8 @@ class MPIGroup(QueuedGroup):
 
         def run() -> None:
             for whole, part in zip(wholes, parts, strict=True):
-                self.comm.Allgather(self._beside(part, whole), _bytes(whole, self.comm.size))
+                source = _sent(part, whole, self.comm.rank)
+                self.comm.Allgather(MPI.IN_PLACE if source is None else _bits(source), _bits(whole))
             back()
 
         return self._begin("all_gather", opts, run, written)
@@ -386,12 +334,13 @@ class MPIGroup(QueuedGroup):
         (part,), root = inputs, opts.rootRank
         _check("gather", part)
         if self.comm.rank != root:
-            return self._begin("gather", opts, lambda: self.comm.Gather(_bytes(part), None, root=root), [])
+            return self._begin("gather", opts, lambda: self.comm.Gather(_bits(part), None, root), [])
         whole, back = _joined(outputs[0], filled=False)
         _check_parts("gather", part, whole, self.comm.size)
 
         def run() -> None:
-            self.comm.Gather(self._beside(part, whole), _bytes(whole, self.comm.size), root=root)
+            source = _sent(part, whole, root)
+            self.comm.Gather(MPI.IN_PLACE if source is None else _bits(source), _bits(whole), root)
             back()
 
         return self._begin("gather", opts, run, outputs[0])
@@ -401,50 +350,43 @@ class MPIGroup(QueuedGroup):
         (part,), root = outputs, opts.rootRank
         _check("scatter", part)
         if self.comm.rank != root:
-            return self._begin("scatter", opts, lambda: self.comm.Scatter(None, _bytes(part), root=root), outputs)
+            return self._begin("scatter", opts, lambda: self.comm.Scatter(None, _bits(part), root), outputs)
         whole, _ = _joined(inputs[0], filled=True)
         _check_parts("scatter", part, whole, self.comm.size)
 
         def run() -> None:
             here = _own_block(part, whole, root)
-            given = whole.clone() if _shared(part, whole) and not here else whole
-            self.comm.Scatter(_bytes(given, self.comm.size), MPI.IN_PLACE if here else _bytes(part), root=root)
+            source = whole.clone() if _shared(part, whole) and not here else whole
+            self.comm.Scatter(_bits(source), MPI.IN_PLACE if here else _bits(part), root)
 
         return self._begin("scatter", opts, run, outputs)
-
-    def _beside(self, part: Tensor, whole: Tensor) -> Any:
-        """Describe the part that this rank sends into ``whole``."""
-        if _own_block(part, whole, self.comm.rank):
-            return MPI.IN_PLACE
-        return _bytes(part.clone() if _shared(part, whole) else part)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_rows: list[int], input_rows: list[int], opts: Any = None
     ) -> dist.Work:
         """Send a block to each rank and receive one from each: equal ones, or of the given rows."""
-        sent, received = self._block_bytes(input, input_rows), self._block_bytes(output, output_rows)
-        even = not output_rows and not input_rows
+        sent, received = self._counts(input, input_rows), self._counts(output, output_rows)
 
         def run() -> None:
             source = input.clone() if _shared(input, output) else input
-            if even:
-                self.comm.Alltoall(_bytes(source, self.comm.size), _bytes(output, self.comm.size))
+            if output_rows or input_rows:
+                self.comm.Alltoallv(_bits(source, sent), _bits(output, received))
             else:
-                self.comm.Alltoallv(_blocks(source, sent), _blocks(output, received))
+                self.comm.Alltoall(_bits(source), _bits(output))
 
         return self._begin("all_to_all", opts, run, [output])
 
     alltoall_base = all_to_all_single
 
-    def _block_bytes(self, tensor: Tensor, rows: list[int]) -> list[int]:
-        """Return the bytes of each rank's block of a tensor; all the same where no rows are given."""
+    def _counts(self, tensor: Tensor, rows: list[int]) -> list[int]:
+        """Return the elements (of ``_bits``) of each rank's block of a tensor; all the same where no rows are given."""
         _check("all_to_all", tensor)
-        size, total = self.comm.size, tensor.numel() * tensor.element_size()
-        length = tensor.shape[0] if tensor.dim() else 1
+        size, length = self.comm.size, tensor.shape[0] if tensor.dim() else 1
         if not rows and length % size:
             raise ValueError(f"mpi all_to_all: {length} rows cannot be split over {size} ranks: give the split sizes")
         if rows and (len(rows) != size or sum(rows) != length):
             raise ValueError(f"mpi all_to_all: splits {rows} are not {length} rows over {size} ranks")
+        total = tensor.nbytes // min(tensor.element_size(), 8)
         return [count * total // max(1, length) for count in rows or [length // size] * size]
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -455,24 +397,13 @@ class MPIGroup(QueuedGroup):
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
         """Send a tensor to a rank of the group."""
         _check("send", tensors[0])
-        request = self._talk.Isend(_bytes(tensors[0]), dest=target, tag=tag)
-        return Message("send", request, tensors[0], self._timeout_s)
+        return Message("send", self._talk.Isend(_bits(tensors[0]), target, tag), tensors[0], self._timeout_s)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         """Receive a tensor from a rank of the group."""
         _check("recv", tensors[0])
-        request = self._talk.Irecv(_bytes(tensors[0]), source=source, tag=tag)
-        return Message("recv", request, tensors[0], self._timeout_s)
+        return Message("recv", self._talk.Irecv(_bits(tensors[0]), source, tag), tensors[0], self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive a tensor from whichever rank sends one; ``source_rank`` of the work names it."""
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
-
-
-def _reduction(opts: Any) -> Any:
-    return dist.ReduceOp.SUM if opts is None else opts.reduceOp
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Return the tensor itself, or a copy in fp32 of one in 16 bits, which MPI cannot reduce."""
-    return tensor.float() if tensor.dtype in _HALVES else tensor

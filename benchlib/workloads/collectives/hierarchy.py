@@ -7,15 +7,16 @@ the first ranks add up over gloo (from pinned host memory where tensors lie on a
 sum by its own library. Long tensors go in segments: while one crosses, the next one is reduced. All of it runs in a
 thread and, for a device, on a stream of its own, so DDP's buckets travel while the backward pass goes on.
 
-What is no all-reduce (weights at the start, barriers, objects) goes over one gloo group of all ranks; ``flat_allreduce`` too, to be
-set beside.
+What is no all-reduce (weights at the start, barriers, objects) goes over one gloo group of all ranks; ``flat_allreduce`` too,
+to be set beside.
 
 Sums within a group are its library's; those of the groups are added in gloo's order. All ranks get the same bits.
 """
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,10 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.machine import BACKENDS
-from benchlib.runtime.exchange import combination, flat
-from benchlib.runtime.queued import QueuedGroup, Tensors
+from benchlib.runtime.libraries import LIBRARIES
+from benchlib.workloads.collectives.exchange import combination, flat
+from benchlib.workloads.collectives.queued import QueuedGroup, Tensors
 
 BACKEND = "hierarchical"
 SEGMENT_BYTES = 4 << 20
@@ -46,15 +49,20 @@ class Member:
 
 def member(backend: str, group: str = "", missing: str = "") -> Member:
     """Return what a rank on ``backend`` states; without a ``group`` the ranks of the same library and version are one."""
-    of, library = BACKENDS[backend], BACKENDS[backend].collective
-    if of.device_type not in KINDS:
-        missing = (
-            missing or f"backend {backend} has tensors of {of.device_type}, and it takes those of {' and '.join(KINDS)}"
-        )
+    kind, library = BACKENDS[backend].device_type, BACKENDS[backend].collective
+    if kind not in KINDS and not missing:
+        missing = f"backend {backend} has tensors of {kind}, and it takes those of {' and '.join(KINDS)}"
     if library != "gloo":
         version = "" if missing else ".".join(map(str, torch.cuda.nccl.version()))
         library = f"{backend} {library} {version}".strip()  # RCCL goes by the name of NCCL, too
     return Member(group or library, library, missing)
+
+
+def options(config: BaseConfig, rank: int) -> dict[str, Any]:
+    """Return what ``init_process_group`` takes for the ranks of a run."""
+    group = config.exchange_groups.split(",")[rank].strip() if config.exchange_groups else ""
+    library = LIBRARIES[BACKENDS[config.backend].collective]
+    return {"pg_options": member(config.backend, group, library.unavailable())}
 
 
 def load() -> None:
@@ -77,33 +85,28 @@ def _create(options: Any, mine: Member | None) -> "Hierarchy":
 def agree(store: dist.Store, rank: int, size: int, mine: Member) -> list[Member]:
     """Return what every rank states, by rank; the ranks meet in the store.
 
-    Raises ``BackendUnavailable`` or ``UserError`` on all of them alike where a rank has no group.
+    Raises ``BackendUnavailable`` or ``UserError`` on all of them alike where a rank has no library, or not that of its group.
     """
     store.set(f"member {rank}", json.dumps(asdict(mine)))
     members = [Member(**json.loads(store.get(f"member {other}"))) for other in range(size)]
     store.set(f"done {rank}", "")
-    try:
-        check(members)
-    except (BackendUnavailable, UserError):
+    if error := _fault(members):
         with contextlib.suppress(RuntimeError):
             store.wait([f"done {other}" for other in range(size)], timedelta(seconds=LEAVE_S))
-        raise
+        raise error
     return members
 
 
-def check(members: Sequence[Member]) -> None:
-    """Raise where a rank has no library, or not the one of its group."""
+def _fault(members: Sequence[Member]) -> Exception | None:
     for rank, each in enumerate(members):
         if each.missing:
-            raise BackendUnavailable(f"rank {rank} has no group of the hierarchical exchange: {each.missing}")
-    for ranks in grouped(members):
-        first = members[ranks[0]]
-        for rank in ranks:
-            if members[rank].library != first.library:
-                raise UserError(
-                    f"exchange_groups: group {first.group} has rank {ranks[0]} with {first.library} and rank {rank} with "
-                    f"{members[rank].library}, which cannot talk to each other: give them groups of their own, or leave it out"
-                )
+            return BackendUnavailable(f"rank {rank} has no group of the hierarchical exchange: {each.missing}")
+        first = next(other for other, item in enumerate(members) if item.group == each.group)
+        if each.library != members[first].library:
+            theirs = f"rank {first} with {members[first].library} and rank {rank} with {each.library}"
+            remedy = "which cannot talk to each other: give them groups of their own, or leave it out"
+            return UserError(f"exchange_groups: group {each.group} has {theirs}, {remedy}")
+    return None
 
 
 def grouped(members: Sequence[Member]) -> list[list[int]]:
@@ -128,26 +131,28 @@ class Hierarchy(QueuedGroup):
 
     def __init__(self, store: dist.Store, rank: int, members: list[Member], timeout: timedelta) -> None:
         super().__init__(BACKEND, rank, len(members), timeout)
-        self.members, self.groups = members, grouped(members)
+        self.members, self.groups, self.layout = members, grouped(members), layout(members)
         self._ranks = next(ranks for ranks in self.groups if rank in ranks)
-        self._leads = rank == self._ranks[0]
         leaders = [ranks[0] for ranks in self.groups]
-        self._within_name, self._across_name = _named(self._ranks, members), f"ranks {', '.join(map(str, leaders))}"
+        self._within_name = f"within {_named(self._ranks, members)}"
+        self._across_name = f"between the first ranks of the groups (ranks {', '.join(map(str, leaders))})"
 
-        def gloo(name: str, ranks: Sequence[int]) -> Any:
-            return dist.ProcessGroupGloo(dist.PrefixStore(name, store), ranks.index(rank), len(ranks), timeout)
+        def place(name: str, ranks: Sequence[int]) -> tuple[dist.Store, int, int]:
+            return dist.PrefixStore(name, store), ranks.index(rank), len(ranks)
 
-        backend, self._flat = gloo("flat", range(len(members))), dist.ProcessGroup(store, rank, len(members))
+        backend = dist.ProcessGroupGloo(*place("flat", range(len(members))), timeout)
+        self._flat = dist.ProcessGroup(store, rank, len(members))
         for kind in KINDS:
             for each in (self, self._flat):  # this one only tells torch which devices it takes
                 each._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
-        self._within: dict[str, Any] = {"cpu": gloo(f"within {self._ranks[0]}", self._ranks)}
+        within = f"within {self._ranks[0]}"
+        self._within: dict[str, Any] = {"cpu": dist.ProcessGroupGloo(*place(within, self._ranks), timeout)}
         if members[rank].library != "gloo":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            own = dist.PrefixStore(f"within {self._ranks[0]} on devices", store)
-            self._within["cuda"] = dist.ProcessGroupNCCL(own, self._ranks.index(rank), len(self._ranks), options)
-        self._across = gloo("across", leaders) if self._leads and len(leaders) > 1 else None
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = timeout
+            self._within["cuda"] = dist.ProcessGroupNCCL(*place(f"{within} on devices", self._ranks), nccl)
+        crosses = rank in leaders and len(leaders) > 1
+        self._across: Any = dist.ProcessGroupGloo(*place("across", leaders), timeout) if crosses else None
         self._streams: dict[torch.device, Any] = {}
 
     def getBackendName(self) -> str:
@@ -167,9 +172,8 @@ class Hierarchy(QueuedGroup):
         for line in lines:
             combination(op, line.dtype)
             if line.device.type not in self._within:
-                raise ValueError(
-                    f"a tensor on {line.device}: {self._within_name} exchanges {' and '.join(self._within)}"
-                )
+                exchanged = f"{' and '.join(self._within)} {self._within_name}"
+                raise ValueError(f"a tensor on {line.device}: the ranks exchange those of {exchanged}")
 
         def run() -> None:
             for line in lines:
@@ -184,9 +188,7 @@ class Hierarchy(QueuedGroup):
 
     def flat_allreduce(self, tensor: torch.Tensor, op: Any = _Op.SUM) -> dist.Work:
         """Begin to reduce a tensor over gloo alone, as if there were no groups."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        return self._flat.allreduce([tensor], options)
+        return self._flat.allreduce([tensor], _options(dist.AllreduceOptions, op))
 
     def _stream(self, device: torch.device) -> Any:
         if device.type == "cpu":
@@ -196,52 +198,52 @@ class Hierarchy(QueuedGroup):
     def _reduce(self, line: torch.Tensor, op: Any) -> None:
         """Reduce a line of elements. Every rank of a group asks its library for the same things in the same order."""
         within, on_device = self._within[line.device.type], line.device.type != "cpu"
-        parts = [part for part in line.split(max(1, SEGMENT_BYTES // line.element_size())) if part.numel()]
-        to_all, to_first, from_first = dist.AllreduceOptions(), dist.ReduceOptions(), dist.BroadcastOptions()
-        to_all.reduceOp = to_first.reduceOp = op
-        to_first.rootRank = from_first.rootRank = 0
+        to_all, to_first = _options(dist.AllreduceOptions, op), _options(dist.ReduceOptions, op)
         if len(self.groups) == 1:
-            with _during(f"within {self._within_name}"):
-                within.allreduce([line], to_all).wait()
+            _end(self._within_name, within.allreduce([line], to_all))
             return
+        parts = [part for part in line.split(max(1, SEGMENT_BYTES // line.element_size())) if part.numel()]
         several = len(self._ranks) > 1
-        reduced = [within.reduce([part], to_first) for part in parts] if several else []
-        hosts, crossing = parts, []
+        reduced = [within.reduce([part], to_first) if several else None for part in parts]
+        hosts, crossing = parts, list[dist.Work]()
         if self._across is not None:
             if on_device:
                 hosts = [torch.empty(len(part), dtype=part.dtype, pin_memory=True) for part in parts]
-            for index, (part, host) in enumerate(zip(parts, hosts, strict=True)):
-                self._end(reduced[index : index + 1])
+            for part, host, work in zip(parts, hosts, reduced, strict=True):
+                _end(self._within_name, work)
                 if on_device:
                     host.copy_(part)  # waits for the device
                 crossing.append(self._across.allreduce([host], to_all))
         sent = []
         for index, part in enumerate(parts):
             if self._across is None:
-                self._end(reduced[index : index + 1])
+                _end(self._within_name, reduced[index])
             else:
-                with _during(f"between the first ranks of the groups ({self._across_name})"):
-                    crossing[index].wait()
+                _end(self._across_name, crossing[index])
                 if on_device:
                     part.copy_(hosts[index], non_blocking=True)
             if several:
-                sent.append(within.broadcast([part], from_first))
-        self._end(sent)
+                sent.append(within.broadcast([part], dist.BroadcastOptions()))
+        for work in sent:
+            _end(self._within_name, work)
 
-    def _end(self, works: Sequence[dist.Work]) -> None:
-        with _during(f"within {self._within_name}"):
-            for work in works:
-                work.wait()
+
+def _options(kind: Callable[[], Any], op: Any) -> Any:
+    options = kind()  # the root is rank 0
+    options.reduceOp = op
+    return options
+
+
+def _end(where: str, work: dist.Work | None) -> None:
+    try:
+        if work is not None:
+            work.wait()
+    except RuntimeError as error:
+        raise RuntimeError(f"{where}: {' '.join(str(error).split())}") from error
 
 
 # torch's own way to a method that a Python group lacks calls gloo with the interpreter's lock held, while gloo's thread, in
-# whose queue it waits, may need that lock to drop a tensor: all others are handed over here.
-_OTHERS = (
-    "broadcast", "reduce", "allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "barrier",
-    "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced", "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced", "_allgather_base",
-    "allgather_into_tensor_coalesced", "all_to_all_single", "alltoall_base", "send", "recv", "recv_anysource",
-)  # fmt: skip
+# whose queue it waits, may need that lock to drop a tensor: all others are handed over here, whatever torch calls them.
 
 
 def _over_gloo(name: str) -> Callable[..., dist.Work]:
@@ -251,14 +253,6 @@ def _over_gloo(name: str) -> Callable[..., dist.Work]:
     return method
 
 
-for _name in _OTHERS:
-    if hasattr(dist.ProcessGroup, _name):  # their names differ between versions of torch
+for _name in set(dir(dist.ProcessGroup)) - set(vars(Hierarchy)):
+    if re.match("_?(all|reduce|gather|scatter|broadcast|barrier|send|recv)", _name):
         setattr(Hierarchy, _name, _over_gloo(_name))
-
-
-@contextlib.contextmanager
-def _during(where: str) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(f"{where}: {' '.join(str(error).split())}") from error
