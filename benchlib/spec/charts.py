@@ -271,12 +271,12 @@ def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) 
 
 
 def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smooth: Smooth = list) -> Chart:
-    """The samples of each row in their order: losses and times over the steps."""
+    """The samples of each row in their order: losses and times over the steps. ``smooth`` leaves the samples light behind it."""
 
     def curve(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
         return range(1, len(samples) + 1), smooth(samples)
 
-    return _of_samples(name, ref, title, empty, curve, x, _heading(ref))
+    return _of_samples(name, ref, title, empty, curve, x, _heading(ref), in_order=True)
 
 
 def cumulative(name: str, ref: Ref, *, title: Title, empty: str) -> Chart:
@@ -288,16 +288,22 @@ def cumulative(name: str, ref: Ref, *, title: Title, empty: str) -> Chart:
     return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all")
 
 
-def _of_samples(name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: str, y: str) -> Chart:
+def _of_samples(
+    name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: str, y: str, in_order: bool = False
+) -> Chart:
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
         import pandas as pd
 
         rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MAX_ROWS]
         ends = []
         for place, row in enumerate(rows):
-            xs, ys = map(pd.Series, map(list, curve(list(filter(math.isfinite, ref.numbers(row, run))))))
+            samples = list(filter(math.isfinite, ref.numbers(row, run)))
+            xs, ys = map(pd.Series, map(list, curve(samples)))
             colour = theme.series[place % len(theme.series)]
-            ends.append(on.draw_line(axes, xs, ys, ref.table.name_of(row, run), colour, marker=""))
+            if in_order:
+                axes.plot(xs, samples, color=colour, alpha=0.3, linewidth=0.9)
+            words = ref.table.name_of(row, run) if rows[1:] or not in_order else write(ys.iloc[-1], ref.col.unit)
+            ends.append(on.draw_line(axes, xs, ys, words, colour, marker="" if len(samples) > 1 else "o"))
         if not rows:
             return None
         on.name_ends(axes, theme, ends)

@@ -5,6 +5,7 @@ missing. Where fewer than three checks would share a kind, ``Check(..., judge=fu
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ class Check:
     ``over`` are the columns that gate, each with its limit; ``miss`` tells how far a number is from its limit: up to 1
     passes. ``unless`` returns why a run leaves the question open (SKIPPED), ``when`` whether a config asks it at all.
     ``asked`` is the field of the config that sets a target, ``rule`` the rule of impossible numbers that the check shows.
+    Without ``gates`` the answer informs: it never fails a run.
     """
 
     name: str
@@ -41,10 +43,11 @@ class Check:
     asked: str = ""
     rule: str = ""
     source: str = ""
+    gates: bool = True
 
     def answer(self, status: Status, reason: str, **more: Any) -> Judged:
         """Return the answer; SKIPPED gates nothing unless it says so."""
-        more = {"gates": status != "SKIPPED", "source": self.source} | more
+        more = {"gates": self.gates and status != "SKIPPED", "source": self.source} | more
         return Judged(name=self.name, kind=self.kind, question=self.question, status=status, reason=reason, **more)
 
 
@@ -117,8 +120,10 @@ def _apart(series: list[float], others: list[float]) -> float:
     return max(abs(value / other - 1) if other else abs(value) for value, other in zip(series, others, strict=True))
 
 
-def reached(name: str, question: str, ref: Ref, asked: str, beyond: bool = False, **more: Any) -> Check:
-    """The number is at least the target (``beyond``: above it) that the field ``asked`` of the config sets.
+def reached(
+    name: str, question: str, ref: Ref, asked: str, beyond: bool = False, under: bool = False, **more: Any
+) -> Check:
+    """The number is at least the target (``beyond``: above, ``under``: below it) that the field ``asked`` of the config sets.
 
     Without a target what was measured is told, once; a target that nothing was measured for is INCOMPLETE.
     """
@@ -126,9 +131,10 @@ def reached(name: str, question: str, ref: Ref, asked: str, beyond: bool = False
     def target(config: Any) -> float | None:
         return getattr(config, asked)  # type: ignore[no-any-return]
 
-    holds = _outside(lambda value, limit: value > limit if beyond else value >= limit)
+    sign = "<" if under else ">" if beyond else ">="
+    holds = _outside({"<": operator.lt, ">": operator.gt, ">=": operator.ge}[sign])
     asks: dict[str, Any] = {"when": lambda config: "{" not in name or target(config) is not None, "kind": "target"}
-    return Check(name, question, [(ref, target)], holds, ">" if beyond else ">=", _target, asked=asked, **(asks | more))
+    return Check(name, question, [(ref, target)], holds, sign, _target, asked=asked, **(asks | more))
 
 
 def ran(name: str, question: str, table: Table, **more: Any) -> Check:

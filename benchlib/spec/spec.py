@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.core.events import Moment
+from benchlib.core.events import Event, Moment
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.checks import Check as Judged
@@ -81,7 +81,7 @@ class Metric:
 
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
-        return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w+)", re.escape(self.name)))
+        return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w*)", re.escape(self.name)))
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,9 @@ def each(table: Table, form: str) -> Say:
 class Spec:
     """All that a benchmark states. A sentence of ``says`` is a function, or a format string over metrics, see :class:`Said`.
 
-    ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config names and that cannot be used, ``missed`` returns by parameter what was
-    not done. ``listing()`` gives tables of what it can run for `benchlib list`, ``exports`` are formats of the benchmark alone:
+    ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config names
+    and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the rows that pictures
+    of a run without a result can show. ``listing()`` gives tables of what it can run for `benchlib list`, ``exports`` are formats of the benchmark alone:
     name, what it is, ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of
     the name of the metric that counts items per second; ``batch`` are the fields of its config whose product with the ranks is
     the effective batch, ``ways`` those that change how the work is done and not what is done.
@@ -176,6 +177,7 @@ class Spec:
     published: Sequence[Published] = ()
     refuse: Callable[[Any], None] = lambda config: None
     missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
+    recorded: Callable[[Sequence[Event]], tables.Tables] = lambda events: {}
     listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
     exports: Sequence[tuple[str, str, str]] = ()
     rate: str = ""
@@ -295,7 +297,10 @@ class Spec:
                 parts: dict[str, Any] = {}
                 for role, value in (stated | dict(table.claim(row, run) if stated and table.claim else {})).items():
                     part, _, name = role.partition(".")
-                    parts.setdefault(part, {})[name] = value
+                    if name:
+                        parts.setdefault(part, {})[name] = value
+                    else:
+                        parts[part] = value
                 if "latencies" in parts:
                     parts["latencies"] = [Latency(name=table.name, **parts["latencies"])]
                 if parts:
@@ -314,7 +319,11 @@ class Spec:
     def figures(self, report: bool | None = None) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run, theme) -> Picture``: of the ``report``, of the notebook alone, or all."""
         charts = [chart for chart in self.charts if report in (None, chart.report)]
-        return {chart.name: lambda run, *theme, chart=chart: chart.draw(_shown(run), *theme) for chart in charts}
+        return {chart.name: lambda run, *theme, chart=chart: chart.draw(self._drawn(run), *theme) for chart in charts}
+
+    def _drawn(self, run: Run) -> Rows:
+        """Return the rows of a run for pictures: of one that left no result what its events recorded."""
+        return _shown(run) if run.result else Rows(None, 1, self.recorded(run.events))
 
     def warned(self, config: Any, result: Result | None) -> list[str]:
         """Return what limits the meaning of a result; nothing where the run left none."""
