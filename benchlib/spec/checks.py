@@ -150,7 +150,12 @@ def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -
 def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
     """Yield the answers to a question: one, or one for each name."""
     to = Ask(check.name.split("{")[0].strip(), check.question, check.kind)
-    if reason := check.unless(run) if check.unless else "":
+    try:
+        reason = check.unless(run) if check.unless else ""
+    except InvalidNumber as error:
+        yield to.fact(False, f"cannot be evaluated: {error}")
+        return
+    if reason:
         yield check.answer("SKIPPED", reason)
     elif check.rule and not check.over:
         yield to.by(lambda _: _rule(check, claims))

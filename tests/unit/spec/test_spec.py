@@ -72,6 +72,7 @@ CASES = [
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.005, 0.5]}], "PASS", "differ by 0.005"),
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.1, 0.5]}], "FAIL", "losses differ by 0.1, not <= 0.01"),
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.0]}], "FAIL", "losses differ by inf"),
+    (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [math.nan, 0.5]}], "FAIL", "losses is nan at 0 in row 2"),
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"group": "y"}], "SKIPPED", "nothing to compare"),
     (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: ""), [{}], "SKIPPED", "nothing to compare"),
     (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: "dropout"), [{}, {}], "SKIPPED", "dropout"),
