@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from benchlib.benchmarks import Benchmark
 from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime import group
+from benchlib.runtime.steps import launched_at
 
 Tables = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What a measurement gets: its config, its place in the world, the run folder, and when the rank's process began."""
+    """What a measurement gets: its config, its place in the world, the run folder, and when the ranks were launched."""
 
     config: Any
     run_dir: Path
@@ -40,7 +40,7 @@ def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Ca
     """Return a function that calls ``measure(rank)`` in the process group; ``save`` gets the rows of rank 0."""
 
     def run(config: Any, run_dir: Path, events: EventWriter) -> None:
-        began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
+        began = launched_at(run_dir)  # the import of torch is part of the start-up
         events.emit("phase", name="init")
         with group.world(config, run_dir) as world:
             startup_s = max(group.all_gather_objects(began.since()))

@@ -16,7 +16,7 @@ MAX_ROWS = 14
 Point = tuple[float, float, Row]
 Title = str | Callable[[Rows], str]
 About = Table | None
-Smooth = Callable[[list[float]], Sequence[float]]
+Smooth = Callable[[list[float]], Any]
 Curve = Callable[[list[float]], tuple[Sequence[float], Sequence[float]]]
 
 
@@ -271,7 +271,7 @@ def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) 
 
 
 def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smooth: Smooth = list) -> Chart:
-    """The samples of each row in their order: losses and times over the steps. ``smooth`` leaves the samples light behind it."""
+    """The samples of each row in their order, for instance losses. ``smooth`` leaves them light behind it."""
 
     def curve(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
         return range(1, len(samples) + 1), smooth(samples)

@@ -25,7 +25,20 @@ from benchlib.results.run import Result, Run, save_result
 from benchlib.spec import tables
 from benchlib.spec.charts import Chart
 from benchlib.spec.checks import Check, judge
-from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields, judged, split_samples, with_samples
+from benchlib.spec.tables import (
+    MISSING,
+    Col,
+    Ref,
+    Row,
+    Rows,
+    Table,
+    Tables,
+    cols,
+    fields,
+    judged,
+    split_samples,
+    with_samples,
+)
 
 
 def run_table(*more: Col) -> Table:
@@ -159,12 +172,13 @@ def each(table: Table, form: str) -> Say:
 class Spec:
     """All that a benchmark states. A sentence of ``says`` is a function, or a format string over metrics, see :class:`Said`.
 
-    ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config names
-    and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the rows that pictures
-    of a run without a result can show. ``listing()`` gives tables of what it can run for `benchlib list`, ``exports`` are formats of the benchmark alone:
-    name, what it is, ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of
-    the name of the metric that counts items per second; ``batch`` are the fields of its config whose product with the ranks is
-    the effective batch, ``ways`` those that change how the work is done and not what is done.
+    ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config
+    names and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the
+    rows that pictures of a run without a result can show. ``listing()`` gives tables of what it can run for `benchlib
+    list`, ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``. ``rate`` makes its runs
+    comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
+    ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
+    change how the work is done and not what is done.
     """
 
     tables: Sequence[Table]
@@ -177,7 +191,7 @@ class Spec:
     published: Sequence[Published] = ()
     refuse: Callable[[Any], None] = lambda config: None
     missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
-    recorded: Callable[[Sequence[Event]], tables.Tables] = lambda events: {}
+    recorded: Callable[[Sequence[Event]], Tables] = lambda events: {}
     listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
     exports: Sequence[tuple[str, str, str]] = ()
     rate: str = ""
