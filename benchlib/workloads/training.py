@@ -101,7 +101,7 @@ class Work(Protocol):
 @dataclass
 class Trained:
     """What a training leaves. ``table`` is ``StepLog.table``, ``rates`` the learning rate of each step, ``checksums``
-    those of all ranks' weights at the end of each epoch, ``tables`` further rows. Steps before ``first`` are of the run
+    those of all ranks' weights at the end of each epoch, ``tables`` further rows, ``passed_over`` what is wrong with checkpoints that were not taken. Steps before ``first`` are of the run
     that it continued."""
 
     plan: Plan
@@ -113,6 +113,7 @@ class Trained:
     epoch_s: list[float] = field(default_factory=list)
     checksums: list[list[str]] = field(default_factory=list)
     bucket_bytes: list[int] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
     tables: Tables = field(default_factory=dict)
 
 
@@ -272,6 +273,9 @@ def rows(
     sensed = _sensed(events, *window, rank.config.backend)
     run |= sensed | {"why": run["why"] | sensed["why"]}
     steps = _series(steady, world)
+    # Of what has no FLOP rate or no peak there is no MFU.
+    if not flops or steps["flops"] is None:
+        steps["why"]["mfu"] = steps["why"].get("flops") or peak_of
     steps["drift"] = drift_text([n / s for n, s in zip(steps["samples"], steps["step_s"], strict=True)])
     return {
         "run": [run],

@@ -4,10 +4,10 @@ import torch.distributed as dist
 from worlds import in_ranks
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.runtime.measurement import executed
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
 from benchlib.results.run import Run
+from benchlib.runtime.measurement import executed
 from benchlib.workloads.collective_timing import LEAST_ROUNDS, WARMUP, Pace, time_all_reduce
 
 SMALL = {

@@ -1,7 +1,7 @@
 """MPI under mpirun: every operation by value, the same gradients as gloo, and no process left behind."""
 
-import os
 import json
+import os
 import signal
 from pathlib import Path
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from harness import END_S, until
+from harness import until
 from transformers import AutoModelForQuestionAnswering
 
 from benchlib.benchmarks.parity import executors, exercise, inputs, layers, member, processes, switches, weights

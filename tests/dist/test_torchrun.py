@@ -1,7 +1,7 @@
 """The same worker under torchrun: one agent with a failing rank, and two agents that meet as two nodes."""
 
-import os
 import json
+import os
 import re
 import signal
 import threading

@@ -1,7 +1,6 @@
 """Two hosts with nothing in common but a cable: runs across it, its speed, and what is said when one of them is gone."""
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

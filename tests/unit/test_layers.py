@@ -19,7 +19,7 @@ ROOMS = {
     "results": "core config",
     "launch": "core config results",
     "runtime": "core config results launch",
-    "workloads": "core config results launch runtime",
+    "workloads": "core config results launch runtime judge show spec",
     "judge": "core config results launch",
     "show": "core config results launch judge",
     "spec": "core config results launch judge show",

@@ -11,7 +11,7 @@ from benchlib.spec.charts import bars
 from benchlib.spec.checks import below, same
 from benchlib.spec.spec import Metric, Show, Spec, each
 from benchlib.spec.tables import Col, Rows, Table, cols
-from benchlib.spec.training import (
+from benchlib.workloads.training_spec import (
     RATE,
     SHOWS,
     SPEED,
@@ -198,7 +198,7 @@ SPEC = Spec(
         ),
     ],
     says=[
-        SPEED,
+        *SPEED,
         each(
             tuned.where(ratios=bool), "The tuned engine does {ratios} the work of the usual loop, {rates}{undecided}."
         ),

@@ -213,9 +213,6 @@ def test_a_config_survives_the_disk_and_a_cut_one_is_named(tmp_path):
 def test_names_say_what_stands_in_for_squad():
     assert squad().quality_scope() == "_minisquad_tiny"
     assert squad(data="squad", model="bert-base-uncased", train_questions=0, eval_questions=0).quality_scope() == ""
-    assert (
-        squad(data="squad", model="bert-base-uncased", train_questions=0, eval_questions=0).quality_scope(0.5) == "_cut"
-    )
     assert squad(data="squad", model="bert-base-uncased", train_questions=99).quality_scope() == "_subset"
     assert squad(train_file="a", eval_file="b", model="m", init="random").quality_scope() == "_files_random"
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import BENCHMARKS, NAMES
 from benchlib.commands import list
 from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
@@ -527,6 +527,8 @@ def test_limits_that_are_amounts_are_named_by_the_config():
     limits = {
         (path.parent.name, name) for path in folder.glob("*/judge.py") for name in pattern.findall(path.read_text())
     }
+    stated = [(name, metric) for name in NAMES for metric in getattr(BENCHMARKS[name].spec, "metrics", ())]
+    limits |= {(name, metric.name.split("{")[0]) for name, metric in stated if metric.amount is not None}
     assert limits == {(name, amount) for name in BENCHMARKS for amount in schema.config_class(name).AMOUNTS} != set()
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from benchlib.benchmarks.squad.judge import limits
+from benchlib.benchmarks.squad.spec import SPEC
 from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.core.files import sha256
@@ -273,7 +273,7 @@ def test_a_baseline_is_read_by_its_runs(stored, tmp_path):
         path.write_text(Baseline.model_validate(values).model_dump_json())
         return {judgement.rule.name: judgement.status for judgement in judge_claims(read_claims(path)[1])}
 
-    record = load(run.path).kept(limits(run), "the first").model_dump()
+    record = load(run.path).kept(SPEC.limits(run), "the first").model_dump()
     found = write(record)
     assert read_claims(path)[0] == "baseline"
     assert set(found.values()) == {"PASS"} and {"below the peak", "busbw factor", "raw samples"} <= set(found)
@@ -287,7 +287,7 @@ def test_an_edited_baseline_contradicts_itself(stored, tmp_path):
     path = tmp_path / "baseline.json"
 
     def write(change):
-        record = load(run.path).kept(limits(run), "the first").model_dump()
+        record = load(run.path).kept(SPEC.limits(run), "the first").model_dump()
         change(
             {metric["name"].removesuffix("_minisquad_tiny"): metric for metric in record["result"]["metrics"]}, record
         )

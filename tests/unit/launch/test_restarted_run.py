@@ -71,9 +71,15 @@ def test_a_resumed_run_follows_the_same_rule(tmp_path: Path) -> None:
 
 def test_a_damaged_newest_checkpoint_is_in_the_verdict(tmp_path: Path) -> None:
     fault = "step-00000012: model.safetensors was altered"
-    facts = {**FACTS, "resumed_step": 8, "checkpoints_passed_over": [fault]}
+    facts = {**FACTS, "resumed_step": 8, "checkpoint_faults": [fault]}
     for number, (given, begun) in enumerate(((8, "went on from step 8"), (0, "was begun anew"))):
-        run = Run(make_run(tmp_path / f"run{number}", facts={**facts, "resumed_step": given}))
+        run = Run(
+            make_run(
+                tmp_path / f"run{number}",
+                facts={**facts, "resumed_step": given},
+                config={"launcher": "torchrun", "max_restarts": 2},
+            )
+        )
         (check,) = [check for check in judged(run, tmp_path / "b").checks if check.name == "newest checkpoint"]
         assert (check.status, check.gates) == ("AMBIGUOUS", False) and begun in check.reason and fault in check.reason
 

@@ -19,7 +19,7 @@ from benchlib.core.files import home
 from benchlib.core.text import MARKS, cell, column, look
 from benchlib.results.record import load
 from benchlib.results.run import Run
-from benchlib.show import figures, index, markup, report, training
+from benchlib.show import figures, index, markup, report
 from benchlib.show.exports import junit, openmetrics
 from benchlib.show.figures import png
 from benchlib.spec.unported import Unported
@@ -211,8 +211,8 @@ def test_partial_run_is_rendered(tmp_path, changes):
 
 
 def test_picture_of_the_records_is_not_shown_twice(tmp_path):
-    figure = png(training.loss_curve(Run(make_run(tmp_path / "first"))))
-    other = png(training.loss_curve(Run(make_run(tmp_path / "other", steps=20))))
+    figure = png(BENCHMARKS["squad"].spec.figures()["loss-curve"](Run(make_run(tmp_path / "first"))))
+    other = png(BENCHMARKS["squad"].spec.figures()["loss-curve"](Run(make_run(tmp_path / "other", steps=20))))
     folder = make_run(tmp_path / "run", notebook="x", figure=figure)
     page = rendered(folder)
     assert page.source.count(base64.b64encode(figure).decode()) == 1

@@ -256,11 +256,13 @@ def checks(whole: str) -> list[Check]:
     ]
 
 
-SPEED: Say = each(
-    counted_steps,
-    "Training runs at {samples_per_s} on {ranks} ({pace}), an MFU of {mfu} of the measured {kind} peak of {peak}; "
-    "the largest part of a step is {largest}.",
-)
+SPEED: list[Say] = [
+    each(
+        counted_steps,
+        "Training runs at {samples_per_s} on {ranks} ({pace}), an MFU of {mfu} of the measured {kind} peak of {peak}.",
+    ),
+    each(counted_steps.where(largest=bool), "The largest part of a step is {largest}."),
+]
 
 
 def warnings(run: Rows) -> list[str]:
