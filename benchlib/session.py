@@ -104,7 +104,7 @@ def execute(run: Run) -> Run:
 
     if run.begun:
         run = Run(prepare_again(run))
-    launch = Launch(run.path)
+    launch = Launch(run.path, config=run.config)
     launch.start()
     try:
         status = watch(launch)
@@ -295,14 +295,13 @@ def _named(there: Mapping[str, Any], name: str) -> Any:
 
 def table(run: Run | History | Offers, name: str) -> "pandas.DataFrame":
     """Return a table of the run's benchmark by its heading. Raises ``UserError`` for one that it does not have."""
-
-    import pandas as pd
-
     if isinstance(run, History | Offers):
         return _frame(_named(_about(run).tables(run), name))
-    if run.result is None:
-        return pd.DataFrame()
     tables = BENCHMARKS[run.config.benchmark].spec.frames(run)
+    if run.result is None and name not in tables:  # one without a spec has none before it ran
+        import pandas as pd
+
+        return pd.DataFrame()
     if name not in tables:
         raise UserError(f"{run.config.benchmark} has no table {name!r}: {nearest(name, tables)}")
     return whole(tables[name]())

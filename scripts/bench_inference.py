@@ -50,15 +50,17 @@ import aiohttp
 import numpy as np
 from aiohttp import web
 
-from benchlib.benchmarks.inference import loadgen, logs, rules
+from benchlib.benchmarks.inference import loadgen, logs
 from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.files import PACKAGE
 from benchlib.core.imports import loaded
+from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.dispatch import WARM_UP, Dispatcher, Policy
-from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, OnMore, Settings, Sim
+from benchlib.workloads.llm.dispatch import Dispatcher
+from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, OnMore, Policy, Settings, Sim
 from benchlib.workloads.llm.load import POISSON, Client, measure, schedule
 from benchlib.workloads.llm.pool import Pool
+from benchlib.workloads.llm.wire import WARM_UP
 
 NULL, BARE = "null", "bare"  # engines that answer at once
 ANSWER = [1, 2]
@@ -191,7 +193,7 @@ def first_tokens(config: InferenceConfig, rounds: int, fixed: bool) -> float:
                 outcome = engine_test(engine, "Server", config, asked, folder, fixed)
                 assert outcome.table is not None
                 done = queries.completed(logs.add_schedule(outcome.table, logs.schedule(folder)))
-            medians[engine] = queries.percentile(queries.ttft_s(done), 0.5)
+            medians[engine] = percentile(queries.ttft_s(done), 0.5)
             rate = len(done) / queries.span_s(done)
             words.append(f"{engine} {1e3 * medians[engine]:.1f} ms at {rate:.1f} queries/s")
         shares.append(medians["continuous"] / medians["static"])
@@ -275,7 +277,7 @@ def kill(options: argparse.Namespace) -> bool:
             for name in ("Offline", "Server", "accuracy"):
                 urls = (between.url if case in FAULTS else pool.urls[0], pool.urls[1])
                 between.fault = case
-                settings = Settings(urls=urls, token=pool.token, slots=8)
+                settings = Settings(urls=urls, token=pool.token, policy=Policy(cap=16))
                 scenario, folder = "Offline" if name == "accuracy" else name, Path(place) / f"{case}-{name}"
                 test = plan(name, scenario, "http", settings, config, asked, max_new, folder)
                 outcome, seconds = disturbed(test, pool, case)
@@ -325,7 +327,7 @@ def plan(
     warm_up = [] if engine in (NULL, BARE, "http") else asked[:2]
     return loadgen.Test(
         name, "AccuracyOnly" if name == "accuracy" else "PerformanceOnly", engine, settings,
-        rules.Conf.of(config, scenario, len(asked)), asked, warm_up, [], max_new, folder, 60.0, 120.0,
+        config.load(len(asked)).conf(scenario), asked, warm_up, max_new, folder, 60.0, 120.0,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.measure import Runner
 from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.shapes import MODELS, Job, Layout
-from benchlib.benchmarks.parallel.strategies import Way, alone, prepare
+from benchlib.benchmarks.parallel.strategies import Way, prepare
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.stats import median_interval
 from benchlib.runtime import devices
@@ -74,8 +74,8 @@ def frame(strategy: str, size: int, here: World, options: Options) -> None:
     if way is not None:
         folder = Path(tempfile.mkdtemp())
         rank = Rank(ParallelConfig(nproc=here.size), folder, here, EventWriter(folder, "rank"), Moment.at(0.0))
-        runner = Runner(job, way, rank)
-        (model,) = alone(job.alone(), here.device).parts
+        runner = Runner(way, rank)
+        (model,) = Way(job.alone(), here.device).parts
         module = DistributedDataParallel(model, gradient_as_bucket_view=True) if size > 1 else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         numbers = itertools.count()
@@ -102,7 +102,7 @@ def _nothing() -> None:
 
 
 def _passes(way: Way, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    way.step(inputs, targets, lambda phase: None)
+    way.step(inputs, targets)
     way.optimizer.zero_grad(set_to_none=True)
 
 
@@ -110,7 +110,7 @@ def exchanges(here: World, options: Options) -> None:
     """Compare forward and backward pass of FSDP2 by gloo's collectives and by the kit's."""
     shape, sides = replace(MODELS[options.model], layers=options.layers), []
     for strategy in ("sharded_direct", "sharded"):
-        job = Job(shape, strategy, Layout(data=here.size), batch=2, seq=16)
+        job = Job(shape, strategy, Layout(shard=here.size), batch=2, seq=16)
         inputs, targets = tokens(job, 0)
         way = prepare(job, here.device)
         assert way is not None

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "dist")]
 
-from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not  # noqa: E402
+from hosts import ALL_REDUCE, Host, two_hosts, why_not  # noqa: E402
 
 from benchlib.config.schema import resolve, save_config  # noqa: E402
 from benchlib.core.definitions import busbw_gbps  # noqa: E402
@@ -50,6 +50,22 @@ def run(hosts: tuple[Host, Host], folder: Path, benchmark: str, values: dict[str
         if status["outcome"] != "complete":
             raise SystemExit(f"{run_dir}: {status['reason']}")
     return next(load_result(path) for path in run_dirs if (path / "result.json").exists())
+
+
+def iperf3_gbps(first: Host, second: Host, seconds: float = 1.0) -> float:
+    """Return what iperf3 receives over the cable, Gbit/s of payload (TCP)."""
+    server = first.start("iperf3", "-s", "-1", "-B", first.address, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        command = second.command("iperf3", "-c", first.address, "-t", str(seconds), "-J")
+        for _ in range(50):  # the server needs a moment
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            report = json.loads(done.stdout)
+            if "error" not in report:
+                return float(report["end"]["sum_received"]["bits_per_second"]) / 1e9
+        raise RuntimeError(f"iperf3: {report['error']}")
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def network(hosts: tuple[Host, Host], folder: Path, sizes: str, rounds: int) -> dict[str, Any]:

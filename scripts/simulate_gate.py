@@ -4,7 +4,7 @@ Question: of one new run against 1 to 10 accepted ones, how often does an unchan
 a loss found?
 Method: made-up runs of 200 samples (``noise.py``: steady, autocorrelated, heavy-tailed, drifting, with a
 neighbour), whose levels differ by 3 or 4%; a limit of 20%. Comparisons draw their runs from a pool of ``--pool`` runs. The
-rule now is the gate's own code (``compared`` and ``status_of``). The rule before was: threshold is the limit or the A/A band,
+rule now is the gate's own code (``compared`` and ``ruling``). The rule before was: threshold is the limit or the A/A band,
 whichever is wider; FAIL where the whole 98% interval lies beyond it, PASS where it lies within; the interval is the wider of
 the bootstrap of the medians and of Student's t with the spread between these runs alone, from two degrees of freedom on.
 
@@ -30,16 +30,16 @@ import numpy as np
 from noise import KINDS, runs_of
 from scipy.stats import t
 
-from benchlib.judge.change import CHANCE, Kind, Reading, Spread, compared, moderated, own_spread, reading
+from benchlib.judge.change import CHANCE, LOG, Reading, Scale, Spread, compared, moderated, own_spread, readings
 from benchlib.judge.regression import (
     FALSE_ALARMS,
     RegressionLimit,
     chance_of_each,
     default_spread,
-    kind_of,
     regression_check,
+    ruling,
+    scale_of,
     side_of,
-    status_of,
 )
 from benchlib.results.metrics import Direction, measured
 from benchlib.results.record import limits_of, load
@@ -71,13 +71,13 @@ def before(boot: np.ndarray, medians: np.ndarray, new: int, old: Sequence[int], 
     return "FAIL" if high < bound else "AMBIGUOUS"
 
 
-def now(readings: Sequence[Reading], new: int, old: Sequence[int], loss: float, others: float = 0.0) -> str:
+def now(runs: Sequence[Reading], new: int, old: Sequence[int], loss: float, others: float = 0.0) -> str:
     """Return what the gate says where ``others`` took a share of the processors."""
-    item, move = readings[new], math.log1p(-loss)
+    item, move = runs[new], math.log1p(-loss)
     slower = replace(item, value=item.value + move, whole=item.whole + move)
-    default = default_spread(measured("rate", 1.0, "samples/s", "higher"), LIMIT, "ratio", others)
-    result = compared([slower], [readings[place] for place in old], kind="ratio", known=None, default=default)
-    return status_of(result, LIMIT, "higher", 100.0)
+    default = default_spread(measured("rate", 1.0, "samples/s", "higher"), LIMIT, LOG, others)
+    result = compared([slower], [runs[place] for place in old], default=default)
+    return ruling(result, LIMIT, "higher", 100.0)[0]
 
 
 def table(
@@ -85,7 +85,7 @@ def table(
 ) -> dict[str, dict[int, tuple[float, float]]]:
     """Return by question and number of accepted runs the shares of the rule before and of the rule now."""
     runs = runs_of(kind, between, pool, seed)
-    readings = [reading(tuple(run), "ratio", "higher") for run in runs]
+    read = readings(runs, LOG, "higher")
     generator = np.random.default_rng(seed + 1)
     places = generator.integers(runs.shape[1], size=(pool, RESAMPLES, runs.shape[1]), dtype=np.int16)
     boot = np.log([np.median(run[place], axis=1) for run, place in zip(runs, places, strict=True)])
@@ -95,7 +95,7 @@ def table(
         draws = [generator.choice(pool, count + 1, replace=False).tolist() for _ in range(comparisons)]
         for loss in {loss for _, loss, _ in QUESTIONS}:
             old = Counter(before(boot, medians, draw[0], draw[1:], loss) for draw in draws[: comparisons // 2])
-            new = Counter(now(readings, draw[0], draw[1:], loss) for draw in draws)
+            new = Counter(now(read, draw[0], draw[1:], loss) for draw in draws)
             for question, at, words in QUESTIONS:
                 if at == loss:
                     shares = [sum(counted[word] for word in words) / counted.total() for counted in (old, new)]
@@ -111,7 +111,7 @@ def at_will(comparisons: int, pool: int, seed: int) -> dict[str, dict[int, tuple
     generator = np.random.default_rng(seed)
     taken = generator.uniform(0, 0.5, pool)
     runs = runs_of("steady", 0.04, pool, seed) * (1 - taken[:, None])
-    readings = [reading(tuple(run), "ratio", "higher") for run in runs]
+    read = readings(runs, LOG, "higher")
     found: dict[str, dict[int, tuple[float, float]]] = {question: {} for question, *_ in QUESTIONS}
     for count in ACCEPTED:
         draws = [generator.choice(pool, count + 1, replace=False).tolist() for _ in range(comparisons)]
@@ -119,7 +119,7 @@ def at_will(comparisons: int, pool: int, seed: int) -> dict[str, dict[int, tuple
             shares = []
             for seen in (0.0, 1.0):
                 busy = [seen * max(taken[draw[0]], float(np.median(taken[draw[1:]]))) for draw in draws]
-                said = [now(readings, draw[0], draw[1:], loss, share) for draw, share in zip(draws, busy, strict=True)]
+                said = [now(read, draw[0], draw[1:], loss, share) for draw, share in zip(draws, busy, strict=True)]
                 shares.append(sum(word in words for word in said) / comparisons)
             found[question][count] = (shares[0], shares[1])
     return found
@@ -135,7 +135,7 @@ class Gated:
 
     limit: RegressionLimit
     direction: Direction
-    kind: Kind
+    scale: Scale
     value: float
     default: float | None
     spread: float
@@ -168,12 +168,12 @@ def gated(runs: Sequence[Run], spread: float | None) -> list[Gated]:
         side = side_of(records, limit.metric)
         if side is None or not side.runs:
             continue
-        kind = kind_of(limit, *(min(run) for run in side.runs))
-        readings, default = side.readings(kind), default_spread(side.metric, limit, kind)
-        known = moderated(own_spread([readings]), default)
-        s = spread if spread is not None and kind == "ratio" else known.s if known else 0.0
-        ends = [float(np.mean([getattr(item, end) for item in readings])) for end in ("below", "above")]
-        found.append(Gated(limit, side.metric.direction, kind, side.value(kind), default, s, *ends))
+        scale = scale_of(limit, side.lowest)
+        read, default = side.readings(scale), default_spread(side.metric, limit, scale)
+        known = moderated(own_spread(read), default)
+        s = spread if spread is not None and scale is LOG else known.s if known else 0.0
+        ends = [float(np.mean([getattr(item, end) for item in read])) for end in ("below", "above")]
+        found.append(Gated(limit, side.metric.direction, scale, side.value(scale), default, s, *ends))
     return found
 
 
@@ -191,8 +191,8 @@ def said(metrics: Sequence[Gated], accepted: int, dof: int, repeat: int, lost: b
     for runs in range(1, repeat + 1):
         words = set()
         for item, old, new, known in sides:
-            change = compared(new[:runs], old, kind=item.kind, known=known, default=item.default, chance=chance)
-            words.add(status_of(change, item.limit, item.direction, item.value))
+            change = compared(new[:runs], old, item.scale, known=known, default=item.default, chance=chance)
+            words.add(ruling(change, item.limit, item.direction, item.value)[0])
         if "AMBIGUOUS" not in words or "FAIL" in words:
             break
     return "FAIL" if "FAIL" in words else "AMBIGUOUS" if "AMBIGUOUS" in words else "PASS"
@@ -203,7 +203,7 @@ def show_nights(store: Path, tier: str, nights: int, repeat: int, spread: float 
     runs = stored_nights(store, tier)
     metrics = {name: found for name, members in runs.items() if (found := gated(members, spread))}
     count = sum(map(len, metrics.values()))
-    spreads = [item.spread for each in metrics.values() for item in each if item.kind == "ratio" and item.spread]
+    spreads = [item.spread for each in metrics.values() for item in each if item.scale is LOG and item.spread]
     print(f"{count} gated metrics of {len(metrics)} benchmarks; between runs: median {np.median(spreads):.1%}")
     heads = ("accepted, stored", "repeat", "red nights, %", "30% less: FAIL, %", "30% less: FAIL or undecided, %")
     print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")

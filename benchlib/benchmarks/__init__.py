@@ -8,11 +8,10 @@ The folder holds, by convention:
     run.py        measure(rank): what every rank executes; rows by table
     command.py    command: a verb of its own for the command line (optional)
 
-and what measures. A benchmark without a ``spec.py`` has ``run(config, run_dir, events)`` and the files that
-``benchlib.spec.unported`` reads. The name stands in ``NAMES``; a benchmark outside this package joins by an entry point of the
-group ``benchlib.benchmarks`` whose name is its own and whose value is its package. The tiers are ``params/tiers/*.yaml``, the
-notebook is ``notebooks/NN_<name>.ipynb`` (of one from outside: in its own folder). Parts are imported when they are used: the
-front never loads torch. One from outside that cannot be imported costs only the commands that need it.
+and what measures. One whose rank forms no process group has ``run(config, run_dir, events)`` in place of ``measure``; one without
+a ``spec.py`` has what ``benchlib.spec.unported`` reads. A benchmark from outside joins by an entry point of the group
+``benchlib.benchmarks``: its name and its package. Parts are imported when they are used, so that the front never loads torch, and
+one from outside that cannot be imported costs only the commands that need it.
 """
 
 import functools

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +18,7 @@ from benchlib.core.files import output_path
 from benchlib.core.terminal import console as terminal_console
 from benchlib.core.terminal import harmless, stacked, table
 from benchlib.core.text import quantity
-from benchlib.judge.compare import Argument, Contrast, Row, contrast, read_argument
+from benchlib.judge.compare import Contrast, Row, contrast, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
@@ -56,24 +55,21 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
     """
     if len(arguments) < 2:
         raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
-    reference, *others = [read_argument(argument) for argument in arguments]
+    sides = [(argument, *read_argument(argument)) for argument in arguments]
+    (first, reference, _), *others = sides
     contrasts = []
-    notes = [f"{argument.text}, excluded: {line}" for argument in (reference, *others) for line in argument.excluded]
-    for other in others:
-        common = [name for name in reference.sets if name in other.sets]
+    notes = [f"{argument}, excluded: {line}" for argument, _, excluded in sides for line in excluded]
+    for argument, other, _ in others:
+        common = [name for name in reference if name in other]
         if not common:
             raise UserError(
-                f"{reference.text} has runs of {_benchmarks(reference)}, {other.text} of {_benchmarks(other)}: different "
-                "benchmarks measure different things; compare runs of one"
+                f"{first} has runs of {' and '.join(sorted(reference))}, {argument} of {' and '.join(sorted(other))}: "
+                "different benchmarks measure different things; compare runs of one"
             )
-        contrasts += [contrast(reference.sets[name], other.sets[name]) for name in common]
-        for name in sorted(reference.sets.keys() ^ other.sets.keys()):
-            notes.append(f"{name}: only {(reference if name in reference.sets else other).text} has runs of it")
+        contrasts += [contrast(reference[name], other[name]) for name in common]
+        for name in sorted(reference.keys() ^ other.keys()):
+            notes.append(f"{name}: only {first if name in reference else argument} has runs of it")
     return contrasts, list(dict.fromkeys(notes))
-
-
-def _benchmarks(argument: Argument) -> str:
-    return " and ".join(sorted(argument.sets))
 
 
 def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
@@ -83,10 +79,9 @@ def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
     return EXIT_NOTHING_TO_COMPARE if strict and not all(item.comparable for item in contrasts) else EXIT_PASS
 
 
-def to_json(name: str, items: Sequence[BaseModel], notes: Sequence[str]) -> str:
+def to_json(name: str, items: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
     """Return the whole comparison as JSON."""
-    rows = [item.model_dump(mode="json") for item in items]
-    content = {"schema_version": 1, name: rows, "notes": list(notes)}
+    content = {"schema_version": 1, name: items, "notes": list(notes)}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
@@ -236,9 +231,8 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
         for start in range(0, len(item.machines), beside):
             console.print()
             console.print(_worth_table(item, range(start, min(start + beside, len(item.machines)))))
-        for difference in item.differences:
-            values = " / ".join(difference.values)
-            console.print(f"[yellow]The work differs in {escape(difference.name)}: {escape(values)}[/]")
+        for name, values in item.differences.items():
+            console.print(f"[yellow]The work differs in {escape(name)}: {escape(' / '.join(values))}[/]")
         for words in item.notes:
             console.print(f"[dim]{escape(words)}[/]")
         console.print()
@@ -300,8 +294,10 @@ def verb(
         items, notes = compare(sides)
     if page:
         write_html((cost.page if by_price else html)(items, notes), page)
-    if as_json:
-        click.echo(to_json("worth" if by_price else "contrasts", items, notes))
+    if as_json and by_price:
+        click.echo(to_json("worth", [item.plain() for item in items], notes))
+    elif as_json:
+        click.echo(to_json("contrasts", [item.model_dump(mode="json") for item in items], notes))
     elif by_price:
         show_worth(items, notes)
     else:

@@ -26,11 +26,11 @@ from benchlib.core.text import band_text, day, duration, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
-from benchlib.judge.change import Spread, own_spread, pooled
+from benchlib.judge.change import LOG, Spread, own_spread, pooled
 from benchlib.judge.checks import save_verdict
-from benchlib.judge.disturbed import disturbances
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
+from benchlib.judge.regression import disturbances
 from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
 from benchlib.results.metrics import Metric
@@ -212,10 +212,10 @@ def show_baseline(key: str) -> None:
 def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:
     """Return a metric's value over all accepted runs and its A/A band, as texts."""
     side = baseline.side(metric.name)
-    if side is None or not side.runs or min(map(min, side.runs)) <= 0:
+    if side is None or not side.runs or side.lowest <= 0:
         return metric.text, ""
-    spread = pooled(own_spread([side.readings("ratio")]), calibrated)
-    return side.text("ratio"), band_text(spread.band(), "ratio") if spread else ""
+    spread = pooled(own_spread(side.readings(LOG)), calibrated)
+    return side.text(LOG), band_text(spread.band(), LOG.name) if spread else ""
 
 
 def show_doctor() -> int:

@@ -95,8 +95,7 @@ def _in_full(planned: Plan, out: Path, everything: bool) -> None:
         )
     job = LAUNCHERS[config.launcher](config, folder)
     console.print("\n[bold]starts[/]")
-    for command in job.commands:
-        console.print("  " + escape(shlex.join(command)), soft_wrap=True)
+    console.print("  " + escape(shlex.join(job.command)), soft_wrap=True)
     for name, value in sorted(job.env.items()):
         console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
     for note in job.notes:

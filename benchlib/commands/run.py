@@ -213,13 +213,12 @@ def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> Exception 
 
 def settled(run_dir: Path) -> None:
     """Wait until the supervisor has ended the ranks and written ``status.json``; write it where the supervisor is gone."""
-    from benchlib.launch.launch import continue_supervisor, settle
+    from benchlib.launch.launch import settle
 
-    continue_supervisor(run_dir)
     end = time.monotonic() + SETTLE_S
-    while time.monotonic() < end and not (run_dir / "status.json").exists() and run_folder.is_running(run_dir):
-        time.sleep(0.1)
     with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
+        while time.monotonic() < end and run_folder.is_running(run_dir) and settle(run_dir) is None:
+            time.sleep(0.1)
         settle(run_dir)
 
 

@@ -47,7 +47,7 @@ def is_local(url: str) -> bool:
 
 
 def workers(given: Iterable[str]) -> list[str]:
-    """Return addresses of workers without what may be left out. Raises ``ValueError`` for a wrong one and for one named twice."""
+    """Return addresses without what may be left out. Raises ``ValueError`` for a wrong one, and one named twice."""
     made: dict[tuple[str | None, int], str] = {}
     for url in given:
         parts = checked(url)
@@ -64,7 +64,7 @@ def bearer_token() -> str:
 
 
 def check_token(urls: Sequence[str]) -> None:
-    """Raise ``UserError`` for servers that are there and refuse our bearer token or redirect, before anything starts."""
+    """Raise ``UserError`` for servers that are there and refuse our token or redirect, before anything starts."""
     import asyncio  # slow to import as aiohttp is, and only who has workers pays
     from concurrent.futures import ThreadPoolExecutor
 

@@ -10,58 +10,45 @@ Bandwidths are Gbit/s of one direction, as a data sheet states them. They are cl
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 
 ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
-# A label of RFC 1123: what Kubernetes takes as a part of a host name.
-LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
-IMAGE = r"^[^\s-]\S*$"
-# Names of objects: RFC 1123 again, with dots.
-NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
-NAME_OR_NONE = rf"^$|{NAME}"
-RESOURCE = r"^$|^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-MOUNT = r"^(/[A-Za-z0-9._-]+)+$"
-# What a volume must not lie on: the config is mounted there, or the system is.
-TAKEN = ("/etc", "/dev", "/proc", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib64")
-Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
+GONE = {
+    "flavour": "a run is an Indexed Job, which needs nothing installed: leave it out",
+    "groups": "a job has one kind of nodes: for several vendors run launcher=torchrun on each, with its --backend",
+}
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} has to be one line, without characters that cannot be seen")
+    return text
+
+
+# Texts that become words of a script or of a manifest.
+Line = Annotated[str, AfterValidator(_one_line)]
+Word = Annotated[str, Field(pattern=r"^([^\s-]\S*)?$")]
+Quantity = Annotated[str, Field(pattern=r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+# Names of objects in Kubernetes: RFC 1123.
+Name = Annotated[str, Field(pattern=r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+Mount = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$")]
+Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Line]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class _Written(_Section):
-    """A section whose texts become words of a script or of a manifest."""
-
-    @field_validator("*")
-    @classmethod
-    def _one_line_each(cls, value: Any) -> Any:
-        for text in _texts(value):
-            if not text.isprintable():
-                raise ValueError(f"{text!r} has to be one line, without characters that cannot be seen")
-        return value
-
-
-def _texts(value: Any) -> list[str]:
-    """Return the texts of a field: its own, or those of its list or table. Other sections see to theirs."""
-    if isinstance(value, dict):
-        return [text for pair in value.items() for text in pair if isinstance(text, str)]
-    return [text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)]
-
-
 class Links(_Section):
-    """What the fabric claims, Gbit/s of one direction; None: nothing is claimed."""
+    """What the fabric claims, Gbit/s of one direction; None: nothing is claimed. A source is a document or a person."""
 
-    intra_node_gbps: float | None = Field(
-        None, gt=0, description="of one device to its peers on the same node (NVLink, Infinity Fabric, Xe Link, PCIe)"
-    )
-    intra_node_source: str = Field("", description="document or person that claims it")
-    inter_node_gbps: float | None = Field(None, gt=0, description="of all network adapters of one node together")
-    inter_node_source: str = Field("", description="document or person that claims it")
+    intra_node_gbps: float | None = Field(None, gt=0)  # of one device to its peers on the node (NVLink, Xe Link, PCIe)
+    intra_node_source: str = ""
+    inter_node_gbps: float | None = Field(None, gt=0)  # of all network adapters of one node together
+    inter_node_source: str = ""
 
     @model_validator(mode="after")
     def _claims_have_sources(self) -> "Links":
@@ -77,155 +64,94 @@ class Links(_Section):
         return self.inter_node_gbps, self.inter_node_source
 
 
-class Toleration(_Written):
+class Toleration(_Section):
     """Lets pods onto nodes that are reserved by a taint."""
 
-    key: str
+    key: Line
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: str = ""
+    value: Line = ""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
-class Node(_Written):
-    """A kind of node of a Kubernetes cluster: what a pod on it asks for."""
+class Kubernetes(_Section):
+    """How a run becomes a job of a Kubernetes cluster, and what its pods ask for."""
 
-    image: str = Field(
-        "benchlib:cpu", pattern=IMAGE, description="container image with benchlib, see deploy/Dockerfile"
-    )
-    resource: str = Field(
-        "", pattern=RESOURCE, description="device resource: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none"
-    )
-    devices: int = Field(0, ge=0, le=1024, description="devices of a pod; 0: the ranks on a node")
-    cpu: str = Field("", pattern=QUANTITY, description="CPUs that a pod asks for, as in 8 or 500m")
-    memory: str = Field("", pattern=QUANTITY, description="memory that a pod asks for and may use, as in 64Gi")
-    shm: str = Field(
-        "1Gi", pattern=QUANTITY, description="size of /dev/shm, which collective libraries and loaders use"
-    )
-    node_selector: dict[str, str] = Field({}, description="labels that the node must have")
-    tolerations: tuple[Toleration, ...] = Field((), description="taints that the pods accept")
-    env: Env = Field({}, description="environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0")
+    image: Word = Field("benchlib:cpu", min_length=1)  # container image with benchlib, see deploy/Dockerfile
+    resource: Word = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
+    devices: int = Field(0, ge=0, le=1024)  # of a pod; 0: the ranks on a node
+    cpu: Quantity = ""  # CPUs that a pod asks for, as in 8 or 500m
+    memory: Quantity = ""  # that a pod asks for and may use, as in 64Gi
+    shm: Quantity = "1Gi"  # size of /dev/shm, which collective libraries and loaders use
+    node_selector: dict[Line, Line] = {}  # labels that the node must have
+    tolerations: tuple[Toleration, ...] = ()  # taints that the pods accept
+    env: Env = {}  # environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0
+    namespace: Name = Field("benchlib", min_length=1)
+    service_account: Name = Field("benchlib-run", min_length=1)  # account of the pods; it needs no permission
+    context: Line = ""  # of kubectl; '': the current one
+    queue: Name = ""  # of Kueue (label kueue.x-k8s.io/queue-name); '': none
+    python: Line = Field("python3", min_length=1)  # interpreter in the image
+    claim: Name = ""  # volume claim that all pods share for the run folder; '': folders of their own
+    claim_path: Mount = "/outputs"  # where pods mount the claim
+    data_claim: Name = ""  # volume claim with data sets and models; '': none
+    data_path: Mount = "/data"  # where pods mount the data claim; HF_HOME lies there
+    token_secret: Name = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
+    host_network: bool = False  # pods use the node's network: for RDMA without a device plug-in
 
-
-class Group(Node):
-    """Some of the nodes, of another vendor say; what is left out is as in the section around it."""
-
-    name: str = Field(pattern=LABEL, max_length=15)
-    nodes: int = Field(ge=1, le=4096)
-    backend: Literal["", "cpu", "cuda", "rocm", "xpu", "tpu"] = Field("", description="of its ranks; '': the run's own")
-
-
-class Kubernetes(Node):
-    """How a run becomes a job of a Kubernetes cluster."""
-
-    flavour: Literal["indexed", "jobset", "trainjob"] = Field(
-        "indexed", description="indexed: a plain Job; jobset: JobSet; trainjob: Kubeflow Trainer v2"
-    )
-    namespace: str = Field("benchlib", pattern=LABEL)
-    service_account: str = Field(
-        "benchlib-run", pattern=NAME, description="account of the pods; it needs no permission"
-    )
-    context: str = Field("", description="kubectl context; '': the current one")
-    queue: str = Field("", pattern=NAME_OR_NONE, description="Kueue queue (label kueue.x-k8s.io/queue-name); '': none")
-    python: str = Field("python3", min_length=1, description="interpreter in the image")
-    claim: str = Field(
-        "",
-        pattern=NAME_OR_NONE,
-        description="volume claim that all pods share for the run folder; '': folders of their own",
-    )
-    claim_path: str = Field("/outputs", pattern=MOUNT, description="where pods mount the claim")
-    data_claim: str = Field("", pattern=NAME_OR_NONE, description="volume claim with data sets and models; '': none")
-    data_path: str = Field("/data", pattern=MOUNT, description="where pods mount the data claim; HF_HOME lies there")
-    token_secret: str = Field(
-        "",
-        pattern=NAME_OR_NONE,
-        description="secret whose key `token` the workers of a service ask for; '': serving has none",
-    )
-    host_network: bool = Field(False, description="pods use the node's network: for RDMA without a device plug-in")
-    groups: tuple[Group, ...] = Field((), description="kinds of nodes; none: all nodes are as described here")
-
-    @field_validator("claim_path", "data_path")
+    @model_validator(mode="before")
     @classmethod
-    def _a_folder_of_its_own(cls, path: str) -> str:
-        parts = path.split("/")
-        if {".", ".."} & set(parts) or f"/{parts[1]}" in TAKEN:
-            raise ValueError(f"{path!r} has to be an absolute path without . and .., and outside {', '.join(TAKEN)}")
-        return path
-
-    @model_validator(mode="after")
-    def _paths_differ(self) -> "Kubernetes":
-        entry, other = f"{self.claim_path}/", f"{self.data_path}/"
-        if self.data_claim and (entry.startswith(other) or other.startswith(entry)):
-            raise ValueError(f"claim_path {self.claim_path} and data_path {self.data_path} lie in each other")
-        return self
-
-    @field_validator("groups")
-    @classmethod
-    def _names_differ(cls, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        if len({group.name for group in groups}) != len(groups):
-            raise ValueError("two groups have the same name")
-        return groups
-
-    def node(self, group: Group) -> Node:
-        """Return what a pod of a group asks for."""
-        return Node(
-            **{name: getattr(group if name in group.model_fields_set else self, name) for name in Node.model_fields}
-        )
+    def _not_gone(cls, values: Any) -> Any:
+        for name in (name for name in GONE if isinstance(values, dict) and name in values):
+            raise ValueError(f"there is no {name} any more: {GONE[name]}")
+        return values
 
 
-class Slurm(_Written):
+class Slurm(_Section):
     """How a run becomes a job of a SLURM cluster."""
 
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gres: str = Field("", description="devices of a node, as in gpu:8; {nproc} stands for the ranks on a node")
-    cpus_per_rank: int = Field(0, ge=0, le=4096, description="CPUs of each rank; 0: the cluster's default")
-    memory: str = Field("", description="memory of a node, as in 64G; 0: all of it; '': the cluster's default")
-    exclusive: bool = Field(False, description="have the nodes to oneself: others' jobs are noise in the measurement")
-    python: str = Field("", description="interpreter on the nodes; '': this one, which has to be on a shared folder")
-    setup: tuple[str, ...] = Field((), description="shell lines before the ranks start, as in: module load cuda")
-    container: str = Field("", description="image for the pyxis plug-in of srun; '': none")
-    container_mounts: str = Field("", description="mounts for it, SOURCE:TARGET separated by commas")
-    sbatch: tuple[str, ...] = Field((), description="further options of sbatch, as in --reservation=x")
-    srun: tuple[str, ...] = Field((), description="further options of srun, as in --mpi=none")
+    partition: Line = ""
+    account: Line = ""
+    qos: Line = ""
+    constraint: Line = ""
+    gres: Line = ""  # devices of a node, as in gpu:8; {nproc} stands for the ranks on a node
+    cpus_per_rank: int = Field(0, ge=0, le=4096)  # 0: the cluster's default
+    memory: Line = ""  # of a node, as in 64G; 0: all of it; '': the cluster's default
+    exclusive: bool = False  # have the nodes to oneself: others' jobs are noise in the measurement
+    python: Line = ""  # interpreter on the nodes; '': this one, which has to be on a shared folder
+    setup: tuple[Line, ...] = ()  # shell lines before the ranks start, as in: module load cuda
+    container: Line = ""  # image for the pyxis plug-in of srun; '': none
+    container_mounts: Line = ""  # for it, SOURCE:TARGET separated by commas
+    sbatch: tuple[Line, ...] = ()  # further options of sbatch, as in --reservation=x
+    srun: tuple[Line, ...] = ()  # further options of srun, as in --mpi=none
 
 
-class Torchx(_Written):
+class Torchx(_Section):
     """How a run becomes a TorchX application."""
 
-    scheduler: str = Field("local_cwd", pattern=r"^\w+$", description="local_cwd, slurm, kubernetes, aws_batch, ...")
-    cfg: dict[str, str] = Field({}, description="options of the scheduler, as in queue: default")
-    image: str = Field("", description="container image where the scheduler takes one")
-    mounts: tuple[str, ...] = Field(
-        (), description="mounts of the containers, as in type=volume, src=benchlib-outputs, dst=/outputs: a text each"
-    )
-    python: str = Field("", description="interpreter on the nodes; '': this one")
-    cpu: int = Field(0, ge=0, description="CPUs of a node's role; 0: the scheduler's default")
-    gpu: int = Field(0, ge=0, description="GPUs of a node's role; 0: none")
-    memory_mb: int = Field(0, ge=0, description="memory of a node's role in MB; 0: the scheduler's default")
+    scheduler: str = Field("local_cwd", pattern=r"^\w+$")  # local_cwd, slurm, kubernetes, aws_batch, ...
+    cfg: dict[Line, Line] = {}  # options of the scheduler, as in queue: default
+    image: Line = ""  # container image where the scheduler takes one
+    mounts: tuple[Line, ...] = ()  # as in type=volume, src=benchlib-outputs, dst=/outputs: a text each
+    python: Line = ""  # interpreter on the nodes; '': this one
+    cpu: int = Field(0, ge=0)  # of a node's role, as the next two; 0: the scheduler's default
+    gpu: int = Field(0, ge=0)
+    memory_mb: int = Field(0, ge=0)
 
 
 class Cluster(_Section):
     """One profile."""
 
-    description: str = Field("", description="which machines these are, in a sentence")
-    queue_s: float = Field(3600.0, ge=0, description="seconds that a job may wait until its first rank starts; 0: any")
-    port: int = Field(29400, ge=1024, le=65535, description="port of the rendezvous on the first node")
+    description: str = ""  # which machines these are, in a sentence
+    queue_s: float = Field(3600.0, ge=0)  # that a job may wait until its first rank starts; 0: any time
+    port: int = Field(29400, ge=1024, le=65535)  # of the rendezvous on the first node
     links: Links = Links()
     kubernetes: Kubernetes = Kubernetes()
     slurm: Slurm = Slurm()
     torchx: Torchx = Torchx()
 
 
-def folder() -> Path:
-    """Return the folder of the shipped profiles."""
-    return home() / "params" / "clusters"
-
-
-def names() -> list[str]:
-    """Return the shipped profiles."""
-    return sorted(path.stem for path in folder().glob("*.yaml"))
+def names() -> dict[str, Path]:
+    """Return the files of the shipped profiles by name."""
+    return {path.stem: path for path in sorted((home() / "params" / "clusters").glob("*.yaml"))}
 
 
 def path_of(name: str) -> Path:
@@ -233,8 +159,8 @@ def path_of(name: str) -> Path:
 
     Raises ``UserError`` for neither.
     """
-    if name in names():
-        return folder() / f"{name}.yaml"
+    if shipped := names().get(name):
+        return shipped
     path = Path(name).expanduser()
     if path.is_file():
         return path.resolve()
@@ -253,12 +179,7 @@ def load(name: str) -> Cluster:
     if not name:
         return Cluster()
     path = path_of(name)
-    values = read_yaml(path) or {}
-    if not isinstance(values, dict):
-        raise UserError(
-            f"{path}: expected the sections {', '.join(Cluster.model_fields)}, found a {type(values).__name__}"
-        )
     try:
-        return Cluster.model_validate(values)
+        return Cluster.model_validate(read_yaml(path) or {})
     except ValidationError as error:
         raise UserError(f"{path}: {explained(error, Cluster)}") from None

@@ -5,11 +5,11 @@ state only what differs from the defaults of the benchmark's config class.
 """
 
 import functools
-import math
+import re
 import shlex
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,6 +22,7 @@ from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_json, read_yaml, write_json
 from benchlib.core.machine import BACKENDS, MOVES
 
+_ENDPOINT = re.compile(r"(?:[^\s/:\[\]]+|\[[^\s/\[\]]*:[^\s/\[\]]*\]):(\d{1,5})", re.ASCII)
 EMBEDDED_MODEL = "tiny"  # the value of ``model`` that stands for the kit's own small encoder
 
 
@@ -50,10 +51,7 @@ class BaseConfig(BaseModel):
     nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs a launcher that reaches them")
     rdzv_endpoint: str = Field("", description="HOST:PORT where the nodes of a torchrun launch meet")
     max_restarts: int = Field(
-        0,
-        ge=0,
-        le=100,
-        description="restarts by torchrun after a failure, from the last checkpoint",
+        0, ge=0, le=100, description="restarts by torchrun after a failure, from the last checkpoint"
     )
     cluster: str = Field(
         "", description="profile of the machines (params/clusters/NAME.yaml, or a file): images, queues, claimed links"
@@ -78,13 +76,17 @@ class BaseConfig(BaseModel):
     )
     limits: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={},
-        description="limits of the gate by metric, in place of the benchmark's: shares or amounts, limits.train_samples_per_s=0.1",
+        description="limits of the gate by metric, in place of the benchmark's: "
+        "shares or amounts, limits.train_samples_per_s=0.1",
     )
 
     # Fields that name a file or folder, and whether it must exist; relative paths are relative to the working folder.
     PATHS: ClassVar[dict[str, bool]] = {}
     # Whether the benchmark runs on one rank, however many devices the machine has.
     ONE_PROCESS: ClassVar[bool] = False
+    # How threads of OpenMP wait for work, which it reads once, before a rank imports torch; the user's own goes first. PASSIVE
+    # where two libraries compute: threads that spin take the cores from each other, and CPU time would count the spinning.
+    OMP_WAIT_POLICY: ClassVar[str] = ""
     # Fields that another one decides where that is set: both by hand contradict each other.
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
     # Metrics whose limit is an amount in their unit, as points of F1; that of all others is a share of the baseline.
@@ -97,17 +99,26 @@ class BaseConfig(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
-        """Read what pydantic does not, or reads otherwise: "fp32,bf16", "null", a choice of numbers; True is no number."""
-        members = _members(cls.model_fields[info.field_name or ""].annotation)
+        """Read what pydantic does not: "fp32,bf16", "null", a choice of numbers; True is no number."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        members = typing.get_args(annotation) if union else (annotation,)
         kind = typing.get_origin(members[0])
         if isinstance(value, bool) and bool not in members:
             raise ValueError(f"got {value}, and only switches are true or false")
         if isinstance(value, str) and kind is list:
-            inner = value.removeprefix("[").removesuffix("]")
-            return [part.strip() for part in inner.split(",") if part.strip()]
+            return [part.strip() for part in value.strip("[]").split(",") if part.strip()]
         if kind is Literal:
             return next((choice for choice in typing.get_args(members[0]) if str(choice) == value), value)
         return None if value == "null" and type(None) in members else value
+
+    @field_validator("*")
+    @classmethod
+    def _each_once(cls, value: Any) -> Any:
+        texts = [item for item in value if isinstance(item, str)] if isinstance(value, (list, tuple)) else []
+        if len(set(texts)) < len(texts):
+            raise ValueError(f"{','.join(map(str, value))}: name each once")
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -116,79 +127,66 @@ class BaseConfig(BaseModel):
             return {"launcher": "mpirun", **values}
         return values
 
-    @model_validator(mode="after")
-    def _lists_name_each_once(self) -> "BaseConfig":
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            texts = [item for item in value if isinstance(item, str)] if isinstance(value, (list, tuple)) else []
-            if len(set(texts)) < len(texts):
-                raise ValueError(f"{name} = {','.join(map(str, value))}: name each once")
-        return self
+    @field_validator("rdzv_endpoint")
+    @classmethod
+    def _is_host_and_port(cls, value: str) -> str:
+        match = _ENDPOINT.fullmatch(value)
+        if value and not (match and 1 <= int(match[1]) <= 65535):
+            example = "node1:29400 or, for an IPv6 address, [fe80::1]:29400"
+            raise ValueError(f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in {example}")
+        return value
 
-    @model_validator(mode="after")
-    def _limits_are_shares(self) -> "BaseConfig":
-        large = {name: value for name, value in self.limits.items() if value > 1}
+    @field_validator("limits")
+    @classmethod
+    def _are_shares(cls, limits: dict[str, float]) -> dict[str, float]:
+        large = {name: value for name, value in limits.items() if value > 1}
         # A tier gives its limits to all of its benchmarks: an amount may be that of another one.
         amounts = [amount for item in loadable() for amount in item.config.AMOUNTS] if large else []
         for name, value in large.items():
             if not any(name == amount or name.startswith(f"{amount}_") for amount in amounts):
                 raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
-        return self
+        return limits
 
     @model_validator(mode="after")
     def _ranks_can_start(self) -> "BaseConfig":
-        for fault in self._start_faults():
-            raise ValueError(fault)
-        return self
-
-    def _start_faults(self) -> Iterator[str]:
-        """Yield why the ranks cannot be started as the fields together ask for."""
-        launcher, names = self.launcher, [name.strip() for name in self.exchange_groups.split(",")]
-        given = f"exchange_groups = {self.exchange_groups!r}"
-        if self.collective == "mpi" and launcher not in ("mpirun", "slurm"):
-            yield (
+        """Refuse what the fields ask for together and cannot be done."""
+        launcher, nnodes, endpoint, world = self.launcher, self.nnodes, self.rdzv_endpoint, self.world_size
+        groups = [name.strip() for name in self.exchange_groups.split(",")] if self.exchange_groups else []
+        grouped = self.collective == "hierarchical" and len(groups) == world and "" not in groups
+        rows = (
+            (
+                self.collective == "mpi" and launcher not in ("mpirun", "slurm"),
                 f"collective = mpi with launcher = {launcher}: MPI starts its ranks itself: leave launcher out (mpirun) "
-                "or set launcher=slurm"
-            )
-        if self.exchange_groups and self.collective != "hierarchical":
-            yield f"{given} are groups of collective=hierarchical: set it, or leave them out"
-        if self.exchange_groups and len(names) != self.world_size:
-            yield (
-                f"{given} names the groups of {len(names)} ranks, and nproc({self.nproc}) × nnodes({self.nnodes}) are "
-                f"{self.world_size}: give a name for each"
-            )
-        if self.exchange_groups and "" in names:
-            yield f"{given}: rank {names.index('')} has no group: give a name for each rank, as in a,a,b"
-        if launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
-            yield (
-                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun (or, for nnodes "
-                "alone, kubernetes, slurm, torchx)"
-            )
-        if launcher == "torchrun" and self.nnodes > 1 and not self.rdzv_endpoint:
-            yield f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet"
-        if self.max_restarts and launcher in ("local", "mpirun"):
-            yield (
+                "or set launcher=slurm",
+            ),
+            (
+                groups and not grouped,
+                f"exchange_groups = {self.exchange_groups!r}: with collective=hierarchical give a name for each of the "
+                f"{world} ranks (nproc({self.nproc}) × nnodes({nnodes})), as in a,a,b",
+            ),
+            (
+                launcher == "local" and (nnodes > 1 or endpoint),
+                f"nnodes = {nnodes} and rdzv_endpoint = {endpoint!r} need launcher=torchrun (or, for nnodes alone, "
+                "kubernetes, slurm, torchx)",
+            ),
+            (
+                launcher == "torchrun" and nnodes > 1 and not endpoint,
+                f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet",
+            ),
+            (
+                self.max_restarts and launcher in ("local", "mpirun"),
                 f"max_restarts = {self.max_restarts} with launcher={launcher}: torchrun restarts ranks, set "
-                "launcher=torchrun"
-            )
-        if self.ONE_PROCESS and self.world_size > 1:
-            yield (
-                f"nproc = {self.nproc} and nnodes = {self.nnodes}: {self.benchmark} is the work of one process on one "
-                "device, leave both at 1"
-            )
-
-    @field_validator("rdzv_endpoint")
-    @classmethod
-    def _endpoint_is_host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")
-        bare = host.strip("[]")
-        whole = bool(bare) and not any(sign in bare for sign in " /[]") and bracketed == (":" in bare)
-        if value and not (whole and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-            raise ValueError(
-                f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in node1:29400 or, for an IPv6 address, [fe80::1]:29400"
-            )
-        return value
+                "launcher=torchrun",
+            ),
+            (
+                self.ONE_PROCESS and world > 1,
+                f"nproc = {self.nproc} and nnodes = {nnodes}: {self.benchmark} is the work of one process on one "
+                "device, leave both at 1",
+            ),
+        )
+        if wrong := [sentence for applies, sentence in rows if applies]:
+            raise ValueError("; ".join(wrong))
+        return self
 
     @property
     def world_size(self) -> int:
@@ -207,16 +205,15 @@ class BaseConfig(BaseModel):
         """
         name, kind = self.collective, BACKENDS[self.backend].device_type
         if name and kind not in MOVES[name]:
-            fitting = ", ".join(library for library, kinds in MOVES.items() if kind in kinds)
-            raise UserError(
-                f"collective = {name} moves tensors of {' and '.join(MOVES[name])}, not of {kind} (backend {self.backend}): take {fitting}"
-            )
+            here, fitting = f"{kind} (backend {self.backend})", [name for name, kinds in MOVES.items() if kind in kinds]
+            moved = " and ".join(MOVES[name])
+            raise UserError(f"collective = {name} moves tensors of {moved}, not of {here}: take {', '.join(fitting)}")
 
     def check_start(self) -> None:
         """Raise ``UserError`` for what only a dry run can do."""
 
     def check_precision(self, lacks: Mapping[str, str]) -> None:
-        """Raise ``UserError`` for a precision in ``lacks``: those that the machine's device does not support, with the reasons."""
+        """Raise ``UserError`` for a precision in ``lacks``: what the device does not support, with the reasons."""
 
     def expected_work(self) -> str:
         """Say in a sentence what the run will do, for the dry run."""
@@ -229,21 +226,10 @@ class BaseConfig(BaseModel):
 
 
 BY_HAND = "set by hand"
-_NOT_WORK = (
-    "budget_s",
-    "startup_timeout_s",
-    "stall_timeout_s",
-    "wall_limit_s",
-    "rdzv_endpoint",
-    "launcher",
-    "max_restarts",
-    "cluster",
-    "backend",
-    "tier",
-    "benchmark",
-    "limits",
-    "planted_slowdown",  # a planted run is compared with the unchanged ones: that is what it is for
-)
+_LIMITS = ("budget_s", "startup_timeout_s", "stall_timeout_s", "wall_limit_s", "limits")
+_PLACES = ("benchmark", "tier", "backend", "launcher", "rdzv_endpoint", "max_restarts", "cluster")
+# A planted run is compared with the unchanged ones: that is what it is for.
+_NOT_WORK = (*_LIMITS, *_PLACES, "planted_slowdown")
 
 
 @dataclass(frozen=True)
@@ -259,12 +245,6 @@ class Resolved:
         return Resolved(self.config.model_copy(update=left), self.origins | dict.fromkeys(left, "this machine"))
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
-
-
 def config_class(benchmark: str) -> type[BaseConfig]:
     """Return the config class of a benchmark; an unknown name is a ``UserError`` with the nearest one."""
     if benchmark not in BENCHMARKS:
@@ -273,7 +253,7 @@ def config_class(benchmark: str) -> type[BaseConfig]:
 
 
 def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
-    """Raise ``UserError`` for the first name that the benchmark's config does not have; a file is named as ``where``."""
+    """Raise ``UserError`` for the first name that the benchmark's config does not have; ``where`` is a file."""
     cls = config_class(benchmark)
     fields = cls.model_fields
     for name in names:
@@ -283,12 +263,24 @@ def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
             raise UserError(f"{where}unknown parameter {name!r} for {benchmark}: {nearest(str(name), fields)}")
 
 
+class _Values(BaseModel, extra="allow", allow_inf_nan=False):
+    """A section of a parameter file. Tiers are sorted by their budget, before a benchmark's config checks it."""
+
+    budget_s: float = Field(1.0, gt=0, strict=True)
+
+
+class _File(BaseModel, extra="allow"):
+    """A parameter file: ``all`` is for every benchmark, other sections for one."""
+
+    description: str = ""
+    all: _Values = _Values()
+    __pydantic_extra__: dict[str, _Values | None]
+
+
 def tier_names() -> list[str]:
     """Return the tiers, the smallest budget first."""
-    return sorted(
-        (path.stem for path in (home() / "params" / "tiers").glob("*.yaml")),
-        key=lambda name: read_params("tiers", name)["all"]["budget_s"],
-    )
+    names = (path.stem for path in (home() / "params" / "tiers").glob("*.yaml"))
+    return sorted(names, key=lambda name: read_params("tiers", name)["all"]["budget_s"])
 
 
 def read_params(kind: str, name: str) -> dict[str, Any]:
@@ -301,45 +293,29 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
     available = [item.stem for item in folder.glob("*.yaml")]
     if name not in available:
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}")
-    content = _read_once(path, path.stat().st_mtime_ns)
+    content = check_params(path, path.stat().st_mtime_ns)
     if kind == "tiers" and "budget_s" not in content.get("all", {}):
         raise UserError(f"{path}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
     return content
 
 
 @functools.cache
-def _read_once(path: Path, _changed_at: int) -> dict[str, Any]:
-    return check_params(path)
-
-
-def check_params(path: Path) -> dict[str, Any]:
+def check_params(path: Path, _changed_at: int = 0) -> dict[str, Any]:
     """Read a parameter file and check its sections and names against the benchmarks."""
-    content = read_yaml(path) or {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(content).__name__}")
-    sections = {"description", "all", *BENCHMARKS}
-    for section, values in content.items():
-        if section not in sections:
-            raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
-        if section == "description":
-            if not isinstance(values, str):
-                raise UserError(f"{path}: description = {str(values)[:60]}: expected a sentence")
-            continue
-        if values is None:
-            content[section] = values = {}
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: section {section} must hold `name: value` lines, found {type(values).__name__}")
-        if section == "all":
-            unknown = set(values) - set(BaseConfig.model_fields)
-            if unknown:
-                raise UserError(
-                    f"{path}: `all` has {sorted(unknown)[0]!r}, which not every benchmark knows: move it to a benchmark's section"
-                )
-        else:
-            check_names(section, values, f"{path}: ")
-    budget_s = (content.get("all") or {}).get("budget_s", 1.0)
-    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not 0 < budget_s < math.inf:
-        raise UserError(f"{path}: all.budget_s = {str(budget_s)[:60]}: expected seconds, a number above 0")
+    values, sections = read_yaml(path) or {}, {"description", "all", *BENCHMARKS}
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(values).__name__}")
+    for section in (name for name in values if name not in sections):
+        raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
+    try:
+        content = _File.model_validate(values).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        raise UserError(f"{path}: {explained(error)}") from None
+    for name in (name for name in content.get("all", {}) if name not in BaseConfig.model_fields):
+        remedy = "move it to a benchmark's section"
+        raise UserError(f"{path}: `all` has {name!r}, which not every benchmark knows: {remedy}")
+    for benchmark in (name for name in BENCHMARKS if name in content):
+        check_names(benchmark, content[benchmark] or {}, f"{path}: ")
     return content
 
 
@@ -356,9 +332,7 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if not text or (name == "model" and text == EMBEDDED_MODEL):
             continue
         path = Path(text).expanduser()
-        if path.exists():
-            if not (path.is_file() or path.is_dir()):
-                raise UserError(f"{name} = {text!r}: a device, a pipe or a socket, expected a file or a folder")
+        if path.is_file() or path.is_dir():
             resolved[name] = str(path.resolve())
         elif needed or text.startswith((".", "/", "~")):
             raise UserError(f"{name} = {text!r}: no such file or folder (looked in {Path.cwd()})")
@@ -366,7 +340,7 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
-    """Read ``name=value`` texts of the command line. The last one of a name counts; ``limits.METRIC=VALUE`` is kept as it is."""
+    """Read ``name=value`` texts of the command line. The last of a name counts; ``limits.METRIC`` stays as it is."""
     overrides = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
@@ -377,7 +351,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _gathered(layer: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layer with its ``limits.METRIC`` in one table, which adds to the ``known`` limits of the layers below."""
+    """Return a layer with its ``limits.METRIC`` in one table, which adds to those of the layers below."""
     dotted = {name.removeprefix("limits."): value for name, value in layer.items() if name.startswith("limits.")}
     rest = {name: value for name, value in layer.items() if not name.startswith("limits.")}
     stated = rest.get("limits", {})
@@ -391,6 +365,11 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
     cls = config_class(benchmark)
     check_names(benchmark, values)
+    return validated(cls, values)
+
+
+def validated(cls: type[BaseConfig], values: Mapping[str, Any]) -> BaseConfig:
+    """Validate ``values`` by a config class. Raises ``UserError`` that names every wrong value."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -407,40 +386,38 @@ def resolve(
     if backend not in BACKENDS:
         raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
     cls = config_class(benchmark)
-    layers = {
-        f"params/tiers/{tier}.yaml": _sections(read_params("tiers", tier), benchmark),
-        f"params/backends/{backend}.yaml": _sections(read_params("backends", backend), benchmark),
-        BY_HAND: dict(overrides or {}),
-    }
-    values: dict[str, Any] = {"benchmark": benchmark, "tier": tier, "backend": backend}
-    origins: dict[str, str] = {}
-    for origin, given in layers.items():
-        layer = _gathered(given, values.get("limits", {}))
-        check_names(benchmark, layer, "" if origin == BY_HAND else f"{origin}: ")
-        for name in ("benchmark", "tier", "backend"):
-            if str(layer.get(name, values[name])) != values[name]:
+    fixed = {"benchmark": benchmark, "tier": tier, "backend": backend}
+    values, origins = dict[str, Any](fixed), dict[str, str]()
+    check_names(benchmark, overrides or {})
+    for origin, stated in _layers(benchmark, tier, backend, overrides or {}).items():
+        layer = _gathered(stated, values.get("limits", {}))
+        for name, value in fixed.items():
+            if str(layer.get(name, value)) != value:
                 raise UserError(
-                    f"{origin}: {name} = {layer[name]!r} contradicts the {name} {values[name]!r} of this run: use --{name}"
+                    f"{origin}: {name} = {layer[name]!r} contradicts the {name} {value!r} of this run: use --{name}"
                 )
         values |= layer
         origins |= dict.fromkeys(layer, origin)
-    config = build(benchmark, values)
+    config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():
         if origins.get(name) == BY_HAND and getattr(config, cause):
-            raise UserError(
-                f"{name} = {values[name]} with {cause} = {getattr(config, cause)}, which decides it: leave one of them out"
-            )
+            given = f"{name} = {values[name]} with {cause} = {getattr(config, cause)}"
+            raise UserError(f"{given}, which decides it: leave one of them out")
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
-        if (name not in values and name in config.model_fields_set) or (
-            isinstance(value, str) and value != values.get(name, value)
-        ):
+        added = name not in values and name in config.model_fields_set
+        if added or (isinstance(value, str) and value != values.get(name, value)):
             origins[name] = f"set by {cause}={Path(str(getattr(config, cause))).name}"
     return Resolved(config, origins)
 
 
-def _sections(content: Mapping[str, Any], benchmark: str) -> dict[str, Any]:
-    return {**content.get("all", {}), **content.get(benchmark, {})}
+def _layers(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what differs from the defaults by where it stands, the later over the earlier."""
+    layers: dict[str, Mapping[str, Any]] = {}
+    for kind, name in (("tiers", tier), ("backends", backend)):
+        content = read_params(kind, name)
+        layers[f"params/{kind}/{name}.yaml"] = {**content.get("all", {}), **(content.get(benchmark) or {})}
+    return {**layers, BY_HAND: overrides}
 
 
 def save_config(config: BaseConfig, run_dir: Path | str) -> None:
@@ -449,9 +426,20 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
 
 
 def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
-    """Read the config of a run from a file in its folder; ``UserError`` where it is missing, cut or of another version."""
+    """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
     path = Path(run_dir) / file
-    values = read_json(path)
+    status = path.stat() if path.exists() else None
+    return _read_config(path, status and (status.st_mtime_ns, status.st_size, status.st_ino))
+
+
+@functools.lru_cache(maxsize=8)
+def _read_config(path: Path, _version: tuple[int, ...] | None) -> BaseConfig:
+    """Read a config that does not change once for all in this process who ask for it."""
+    return stored(path, read_json(path))
+
+
+def stored(path: Path, values: Any) -> BaseConfig:
+    """Return the config that a file of a run holds as ``values``. Raises ``UserError`` for a foreign one."""
     if not isinstance(values, dict) or "benchmark" not in values:
         raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")
     try:
@@ -481,10 +469,8 @@ def command(config: BaseConfig, ranks: bool = True) -> str:
         usual: BaseConfig = resolve(config.benchmark, config.tier, config.backend).config
     except UserError:  # the tier's file changed or went away: then everything that is not a default is written out
         usual = config_class(config.benchmark)(benchmark=config.benchmark)
-    for name, value in config.model_dump(mode="json").items():
-        if name not in ("benchmark", "tier", "backend") and (
-            value != getattr(usual, name) or (ranks and name == "nproc")
-        ):
+    for name, value in config.model_dump(mode="json", exclude={"benchmark", "tier", "backend"}).items():
+        if value != getattr(usual, name) or (ranks and name == "nproc"):
             items = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
             words += [word for key, item in items.items() for word in ("--set", f"{key}={_written(item)}")]
     return shlex.join(words)

@@ -182,7 +182,7 @@ def hidden_share(alone: float, compute: float, together: float) -> tuple[float |
 
 def share_text(share: float) -> str:
     """Write a share of a limit: ``59%``, ``0.9%``."""
-    return f"{100 * share:.0f}%" if share >= 0.01 else f"{100 * share:.1g}%"
+    return f"{100 * share:.0f}%" if abs(share) >= 0.01 else f"{100 * share:.1g}%"
 
 
 def size_text(size_bytes: float) -> str:

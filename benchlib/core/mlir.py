@@ -100,7 +100,7 @@ class Layer:
 
 @dataclass
 class Inspection:
-    """What a program consists of. ``layers`` need the arguments' names; ``edges`` are (from, to) of values that pass."""
+    """What a program consists of. ``layers`` need the arguments' names."""
 
     operations: Counter[str] = field(default_factory=Counter)
     dot_flops: int = 0
@@ -108,7 +108,6 @@ class Inspection:
     result_bytes: int = 0
     temporary_bytes: int = 0
     layers: dict[str, Layer] = field(default_factory=dict)
-    edges: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def layer_of(name: str) -> str:
@@ -157,8 +156,6 @@ def inspect(text: str, names: Sequence[str] = (), roles: Sequence[str] = (), nam
         entry = result.layers.setdefault(layer, Layer())
         entry.operations += 1
         entry.dot_flops += flops
-        for source in set(sources) - {layer}:
-            result.edges[source, layer] += 1
     result.layers = dict(sorted(result.layers.items(), key=lambda item: order[item[0]]))
     result.temporary_bytes = _peak(block)
     return result

@@ -63,6 +63,25 @@ def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tup
     return float(low), float(high)
 
 
+def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
+    """Return ``sorted[int(n share)]``, a sample as LoadGen takes it, with ``share`` from 0 to 1; NaN of no samples."""
+    ordered = np.sort(np.asarray(samples, float))
+    return float(ordered[min(int(len(ordered) * share), len(ordered) - 1)]) if len(ordered) else math.nan
+
+
+def percentile_interval(samples: Sequence[float] | np.ndarray, share: float) -> tuple[float | None, float | None]:
+    """Return the 95% interval of a percentile by its order statistics: binomial, no distribution is assumed.
+
+    An end whose order statistic would lie outside the samples is None: 64 samples bound their p99 from below only, since all
+    of them lie under it with 0.99^64 = 53%. The upper end of p99 takes 368.
+    """
+    from scipy.stats import binom
+
+    ordered = np.sort(np.asarray(samples, float))
+    low, high = (int(binom.ppf(part, len(ordered), share)) for part in (0.025, 0.975))
+    return float(ordered[low - 1]) if low else None, float(ordered[high]) if high < len(ordered) else None
+
+
 def block_length(samples: Sequence[float] | np.ndarray) -> int:
     """Return the length of the blocks to resample samples in, from their autocorrelation; 1 where they have none.
 

@@ -122,6 +122,11 @@ def days(age_s: float) -> str:
     return counted(int(age_s // 86_400), "day") if age_s >= 86_400 else "less than a day"
 
 
+def shortened(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
+    """Return the first of many names and how many more there are: ``a, b, c and 2 more``."""
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def listing(names: Sequence[str]) -> str:
     """Write names as a list: ``a, b and c``."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,51 +1,163 @@
 """Baselines: the metrics of accepted runs, under ``baselines/<benchmark>/<tier>/<key>.json``.
 
-The key stands for the fingerprint: what has to be equal for two runs to be comparable.
+The key stands for the fingerprint: what has to be equal for two runs to be comparable. A baseline is a file that people merge
+and edit: the rules of impossible numbers judge it whenever it is loaded, what it says of a run is compared with the run's own
+samples, and each run counts once, since a copy would make the spread between runs look smaller than it is.
 """
 
-import math
+import itertools
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_model, write_json
-from benchlib.core.text import counted, quantity
-from benchlib.judge import accepted_runs
-from benchlib.judge.accepted_runs import MOST_RUNS, SCHEMA, Baseline
+from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
-from benchlib.judge.change import Kind, Spread, moderated, own_spread, pooled
+from benchlib.judge.change import LINEAR, Scale, Spread, moderated, own_spread, pooled
 from benchlib.judge.changepoints import levels
-from benchlib.judge.checks import Check
-from benchlib.judge.power import Setup, effect_text, simulate
+from benchlib.judge.checks import Ask, Check
+from benchlib.judge.impossible.claim import Claim
+from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import (
     RegressionLimit,
     Side,
     baseline_check,
     chance_of_each,
     default_spread,
-    kind_of,
-    open_checks,
+    is_timed,
     regression_check,
     repeats,
+    scale_of,
     side_of,
+    smallest_loss,
     spread_text,
 )
-from benchlib.results.metrics import Metric, adjusted, named
-from benchlib.results.record import Record, load
-from benchlib.results.run import Run, fingerprint_key
+from benchlib.results.metrics import adjusted, named
+from benchlib.results.record import KEPT_SAMPLES, Record, load
+from benchlib.results.run import Result, Run, fingerprint_key
 from benchlib.results.verdict import Verdict
 
-WIDEST = 2.0  # times the limit that the smallest loss found may be: 40% for a limit of 20%
+SCHEMA: Final = 3
+MAX_RUNS = 20
+MIN_SERIES = 5  # samples that no second run repeats to the last digit
+MAX_DETECTABLE_LOSS = 2.0  # as a multiple of the limit: 40% for a limit of 20%
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
-LEAST_STORED = 4  # of which one may be odd
-COMPARISONS = 1000  # simulated for the smallest loss found, which is shown in whole percent
+MIN_STORED = 4  # of which one may be odd
+
+Differences = list[tuple[str, str, str]]
+
+
+class Baseline(BaseModel):
+    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs.
+
+    ``limits`` are those that the runs were accepted with.
+    """
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+    schema_version: Literal[3] = SCHEMA
+    runs: list[Record] = Field(min_length=1, max_length=MAX_RUNS)
+    limits: list[RegressionLimit] = []
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> "Baseline":
+        kinds = {(run.benchmark, run.tier, fingerprint_key(run.fingerprint), bool(run.result)) for run in self.runs}
+        if len(kinds) > 1 or not self.runs[0].fingerprint or not self.runs[0].result:
+            raise ValueError("its runs are of several kinds, or hold no result")
+        return self
+
+    @property
+    def latest(self) -> Record:
+        return self.runs[-1]
+
+    @property
+    def benchmark(self) -> str:
+        return self.latest.benchmark
+
+    @property
+    def tier(self) -> str:
+        return self.latest.tier
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What has to be equal for a run to be compared with it."""
+        return self.latest.fingerprint
+
+    @property
+    def key(self) -> str:
+        """Twelve hex digits of the fingerprint."""
+        return fingerprint_key(self.fingerprint)
+
+    def side(self, name: str) -> Side | None:
+        return side_of(self.runs, name)
+
+    def claims(self) -> list[Claim]:
+        """Return what the accepted runs state, under the config that the fingerprint holds. Raises ``UserError``."""
+        ranks = self.fingerprint.get("world_size", "")
+        size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
+        config, stated = self._config(), list[Claim]()
+        for run in self.runs:
+            for claim in own_claims(Numbers(self.benchmark, run.metrics, size, samples=run.samples, config=config)):
+                subject = f"{run.run}, {claim.subject}" if claim.subject else run.run
+                stated.append(claim.model_copy(update={"subject": subject}))
+        return stated
+
+    def _config(self) -> BaseConfig | None:
+        """Return the config whose work the fingerprint holds; all other fields have their defaults."""
+        prefix, backend = "config.", self.fingerprint.get("backend", "")
+        stated = {name.removeprefix(prefix): text for name, text in self.fingerprint.items() if name.startswith(prefix)}
+        try:
+            work = {name: json.loads(text) for name, text in stated.items()}
+        except ValueError:
+            return None
+        return config_of(self.benchmark, work | {"backend": backend, "tier": self.tier}) if work and backend else None
+
+    def require_possible(self) -> None:
+        """Raise ``UserError`` where the runs cannot be true."""
+        faults = list(self._faults())
+        if not faults:
+            try:
+                faults = [reason for judgement in judge_claims(self.claims()) for reason in judgement.failures]
+            except UserError as error:
+                faults = [str(error)]
+        if faults:
+            raise UserError(f"its numbers cannot be true: {shortened(faults, 2, '; ')}")
+
+    def _faults(self) -> Iterator[str]:
+        shares = {limit.metric for limit in self.limits if limit.share is not None}
+        for record in self.runs:
+            metrics = {metric.name: metric for metric in record.metrics}
+            for name, values in record.samples.items():
+                if name not in metrics:
+                    yield f"{record.run}: samples of {name}, which it did not measure"
+                elif len(values) != min(metrics[name].n, KEPT_SAMPLES):
+                    yield f"{record.run}: {len(values)} samples of {name}, whose value is of {metrics[name].n}"
+            for metric in metrics.values():
+                if metric.name in shares and is_timed(metric.unit) and metric.value == 0:
+                    yield f"{record.run}: {metric.name} is {metric.text}, and nothing can be compared with that"
+        for first, second in itertools.combinations(self.runs, 2):
+            series = {name: values for name, values in first.samples.items() if len(values) >= MIN_SERIES}
+            same = [values == second.samples.get(name) for name, values in series.items() if len(set(values)) > 1]
+            if first.is_copy_of(second) or any(same):
+                yield f"{second.run} is {first.run} once more: a run counts once"
+
+
+def config_of(benchmark: str, values: Mapping[str, Any]) -> BaseConfig | None:
+    """Return the config of these values, None where this version has no such config: fewer rules apply then."""
+    try:
+        return build(benchmark, values)
+    except UserError:
+        return None
 
 
 class Comparison(BaseModel):
@@ -72,27 +184,22 @@ class Comparison(BaseModel):
         others = f"; {counted(self.left_out, 'baseline')} refused, see `benchlib baseline list`" * bool(self.left_out)
         if self.status == "NO_BASELINE":
             return f"no run was accepted yet{others}"
-        shown = "; ".join(f"{name} is {here} here, {there} there" for name, here, there in self.factors[:4])
-        more = f" and {len(self.factors) - 4} more" if len(self.factors) > 4 else ""
-        return f"the nearest baseline differs: {shown}{more}{others}"
+        factors = [f"{name} is {here} here, {there} there" for name, here, there in self.factors]
+        return f"the nearest baseline differs: {shortened(factors, 4, '; ')}{others}"
 
 
 def folder() -> Path:
-    """Return the folder of the committed baselines."""
     return home() / "baselines"
 
 
 def load_baseline(path: Path) -> Baseline:
     """Read a baseline file; ``UserError`` where it is cut or foreign, and where its numbers cannot be true."""
     baseline = read_model(path, Baseline, "a baseline", SCHEMA)
-    if faults := accepted_runs.faults(baseline):
-        raise UserError(f"{path}: {_impossible(faults)}; restore the file, or delete it and accept sound runs")
+    try:
+        baseline.require_possible()
+    except UserError as error:
+        raise UserError(f"{path}: {error}; restore the file, or delete it and accept sound runs") from None
     return baseline
-
-
-def _impossible(faults: Sequence[str]) -> str:
-    more = f" (and {len(faults) - 2} more)" if len(faults) > 2 else ""
-    return f"its numbers cannot be true: {'; '.join(faults[:2])}{more}"
 
 
 def stored(
@@ -113,7 +220,7 @@ def by_key(key: str) -> Baseline:
     """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
     refused: dict[Path, str] = {}
     matches = [baseline for _, baseline in stored(refused=refused) if baseline.key.startswith(key)]
-    if not matches and (reasons := [reason for path, reason in refused.items() if path.stem.startswith(key)]):
+    if reasons := [reason for path, reason in refused.items() if path.stem.startswith(key) and not matches]:
         raise UserError(reasons[0])
     if len(matches) != 1:
         raise UserError(f"{len(matches)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
@@ -122,34 +229,29 @@ def by_key(key: str) -> Baseline:
 
 def find(run: Run, root: Path | None = None) -> Comparison:
     """Find the baseline of a run, or the nearest one and the factors in which it differs."""
-    here = run.fingerprint
-    measured, damaged = None, ""
+    place, key, refused = (run.config.benchmark, run.config.tier), fingerprint_key(run.fingerprint), dict[Path, str]()
+    about: dict[str, Any] = {}
     try:
-        measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
+        about["calibration"] = load_calibration(root or folder(), *place, key)
     except UserError as error:
-        damaged = str(error)
-    refused: dict[Path, str] = {}
+        about["damaged"] = str(error)
     candidates = [
-        (differences(here, baseline.fingerprint), baseline)
-        for _, baseline in stored(root, run.config.benchmark, run.config.tier, refused)
+        (differences(run.fingerprint, baseline.fingerprint), baseline) for _, baseline in stored(root, *place, refused)
     ]
-    about: dict[str, Any] = {"calibration": measured, "damaged": damaged, "left_out": len(refused)}
     factors, nearest = min(candidates, key=lambda pair: len(pair[0]), default=([], None))
+    about["left_out"] = len(refused)
     if nearest is not None and not factors:
         return Comparison(status="found", baseline=nearest, **about)
-    own = next((reason for path, reason in refused.items() if path.stem == fingerprint_key(here)), "")
-    status: Literal["NO_BASELINE", "NOT_COMPARABLE"] = "NOT_COMPARABLE" if own or nearest else "NO_BASELINE"
-    return Comparison(status=status, factors=factors, refused=own, **about)
+    own = next((reason for path, reason in refused.items() if path.stem == key), "")
+    return Comparison(
+        status="NOT_COMPARABLE" if own or nearest else "NO_BASELINE", factors=factors, refused=own, **about
+    )
 
 
-def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
+def differences(here: dict[str, str], there: dict[str, str]) -> Differences:
     """Return (name, here, there) for each factor that differs."""
-    names = sorted(here.keys() | there.keys())
-    return [
-        (name, here.get(name, "absent"), there.get(name, "absent"))
-        for name in names
-        if here.get(name) != there.get(name)
-    ]
+    pairs = [(name, here.get(name, "absent"), there.get(name, "absent")) for name in sorted(here.keys() | there.keys())]
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
@@ -162,45 +264,47 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     assert result is not None
     unused = [name for name in run.config.limits if not any(named(name, limit.metric) for limit in limits)]
     checks = [_unused_check(unused, [limit.metric for limit in limits])] if unused else []
-    if comparison.baseline is None:
-        assert comparison.status != "found"
-        return [*checks, *open_checks(limits, result, comparison.status, comparison.reason)]
+    baseline = comparison.baseline
+    if baseline is None:
+        return [*checks, *_open_checks(limits, result, comparison.status, comparison.reason)]
     latest, earlier = load(run.path), repeats(run)
-    others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
+    others = [record for record in baseline.runs if not record.is_copy_of(latest)]
     if not others:
-        return [*checks, *open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
-    limits, edited = _as_accepted(limits, comparison.baseline.limits, others)
+        return [*checks, *_open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
+    limits, edited = _as_accepted(limits, baseline.limits, others)
     checks += edited
-    spreads = known_spreads(latest, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
+    spreads = known_spreads(latest, limits, comparison.calibration, [*baseline.runs, *earlier, latest])
     chance = chance_of_each(limits, result.metrics)
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
         metric = latest.metric(limit.metric)
         together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
         new, old = side_of(together, limit.metric), side_of(others, limit.metric)
-        if all(side is None or side.metric.provenance == "not_available" for side in (new, old)):
+        sides = [side for side in (new, old) if side is not None]
+        if all(side.metric.provenance == "not_available" for side in sides):
             continue
-        if old is None and new is not None:
-            reason = f"only this run has it ({new.metric.text})"
-            checks.append(baseline_check(new.metric, status="NOT_COMPARABLE", reason=reason, value=new.metric.value))
-        elif new is None and old is not None:
-            reason = f"only the baseline has it ({old.metric.text})"
-            checks.append(baseline_check(old.metric, status="NOT_COMPARABLE", reason=reason))
-        elif new is not None and old is not None:
+        if new is not None and old is not None:
             checks.append(regression_check(limit, new.undisturbed(), old, spreads.get(limit.metric), chance))
+        else:
+            metric, which = sides[0].metric, "this run" if new is not None else "the baseline"
+            reason, value = f"only {which} has it ({metric.text})", metric.value if new is not None else None
+            checks.append(baseline_check(metric, status="NOT_COMPARABLE", reason=reason, value=value))
     return checks
+
+
+def _open_checks(limits: Iterable[RegressionLimit], result: Result, status: str, reason: str) -> Iterator[Check]:
+    for limit in limits:
+        metric = result.metric(limit.metric)
+        if metric is not None and metric.value is not None:
+            allowed, words = limit.text(metric.direction), f"measured {metric.text}; {reason}"
+            yield baseline_check(metric, status=status, reason=words, value=metric.value, limit=allowed)
 
 
 def _unused_check(names: Sequence[str], metrics: Sequence[str]) -> Check:
     """List limits that no metric has: who set one believes that it gates. In a tier it may be that of another benchmark."""
     wrong = "; ".join(f"limits.{name}: {nearest(name, metrics)}" for name in names)
-    return Check(
-        name="limits apply",
-        kind="regression",
-        question="Does every limit that was set belong to a metric?",
-        status="SKIPPED",
-        reason=f"no metric with a limit has this name: {wrong}",
-    )
+    ask = Ask("limits apply", "Does every limit that was set belong to a metric?", "regression")
+    return ask.skipped(f"no metric with a limit has this name: {wrong}", gates=True)
 
 
 def _as_accepted(
@@ -221,16 +325,8 @@ def _as_accepted(
     parts = [f"{now.metric} {_size(now)}, accepted with {_size(then)}" for then, now in edited]
     parts += [f"{limit.metric} {_size(limit)}, accepted without a limit" for limit in absent]
     parts += [f"{limit.metric} has none, the accepted {_size(limit)} counts" for limit in missing]
-    check = Check(
-        name="limits as accepted",
-        kind="regression",
-        question="Are the limits those that the baseline was accepted with?",
-        status="FAIL",
-        reason="; ".join(parts),
-        source="baseline",
-        gates=False,
-    )
-    return [*limits, *missing], [check]
+    ask = Ask("limits as accepted", "Are the limits those that the baseline was accepted with?", "regression")
+    return [*limits, *missing], [ask.fact(False, "; ".join(parts), source="baseline", gates=False)]
 
 
 def _size(limit: RegressionLimit) -> str:
@@ -249,22 +345,20 @@ def known_spreads(
     spreads = {}
     for limit in limits:
         side = side_of(earlier, limit.metric)
-        stored = (
-            _stored_spread(side, kind_of(limit, *(min(item) for item in side.runs))) if side and side.runs else None
-        )
+        stored = _stored_spread(side, scale_of(limit, side.lowest)) if side and side.runs else None
         if spread := pooled(calibration.spread(limit.metric) if calibration else None, stored):
             spreads[limit.metric] = spread
     return spreads
 
 
-def _stored_spread(side: Side, kind: Kind) -> Spread | None:
+def _stored_spread(side: Side, scale: Scale) -> Spread | None:
     """Return the spread of stored runs about their levels, so that a step between them or an odd one does not count."""
-    if len(side.runs) < LEAST_STORED:
+    if len(side.runs) < MIN_STORED:
         return None
-    values = [item.value for item in side.readings(kind)]
-    split = levels([math.exp(value) for value in values] if kind == "ratio" else values)
+    values = [scale.back(item.value) for item in side.readings(scale)]
+    split = levels(values)
     # The levels of values above zero are compared in logarithms, whatever the limit is.
-    s = split.spread * (abs(float(np.median(values))) if split.ratio and kind == "difference" else 1.0)
+    s = split.spread * (abs(float(np.median(values))) if split.ratio and scale is LINEAR else 1.0)
     return Spread(s, split.free, f"{len(values)} stored runs") if split.free else None
 
 
@@ -287,76 +381,52 @@ def stored_runs(run: Record) -> list[Record]:
 
 @dataclass(frozen=True)
 class Width:
-    """How much the accepted runs of a metric differ, and what the gate makes of it.
+    """How much the accepted runs of a metric differ, and the smallest loss, a share or an amount, that the gate finds there.
 
-    ``values`` are the runs' values, ``spread`` that between unchanged runs with its source, ``own`` the change (or amount)
-    that the limit allows, ``effect`` the smallest loss that the gate finds in 99% of single runs. ``measured``: the runs scatter
-    at least as assumed; ``others`` is the share of the processors that others took where the assumed spread grew with it.
+    ``measured``: the runs scatter at least as assumed; ``others`` is the share of the processors that others took where the
+    assumed spread grew with it.
     """
 
-    metric: Metric
-    kind: Kind
-    limit: str
-    values: list[float]
+    side: Side
+    limit: RegressionLimit
+    scale: Scale
     spread: Spread
     measured: bool
     others: float
-    own: float
     effect: float
 
     @property
     def too_wide(self) -> bool:
-        """Whether the gate surely finds only losses more than ``WIDEST`` times as large as the limit."""
-        return bool(self.measured or self.others) and 0 < WIDEST * self.own < self.effect
+        """Whether the gate surely finds only losses more than ``MAX_DETECTABLE_LOSS`` times as large as the limit."""
+        of = abs(self.side.value(self.scale)) if self.scale is LINEAR else 1.0
+        allowed = self.limit.amount if self.limit.amount is not None else (self.limit.share or 0.0) * of
+        return bool(self.measured or self.others) and 0 < MAX_DETECTABLE_LOSS * allowed < self.effect
 
     def cells(self) -> dict[str, str]:
-        """Return what a reader sees of it."""
-        low, high = (quantity(value, self.metric.unit) for value in (min(self.values), max(self.values)))
-        sign = "-" if self.metric.direction == "higher" else "+"
+        metric, values = self.side.metric, [replace(self.side, runs=(run,)).value(self.scale) for run in self.side.runs]
+        low, high = (quantity(value, metric.unit) for value in (min(values), max(values)))
+        sign = "-" if metric.direction == "higher" else "+"
         return {
-            "metric": self.metric.name,
-            "runs": f"{len(self.values)}, {low} to {high}" if len(self.values) > 1 else f"1, {high}",
-            "spread": spread_text(self.spread, self.kind, self.metric.unit).removeprefix("spread between runs "),
-            "limit": self.limit,
-            "smallest loss found": f"{sign}{effect_text(self.effect, self.kind, self.metric.unit)}",
+            "metric": metric.name,
+            "runs": f"{len(values)}, {low} to {high}" if len(values) > 1 else f"1, {high}",
+            "spread": spread_text(self.spread, self.scale, metric.unit).removeprefix("spread between runs "),
+            "limit": self.limit.text(metric.direction),
+            "smallest loss found": sign + self.scale.size_text(self.effect, metric.unit),
         }
 
 
 def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping[str, Spread]) -> list[Width]:
-    """Return what the spread of the accepted runs makes of each limit; ``known`` are spreads that others tell, by metric."""
     rows = []
-    for limit in limits:
-        side = baseline.side(limit.metric)
-        if side is None or not side.runs:
-            continue
-        calibrated = known.get(limit.metric)
-        setup = Setup.of(limit, side, len(side.runs), calibrated.dof if calibrated else 0)
-        measured = pooled(own_spread([side.readings(setup.kind)]), calibrated)
-        spread = moderated(measured, setup.default)
-        if spread is None:
-            continue
-        effect = simulate(setup, spread.s, COMPARISONS).effect
-        values = [replace(side, runs=(run,)).value(setup.kind) for run in side.runs]
-        scatter = measured is not None and measured.s >= (setup.default or 0.0)
-        others = side.others if setup.default != default_spread(side.metric, limit, setup.kind) else 0.0
-        text = limit.text(setup.direction)
-        rows.append(Width(side.metric, setup.kind, text, values, spread, scatter, others, setup.allowed, effect))
+    sides = ((limit, baseline.side(limit.metric)) for limit in limits)
+    for limit, side in ((limit, side) for limit, side in sides if side and side.runs):
+        scale = scale_of(limit, side.lowest)
+        quiet, default = (default_spread(side.metric, limit, scale, others) for others in (0.0, side.others))
+        measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
+        if spread := moderated(measured, default):
+            scatter = measured is not None and measured.s >= (default or 0.0)
+            others, effect = side.others * (default != quiet), smallest_loss(limit, side, measured, len(side.runs))
+            rows.append(Width(side, limit, scale, spread, scatter, others, effect))
     return rows
-
-
-def _require_narrow(rows: Sequence[Width]) -> None:
-    wide = [row for row in rows if row.too_wide]
-    if wide:
-        reasons = "; ".join(
-            f"{cells['metric']} of {cells['runs']}: the limit is {cells['limit']}, the smallest loss found is {cells['smallest loss found']}"
-            for cells in (row.cells() for row in wide)
-        )
-        others = max(row.others for row in wide)
-        why = f"others took {others:.0%} of the processors, so" if others else "unchanged runs differ so much here that"
-        raise UserError(
-            f"not accepted: {why} the gate would find only losses of more than {WIDEST:g} times the limit ({reasons}). "
-            "Run again on a quiet machine, leave out disturbed runs, accept more runs together, or accept these with --force"
-        )
 
 
 def accept(
@@ -375,50 +445,74 @@ def accept(
     (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
     reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
     than in the baseline it would replace, so that gates never loosen. Without ``force`` runs are refused whose spread makes a
-    limit more than ``WIDEST`` times as wide.
+    limit more than ``MAX_DETECTABLE_LOSS`` times as wide.
     """
-    chosen = [runs] if isinstance(runs, Run) else list(runs)
+    chosen, limits = [runs] if isinstance(runs, Run) else list(runs), list(limits)
     if add and if_improved:
         raise UserError("--add keeps the baseline and --if-improved replaces it: choose one")
     if not reason.strip():
         raise UserError("a baseline needs --reason: say why this run is the new normal")
-    first, limits = chosen[0], list(limits)
+    first = chosen[0]
     for run in chosen:
         require_acceptable(run)
-        other = differences(run.fingerprint, first.fingerprint)
-        if other:
-            name, here, there = other[0]
-            raise UserError(
-                f"{run.path} cannot be in one baseline with {first.path.name}: {name} is {here} here, {there} there"
-            )
+        for name, here, there in differences(run.fingerprint, first.fingerprint)[:1]:
+            kinds = f"{name} is {here} here, {there} there"
+            raise UserError(f"{run.path} cannot be in one baseline with {first.path.name}: {kinds}")
     comparison = find(first, root)
+    current = comparison.baseline
+    if add and current is None:
+        why = f"there is no baseline to add {first.path.name} to, {comparison.reason}"
+        raise UserError(f"--add: {why}; accept it without --add")
     if if_improved and comparison.refused:
         raise UserError(f"not accepted (--if-improved): it is undecided whether it is better, {comparison.reason}")
-    kept = _kept(comparison, first) if add else []
+    accepted = list(current.runs) if current and add else []
     for run in chosen:
         record = load(run.path).kept(limits, reason.strip(), time.time())
-        if if_improved and comparison.baseline is not None:
-            _require_no_loss(record, comparison.baseline, limits)
-        kept = [*kept, _new(record, kept)]
-    if len(kept) > MOST_RUNS:
-        raise UserError(
-            f"a baseline holds {MOST_RUNS} runs at most, these would be {len(kept)}: accept fewer, or leave out --add"
-        )
-    baseline = Baseline(runs=kept, limits=limits)
-    if faults := accepted_runs.faults(baseline):
-        raise UserError(f"not accepted: {_impossible(faults)}")
-    if not force:
-        spreads = known_spreads(load(first.path), limits, comparison.calibration, kept)
-        _require_narrow(widths(baseline, limits, spreads))
+        if if_improved and current and (worse := [limit.metric for limit in limits if _worse(limit, record, current)]):
+            raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
+        # A run that counts twice would make the spread between runs look smaller than it is.
+        for other in (other for other in accepted if other.is_copy_of(record)):
+            twice = "is in the baseline already" if other.run == record.run else f"is a copy of {other.run}"
+            raise UserError(f"{record.run} {twice}: accept runs of their own")
+        accepted.append(record)
+    if len(accepted) > MAX_RUNS:
+        many = f"a baseline holds {MAX_RUNS} runs at most, these would be {len(accepted)}"
+        raise UserError(f"{many}: accept fewer, or leave out --add")
+    baseline = Baseline(runs=accepted, limits=limits)
+    try:
+        baseline.require_possible()
+    except UserError as error:
+        raise UserError(f"not accepted: {error}") from None
+    spreads = known_spreads(load(first.path), limits, comparison.calibration, accepted)
+    wide = [row for row in widths(baseline, limits, spreads) if row.too_wide]
+    if wide and not force:
+        raise UserError(_refusal(wide))
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, {"schema_version": SCHEMA, "limits": []} | baseline.model_dump(mode="json", exclude_defaults=True))
     return path
 
 
-def _require_no_loss(record: Record, current: Baseline, limits: Iterable[RegressionLimit]) -> None:
-    worse = [limit.metric for limit in limits if _worse(record.metric(limit.metric), current.side(limit.metric))]
-    if worse:
-        raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
+def _worse(limit: RegressionLimit, record: Record, current: Baseline) -> bool:
+    new, old = record.metric(limit.metric), current.side(limit.metric)
+    if old is None or not old.runs:
+        return False
+    if new is None or new.value is None:
+        return True
+    before = old.value(LINEAR)
+    return new.value < before if new.direction == "higher" else new.value > before
+
+
+def _refusal(wide: Sequence[Width]) -> str:
+    rows, others = [row.cells() for row in wide], max(row.others for row in wide)
+    reasons = "; ".join(
+        f"{row['metric']} of {row['runs']}: the limit is {row['limit']}, the smallest loss found is {row['smallest loss found']}"
+        for row in rows
+    )
+    why = f"others took {others:.0%} of the processors, so" if others else "unchanged runs differ so much here that"
+    return (
+        f"not accepted: {why} the gate would find only losses of more than {MAX_DETECTABLE_LOSS:g} times the limit ({reasons}). "
+        "Run again on a quiet machine, leave out disturbed runs, accept more runs together, or accept these with --force"
+    )
 
 
 def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
@@ -443,7 +537,6 @@ def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
 
 
 def planted(run: Run) -> list[str]:
-    """Return the parameters by which a run was slowed down or changed on purpose."""
     fields = type(run.config).model_fields
     return [
         name for name in fields if name.startswith("planted_") and getattr(run.config, name) != fields[name].default
@@ -459,32 +552,6 @@ def restarts(run: Run | Record) -> int:
 def continued(run: Run | Record) -> str:
     """Return how a run went on from a checkpoint, of its own or of another run; '' for one that is of a piece."""
     if count := restarts(run):
-        return f"started again {count} time{'s' * (count != 1)} after failures"
+        return f"started again {counted(count, 'time')} after failures"
     step = run.result.facts.get("resumed_step") if run.result else None
     return f"resumed at step {step:,} of another run" if isinstance(step, int) and step > 0 else ""
-
-
-def _kept(comparison: Comparison, run: Run) -> list[Record]:
-    if comparison.baseline is None:
-        raise UserError(
-            f"--add: there is no baseline to add {run.path.name} to, {comparison.reason}; accept it without --add"
-        )
-    return comparison.baseline.runs
-
-
-def _new(record: Record, kept: Sequence[Record]) -> Record:
-    """Return the record; a run that counts twice would make the spread between runs look smaller than it is."""
-    for accepted in kept:
-        if accepted.is_copy_of(record):
-            twice = "is in the baseline already" if accepted.run == record.run else f"is a copy of {accepted.run}"
-            raise UserError(f"{record.run} {twice}: accept runs of their own")
-    return record
-
-
-def _worse(new: Metric | None, old: Side | None) -> bool:
-    if old is None or not old.runs:
-        return False
-    if new is None or new.value is None:
-        return True
-    before = old.value("difference")
-    return new.value < before if new.direction == "higher" else new.value > before

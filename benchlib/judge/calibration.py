@@ -1,11 +1,12 @@
 """What the regression gate can tell: the spread between unchanged runs, its false alarms, the smallest loss it finds.
 
 `benchlib calibrate` measures it with real runs; they are stored under ``baselines/calibrations/<benchmark>/<tier>/<key>.json``,
-by the fingerprint that baselines have too. Rare events are simulated (``benchlib.judge.power``) with the spread that they measured.
+by the fingerprint that baselines have too.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -13,29 +14,30 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.files import read_model, write_json
-from benchlib.core.text import band_text, day, quantity
-from benchlib.judge.change import Kind, Spread, change, own_spread, reading
-from benchlib.judge.power import Setup, simulate
+from benchlib.core.text import band_text, day
+from benchlib.judge.change import LOG, SCALES, Spread, compared, own_spread
 from benchlib.judge.regression import (
     RegressionLimit,
     Side,
-    faster,
     is_timed,
-    kind_of,
     regression_check,
+    scale_of,
     side_of,
+    smallest_loss,
 )
-from benchlib.results.metrics import Direction, measured
+from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
 
-SCHEMA: Final = 3
-LEAST_RUNS = 3  # unchanged runs that a spread can be estimated from
+SCHEMA: Final = 4
+MIN_RUNS = 3  # unchanged runs that a spread can be estimated from
 
 
-class Counted(BaseModel):
-    """Verdicts of comparisons of real runs."""
-
+class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Counted(_Frozen):
+    """Verdicts of comparisons of real runs."""
 
     comparisons: int
     fail: int
@@ -53,13 +55,11 @@ class Counted(BaseModel):
         return float(binomtest(self.fail, self.comparisons).proportion_ci(0.90, "exact").high)
 
 
-class Planted(BaseModel):
+class Planted(_Frozen):
     """Runs whose timed work was made longer by ``share``, against all unchanged runs.
 
     ``expected`` and ``measured`` are ratios to the unchanged runs: 1 / (1 + share) for rates, 1 + share for times.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: float
     expected: float
@@ -67,48 +67,59 @@ class Planted(BaseModel):
     verdicts: Counted
 
 
-class MetricCalibration(BaseModel):
+class MetricCalibration(_Frozen):
     """One metric: its unchanged runs, the spread between them, and what the gate makes of them.
 
-    ``values`` are the medians of the unchanged runs in the metric's unit, ``spread`` their standard deviation on the gate's
-    scale. A run whose level shifted counts with its undisturbed part. ``single`` compares each run with each other one (a baseline of
-    one run), ``left_out`` each run with all others.
-    ``false_alarms`` and ``effect`` are simulated with this spread for the weakest gate that has this calibration: one
-    accepted run. More accepted runs find smaller losses.
+    ``values`` are the medians of the unchanged runs in the metric's unit, ``spread`` their standard deviation on the scale of
+    the gate, ``kind`` its name. A run whose level shifted counts with its undisturbed part. ``single`` compares each run with
+    each other one (a baseline of one run), ``left_out`` each run with all others. ``effect`` is the smallest loss that the
+    weakest gate with this calibration finds in 99% of comparisons, one accepted run: more of them find smaller losses.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
     unit: str
     direction: Direction
     limit: RegressionLimit
-    kind: Kind
+    kind: Literal["ratio", "difference"]
     values: list[float]
     spread: float
     single: Counted
     left_out: Counted
     planted: list[Planted]
-    false_alarms: float
-    comparisons: int
     effect: float
 
-    @property
-    def band(self) -> float:
-        """The A/A band, see ``benchlib.judge.change.Spread.band``."""
-        return Spread(self.spread, len(self.values) - 1).band(self.kind)
+    def cells(self) -> dict[str, str]:
+        scale, counts = SCALES[self.kind], self.left_out
+        band = Spread(self.spread, len(self.values) - 1).band(scale)
+        slowed = [
+            f"{item.measured - 1:+.0%}: {item.verdicts.fail} of {item.verdicts.comparisons}" for item in self.planted
+        ]
+        return {
+            "metric": self.metric,
+            "limit": self.limit.text(self.direction),
+            "A/A band": band_text(band, self.kind, self.unit),
+            "loss found": scale.size_text(self.effect, self.unit, 1),
+            "false alarms": f"{counts.fail} of {counts.comparisons} (<{counts.upper:.0%})",
+            "undecided": f"{counts.ambiguous} of {counts.comparisons}",
+            "of one run": f"{self.single.fail} of {self.single.comparisons}",
+            "planted": "; ".join(slowed),
+        }
 
-    def shown(self, amount: float) -> str:
-        """Write an effect or a band for a reader."""
-        return f"{amount:.1%}" if self.kind == "ratio" else quantity(amount, self.unit)
+
+METHOD = (
+    "False alarms and undecided: each of the {runs} unchanged runs against all others, with the one-sided 95% bound of as many "
+    "independent comparisons (these share runs); a metric that is often undecided scatters too much here for its limit "
+    "(`--set limits.METRIC=SHARE`). Of one run: each against each other one, as with a baseline of a single run and no "
+    "calibration. Loss found: the one that fails in 99% of comparisons with one accepted run and this calibration, for normal "
+    "noise. All this is of each metric on its own: in a run with others that are gated, what lies near it is AMBIGUOUS until it is "
+    "repeated. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
+)
 
 
 class Calibration(BaseModel):
-    """The calibration of one benchmark, tier and fingerprint."""
-
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[3] = SCHEMA
+    schema_version: Literal[4] = SCHEMA
     benchmark: str
     tier: str
     fingerprint: dict[str, str]
@@ -122,21 +133,13 @@ class Calibration(BaseModel):
         item = next((item for item in self.metrics if item.metric == metric), None)
         return Spread(item.spread, len(item.values) - 1, f"a calibration of {len(item.values)} runs") if item else None
 
-    def side(self, metric: str) -> Side | None:
-        """Return the unchanged runs of a metric, each with its value alone; None where it was not measured."""
-        item = next((item for item in self.metrics if item.metric == metric), None)
-        if item is None:
-            return None
-        named = measured(metric, item.values[-1], item.unit, item.direction)
-        return Side(named, tuple((value,) for value in item.values))
-
     def sentence(self) -> str:
         """Return what the gate can be trusted with, as a sentence."""
         # The metrics of a run are no separate trials. Which runs failed is not stored: in the worst case others in each metric.
         alarms = min(self.runs, sum(item.left_out.fail for item in self.metrics))
         failed = f"at most {alarms} of the {self.runs} unchanged" if alarms else f"none of the {self.runs} unchanged"
-        effects = sorted(item.effect for item in self.metrics if item.kind == "ratio" and is_timed(item.unit))
-        span = f"{effects[0]:.1%}" + (f" to {effects[-1]:.1%}" if len(effects) > 1 else "") if effects else ""
+        effects = sorted(item.effect for item in self.metrics if item.kind == LOG.name and is_timed(item.unit))
+        span = " to ".join(dict.fromkeys(f"{effect:.1%}" for effect in (effects[:1] + effects[-1:])))
         return (
             f"The gate was calibrated here on {day(self.made_at)} with {self.runs} unchanged and {self.planted_runs} slowed runs: "
             f"{failed} failed in a metric against the others"
@@ -144,34 +147,10 @@ class Calibration(BaseModel):
         )
 
     def method(self) -> str:
-        """Return how the figures were made."""
-        return (
-            f"False alarms and undecided: each of the {self.runs} unchanged runs against all others, with the one-sided 95% bound of as many independent comparisons (these share runs); "
-            "a metric that is often undecided scatters too much here for its limit (`--set limits.METRIC=SHARE`). "
-            "Of one run: each against each other one, as with a baseline of a single run and no calibration. "
-            "Simulated: the same gate, with one accepted run and this calibration, on numbers drawn with the spread of these runs; "
-            "the loss found is the one that 99% of these comparisons fail. All this is of each metric on its own: in a run with others that are gated, what lies near it is AMBIGUOUS until it is repeated. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
-        )
+        return METHOD.format(runs=self.runs)
 
     def rows(self) -> list[dict[str, str]]:
-        """Return one row per metric for readers."""
-        return [
-            {
-                "metric": item.metric,
-                "limit": item.limit.text(item.direction),
-                "A/A band": band_text(item.band, item.kind, item.unit),
-                "loss found": item.shown(item.effect),
-                "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons} (<{item.left_out.upper:.0%})",
-                "undecided": f"{item.left_out.ambiguous} of {item.left_out.comparisons}",
-                "of one run": f"{item.single.fail} of {item.single.comparisons}",
-                "simulated": f"{item.false_alarms:.2%}",
-                "planted": "; ".join(
-                    f"{plant.measured - 1:+.0%}: {plant.verdicts.fail} of {plant.verdicts.comparisons}"
-                    for plant in item.planted
-                ),
-            }
-            for item in self.metrics
-        ]
+        return [item.cells() for item in self.metrics]
 
 
 def calibrate_metric(
@@ -181,42 +160,45 @@ def calibrate_metric(
 
     ``planted`` maps the share by which the timed work was made longer to its runs.
     """
-    sides = [side for record in unchanged if (side := side_of([record], limit.metric)) is not None and side.runs]
-    if len(sides) < LEAST_RUNS:
+    sides = _sides(unchanged, limit)
+    if len(sides) < MIN_RUNS:
         return None
-    metric = sides[0].metric
-    if limit.amount is None and max(np.median(side.runs[0]) for side in sides) <= 0:
+    metric, together = sides[0].metric, _together(sides)
+    if limit.amount is None and max(np.median(run) for run in together.runs) <= 0:
         return None  # a share of nothing
-    kind = kind_of(limit, *(min(side.runs[0]) for side in sides))
-    readings = [reading(side.runs[0], kind, faster(metric)) for side in sides]
-    values = [side.value(kind) for side in sides]
-    spread = own_spread([readings])
+    scale = scale_of(limit, together.lowest)
+    spread = own_spread(together.readings(scale))
     assert spread is not None
-    setup = Setup.of(limit, _together(sides), known_dof=spread.dof)
-    # A metric whose runs are all equal has nothing to simulate: the gate fails from its own limit on.
-    power = simulate(setup, spread.s)
+    slowed = list[Planted]()
+    for share, records in sorted(planted.items()):
+        members = _sides(records, limit)
+        if members and scale is LOG and is_timed(metric.unit):
+            ratio = compared(_together(members).readings(scale), together.readings(scale), scale)
+            expected = 1 / (1 + share) if metric.direction == "higher" else 1 + share
+            verdicts = _count(limit, [(side, sides) for side in members])
+            slowed.append(Planted(share=share, expected=expected, measured=scale.back(ratio.move), verdicts=verdicts))
     return MetricCalibration(
         metric=limit.metric,
         unit=metric.unit,
         direction=metric.direction,
         limit=limit,
-        kind=kind,
-        values=values,
+        kind=scale.name,
+        values=[side.value(scale) for side in sides],
         spread=spread.s,
-        single=_count(limit, [(entry, [other]) for entry, other in itertools.permutations(sides, 2)]),
+        single=_count(limit, [(side, [other]) for side, other in itertools.permutations(sides, 2)]),
         left_out=_count(limit, [(side, [*sides[:place], *sides[place + 1 :]]) for place, side in enumerate(sides)]),
-        planted=[
-            item for share, records in sorted(planted.items()) if (item := _planted(limit, share, records, sides, kind))
-        ],
-        false_alarms=power.false_alarms,
-        comparisons=power.comparisons,
-        effect=power.effect,
+        planted=slowed,
+        effect=smallest_loss(limit, together, spread, runs=1),
     )
+
+
+def _sides(records: Sequence[Record], limit: RegressionLimit) -> list[Side]:
+    return [side for record in records if (side := side_of([record], limit.metric)) is not None and side.runs]
 
 
 def _together(sides: Sequence[Side]) -> Side:
     others = float(np.median([side.others for side in sides]))
-    return Side(sides[-1].metric, tuple(run for side in sides for run in side.runs), others)
+    return replace(sides[-1], runs=tuple(run for side in sides for run in side.runs), others=others)
 
 
 def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]]) -> Counted:
@@ -224,23 +206,7 @@ def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]])
     return Counted(comparisons=len(statuses), fail=statuses.count("FAIL"), ambiguous=statuses.count("AMBIGUOUS"))
 
 
-def _planted(
-    limit: RegressionLimit, share: float, records: Sequence[Record], unchanged: Sequence[Side], kind: Kind
-) -> Planted | None:
-    sides = [side for record in records if (side := side_of([record], limit.metric)) is not None and side.runs]
-    metric = unchanged[0].metric
-    if not sides or kind != "ratio" or not is_timed(metric.unit):
-        return None
-    return Planted(
-        share=share,
-        expected=1 / (1 + share) if metric.direction == "higher" else 1 + share,
-        measured=change(_together(sides).runs, _together(unchanged).runs, faster=faster(metric)).value,
-        verdicts=_count(limit, [(side, unchanged) for side in sides]),
-    )
-
-
 def path_of(root: Path, benchmark: str, tier: str, key: str) -> Path:
-    """Return where the calibration of a fingerprint key is, below the folder of the baselines."""
     return root / "calibrations" / benchmark / tier / f"{key}.json"
 
 
@@ -252,14 +218,7 @@ def load_calibration(root: Path, benchmark: str, tier: str, key: str) -> Calibra
     return read_model(path, Calibration, "a calibration (delete it and calibrate again)", SCHEMA)
 
 
-def load_calibrations(root: Path, benchmark: str, tier: str) -> list[Calibration]:
-    """Return the calibrations of all fingerprints of a benchmark and tier."""
-    paths = sorted((root / "calibrations" / benchmark / tier).glob("*.json"))
-    return [item for path in paths if (item := load_calibration(root, benchmark, tier, path.stem))]
-
-
 def save_calibration(root: Path, calibration: Calibration, key: str) -> Path:
-    """Write a calibration and return its file."""
     path = path_of(root, calibration.benchmark, calibration.tier, key)
     write_json(path, calibration.model_dump(mode="json"))
     return path

@@ -9,18 +9,19 @@ calibration, from other stored runs of the same kind, and as long as these have 
 from a stated default, as in the moderated variance of G. K. Smyth, "Linear models and empirical Bayes methods", 2004:
 s² = sum(dof s²) / sum(dof).
 
-Letters: k old runs, r new runs, m a run's value; on the ratio scale m stands for log(value).
+All arithmetic is done on a :class:`Scale`: in logarithms for ratios, else in the metric's unit.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from benchlib.core.stats import LEAST_FOR_INTERVAL, finite, median_ends
+from benchlib.core.text import quantity
 from benchlib.judge.changepoints import Disturbance, disturbance
 
 # Two-sided: a change that is not there lies beyond either end in at most 1% of the comparisons.
@@ -30,24 +31,47 @@ CHANCE = (1 - GATE_CONFIDENCE) / 2
 BAND_COVERAGE = 0.95
 # Two runs tell next to nothing of the spread between runs (Student's t is 31.8 there): without a default their interval would
 # leave everything open. They widen the A/A band only; from three runs on the interval counts them.
-LEAST_DOF = 2
+MIN_DOF = 2
 # The default fills up what is known to this many degrees of freedom: t is 3.1 then, and runs replace it one by one.
 DEFAULT_DOF = 6
 # For the reach of a FAIL at least so many: by t of 6 the chance of one of 20 metrics is 9 standard errors away, and one accepted
 # run would let a loss of 30% FAIL in 2% of runs instead of 58%.
 REACH_DOF = 10
 
-SIGNS = (1.0, -1.0)  # of the first side and of the one that it is compared with
-
-Kind = Literal["ratio", "difference"]
 Basis = Literal["runs", "default", "samples", "none"]
 Faster = Literal["higher", "lower", ""]
-Runs = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What values are compared on. ``to`` takes a value there; a difference there is a change, and ``back`` returns what readers
+    see of it: a ratio, or an amount in the metric's unit.
+    """
+
+    name: Literal["ratio", "difference"]
+    to: Callable[[Any], Any]
+    back: Callable[[float], float]
+
+    def size(self, move: float) -> float:
+        """Return how large a change is for a reader: 0.2 for a ratio of 0.8, the amount of a difference."""
+        return abs(self.back(move) - self.back(0.0))
+
+    def size_text(self, size: float, unit: str, digits: int = 0) -> str:
+        return f"{size:.{digits}%}" if self is LOG else quantity(size, unit)
+
+    def text(self, move: float, unit: str) -> str:
+        """Write a change: ``0.952`` for a ratio, ``-1.2 s`` for a difference."""
+        return f"{self.back(move):.3f}" if self is LOG else f"{'+' if move >= 0 else '-'}{quantity(abs(move), unit)}"
+
+
+LOG = Scale("ratio", np.log, lambda move: math.exp(max(-700.0, min(move, 700.0))))
+LINEAR = Scale("difference", np.asarray, float)
+SCALES = {scale.name: scale for scale in (LOG, LINEAR)}
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviation between unchanged runs, of log(value) for ratios and of the value for differences.
+    """Standard deviation between unchanged runs, on a scale.
 
     ``dof`` are the degrees of freedom that it rests on: runs minus one for each set of runs. ``source`` says where it comes from.
     """
@@ -56,13 +80,12 @@ class Spread:
     dof: int
     source: str = ""
 
-    def band(self, kind: Kind = "ratio") -> float:
+    def band(self, scale: Scale = LOG) -> float:
         """Return the A/A band: 95% of the ratios of two unchanged runs lie within 1/(1 + band) and 1 + band.
 
         For differences the band is an amount. Two runs differ with the variance of both: 1.96 * sqrt(2) * s.
         """
-        width = _normal_quantile((1 + BAND_COVERAGE) / 2) * math.sqrt(2) * self.s
-        return math.expm1(min(width, 700.0)) if kind == "ratio" else width
+        return scale.size(normal((1 + BAND_COVERAGE) / 2) * math.sqrt(2) * self.s)
 
 
 def pooled(*parts: Spread | None) -> Spread | None:
@@ -76,10 +99,7 @@ def pooled(*parts: Spread | None) -> Spread | None:
 
 
 def moderated(known: Spread | None, default: float | None, source: str = "default") -> Spread | None:
-    """Return a spread of at least ``DEFAULT_DOF`` degrees of freedom: what is known, filled up with the default.
-
-    ``source`` says where the default comes from.
-    """
+    """Return a spread of at least ``DEFAULT_DOF`` degrees of freedom: what is known, filled up with the default."""
     lacking = DEFAULT_DOF - (known.dof if known else 0)
     if default is None or lacking <= 0:
         return known
@@ -87,62 +107,9 @@ def moderated(known: Spread | None, default: float | None, source: str = "defaul
 
 
 @dataclass(frozen=True)
-class Change:
-    """``value`` is new / old (or new - old) and ``low`` to ``high`` its 98% interval.
-
-    ``basis`` says which noise the interval rests on: ``runs`` (between runs), ``default`` (between runs, but no run was there
-    to tell it), ``samples`` (within one run on each side, the spread between runs is not known) or ``none`` (fewer than five
-    samples in every run: what they scatter widens ``low`` to ``high``, which holds the change less often than in 98%).
-    ``spread`` is that between unchanged runs, or None where no side has two runs and none is known.
-
-    ``reach`` is how far, on the scale of the gate, unchanged runs lie apart with the probability ``chance`` of ``compared``.
-
-    Runs whose level shifted count with their undisturbed part. ``whole`` is the value with all of them counted, on both sides,
-    and ``disturbed`` are the shifts in the new ones.
-    """
-
-    kind: Kind
-    value: float
-    low: float
-    high: float
-    basis: Basis
-    old_runs: int
-    new_runs: int
-    spread: Spread | None
-    whole: float
-    disturbed: tuple[Disturbance, ...] = ()
-    reach: float = 0.0
-
-    @property
-    def band(self) -> float:
-        """The A/A band, 0 where no spread between runs is known."""
-        return self.spread.band(self.kind) if self.spread else 0.0
-
-    @property
-    def sure(self) -> bool:
-        """Whether the interval excludes that nothing changed."""
-        neutral = 1.0 if self.kind == "ratio" else 0.0
-        return not self.low <= neutral <= self.high
-
-    def of_whole_runs(self) -> "Change":
-        """Return the change of whole runs, disturbed or not; as sure as this one."""
-        move = _scaled(self.whole, self.kind) - _scaled(self.value, self.kind)
-        low, high = (_back(_scaled(end, self.kind) + move, self.kind) for end in (self.low, self.high))
-        return replace(self, value=self.whole, low=low, high=high, disturbed=())
-
-
-def _scaled(value: float, kind: Kind) -> float:
-    return math.log(value) if kind == "ratio" else value
-
-
-def _back(value: float, kind: Kind) -> float:
-    return math.exp(max(-700.0, min(value, 700.0))) if kind == "ratio" else value
-
-
-@dataclass(frozen=True)
 class Reading:
-    """What one run says of a metric, on the scale of the comparison: the median of its undisturbed part, how far ``below``
-    and ``above`` it the interval within the run ends, the mean level of the whole run, and how many samples it has.
+    """What one run says of a metric, on a scale: the median of its undisturbed part, how far ``below`` and ``above`` it the
+    interval within the run ends, the mean level of the whole run, and how many samples it has.
     """
 
     value: float
@@ -153,138 +120,147 @@ class Reading:
     disturbed: Disturbance | None = None
 
 
-@lru_cache(maxsize=4096)
-def reading(samples: tuple[float, ...], kind: Kind = "ratio", faster: Faster = "") -> Reading:
+@functools.lru_cache(maxsize=4096)
+def reading(samples: tuple[float, ...], scale: Scale = LOG, faster: Faster = "") -> Reading:
     """Read a run. ``faster`` says which way of a speed is better; '' is no speed, and shifts of its level are its own.
 
     Raises ``ValueError`` for no samples, samples that are not finite, and for a ratio of values that are not above zero.
     """
     values = finite(samples)
-    if kind == "ratio" and values.min() <= 0:
+    if scale is LOG and values.min() <= 0:
         raise ValueError("a ratio needs values above zero")
-    scale: Callable[[Any], Any] = np.log if kind == "ratio" else np.asarray
     shift = disturbance(values, faster) if faster else None
-    if shift is None:
-        level = float(scale(np.median(values)))
-        return Reading(level, *_ends(values, kind), level, len(values))
-    mask = shift.mask()
-    level, disturbed = (float(scale(np.median(part))) for part in (values[~mask], values[mask]))
-    whole = (1 - shift.share) * level + shift.share * disturbed
-    return Reading(level, *_ends(values[~mask], kind), whole, len(values), shift)
+    counted = values if shift is None else values[~shift.mask()]
+    level = whole = float(scale.to(np.median(counted)))
+    if shift is not None:
+        whole += shift.share * (float(scale.to(np.median(values[shift.mask()]))) - level)
+    ends = median_ends(scale.to(counted), normal((1 + GATE_CONFIDENCE) / 2))
+    return Reading(level, *ends, whole, len(values), shift)
 
 
-def _ends(values: np.ndarray, kind: Kind) -> tuple[float, float]:
-    return median_ends(np.log(values) if kind == "ratio" else values, _normal_quantile((1 + GATE_CONFIDENCE) / 2))
+def readings(runs: Iterable[Sequence[float]], scale: Scale = LOG, faster: Faster = "") -> list[Reading]:
+    return [reading(tuple(run), scale, faster) for run in runs]
 
 
-def own_spread(sides: Sequence[Sequence[Reading]]) -> Spread | None:
+def own_spread(*sides: Sequence[Reading]) -> Spread | None:
     """Return the spread between the runs of the sides, pooled; None where no side has two."""
-    parts = []
-    for side in sides:
-        if len(side) > 1:
-            values = np.array([item.value for item in side])
-            parts.append(Spread(float(values.std(ddof=1)), len(side) - 1, "the compared runs"))
-    return pooled(*parts)
+    return pooled(
+        *(
+            Spread(float(np.std([item.value for item in side], ddof=1)), len(side) - 1, "the compared runs")
+            for side in sides
+            if len(side) > 1
+        )
+    )
 
 
-def change(
-    new: Runs,
-    old: Runs,
-    *,
-    kind: Kind = "ratio",
-    known: Spread | None = None,
-    default: float | None = None,
-    source: str = "default",
-    faster: Faster = "",
-    chance: float = CHANCE,
-) -> Change:
-    """Compare two sides, each the samples of one or more runs.
+@dataclass(frozen=True)
+class Change:
+    """``move`` is new - old on the scale and ``least`` to ``most`` its 98% interval.
 
-    ``known`` is a spread between runs measured elsewhere, ``default`` the one that is assumed as long as too few runs tell
-    it, with its ``source``. A side's value is the (geometric) mean of its runs' values. The interval between runs is Student's
-    ``t * s * sqrt(1/r + 1/k)`` with s moderated over both sides, ``known`` and ``default``. Raises ``ValueError`` for a side
-    without samples, samples that are not finite, and for a ratio of values that are not above zero.
+    ``basis`` says which noise the interval rests on: ``runs`` (between runs), ``default`` (between runs, but no run was there
+    to tell it), ``samples`` (within one run on each side, the spread between runs is not known) or ``none`` (fewer than five
+    samples in every run: what they scatter widens the interval, which holds the change less often than in 98%).
+    ``spread`` is that between unchanged runs, None where it is not known. ``reach`` is how far unchanged runs lie apart with
+    the probability ``chance`` of :func:`compared`.
+
+    Runs whose level shifted count with their undisturbed part. ``whole`` is the move with all of them counted, on both sides,
+    and ``disturbed`` are the shifts in the new ones.
     """
-    if not new or not old:
-        raise ValueError("a comparison needs at least one run on each side")
-    sides = [[reading(tuple(run), kind, faster) for run in side] for side in (new, old)]
-    return compared(sides[0], sides[1], kind=kind, known=known, default=default, source=source, chance=chance)
+
+    scale: Scale
+    move: float
+    least: float
+    most: float
+    basis: Basis
+    old_runs: int
+    new_runs: int
+    spread: Spread | None
+    whole: float
+    disturbed: tuple[Disturbance, ...] = ()
+    reach: float = 0.0
+
+    @property
+    def sure(self) -> bool:
+        return not self.least <= 0 <= self.most
+
+    def text(self, unit: str) -> str:
+        """Write the change with its interval: ``ratio 0.95, 98% interval 0.9 to 1.0``."""
+        text = "ratio " * (self.scale is LOG) + self.scale.text(self.move, unit)
+        interval = f"{self.scale.text(self.least, unit)} to {self.scale.text(self.most, unit)}"
+        if self.basis != "none":
+            return f"{text}, 98% interval {interval}"
+        return text if self.least == self.most else f"{text}, {interval} by too few samples for an interval"
 
 
 def compared(
     new: Sequence[Reading],
-    old: Sequence[Reading],
+    old: Sequence[Reading] = (),
+    scale: Scale = LOG,
     *,
-    kind: Kind,
-    known: Spread | None,
-    default: float | None,
+    known: Spread | None = None,
+    default: float | None = None,
     source: str = "default",
     chance: float = CHANCE,
 ) -> Change:
-    """Compare two sides whose runs have been read; ``chance`` is the probability that ``Change.reach`` belongs to, one-sided."""
-    value, (least, most), basis, spread = _interval((new, old), known, default, source)
-    reach = 0.0
-    if spread is not None and spread.dof >= LEAST_DOF:
-        reach = student(max(spread.dof, REACH_DOF), chance) * spread.s * math.sqrt(1 / len(new) + 1 / len(old))
-    whole = value + sum(
-        sign * sum(item.whole - item.value for item in side) / len(side)
-        for sign, side in zip(SIGNS, (new, old), strict=True)
-    )
-    middle, low, high = (_back(end, kind) for end in (value, least, most))
-    shifts = tuple(item.disturbed for item in new if item.disturbed)
-    return Change(kind, middle, low, high, basis, len(old), len(new), spread, _back(whole, kind), shifts, reach)
+    """Compare two sides of runs; without ``old`` ones the change is the value of the new ones, with its interval.
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """The value of one side, above zero, with its 98% interval; ``basis`` as in :class:`Change`."""
-
-    value: float
-    low: float
-    high: float
-    basis: Basis
-
-    def under(self, factor: float) -> "Estimate":
-        """Return ``factor / value``, as a time or a price is of a rate."""
-        return Estimate(factor / self.value, factor / self.high, factor / self.low, self.basis)
-
-    def times(self, factor: float) -> "Estimate":
-        """Return ``factor * value``."""
-        return Estimate(factor * self.value, factor * self.low, factor * self.high, self.basis)
-
-
-def estimate(runs: Runs) -> Estimate:
-    """Return the value of one side, the geometric mean of its runs' medians, with the interval that ``change`` takes.
-
-    Raises ``ValueError`` for a side without samples, and for samples that are not finite or not above zero.
+    A side's value is the mean of its runs' values. ``known`` is a spread between runs measured elsewhere, ``default`` the one
+    that is assumed as long as too few runs tell it, with its ``source``. Raises ``ValueError`` without new runs.
     """
-    if not runs:
-        raise ValueError("an estimate needs at least one run")
-    value, (least, most), basis, _ = _interval(([reading(tuple(run)) for run in runs],), None, None)
-    middle, low, high = (_back(end, "ratio") for end in (value, least, most))
-    return Estimate(middle, low, high, basis)
+    if not new:
+        raise ValueError("a comparison needs at least one run on each side")
+    signed = [(1, new), (-1, old)] if old else [(1, new)]
+    move, whole = (
+        sum(sign * sum(getattr(item, name) for item in side) / len(side) for sign, side in signed)
+        for name in ("value", "whole")
+    )
+    # More of the old one is less of the change.
+    below, above = (
+        math.sqrt(sum(sum(getattr(item, ends[sign]) ** 2 for item in side) / len(side) ** 2 for sign, side in signed))
+        for ends in ({1: "below", -1: "above"}, {1: "above", -1: "below"})
+    )
+    measured = pooled(known, own_spread(new, old))
+    several = any(item.samples >= LEAST_FOR_INTERVAL for item in (*new, *old))
+    return moved(
+        scale,
+        move,
+        moderated(measured, default, source),
+        (len(new), len(old)),
+        chance,
+        within=(below, above),
+        basis=("runs" if measured else "default", "samples" if several else "none"),
+        whole=whole,
+        disturbed=tuple(item.disturbed for item in new if item.disturbed),
+    )
 
 
-def _interval(
-    sides: Sequence[Sequence[Reading]], known: Spread | None, default: float | None, source: str = "default"
-) -> tuple[float, tuple[float, float], Basis, Spread | None]:
-    """Return value, interval, basis and spread of the first side, or of the first against the second."""
-    value = below = above = 0.0
-    for sign, side in zip(SIGNS, sides, strict=False):
-        value += sign * sum(item.value for item in side) / len(side)
-        ends = [sum(getattr(item, end) ** 2 for item in side) / len(side) ** 2 for end in ("below", "above")]
-        below, above = below + ends[sign < 0], above + ends[sign > 0]  # more of the old one is less of the change
-    half = 0.0
-    basis: Basis = "samples" if any(item.samples >= LEAST_FOR_INTERVAL for side in sides for item in side) else "none"
-    measured = pooled(known, own_spread(sides))
-    spread = moderated(measured, default, source)
-    if spread is not None and spread.dof >= LEAST_DOF:
-        half = student(spread.dof) * spread.s * math.sqrt(sum(1 / len(side) for side in sides))
-        basis = "runs" if measured else "default"
-    return value, (value - max(half, math.sqrt(below)), value + max(half, math.sqrt(above))), basis, spread
+def moved(
+    scale: Scale,
+    move: float,
+    spread: Spread | None,
+    runs: tuple[int, int],
+    chance: float = CHANCE,
+    *,
+    within: tuple[float, float] = (0.0, 0.0),
+    basis: tuple[Basis, Basis] = ("runs", "none"),
+    whole: float | None = None,
+    disturbed: tuple[Disturbance, ...] = (),
+) -> Change:
+    """Return a move between the levels of so many new and old ``runs`` with its interval.
+
+    It is the wider of Student's ``t * s * sqrt(1/r + 1/k)`` and the one ``within`` the runs, below and above. ``basis`` is that of
+    the one and of the other.
+    """
+    half = reach = 0.0
+    if between := spread is not None and spread.dof >= MIN_DOF:
+        error = spread.s * math.sqrt(sum(1 / count for count in runs if count))
+        half, reach = student(spread.dof) * error, student(max(spread.dof, REACH_DOF), chance) * error
+    least, most = move - max(half, within[0]), move + max(half, within[1])
+    whole = move if whole is None else whole
+    return Change(scale, move, least, most, basis[not between], runs[1], runs[0], spread, whole, disturbed, reach)
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def student(dof: int, chance: float = CHANCE) -> float:
     """Return what Student's t exceeds with the probability ``chance``; the default belongs to the gate's confidence."""
     from scipy.special import stdtrit
@@ -292,8 +268,8 @@ def student(dof: int, chance: float = CHANCE) -> float:
     return float(stdtrit(dof, 1 - chance))
 
 
-@lru_cache(maxsize=4)
-def _normal_quantile(probability: float) -> float:
+@functools.lru_cache(maxsize=4)
+def normal(probability: float) -> float:
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)

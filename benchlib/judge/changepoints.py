@@ -28,12 +28,12 @@ SCATTER = 5  # runs of a series from which on its band means something
 PENALTY = 4.0  # times s² log n
 ALPHA = 5e-4
 OUTLIER = 4.0  # times s, from the median of the five runs around
-LEAST_SPREAD = 1e-3  # of a value: rounding, and what nobody would call a change
+MIN_SPREAD = 1e-3  # of a value: rounding, and what nobody would call a change
 TINY = 1e-100  # what is smaller counts as 0: its square would be
 COVERAGE = 0.95  # of unchanged runs lie within the band
 BLOCKS = 20  # that a run is cut into to look for a disturbance
 BLOCK = 5  # samples of a block, at least
-LEAST_SHIFT = 0.10  # of the level, in logarithms: less is left to the interval
+MIN_SHIFT = 0.10  # of the level, in logarithms: less is left to the interval
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,6 @@ class Levels:
     free: int
     ratio: bool
 
-    def at(self, index: int) -> Level:
-        """Return the level of a run."""
-        return next(level for level in self.levels if level.start <= index < level.end)
-
     def limits(self, level: Level, coverage: float) -> tuple[float, float]:
         """Return the band of a level that holds another share of unchanged runs than ``COVERAGE``."""
         if level.low == level.high:
@@ -86,7 +82,7 @@ def levels(values: Sequence[float]) -> Levels:
         raise ValueError("levels need at least one value, all of them finite")
     ratio = bool(raw.min() > 0)
     x = np.log(raw) if ratio else raw
-    least = LEAST_SPREAD if ratio else LEAST_SPREAD * (float(np.abs(x).max()) if np.abs(x).max() > TINY else 1.0)
+    least = MIN_SPREAD if ratio else MIN_SPREAD * (float(np.abs(x).max()) if np.abs(x).max() > TINY else 1.0)
     spread = max(_spread_of_neighbours(x), least)
     clean = _without_outliers(x, spread)
     ends = _confirmed(clean, _segment_ends(clean, spread), least)
@@ -115,11 +111,9 @@ class Disturbance:
 
     @property
     def share(self) -> float:
-        """The share of the samples that were disturbed."""
         return sum(end - start for start, end in self.parts) / self.n
 
     def mask(self) -> np.ndarray:
-        """Return which samples were disturbed."""
         mask = np.zeros(self.n, dtype=bool)
         for start, end in self.parts:
             mask[start:end] = True
@@ -141,11 +135,11 @@ def disturbance(values: np.ndarray, better: str) -> Disturbance | None:
     sign = 1.0 if better == "higher" else -1.0
     heights = sign * np.log(medians)
     around = np.median(np.lib.stride_tricks.sliding_window_view(heights, SHORTEST), axis=1)
-    if np.ptp(around) < LEAST_SHIFT:  # nearly all runs: the search is for the few others
+    if np.ptp(around) < MIN_SHIFT:  # nearly all runs: the search is for the few others
         return None
     stretches = levels(medians.tolist()).levels
     best = max(sign * math.log(level.median) for level in stretches)
-    worse = [level for level in stretches if best - sign * math.log(level.median) > LEAST_SHIFT]
+    worse = [level for level in stretches if best - sign * math.log(level.median) > MIN_SHIFT]
     if not worse:
         return None
     parts = [(int(edges[level.start]), int(edges[level.end])) for level in worse]

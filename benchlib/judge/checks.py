@@ -1,6 +1,7 @@
 """Checks and verdicts: named questions with a status, a reason and the numbers behind it."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec
@@ -8,7 +9,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
-from benchlib.core.text import capitalized, quantity
+from benchlib.core.text import capitalized, counted, quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
@@ -21,10 +22,11 @@ from benchlib.results.verdict import Status as Status
 from benchlib.results.verdict import Verdict as Verdict
 
 FINITE = "finite"  # the name of the check that lists every missing and impossible value
+AGREE = "numbers agree"
 
 P = ParamSpec("P")
 # What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
 
 
 class Ask(NamedTuple):
@@ -34,13 +36,16 @@ class Ask(NamedTuple):
     question: str
     kind: Kind = "sanity"
 
+    def answer(self, status: Status, reason: str, **more: Any) -> Check:
+        """Answer; ``more`` are value, unit, limit, source and gates."""
+        return Check(**self._asdict(), status=status, reason=reason, **more)
+
     def fact(self, passed: bool, reason: str, **numbers: Any) -> Check:
-        """Answer with a fact that either holds or not; ``numbers`` are value, unit and limit."""
-        return fact_check(self.name, self.question, passed, reason, kind=self.kind, **numbers)
+        return self.answer("PASS" if passed else "FAIL", reason, **numbers)
 
     def skipped(self, reason: str, gates: bool = False, **numbers: Any) -> Check:
         """Answer that nothing could be evaluated, and why."""
-        return Check(**self._asdict(), status="SKIPPED", reason=reason, gates=gates, **numbers)
+        return self.answer("SKIPPED", reason, gates=gates, **numbers)
 
     def by(self, answer: Callable[..., Check], *args: Any, **options: Any) -> Check:
         """Let a function answer; a number that it reads and that is missing or not finite is a FAIL that names it."""
@@ -48,7 +53,7 @@ class Ask(NamedTuple):
             return answer(self, *args, **options)
         except InvalidNumber as error:
             return self.fact(False, f"cannot be evaluated: {error}")
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             if isinstance(error, UserError):
                 raise
             why = f"{type(error).__name__}: {error}"
@@ -76,46 +81,50 @@ BARE = "Nothing that the run was for could be evaluated"
 _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
 
 
-def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", stopped: str = "", runs: int = 1) -> Verdict:
+def verdict_of(
+    checks: list[Check],
+    broken: str = "",
+    skipped: str = "",
+    stopped: str = "",
+    runs: int = 1,
+    remedy: str | None = None,
+) -> Verdict:
     """Combine the checks of a run. ``broken``, ``skipped`` and ``stopped`` are why it has no complete result.
 
-    ``runs`` is the number of repetitions that are judged together.
+    ``runs`` is the number of repetitions that are judged together. What is no run has a ``remedy`` of its own where it is
+    AMBIGUOUS.
     """
+
+    def verdict(word: Any, sentence: str) -> Verdict:
+        return Verdict(verdict=word, sentence=sentence, checks=checks)
+
+    def names(chosen: list[Check]) -> str:
+        return ", ".join(check.name for check in chosen)
+
     if broken or stopped:
-        return Verdict(
-            verdict="BROKEN" if broken else "STOPPED", sentence=capitalized(broken or stopped), checks=checks
-        )
+        return verdict("BROKEN" if broken else "STOPPED", capitalized(broken or stopped))
     if skipped:
-        return Verdict(verdict="SKIPPED", sentence=f"Nothing ran: {skipped}", checks=checks)
-    failed = [check for check in checks if check.gates and check.status == "FAIL"]
-    if failed:
-        names = ", ".join(check.name for check in failed)
-        return Verdict(verdict="FAIL", sentence=f"{_count(failed)} failed: {names}.", checks=checks)
+        return verdict("SKIPPED", f"Nothing ran: {skipped}")
+    if failed := [check for check in checks if check.gates and check.status == "FAIL"]:
+        return verdict("FAIL", f"{counted(len(failed), 'check')} failed: {names(failed)}.")
     passed = [check for check in checks if check.status == "PASS"]
-    unsure = [check for check in checks if check.gates and check.status == "AMBIGUOUS"]
-    if unsure:
-        names = ", ".join(check.name for check in unsure)
-        return Verdict(
-            verdict="AMBIGUOUS",
-            sentence=f"Noise leaves {_count(unsure)} undecided"
-            + (f" after {runs} runs: {names}. " if runs > 1 else f": {names}. ")
-            + (_NARROWER if runs > 1 else "--repeat 5 runs it again until it is decided."),
-            checks=checks,
+    if unsure := [check for check in checks if check.gates and check.status == "AMBIGUOUS"]:
+        if remedy is not None:
+            return verdict("AMBIGUOUS", f"Open: {names(unsure)}. {remedy}".strip())
+        remedy = _NARROWER if runs > 1 else "--repeat 5 runs it again until it is decided."
+        after = f" after {runs} runs" * (runs > 1)
+        return verdict(
+            "AMBIGUOUS", f"Noise leaves {counted(len(unsure), 'check')} undecided{after}: {names(unsure)}. {remedy}"
         )
-    compared_with_nothing = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
-    rest = f"; {len(compared_with_nothing)} not compared (no comparable baseline)" if compared_with_nothing else ""
-    missing = ", ".join(check.name for check in checks if check.word == "INCOMPLETE")
-    rest += f"; incomplete: {missing}" if missing else ""
-    if all(check.kind in ("outcome", "budget") for check in passed):
-        # That a run completed in time says nothing about what it was for.
-        why = [f"{check.name}: {check.reason}" for check in checks if check.word == "INCOMPLETE"]
-        sentence = f"{BARE}: {why[0]}." if why else f"{BARE}."
-        return Verdict(verdict="SKIPPED", sentence=sentence, checks=checks)
-    return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)
-
-
-def _count(checks: list[Check]) -> str:
-    return f"{len(checks)} check{'' if len(checks) == 1 else 's'}"
+    incomplete = [check for check in checks if check.word == "INCOMPLETE"]
+    if all(check.kind in ("outcome", "budget") or check.name in (FINITE, AGREE) for check in passed):
+        # That a run completed in time with possible numbers says nothing about what it was for.
+        why = f": {incomplete[0].name}: {incomplete[0].reason}" if incomplete else ""
+        return verdict("SKIPPED", f"{BARE}{why}.")
+    alone = sum(check.status in ("NO_BASELINE", "NOT_COMPARABLE") for check in checks)
+    rest = f"; {alone} not compared (no comparable baseline)" * bool(alone)
+    rest += f"; incomplete: {names(incomplete)}" * bool(incomplete)
+    return verdict("PASS", f"{counted(len(passed), 'check')} passed{rest}.")
 
 
 def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
@@ -163,33 +172,12 @@ def limit_check(
     return Check(**common, status="PASS" if passed else "FAIL", reason=reason)
 
 
-def fact_check(
-    name: str,
-    question: str,
-    passed: bool,
-    reason: str,
-    *,
-    kind: Kind = "sanity",
-    limit: str = "",
-    value: float | None = None,
-    unit: str = "",
-) -> Check:
-    """Make a gating check of a fact that either holds or not."""
-    return Check(
-        name=name,
-        kind=kind,
-        question=question,
-        status="PASS" if passed else "FAIL",
-        reason=reason,
-        limit=limit,
-        value=value,
-        unit=unit,
-    )
+def fact_check(name: str, question: str, passed: bool, reason: str, *, kind: Kind = "sanity", **numbers: Any) -> Check:
+    return Ask(name, question, kind).fact(passed, reason, **numbers)
 
 
 @asks("time budget", "Did the run stay within its tier's time budget?", kind="budget")
 def budget_check(ask: Ask, run: Run) -> Check:
-    """Check that the run kept its tier's budget."""
     budget, total_s = run.config.budget_s, run.result.value("total_s") if run.result else None
     if total_s is None:
         return ask.fact(False, "the run does not say how long it took (total_s)")
@@ -228,10 +216,10 @@ def findings_check(name: str, question: str, findings: Sequence[Finding], missin
     for status in ("FAIL", "PASS"):
         chosen = [finding for finding in findings if finding.status == status]
         if chosen:
-            first, reason = chosen[0], "; ".join(finding.reason for finding in chosen)
-            return fact_check(
-                name, question, status == "PASS", reason, limit=first.limit, value=first.value, unit=first.unit
-            )
+            counts = Counter(finding.reason for finding in chosen)
+            reason = "; ".join(f"{text} ({count:,})" if count > 1 else text for text, count in counts.items())
+            numbers: dict[str, Any] = {item: getattr(chosen[0], item) for item in ("limit", "value", "unit")}
+            return fact_check(name, question, status == "PASS", reason, **numbers)
     reason = "; ".join(finding.reason for finding in findings) or missing
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
 
@@ -252,7 +240,7 @@ def finite_check(claims: Sequence[Claim]) -> Check:
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
     question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
-    return Ask("numbers agree", question).by(_agreement, claims, shown)
+    return Ask(AGREE, question).by(_agreement, claims, shown)
 
 
 def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str]) -> Check:

@@ -8,25 +8,25 @@ are the same. The same work on other hardware or versions is higher or lower; el
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from benchlib.benchmarks import loadable, of_run
+from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
 from benchlib.core.machine import hardware
-from benchlib.core.text import moment, quantity
+from benchlib.core.text import counted, moment, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
-from benchlib.judge.change import Change, Kind, Spread
+from benchlib.judge.change import Change, Scale, Spread
 from benchlib.judge.checks import Check, Status
 from benchlib.judge.regression import RegressionLimit, Side, chance_of_each, check_of, difference, side_of
-from benchlib.results.metrics import Direction, Metric
+from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
 from benchlib.results.run import PARTS, fingerprint_key, is_run
 from benchlib.results.shared import load_runs
@@ -34,11 +34,6 @@ from benchlib.results.shared import load_runs
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 # Factors of the fingerprint that leave the work the same.
 PLACE = ("backend", "nodes", "cpu", "memory_gib", "devices", "benchlib", "torch", "transformers")
-NEUTRAL = {"ratio": 1.0, "difference": 0.0}
-Word = Literal[
-    "regression", "worse", "better", "differs", "no difference found", "undecided", "no interval",
-    "only one side", "higher", "lower", "",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,28 +45,21 @@ class RunSet:
 
     @property
     def first(self) -> Record:
-        """The first run, which has benchmark, tier and fingerprint of all."""
         return self.runs[0]
 
 
-@dataclass
-class Argument:
-    """What one argument stands for: a set of runs for each benchmark, and the excluded runs with the reason."""
+def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
+    """Read what ``text`` names: a set of runs for each benchmark, and why other runs are excluded.
 
-    text: str
-    sets: dict[str, RunSet] = field(default_factory=dict)
-    excluded: list[str] = field(default_factory=list)
-
-
-def read_argument(text: str) -> Argument:
-    """Read what ``text`` names. Raises ``UserError`` where that is nothing, damaged, or of several fingerprints."""
-    kept, excluded = _complete(text)
-    argument = Argument(text, excluded=excluded)
-    for benchmark in dict.fromkeys(run.benchmark for run in kept):
-        members = tuple(run for run in kept if run.benchmark == benchmark)
-        _require_one_fingerprint(text, benchmark, members)
-        argument.sets[benchmark] = RunSet(text, members)
-    return argument
+    Raises ``UserError`` where that is nothing, damaged, or of several fingerprints.
+    """
+    kinds, excluded = read_kinds(text)
+    sets: dict[str, RunSet] = {}
+    for kind in kinds:
+        if kind.first.benchmark in sets:
+            _refuse_kinds(text, [other for other in kinds if other.first.benchmark == kind.first.benchmark])
+        sets[kind.first.benchmark] = kind
+    return sets, excluded
 
 
 def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
@@ -79,31 +67,22 @@ def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
 
     Raises ``UserError`` where it names nothing or is damaged.
     """
-    kept, excluded = _complete(text)
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for run in kept:
-        groups.setdefault((run.benchmark, run.tier, fingerprint_key(run.fingerprint)), []).append(run)
-    return [RunSet(text, tuple(members)) for members in groups.values()], excluded
-
-
-def _complete(text: str) -> tuple[list[Record], list[str]]:
-    """Return the complete runs that ``text`` names, each once, and the reasons why others are excluded."""
-    runs, kept, excluded = _runs(text), list[Record](), list[str]()
+    runs, groups, excluded = _runs(text), dict[tuple[str, ...], list[Record]](), list[str]()
     for run in runs:
-        original = next((other.run for other in kept if run.is_copy_of(other)), "")
+        members = groups.setdefault((run.benchmark, run.tier, fingerprint_key(run.fingerprint)), [])
+        original = next((other.run for other in members if run.is_copy_of(other)), "")
         if not run.complete or run.word == "DAMAGED":
             excluded.append(f"{run.run}: {_why(run)}")
         elif original:  # counted as a second run it would make the spread between runs look smaller than it is
             excluded.append(f"{run.run}: a copy of {original}")
         else:
-            kept.append(run)
-    if not kept:
-        raise UserError(
-            f"{text} has no complete run to compare: " + "; ".join(excluded[:5])
-            if len(runs) > 1
-            else f"{text} is not a complete run: {_why(runs[0])}"
-        )
-    return kept, excluded
+            members.append(run)
+    kinds = [RunSet(text, tuple(members)) for members in groups.values() if members]
+    if not kinds and len(runs) > 1:
+        raise UserError(f"{text} has no complete run to compare: {'; '.join(excluded[:5])}")
+    if not kinds:
+        raise UserError(f"{text} is not a complete run: {_why(runs[0])}")
+    return kinds, excluded
 
 
 def _runs(text: str) -> list[Record]:
@@ -127,27 +106,16 @@ def _why(run: Record) -> str:
     return f"{run.word}: {run.sentence}" if run.word != "PASS" else "its result is not complete"
 
 
-def _require_one_fingerprint(text: str, benchmark: str, runs: Sequence[Record]) -> None:
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for run in runs:
-        groups.setdefault((run.tier, fingerprint_key(run.fingerprint)), []).append(run)
-    if len(groups) == 1:
-        return
-    largest, *_ = kinds = sorted(groups.values(), key=len, reverse=True)
-    lines = []
-    for members in kinds:
-        run, first = members[0], largest[0]
-        factors = [f"{name} {here}" for name, here, _ in differences(run.fingerprint, first.fingerprint)[:3]]
-        factors += [f"tier {run.tier}"] if run.tier != first.tier else []
-        lines.append("  " + _listed([run.run for run in members]) + (f" ({', '.join(factors)})" if factors else ""))
-    raise UserError(
-        f"{text} holds {benchmark} runs of {len(groups)} kinds that cannot be compared with each other; name the runs of one:\n"
-        + "\n".join(lines)
-    )
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _refuse_kinds(text: str, kinds: Sequence[RunSet]) -> None:
+    kinds, lines = sorted(kinds, key=lambda kind: len(kind.runs), reverse=True), list[str]()
+    largest = kinds[0].first
+    for kind in kinds:
+        factors = [f"{name} {here}" for name, here, _ in differences(kind.first.fingerprint, largest.fingerprint)[:3]]
+        factors += [f"tier {kind.first.tier}"] if kind.first.tier != largest.tier else []
+        names = shortened([run.run for run in kind.runs])
+        lines.append(f"  {names}" + (f" ({', '.join(factors)})" if factors else ""))
+    what = f"{text} holds {largest.benchmark} runs of {len(kinds)} kinds that cannot be compared with each other"
+    raise UserError("\n".join([f"{what}; name the runs of one:", *lines]))
 
 
 class Row(BaseModel):
@@ -158,14 +126,12 @@ class Row(BaseModel):
     is '' where nothing may be said.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     metric: str
     unit: str
     direction: Direction
     reference: str
     other: str
-    kind: Kind = "ratio"
+    kind: Literal["ratio", "difference"] = "ratio"
     change: float | None = None
     low: float | None = None
     high: float | None = None
@@ -173,15 +139,13 @@ class Row(BaseModel):
     basis: str = ""
     limit: str = ""
     gate: Status | None = None
-    word: Word = ""
+    word: str = ""
     reason: str = ""
     headline: bool = False
 
 
 class Factor(BaseModel):
     """Something that differs. ``decides`` says whether it makes the sets incomparable."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     reference: str
@@ -192,28 +156,21 @@ class Factor(BaseModel):
 class Named(BaseModel):
     """A set of runs by its label, its runs' names, their verdicts and their machines."""
 
-    model_config = ConfigDict(frozen=True)
-
     label: str
     runs: list[str]
     verdicts: list[str]
     machines: list[str]
 
     @classmethod
-    def of(cls, runs: RunSet) -> "Named":
-        """Return the names of a set."""
-        return cls(
-            label=runs.label,
-            runs=[run.run for run in runs.runs],
-            verdicts=[run.word for run in runs.runs],
-            machines=list(dict.fromkeys(filter(None, map(_machine, runs.runs)))),
-        )
+    def of(cls, side: RunSet) -> "Named":
+        names, words = [run.run for run in side.runs], [run.word for run in side.runs]
+        machines = list(dict.fromkeys(filter(None, map(_machine, side.runs))))
+        return cls(label=side.label, runs=names, verdicts=words, machines=machines)
 
 
 def _machine(run: Record) -> str:
-    """Return host and hardware of a run; a baseline keeps the hardware only."""
-    parts = hardware(run.machine, run.backend)
-    return parts or "; ".join(filter(None, (run.fingerprint.get("cpu"), run.fingerprint.get("devices"))))
+    # A baseline keeps the hardware only.
+    return hardware(run.machine, run.backend) or "; ".join(filter(None, map(run.fingerprint.get, ("cpu", "devices"))))
 
 
 class Contrast(BaseModel):
@@ -238,7 +195,6 @@ class Contrast(BaseModel):
 
     @property
     def regressions(self) -> list[Row]:
-        """The metrics that got worse than the benchmark's limit allows."""
         return [row for row in self.rows if row.word == "regression"]
 
     @property
@@ -252,16 +208,20 @@ class Contrast(BaseModel):
 
 
 def contrast(reference: RunSet, other: RunSet) -> Contrast:
-    """Compare two sets of runs of one benchmark."""
-    factors = [*_deciding(reference, other), *_worth_knowing(reference, other)]
-    decisive = [factor.name for factor in factors if factor.decides]
+    here, there = reference.first, other.first
+    pairs = [("tier", here.tier, there.tier)] if here.tier != there.tier else []
+    pairs += differences(here.fingerprint, there.fingerprint)
+    decisive = [name for name, _, _ in pairs]
+    # What only one side recorded is no difference.
+    seen, seen_there = environment(reference.runs), environment(other.runs)
+    also = [(name, seen[name], seen_there[name]) for name in seen if seen[name] != seen_there.get(name, seen[name])]
     same_work = all(name in PLACE for name in decisive)
     rows = list(_rows(reference, other, not decisive, same_work))
     old, new = ({run.run for run in side.runs} for side in (reference, other))
-    same, shared, notes = old == new, sorted(old & new), list[str]()
-    if same:
+    notes, shared = list[str](), sorted(old & new)
+    if old == new:
         rows = [_unmoved(row) for row in rows]
-        what = f"{other.first.run} is the same run" if len(new) == 1 else f"The same {len(new)} runs are"
+        what = f"{there.run} is the same run" if len(new) == 1 else f"The same {len(new)} runs are"
         sentence = f"{what} on both sides: nothing to compare."
     else:
         sentence = _sentence(rows, decisive, same_work)
@@ -269,187 +229,137 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
             are = "is" if len(shared) == 1 else "are"
             notes = [f"{', '.join(shared)} {are} on both sides: a run does not differ from itself."]
     return Contrast(
-        benchmark=other.first.benchmark,
-        tier=other.first.tier,
+        benchmark=there.benchmark,
+        tier=there.tier,
         reference=Named.of(reference),
         other=Named.of(other),
         comparable=not decisive,
-        same=same,
+        same=old == new,
         sentence=sentence,
         rows=rows,
-        factors=factors,
+        factors=[
+            Factor(name=name, reference=before, other=after, decides=place < len(pairs))
+            for place, (name, before, after) in enumerate([*pairs, *also])
+        ],
         notes=notes,
     )
 
 
 def _unmoved(row: Row) -> Row:
     """Return the row of a metric against itself: no interval and no gate, which would speak of noise."""
-    if row.change is None:
-        return row
-    none = {"low": None, "high": None, "gate": None, "basis": "none", "reason": ""}
-    return row.model_copy(update=none | {"word": "no difference found"})
+    none = {"low": None, "high": None, "gate": None, "basis": "none", "reason": "", "word": "no difference found"}
+    return row if row.change is None else row.model_copy(update=none)
 
 
 def _sentence(rows: Sequence[Row], decisive: Sequence[str], same_work: bool) -> str:
     if decisive:
         differ = "differs" if len(decisive) == 1 else "differ"
         what = "Same work, but" if same_work else "Not comparable:"
-        return f"{what} {_listed(decisive, 4)} {differ}; ratios are shown, no verdict."
+        return f"{what} {shortened(decisive, 4)} {differ}; ratios are shown, no verdict."
     regressions = [row.metric for row in rows if row.word == "regression"]
     limited = [row for row in rows if row.limit]
     if regressions:
-        return f"{len(regressions)} regression{'s' * (len(regressions) > 1)}: {', '.join(regressions)}."
+        return f"{counted(len(regressions), 'regression')}: {', '.join(regressions)}."
     if not limited:
         return "Comparable, but no metric with a limit has a value on both sides."
-    open_ = [row.metric for row in limited if row.gate == "AMBIGUOUS"]
-    rest = f" Noise leaves {len(open_)} undecided, repeat the runs: {', '.join(open_)}." if open_ else ""
-    return f"No regression found in {len(limited)} metric{'s' * (len(limited) > 1)} with a limit.{rest}"
+    undecided = [row.metric for row in limited if row.gate == "AMBIGUOUS"]
+    rest = f" Noise leaves {len(undecided)} undecided, repeat the runs: {', '.join(undecided)}." if undecided else ""
+    return f"No regression found in {counted(len(limited), 'metric')} with a limit.{rest}"
 
 
 def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -> Iterator[Row]:
     limits = {limit.metric: limit for side in (reference, other) for limit in side.runs[-1].limits}
     old, new = reference.runs, other.runs
-    spreads = _known_spreads(other.runs[-1], limits.values(), [*old, *new]) if comparable else {}
-    chance = chance_of_each(limits.values(), new[-1].metrics)
+    latest, spreads = new[-1], dict[str, Spread]()
+    if comparable:  # what a calibration tells, and the runs beside this one, as in its own verdict
+        key = fingerprint_key(latest.fingerprint)
+        calibration = load_calibration(baselines.folder(), latest.benchmark, latest.tier, key)
+        spreads = baselines.known_spreads(latest, limits.values(), calibration, [*old, *new])
+    chance = chance_of_each(limits.values(), latest.metrics)
     for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
-        sides = side_of(old, name), side_of(new, name)
-        row = _row(name, limits.get(name), *sides, comparable, same_work, spreads.get(name), chance)
-        if row is not None:
-            yield row
+        before, after, limit = side_of(old, name), side_of(new, name), limits.get(name)
+        sides = [side for side in (after, before) if side is not None]
+        if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
+            continue  # neither side could measure it
+        metric = sides[0].metric
+        row = Row(
+            metric=name,
+            unit=metric.unit,
+            direction=metric.direction,
+            reference=before.metric.text if before else "absent",
+            other=after.metric.text if after else "absent",
+            word="only one side" if any(side.runs for side in sides) else "",
+            reason=next((side.metric.reason for side in sides if not side.runs), ""),
+            headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
+        )
+        if before and after and before.runs and after.runs:
+            change = difference(limit, after, before, spreads.get(name), chance)
+            check = check_of(limit, after, before, change) if limit and comparable else None
+            word = _word(change, row.direction, check, comparable) if comparable or same_work else ""
+            update = _compared(before, after, change, limit, check) | {"word": word}
+        elif limit and comparable and after and after.metric.fault:  # it is no longer a number
+            reason = f"{name} is {after.metric.fault}, which is no number to compare"
+            update = {"word": "regression", "reason": reason}
+        else:
+            update = {}
+        yield row.model_copy(update=update)
 
 
-def _known_spreads(run: Record, limits: Iterable[RegressionLimit], counted: Sequence[Record]) -> dict[str, Spread]:
-    """Return what a calibration tells of a run, and the runs beside it, as its own verdict does."""
-    calibration = load_calibration(baselines.folder(), run.benchmark, run.tier, fingerprint_key(run.fingerprint))
-    return baselines.known_spreads(run, limits, calibration, counted)
+def _compared(
+    old: Side, new: Side, change: Change, limit: RegressionLimit | None, check: Check | None
+) -> dict[str, Any]:
+    scale = change.scale
+    return {
+        "reference": _value(old, scale),
+        "other": _value(new, scale),
+        "kind": scale.name,
+        "change": scale.back(change.move),
+        "low": scale.back(change.least),
+        "high": scale.back(change.most),
+        "band": change.spread.band(scale) if change.spread else None,
+        "basis": change.basis,
+        "limit": limit.text(new.metric.direction) if limit else "",
+        "gate": check.status if check else None,
+        "reason": check.reason if check else "",
+    }
 
 
-def _row(
-    name: str,
-    limit: RegressionLimit | None,
-    old: Side | None,
-    new: Side | None,
-    comparable: bool,
-    same_work: bool,
-    known: Spread | None,
-    chance: float,
-) -> Row | None:
-    measured = [side for side in (new, old) if side is not None]
-    if not any(side.runs or side.metric.provenance != "not_available" for side in measured):
-        return None  # neither side could measure it
-    headline = limit is not None or _is_headline(name)
-    if old is None or new is None or not old.runs or not new.runs:
-        row = _one_sided(measured[0].metric, old, new, headline)
-        if limit is not None and comparable and new is not None and new.metric.fault:
-            why = f"{name} is {new.metric.fault}, which is no number to compare"
-            row = row.model_copy(update={"word": "regression", "reason": why})
-        return row
-    result = difference(limit, new, old, known, chance)
-    kind, check = result.kind, check_of(limit, new, old, result) if limit and comparable else None
-    return Row(
-        metric=name,
-        unit=new.metric.unit,
-        direction=new.metric.direction,
-        reference=_value(old, kind),
-        other=_value(new, kind),
-        kind=kind,
-        change=result.value,
-        low=result.low,
-        high=result.high,
-        band=result.band if result.spread else None,
-        basis=result.basis,
-        limit=limit.text(new.metric.direction) if limit else "",
-        gate=check.status if check else None,
-        word=_word(result, new.metric.direction, check) if comparable else _side_word(result) if same_work else "",
-        reason=check.reason if check else "",
-        headline=headline,
-    )
+def _value(side: Side, scale: Scale) -> str:
+    shifted = len(side.runs) == 1 and side.readings(scale)[0].disturbed
+    return quantity(side.value(scale), side.metric.unit) + " undisturbed" * bool(shifted)
 
 
-def _value(side: Side, kind: Kind) -> str:
-    shifted = len(side.runs) == 1 and side.readings(kind)[0].disturbed
-    return quantity(side.value(kind), side.metric.unit) + " undisturbed" * bool(shifted)
-
-
-def _is_headline(name: str) -> bool:
-    return any(name in benchmark.spec.first([name]) for benchmark in loadable())
-
-
-def _one_sided(metric: Metric, old: Side | None, new: Side | None, headline: bool) -> Row:
-    lacking = next((side for side in (new, old) if side is not None and not side.runs), None)
-    return Row(
-        metric=metric.name,
-        unit=metric.unit,
-        direction=metric.direction,
-        reference=old.metric.text if old else "absent",
-        other=new.metric.text if new else "absent",
-        word="only one side" if any(side and side.runs for side in (old, new)) else "",
-        reason=lacking.metric.reason if lacking else "",
-        headline=headline,
-    )
-
-
-def _word(result: Change, direction: Direction, check: Check | None) -> Word:
-    """Return what may be said of a change between comparable sets."""
+def _word(change: Change, direction: Direction, check: Check | None, comparable: bool) -> str:
+    """Return what may be said of a change; of the same work in two places neither better nor worse."""
     if check is not None and check.status in ("FAIL", "AMBIGUOUS"):
         return "regression" if check.status == "FAIL" else "undecided"
-    neutral = NEUTRAL[result.kind]
-    if result.basis == "none" and result.value != neutral:  # too few samples to tell noise from change
+    if change.basis == "none" and change.move != 0:  # too few samples to tell noise from change
         return "no interval"
-    if not result.sure:
+    if not change.sure:
         return "no difference found"
+    if not comparable:
+        return "higher" if change.move > 0 else "lower"
     if direction == "none":
         return "differs"
-    return "better" if (result.value > neutral) == (direction == "higher") else "worse"
-
-
-def _side_word(result: Change) -> Word:
-    """Return what may be said of a change between the same work in two places: no gate, no better or worse."""
-    neutral = NEUTRAL[result.kind]
-    if result.basis == "none" and result.value != neutral:
-        return "no interval"
-    if not result.sure:
-        return "no difference found"
-    return "higher" if result.value > neutral else "lower"
-
-
-def _deciding(reference: RunSet, other: RunSet) -> list[Factor]:
-    here, there = reference.first, other.first
-    pairs = [("tier", here.tier, there.tier)] if here.tier != there.tier else []
-    pairs += differences(here.fingerprint, there.fingerprint)
-    return [Factor(name=name, reference=old, other=new, decides=True) for name, old, new in pairs]
-
-
-def _worth_knowing(reference: RunSet, other: RunSet) -> list[Factor]:
-    """Return what differs without making the sets incomparable; what only one of them recorded is not a difference."""
-    here, there = (environment(side.runs) for side in (reference, other))
-    return [
-        Factor(name=name, reference=value, other=there[name], decides=False)
-        for name, value in here.items()
-        if name in there and value != there[name]
-    ]
-
-
-def environment(runs: Sequence[Record]) -> dict[str, str]:
-    """Return the environment of runs by name: recorded, not part of the fingerprint. Several values are listed."""
-    values: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for name, value in _environment(run).items():
-            values.setdefault(name, {})[value] = None
-    return {name: _listed(list(several)) for name, several in values.items()}
+    return "better" if (change.move > 0) == (direction == "higher") else "worse"
 
 
 def _environment(run: Record) -> dict[str, str]:
-    machine = run.machine
+    """Return the environment of a run by name: recorded, not part of the fingerprint."""
     facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
-    if machine:
-        facts |= {name: str(machine.get(name) or "unknown") for name in ("host", "system")}
-        loads = machine.get("load_average")
+    if run.machine:
+        facts |= {name: str(run.machine.get(name) or "unknown") for name in ("host", "system")}
+        loads = run.machine.get("load_average")
         facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
-        known = {name: value for name, value in run.setup.items() if name not in ("host", "system")}
-        facts |= {name if name.startswith("driver ") else f"version of {name}": value for name, value in known.items()}
-    return facts | {
-        f"config.{name}": str(value)
-        for name, value in run.config.items()
-        if f"config.{name}" not in run.fingerprint and name not in ("benchmark", "tier", "backend")
-    }
+        versions = {name: value for name, value in run.setup.items() if name not in ("host", "system")}
+        facts |= {name if name.startswith("driver ") else f"version of {name}": versions[name] for name in versions}
+    own = [(f"config.{name}", str(value)) for name, value in run.config.items()]
+    known = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
+    return facts | {name: value for name, value in own if name not in known}
+
+
+def environment(runs: Sequence[Record]) -> dict[str, str]:
+    """Return the environment of runs by name. Several values are listed."""
+    facts = [_environment(run) for run in runs]
+    names = dict.fromkeys(name for each in facts for name in each)
+    return {name: shortened(list(dict.fromkeys(each[name] for each in facts if name in each))) for name in names}

@@ -9,38 +9,34 @@ hour), d devices, an epoch of N items, F useful FLOP/s and the power P in watts:
 - break-even price of a machine: the p at which its items cost what those of the cheapest cost, ``p_c d_c R / (d R_c)``
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
 
-Intervals are those of ``benchlib.judge.change`` (98%): the samples of a run are resampled, and from three runs on the spread
-between runs counts. Time and cost are monotonic in the rate, so the ends of its interval give the ends of theirs; an order is
-certain where the interval of the ratio of two machines excludes 1.
-
-A device is what is paid for: of accelerators one for each rank, of a CPU backend one for each node, the whole machine.
+All are products and quotients of what runs measured, so they are computed in logarithms, as arrays (3, machines): the value
+and how far below and above it its 98% interval ends; independent intervals add up in squares. The spread between runs is
+pooled over the machines. An order is certain where the interval of the ratio of two machines excludes 1.
 """
 
+import dataclasses
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
 
 from benchlib.core import text
 from benchlib.core.errors import UserError
-from benchlib.judge.change import GATE_CONFIDENCE, Estimate, Runs, change, estimate
-from benchlib.judge.checks import Check, Verdict, verdict_of
+from benchlib.judge.change import GATE_CONFIDENCE, LOG, compared, own_spread
+from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.machines import HOUR_S, Machine, priced, read_machines
 from benchlib.judge.prices import Asked, parse
 from benchlib.judge.regression import Side
 from benchlib.judge.trends import demo_worth
-from benchlib.results.metrics import Direction
 
 DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Value(_Model):
+@dataclass(frozen=True)
+class Estimate:
     """A number with its 98% interval, or the reason why there is none. ``low`` and ``high`` are None without interval."""
 
     value: float | None
@@ -48,54 +44,32 @@ class Value(_Model):
     high: float | None = None
     reason: str = ""
 
-    @classmethod
-    def of(cls, amount: Estimate) -> "Value":
-        """Return an estimate as a value."""
-        spread = amount.basis != "none"
-        return cls(value=amount.value, low=amount.low if spread else None, high=amount.high if spread else None)
-
     def ends(self, unit: str = "") -> str:
         """Write the interval; '' where there is none."""
         if self.low is None or self.high is None:
             return ""
         return f"{amount_text(self.low, '' if unit == 'USD' else unit)} to {amount_text(self.high, unit)}"
 
+    def text(self, unit: str) -> str:
+        ends = f" ({ends})" if (ends := self.ends(unit)) else ""
+        return amount_text(self.value or 0.0, unit) + ends
 
-class Row(_Model):
+
+@dataclass(frozen=True)
+class Row:
     """One quantity of all machines. ``best`` is the index of the best one, ``certain`` whether every other is surely worse."""
 
     name: str
     label: str
     unit: str
-    direction: Direction
-    values: list[Value]
+    values: list[Estimate]
     best: int | None = None
     certain: bool = False
+    direction: str = "lower"
 
 
-class Offer(_Model):
-    """A machine at its price: seconds and USD that the ``Worth.amount`` takes; ``front``: no other beats it in both."""
-
-    label: str
-    runs: list[str]
-    hardware: str
-    devices: int
-    device: str
-    usd_per_device_hour: float
-    price_from: str
-    seconds: Value
-    usd: Value
-    front: bool
-
-
-class Difference(_Model):
-    """A part of the work that differs, with what it is on each machine."""
-
-    name: str
-    values: list[str]
-
-
-class Answer(_Model):
+@dataclass(frozen=True)
+class Answer:
     """A buyer's question with its answer in a sentence. ``certain`` is None where there is nothing to choose from."""
 
     question: str
@@ -103,92 +77,122 @@ class Answer(_Model):
     sentence: str
     certain: bool | None
 
+    def check(self, benchmark: str) -> Check:
+        ask = Ask(f"{self.question.removesuffix('?').lower()} in {benchmark}", self.question, "target")
+        status: Status = "SKIPPED" if self.certain is None else "PASS" if self.certain else "AMBIGUOUS"
+        return ask.answer(status, self.sentence, gates=self.certain is not None)
 
-class Worth(_Model):
-    """The comparison of machines by price, in one benchmark."""
 
-    schema_version: Literal[1] = 1
+@dataclass(frozen=True)
+class Worth:
+    """The comparison of machines by price, in one benchmark. ``seconds`` and ``usd`` are what each takes for ``amount``.
+
+    ``differences`` are parts of the work that differ, with what they are on each machine; none beats a machine of the ``front``
+    in time or cost without losing in the other.
+    """
+
     benchmark: str
     tier: str
     items: str
     amount: str
-    confidence: float
-    same_work: bool
-    machines: list[Offer]
-    differences: list[Difference]
+    machines: list[Machine]
+    seconds: list[Estimate]
+    usd: list[Estimate]
+    front: list[int]
+    differences: dict[str, list[str]]
     rows: list[Row]
     answers: list[Answer]
     notes: list[str]
+    confidence: float = GATE_CONFIDENCE
 
     def row(self, name: str) -> Row | None:
-        """Return the row of this name; None where it is not compared."""
         return next((row for row in self.rows if row.name == name), None)
+
+    def plain(self) -> dict[str, Any]:
+        content = dataclasses.asdict(dataclasses.replace(self, machines=[]))
+        amounts = zip(content.pop("seconds"), content.pop("usd"), strict=True)
+        takes = [{"seconds": seconds, "usd": usd} for seconds, usd in amounts]
+        for place, machine in enumerate(self.machines):
+            content["machines"].append(machine.plain() | takes[place] | {"front": place in self.front})
+        differences = [{"name": name, "values": values} for name, values in self.differences.items()]
+        del content["front"]
+        return content | {"schema_version": 1, "same_work": not differences, "differences": differences}
 
 
 class Ranking:
-    """What machines, by index, take; from the least on; and how many times that of the first each further one takes.
+    """What machines take of something, in logarithms, and their order from the least on; NaN for one that is not known.
 
-    ``ratio`` says how many times what the second takes the first takes. ``loads`` say how busy each was: nothing that rests on a
-    busy machine is certain, unless its runs show their spread.
+    ``doubt`` says why the order is not certain. Nothing that rests on a busy machine is, unless runs show their spread.
     """
 
-    def __init__(self, amounts: Mapping[int, Estimate], ratio: Callable[[int, int], Estimate], loads: Sequence[str]):
-        self.amounts, self.order = amounts, sorted(amounts, key=lambda index: amounts[index].value)
-        self.ratios = [ratio(index, self.order[0]) for index in self.order[1:]]
-        pairs = zip(self.order[1:], self.ratios, strict=True)
-        self.open = [index for index, ratio in pairs if ratio.basis == "none" or ratio.low <= 1]  # may be as good
-        unseen = any(ratio.basis != "runs" for ratio in self.ratios)
-        self.busy = [loads[index] for index in self.order if loads[index] and unseen]
-        self.certain = not self.open and not self.busy
+    def __init__(self, machines: Sequence[Machine], amounts: np.ndarray, basis: str):
+        self.amounts, self.basis, labels = amounts, basis, [machine.label for machine in machines]
+        values = amounts[0]
+        self.order = [int(place) for place in np.argsort(values) if not math.isnan(values[place])]
+        first, others = (self.order or [0])[0], self.order[1:]
+        self.ratios = _times(amounts, -amounts[[0, 2, 1], first][:, None])  # to the first
+        same = [place for place in others if machines[place].rate == machines[first].rate]  # perhaps at another price
+        self.ratios[1:, same] = 0.0
+        level = [labels[place] for place in others if self.ratios[0, place] <= self.ratios[1, place]]
+        busy = [machines[place].load for place in self.order if machines[place].load and basis != "runs"]
+        self.doubt, self.sure = "", ""
+        if basis == "none" and same != others:
+            self.doubt = "The order is open: so few samples have no interval."
+        elif level:
+            self.doubt = f"The order is open: {text.listing(level)} may be as good."
+        elif busy:
+            began = f"{text.listing(busy)} began on a busy machine"
+            self.doubt = f"The order holds for these runs, but is not certain: {began}."
+        elif others:
+            self.sure = f"The order is certain{' as far as single runs show' * (basis != 'runs')}."
 
-    @classmethod
-    def per_item(cls, rates: Mapping[int, Runs], factors: Sequence[float], loads: Sequence[str]) -> "Ranking":
-        """Rank machines by ``factor / rate``, as time and cost are of a rate."""
+    def estimates(self, factor: float, reasons: Sequence[str] = ()) -> list[Estimate]:
+        return _estimates(_times(self.amounts, _exact(factor)), self.basis, reasons)
 
-        def ratio(index: int, other: int) -> Estimate:
-            factor = factors[index] / factors[other]
-            if rates[index] == rates[other]:  # the same runs, perhaps at another price
-                return Estimate(factor, factor, factor, "runs")
-            return _ratio(rates[index], rates[other]).under(factor)
-
-        return cls({index: estimate(runs).under(factors[index]) for index, runs in rates.items()}, ratio, loads)
-
-    def sentence(self, labels: Sequence[str]) -> str:
-        """Say how sure the first place is; '' where there is no second."""
-        bases = {ratio.basis for ratio in self.ratios}
-        if self.busy and not self.open:
-            return f"The order holds for these runs, but is not certain: {text.listing(self.busy)} began on a busy machine."
-        if not self.open:
-            return f"The order is certain{' as far as single runs show' * ('samples' in bases)}." if bases else ""
-        if "none" in bases:
-            return "The order is open: so few samples have no interval."
-        return f"The order is open: {text.listing([labels[index] for index in self.open])} may be as good."
-
-    def row(
-        self, name: str, label: str, unit: str, amounts: Mapping[int, Estimate] | float, reasons: Sequence[str]
-    ) -> Row:
-        """Return a row of the ranked amounts times a number, or of others that rank so; with a single one none is best."""
-        if not isinstance(amounts, Mapping):
-            amounts = {index: amount.times(amounts) for index, amount in self.amounts.items()}
+    def row(self, name: str, label: str, unit: str, values: list[Estimate], direction: str = "lower") -> Row:
         several = len(self.order) > 1
-        return Row(
-            name=name, label=label, unit=unit, direction="higher" if unit.endswith("/s") else "lower",
-            values=[
-                Value.of(amounts[index]) if index in amounts else Value(value=None, reason=reason)
-                for index, reason in enumerate(reasons)
-            ],
-            best=self.order[0] if several else None, certain=several and self.certain,
-        )  # fmt: skip
+        return Row(name, label, unit, values, self.order[0] if several else None, several and not self.doubt, direction)
 
 
-def _ratio(runs: Runs, other: Runs) -> Estimate:
-    ratio = change(runs, other)
-    return Estimate(ratio.value, ratio.low, ratio.high, ratio.basis)
+def _estimates(amounts: np.ndarray, basis: str, reasons: Sequence[str] = ()) -> list[Estimate]:
+    def number(logarithm: float) -> float | None:
+        # Rounded, so that 60 s stay 60 s through their logarithm.
+        return None if math.isnan(logarithm) else float(f"{math.exp(logarithm):.12g}")
+
+    without = math.nan if basis == "none" else 0.0
+    return [
+        Estimate(number(value), number(value - below + without), number(value + above + without), reason)
+        for (value, below, above), reason in zip(amounts.T.tolist(), reasons or [""] * amounts.shape[1], strict=True)
+    ]
+
+
+def _levels(sides: Sequence[Side | str]) -> tuple[np.ndarray, str]:
+    """Return what runs measured on each machine, NaN for one that did not, and what the intervals rest on."""
+    runs = {place: side.readings(LOG) for place, side in enumerate(sides) if isinstance(side, Side)}
+    levels, bases = np.full((3, len(sides)), math.nan), set[str]()
+    for place, items in runs.items():
+        change = compared(items, known=own_spread(*(other for at, other in runs.items() if at != place)))
+        levels[:, place] = change.move, change.move - change.least, change.most - change.move
+        bases.add(change.basis)
+    return levels, next((basis for basis in ("none", "samples", "runs") if basis in bases), "none")
+
+
+def _exact(factors: Any) -> np.ndarray:
+    """Return numbers without an interval, (3, n)."""
+    factors = np.log(np.atleast_1d(factors))
+    return np.stack([factors, 0 * factors, 0 * factors])
+
+
+def _under(amounts: np.ndarray) -> np.ndarray:
+    return np.stack([-amounts[0], amounts[2], amounts[1]])
+
+
+def _times(amounts: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return np.stack([amounts[0] + others[0], *np.hypot(amounts[1:], others[1:])])
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the points that no other point is better than in one coordinate and no worse than in the other."""
-
     return [
         index
         for index, (x, y) in enumerate(points)
@@ -196,181 +200,137 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     ]
 
 
-class _Comparison:
-    """Machines of one benchmark with what an item takes of each, on which rows and answers rest."""
-
-    def __init__(self, machines: Sequence[Machine]):
-        self.machines = machines
-        self.labels = [machine.label for machine in machines]
-        self.prices = [machine.price.usd_per_device_hour for machine in machines]
-        self.usd_per_s = [machine.usd_per_s for machine in machines]
-        sides = [machine.rate for machine in machines if isinstance(machine.rate, Side)]
-        units = sorted({side.metric.unit for side in sides})
-        if len(units) > 1 or not units[0].endswith("/s"):
-            raise UserError(f"rates of {' and '.join(units)} cannot be compared: one unit, items per second, is needed")
-        self.items = units[0].removesuffix("/s")
-        self.rates: dict[int, Runs] = {index: side.runs for index, side in enumerate(sides)}
-        self.loads = [machine.load for machine in machines]
-        self.time = Ranking.per_item(self.rates, [1.0] * len(machines), self.loads)
-        self.cost = Ranking.per_item(self.rates, self.usd_per_s, self.loads)
-        ratios = zip(self.cost.order[1:], self.cost.ratios, strict=True)
-        self.even = {index: ratio.under(self.prices[index]) for index, ratio in ratios}
-        works = [machine.work() for machine in machines]
-        self.differences = [
-            Difference(name=name, values=[text.text(work.get(name)) or "not stated" for work in works])
-            for name in dict.fromkeys(name for work in works for name in work)
-            if any(work.get(name) != works[0].get(name) for work in works)
-        ]
-        # Without a common epoch a million items of each are compared.
-        self.epoch_items = None if self.differences else machines[0].fact("epoch_items")
-        self.amount, self.size = f"a million {self.items}", 1e6
-        if self.epoch_items:
-            self.amount, self.size = "an epoch", self.epoch_items
-
-    def rows(self) -> Iterator[Row]:
-        """Return the table."""
-        items, epoch, none = self.items, self.epoch_items, [""] * len(self.machines)
-        if epoch:
-            yield self.time.row("epoch_s", "Time per epoch", "s", epoch, none)
-        rates = {index: time.under(1) for index, time in self.time.amounts.items()}
-        yield self.time.row("rate", f"{items.capitalize()} per second", f"{items}/s", rates, none)
-        if epoch:
-            yield self.cost.row("usd_per_epoch", "Cost per epoch", "USD", epoch, none)
-        yield self.cost.row("usd_per_million", f"Cost per million {items}", "USD", 1e6, none)
-        if not self.differences:
-            runs, reasons = self._usable("flops_per_s")
-            spent = Ranking.per_item(runs, self.usd_per_s, self.loads)
-            yield spent.row("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD", 1e18, reasons)
-        runs, reasons = self._usable("power_w")
-        joules = {index: _ratio(watts, self.rates[index]) for index, watts in runs.items()}
-
-        def ratio(index: int, other: int) -> Estimate:  # from the ends of both intervals, which is on the safe side
-            a, b = joules[index], joules[other]
-            return Estimate(a.value / b.value, a.low / b.high, a.high / b.low, "none" if b.basis == "none" else a.basis)
-
-        used = Ranking(joules, ratio, self.loads)
-        yield used.row("wh_per_million", f"Energy per million {items}", "Wh", 1e6 / HOUR_S, reasons)
-        own = [Value(value=price, reason="the cheapest") for price in self.prices]
-        even = [Value.of(self.even[index]) if index in self.even else value for index, value in enumerate(own)]
-        unit = "USD per device hour"
-        yield Row(name="break_even", label="Break-even price", unit=unit, direction="none", values=even)
-
-    def _usable(self, metric: str) -> tuple[dict[int, Runs], list[str]]:
-        """Return the samples of a metric for each machine that has them, and the reasons of those that do not."""
-        sides = [machine.usable(metric) for machine in self.machines]
-        runs: dict[int, Runs] = {index: side.runs for index, side in enumerate(sides) if isinstance(side, Side)}
-        return runs, [side if isinstance(side, str) else "" for side in sides]
-
-    def offers(self) -> list[Offer]:
-        """Return the machines with time and cost of the amount."""
-        places = range(len(self.machines))
-        pairs = [
-            (self.time.amounts[index].times(self.size), self.cost.amounts[index].times(self.size)) for index in places
-        ]
-        on_front = front([(time.value, cost.value) for time, cost in pairs])
-        return [
-            Offer(
-                label=machine.label, runs=[run.run for run in machine.runs.runs], hardware=machine.hardware, devices=machine.devices,
-                device=machine.device, usd_per_device_hour=self.prices[index], price_from=machine.price.origin,
-                seconds=Value.of(pairs[index][0]), usd=Value.of(pairs[index][1]), front=index in on_front,
-            )
-            for index, machine in enumerate(self.machines)
-        ]  # fmt: skip
-
-    def answers(self, deadline_s: float | None) -> Iterator[Answer]:
-        """Answer what a buyer asks, for a deadline of the whole work too."""
-        for ranks, word, verb, unit in (
-            (self.time, "fastest", "takes {} as long", "s"),
-            (self.cost, "cheapest", "costs {} as much, and would cost the same at {} per device hour", "USD"),
-        ):
-            first, second = ranks.order[:2]
-            label, other, ratio = self.labels[first], self.labels[second], ranks.ratios[0]
-            question, takes = f"Which is the {word}?", _with_ends(ranks.amounts[first].times(self.size), unit)
-            if ratio.low == ratio.high == 1:
-                sentence = f"{label} and {other} do not differ: {takes} for {self.amount} each."
-                yield Answer(question=question, machine=f"{label} and {other}", sentence=sentence, certain=False)
-                continue
-            even = _with_ends(self.even[second], "USD") if second in self.even else ""
-            sentence = (
-                f"{label} is the {word}: {takes} for {self.amount}; {other} {verb.format(_times(ratio), even)}. "
-                f"{ranks.sentence(self.labels)}"
-            )
-            yield Answer(question=question, machine=label, sentence=sentence, certain=ranks.certain)
-        if deadline_s is not None:
-            yield self._within(deadline_s)
-
-    def _within(self, deadline_s: float) -> Answer:
-        """Answer for the whole work, which has the epochs of the config."""
-        limit = amount_text(deadline_s, "s")
-
-        def answer(sentence: str, certain: bool | None, machine: str = "") -> Answer:
-            question = f"Which is the cheapest within {limit}?"
-            return Answer(question=question, machine=machine, sentence=sentence, certain=certain)
-
-        if not self.epoch_items:
-            return answer("Open: the work differs or has no epochs, so that no machine's time for it is known.", None)
-        epochs = float(self.machines[0].config.get("epochs") or 1)
-        work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
-        places, items = range(len(self.machines)), epochs * self.epoch_items
-        times, costs = ([ranks.amounts[index].times(items) for index in places] for ranks in (self.time, self.cost))
-        inside = [index for index, time in enumerate(times) if time.value <= deadline_s]
-        near = [index for index, time in enumerate(times) if time.low <= deadline_s < time.value]
-        if not inside:
-            first = self.time.order[0]
-            sentence = f"None finishes {work} within {limit}: the fastest, {self.labels[first]}, takes {_with_ends(times[first], 's')}."
-            maybe = f" {text.listing([self.labels[index] for index in near])} may just make it." if near else ""
-            return answer(sentence + maybe, not near)
-        ranks = Ranking.per_item({index: self.rates[index] for index in inside}, self.usd_per_s, self.loads)
-        best, label = ranks.order[0], self.labels[ranks.order[0]]
-        doubts = [f"{label} may miss the deadline"] if times[best].high > deadline_s else []
-        cheaper = [index for index in near if costs[index].value < costs[best].value]
-        doubts += [f"{self.labels[index]} would be cheaper and may make it" for index in cheaper]
-        doubts += ["so few samples have no interval"] if times[best].basis == "none" else []
-        sentence = (
-            f"Within {limit}, {label} is the cheapest: {work} take{s} {_with_ends(times[best], 's')} and cost{s} "
-            f"{_with_ends(costs[best], 'USD')}. {ranks.sentence(self.labels) or f'No other finishes {work} in time.'}"
-        )
-        sentence += f" But {text.listing(doubts)}." if doubts else ""
-        return answer(sentence, not doubts and ranks.certain, label)
-
-    def notes(self) -> list[str]:
-        """Return what a reader has to know of prices, work and intervals."""
-        notes = [machine.price.warning for machine in self.machines if machine.price.warning]
-        if busy := list(filter(None, self.loads)):
-            notes.append(
-                f"Other work kept the processor busy when a run began: {text.listing(busy)}. It slows a run without a trace in its "
-                "samples: repeat it on a quiet machine, or run it three times and more."
-            )
-        if self.differences:
-            notes.append(
-                f"The work differs, so only what is per {self.items.removesuffix('s')} is compared: no time or cost per epoch, no cost per FLOP."
-            )
-        elif not self.epoch_items:
-            notes.append(f"The runs do not say how many {self.items} an epoch has: nothing is compared per epoch.")
-        if any(time.basis != "runs" for time in self.time.amounts.values()):
-            notes.append(
-                "Intervals rest on the samples within a run where a machine has fewer than three: how much runs differ "
-                "from each other is not in them. Three runs of each machine show it."
-            )
-        return list(dict.fromkeys(notes))
-
-
 def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth:
     """Compare machines of one benchmark by price. ``deadline_s`` is the time that the whole work may take."""
-    compared = _Comparison(machines)
-    tiers = " and ".join(dict.fromkeys(machine.runs.first.tier for machine in machines))
+    sides = [machine.rate for machine in machines]
+    units = sorted({side.metric.unit for side in sides if isinstance(side, Side)})
+    if len(units) > 1 or not units[0].endswith("/s"):
+        raise UserError(f"rates of {' and '.join(units)} cannot be compared: one unit, items per second, is needed")
+    items, usd_per_s = units[0].removesuffix("/s"), _exact([machine.usd_per_s for machine in machines])
+    rates, basis = _levels(sides)
+    time, cost = (Ranking(machines, _times(_under(rates), by), basis) for by in (_exact(1), usd_per_s))
+    works = [machine.work() for machine in machines]
+    differences = {
+        name: [text.text(work.get(name)) or "not stated" for work in works]
+        for name in dict.fromkeys(name for work in works for name in work)
+        if any(work.get(name) != works[0].get(name) for work in works)
+    }
+    # Without a common epoch a million items of each are compared.
+    epoch = None if differences else machines[0].fact("epoch_items")
+    amount, size = ("an epoch", epoch) if epoch else (f"a million {items}", 1e6)
+    rows = [time.row("epoch_s", "Time per epoch", "s", time.estimates(epoch))] if epoch else []
+    values = _estimates(rates, basis)
+    rows.append(time.row("rate", f"{items.capitalize()} per second", f"{items}/s", values, "higher"))
+    rows += [cost.row("usd_per_epoch", "Cost per epoch", "USD", cost.estimates(epoch))] if epoch else []
+    rows.append(cost.row("usd_per_million", f"Cost per million {items}", "USD", cost.estimates(1e6)))
+    for name, label, unit, metric, factor in (
+        ("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD", "flops_per_s", 1e18),
+        ("wh_per_million", f"Energy per million {items}", "Wh", "power_w", 1e6 / HOUR_S),
+    ):
+        usable = [machine.usable(metric) for machine in machines]
+        reasons = [side if isinstance(side, str) else "" for side in usable]
+        levels, of = _levels(usable)
+        amounts = _times(_under(levels), usd_per_s) if unit == "USD" else _times(levels, _under(rates))
+        ranks = Ranking(machines, amounts, of if basis != "none" else basis)
+        if unit != "USD" or not differences:
+            rows.append(ranks.row(name, label, unit, ranks.estimates(factor, reasons)))
+    prices = [machine.price.usd_per_device_hour for machine in machines]
+    even = _estimates(_times(_under(cost.ratios), _exact(prices)), basis)
+    even[cost.order[0]] = Estimate(prices[cost.order[0]], reason="the cheapest")
+    rows.append(Row("break_even", "Break-even price", "USD per device hour", even, direction="none"))
+    same_price = f"costs {{}} as much, and would cost the same at {even[cost.order[1]].text('USD')} per device hour"
+    seconds, usd = time.estimates(size), cost.estimates(size)
+    answers = [
+        _first(machines, time, f"{seconds[time.order[0]].text('s')} for {amount}", "fastest", "takes {} as long"),
+        _first(machines, cost, f"{usd[cost.order[0]].text('USD')} for {amount}", "cheapest", same_price),
+    ]
+    if deadline_s is not None:
+        answers.append(_within(machines, time, cost, epoch, deadline_s))
     return Worth(
-        benchmark=machines[0].runs.first.benchmark, tier=tiers, items=compared.items, amount=compared.amount,
-        confidence=GATE_CONFIDENCE, same_work=not compared.differences, machines=compared.offers(),
-        differences=compared.differences, rows=list(compared.rows()), answers=list(compared.answers(deadline_s)),
-        notes=compared.notes(),
-    )  # fmt: skip
+        benchmark=machines[0].runs.first.benchmark,
+        tier=" and ".join(dict.fromkeys(machine.runs.first.tier for machine in machines)),
+        items=items,
+        amount=amount,
+        machines=list(machines),
+        seconds=seconds,
+        usd=usd,
+        front=front([(first.value or 0.0, second.value or 0.0) for first, second in zip(seconds, usd, strict=True)]),
+        differences=differences,
+        rows=rows,
+        answers=answers,
+        notes=list(dict.fromkeys(_notes(machines, basis, items, bool(differences), epoch))),
+    )
+
+
+def _first(machines: Sequence[Machine], ranks: Ranking, takes: str, word: str, verb: str) -> Answer:
+    first, second = ranks.order[:2]
+    label, other, question = machines[first].label, machines[second].label, f"Which is the {word}?"
+    if not ranks.ratios[:, second].any():
+        both = f"{label} and {other}"
+        return Answer(question, both, f"{both} do not differ: {takes} each.", False)
+    ratio = _estimates(ranks.ratios, ranks.basis)[second]
+    ends = "" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})"
+    behind = f"{other} {verb.format(f'{ratio.value:.3g} times{ends}')}"
+    sentence = f"{label} is the {word}: {takes}; {behind}. {ranks.doubt or ranks.sure}"
+    return Answer(question, label, sentence, not ranks.doubt)
+
+
+def _within(
+    machines: Sequence[Machine], time: Ranking, cost: Ranking, epoch: float | None, deadline_s: float
+) -> Answer:
+    """Answer which is the cheapest within a deadline of the whole work, which has the epochs of the config."""
+    limit, labels = amount_text(deadline_s, "s"), [machine.label for machine in machines]
+    question = f"Which is the cheapest within {limit}?"
+    if not epoch:
+        unknown = "Open: the work differs or has no epochs, so that no machine's time for it is known."
+        return Answer(question, "", unknown, None)
+    epochs = float(machines[0].config.get("epochs") or 1)
+    work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
+    times, costs = time.estimates(epochs * epoch), cost.estimates(epochs * epoch)
+    late = [(item.value or 0.0) > deadline_s for item in times]
+    near = [place for place, item in enumerate(times) if late[place] and (item.low or math.inf) <= deadline_s]
+    ranks = Ranking(machines, np.where(late, math.nan, cost.amounts), cost.basis)
+    if not ranks.order:
+        first = time.order[0]
+        sentence = f"None finishes {work} within {limit}: the fastest, {labels[first]}, takes {times[first].text('s')}."
+        maybe = f" {text.listing([labels[place] for place in near])} may just make it." if near else ""
+        return Answer(question, "", sentence + maybe, not near)
+    best, label = ranks.order[0], labels[ranks.order[0]]
+    cheaper = [labels[place] for place in near if cost.amounts[0, place] < cost.amounts[0, best]]
+    doubts = [f"{label} may miss the deadline"] if (times[best].high or 0.0) > deadline_s else []
+    doubts += [f"{other} would be cheaper and may make it" for other in cheaper]
+    doubts += ["so few samples have no interval"] if times[best].low is None else []
+    sentence = (
+        f"Within {limit}, {label} is the cheapest: {work} take{s} {times[best].text('s')} and cost{s} "
+        f"{costs[best].text('USD')}. {ranks.doubt or ranks.sure or f'No other finishes {work} in time.'}"
+    )
+    sentence += f" But {text.listing(doubts)}." if doubts else ""
+    return Answer(question, label, sentence, not doubts and not ranks.doubt)
+
+
+def _notes(machines: Sequence[Machine], basis: str, items: str, differs: bool, epoch: float | None) -> Iterable[str]:
+    yield from filter(None, (machine.price.warning for machine in machines))
+    if busy := [machine.load for machine in machines if machine.load]:
+        yield (
+            f"Other work kept the processor busy when a run began: {text.listing(busy)}. It slows a run without a trace in its "
+            "samples: repeat it on a quiet machine, or run it three times and more."
+        )
+    if differs:
+        item = items.removesuffix("s")
+        yield f"The work differs, so only what is per {item} is compared: no time or cost per epoch, no cost per FLOP."
+    elif not epoch:
+        yield f"The runs do not say how many {items} an epoch has: nothing is compared per epoch."
+    if basis != "runs":
+        yield (
+            "Intervals rest on the samples within a run where no machine has three: how much runs differ "
+            "from each other is not in them. Three runs of each machine show it."
+        )
 
 
 def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
     """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out."""
-    compared, notes = read_machines(arguments)
-    return [worth(priced(machines, asked), deadline_s) for machines in compared.values()], notes
+    machines, notes = read_machines(arguments)
+    return [worth(priced(members, asked), deadline_s) for members in machines.values()], notes
 
 
 def amount_text(value: float, unit: str = "") -> str:
@@ -380,16 +340,6 @@ def amount_text(value: float, unit: str = "") -> str:
     if value < 60:
         return text.seconds(value)
     return text.duration(value).removesuffix(" 0 min").removesuffix(" 0 s")
-
-
-def _with_ends(amount: Estimate, unit: str) -> str:
-    ends = Value.of(amount).ends(unit)
-    return amount_text(amount.value, unit) + (f" ({ends})" if ends else "")
-
-
-def _times(ratio: Estimate) -> str:
-    ends = "" if ratio.basis == "none" else f" ({ratio.low:.3g} to {ratio.high:.3g})"
-    return f"{ratio.value:.3g} times{ends}"
 
 
 def parse_deadline(words: str) -> float:
@@ -428,21 +378,13 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
 
 def judge_worth(items: Sequence[Worth]) -> Verdict:
     """Check what the comparison can be trusted for: the same work, and an order that noise does not turn."""
-    checks = []
+    checks = list[Check]()
     for item in items:
-        names = ", ".join(difference.name for difference in item.differences)
+        names, ask = (
+            ", ".join(item.differences),
+            Ask(f"same work in {item.benchmark}", "Did all machines do the same work?"),
+        )
         reason = f"{names} differ: compared per item only" if names else "config, effective batch and items agree"
-        checks.append(Check(
-            name=f"same work in {item.benchmark}", kind="sanity", question="Did all machines do the same work?",
-            status="NOT_COMPARABLE" if names else "PASS", gates=False, reason=reason,
-        ))  # fmt: skip
-        checks += [Check(
-            name=f"{answer.question.removesuffix('?').lower()} in {item.benchmark}", kind="target", question=answer.question,
-            status="SKIPPED" if answer.certain is None else "PASS" if answer.certain else "AMBIGUOUS", reason=answer.sentence,
-            gates=answer.certain is not None,
-        ) for answer in item.answers]  # fmt: skip
-    verdict, names = verdict_of(checks), ", ".join(check.name for check in checks if check.status == "AMBIGUOUS")
-    if verdict.verdict != "AMBIGUOUS":
-        return verdict
-    # The words for one run advise what a comparison cannot do.
-    return verdict.model_copy(update={"sentence": f"Open: {names}. More runs of each machine narrow the intervals."})
+        checks.append(ask.answer("NOT_COMPARABLE" if names else "PASS", reason, gates=False))
+        checks += [answer.check(item.benchmark) for answer in item.answers]
+    return verdict_of(checks, remedy="More runs of each machine narrow the intervals.")

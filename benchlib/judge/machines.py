@@ -12,16 +12,17 @@ from typing import Any
 from benchlib.benchmarks import spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.machine import hardware
+from benchlib.core.text import counted
 from benchlib.judge.compare import RunSet, read_kinds
 from benchlib.judge.prices import Asked, Names, Price, assign
 from benchlib.judge.regression import Side, side_of
+from benchlib.results.record import Record
 
 HOUR_S = 3600.0
-RUNS_THAT_SHOW_THEIR_SPREAD = 3
+MIN_RUNS_FOR_SPREAD = 3
+UNPRICED = Price(math.nan, "")
 # Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
 PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
-
-UNPRICED = Price(math.nan, "")
 
 
 @dataclass(frozen=True)
@@ -32,45 +33,39 @@ class Machine:
     runs: RunSet
     price: Price = UNPRICED
 
+    @property
+    def first(self) -> Record:
+        return self.runs.first
+
     def _factor(self, name: str) -> int:
-        number = self.runs.first.fingerprint.get(name, "")
+        number = self.first.fingerprint.get(name, "")
         return int(number) if number.isdigit() else 1
 
     @property
     def devices(self) -> int:
         """What is paid for: what the run states, else nodes of a CPU backend and ranks of others."""
-        return int(self.fact("paid_devices") or 0) or self._factor(
-            "nodes" if self.runs.first.backend == "cpu" else "world_size"
-        )
+        return int(self.fact("paid_devices") or self._factor("nodes" if self.first.backend == "cpu" else "world_size"))
 
     @property
     def device(self) -> str:
-        """What one of them is."""
-        backend = self.runs.first.backend
-        return "whole machine" if backend == "cpu" else ", ".join(sorted(self.names.devices)) or backend
+        return "whole machine" if self.first.backend == "cpu" else ", ".join(sorted(self.names.devices))
 
     @property
     def usd_per_s(self) -> float:
-        """What a second of all its devices costs."""
         return self.price.usd_per_device_hour * self.devices / HOUR_S
 
     @property
     def names(self) -> Names:
-        """The names by which a price may mean it."""
-        run = self.runs.first
-        if run.backend == "cpu":
-            devices = [run.machine.get("cpu", {}).get("model") or run.fingerprint.get("cpu", "")]
-        else:
-            devices = run.device_names or [run.fingerprint.get("devices", "")]
-        hosts = {run.host for run in self.runs.runs}
+        devices, factors = self.first.device_names, self.first.fingerprint
+        if self.first.backend == "cpu":
+            devices = [self.first.machine.get("cpu", {}).get("model") or factors.get("cpu", "")]
         own = {self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)}
-        return Names(self.label, frozenset(own - {""}), frozenset(hosts - {""}), frozenset({*devices} - {""}))
+        hosts, kinds = {run.host for run in self.runs.runs}, {*(devices or [factors.get("devices", "")])}
+        return Names(self.label, *(frozenset(names - {""}) for names in (own, hosts, kinds)))
 
-    @cached_property
+    @property
     def hardware(self) -> str:
-        """Its hosts, processor and devices in one line."""
-        run = self.runs.first
-        return hardware(run.machine, run.backend) or "; ".join(sorted(self.names.devices))
+        return hardware(self.first.machine, self.first.backend) or "; ".join(sorted(self.names.devices))
 
     @property
     def load(self) -> str:
@@ -78,56 +73,61 @@ class Machine:
 
         What slows all of a run shows neither in its samples nor, from fewer than three runs, in the spread between runs.
         """
-        if len(self.runs.runs) >= RUNS_THAT_SHOW_THEIR_SPREAD:
-            return ""
-        facts = [run.machine for run in self.runs.runs]
-        loads = [(item.get("load_average") or [0])[0] for item in facts]
-        cores_of = [(item.get("cpu") or {}).get("usable_cores") or 0 for item in facts]
-        load, cores = max(zip(loads, cores_of, strict=True), key=lambda pair: pair[0] - pair[1])
-        return f"{self.label} (load {load:.1f} on {cores} core{'s' * (cores != 1)})" if load > cores > 0 else ""
+        machines = [run.machine for run in self.runs.runs] if len(self.runs.runs) < MIN_RUNS_FOR_SPREAD else []
+        loads = [(machine.get("load_average") or [0.0])[0] for machine in machines]
+        counts = [(machine.get("cpu") or {}).get("usable_cores") or 0 for machine in machines]
+        load, cores = max(zip(loads, counts, strict=True), key=lambda pair: pair[0] - pair[1], default=(0.0, 0))
+        return f"{self.label} (load {load:.1f} on {counted(cores, 'core')})" if load > cores > 0 else ""
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "runs": [run.run for run in self.runs.runs],
+            "hardware": self.hardware,
+            "devices": self.devices,
+            "device": self.device,
+            "usd_per_device_hour": self.price.usd_per_device_hour,
+            "price_from": self.price.origin,
+        }
 
     def usable(self, prefix: str) -> Side | str:
         """Return the metric whose name begins so, over its runs, or the reason why there are no values of it above zero."""
-        listed = [metric.name for run in self.runs.runs if run.result for metric in run.result.metrics]
-        name = next((name for name in listed if name == prefix or name.startswith(prefix + "_")), None)
+        listed = [metric.name for run in self.runs.runs for metric in run.metrics]
+        name = next((name for name in listed if f"{name}_".startswith(f"{prefix}_")), None)
         side = side_of(self.runs.runs, name) if name else None
-        if side and side.runs and min(map(min, side.runs)) > 0:
+        if side and side.runs and side.lowest > 0:
             return side
         return (side.metric.reason if side and not side.runs else "") or f"the run has no usable {prefix}"
 
     @cached_property
     def rate(self) -> Side | str:
         """The items per second, or why it has none."""
-        benchmark = self.runs.first.benchmark
-        prefix = spec_of(benchmark).rate
-        return self.usable(prefix) if prefix else f"{benchmark} has no rate to compare by price"
+        prefix = spec_of(self.first.benchmark).rate
+        return self.usable(prefix) if prefix else f"{self.first.benchmark} has no rate to compare by price"
 
     def fact(self, name: str) -> float | None:
         """Return a number above zero that its first run states; None where it does not."""
-        run = self.runs.first
-        value = run.result.facts.get(name) if run.result else None
+        value = self.first.result.facts.get(name) if self.first.result else None
         return value if isinstance(value, (int, float)) and value > 0 else None
 
-    @cached_property
+    @property
     def config(self) -> dict[str, Any]:
         """The fields of its config that change the work, from the fingerprint, which also a baseline keeps."""
-        factors = self.runs.first.fingerprint
-        return {name[7:]: json.loads(value) for name, value in factors.items() if name.startswith("config.")}
+        stated = [(name, value) for name, value in self.first.fingerprint.items() if name.startswith("config.")]
+        return {name.removeprefix("config."): json.loads(value) for name, value in stated}
 
     def work(self) -> dict[str, Any]:
         """Return what its work is, by name: the config without the ways to do it, effective batch, items and scope."""
-        own, run = spec_of(self.runs.first.benchmark), self.runs.first
-        work: dict[str, Any] = {"items of an epoch": self.fact("epoch_items")}
-        used = self.fact("samples_per_epoch")
-        if used and work["items of an epoch"] and used < work["items of an epoch"]:
-            work["items of an epoch"] = f"{work['items of an epoch']:,.0f}, cut to {used:,.0f} by the budget"
-        sizes = [self.config[name] for name in own.batch if name in self.config]
-        if sizes:
+        own, config, items = spec_of(self.first.benchmark), self.config, self.fact("epoch_items")
+        work: dict[str, Any] = {"items of an epoch": items}
+        if (used := self.fact("samples_per_epoch")) and items and used < items:
+            work["items of an epoch"] = f"{items:,.0f}, cut to {used:,.0f} by the budget"
+        if sizes := [config[name] for name in own.batch if name in config]:
             work["effective batch"] = math.prod(sizes) * self._factor("world_size")
         if isinstance(self.rate, Side):
             work["scope of the rate"] = self.rate.metric.name.removeprefix(own.rate).strip("_") or "the real thing"
-        work |= {name: value for name, value in self.config.items() if name not in (*PLACE, *own.ways, *own.batch)}
-        stated = run.result.facts.get("precision") if run.result else None
+        work |= {name: value for name, value in config.items() if name not in (*PLACE, *own.ways, *own.batch)}
+        stated = self.first.result.facts.get("precision") if self.first.result else None
         return work | ({"precision": stated} if isinstance(stated, str) else {})  # what an automatic choice came to
 
 
@@ -136,8 +136,7 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
 
     Raises ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
     """
-    machines: dict[str, list[Machine]] = {}
-    notes: list[str] = []
+    machines, notes = dict[str, list[Machine]](), list[str]()
     for argument in arguments:
         kinds, excluded = read_kinds(argument)
         notes += [f"{argument}, excluded: {line}" for line in excluded]
@@ -149,32 +148,27 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
                 notes.append(f"{runs.first.run}, excluded: {machine.rate}")
             else:
                 machines.setdefault(benchmark, []).append(machine)
-    compared = {name: _with_own_labels(kept) for name, kept in machines.items() if len(kept) > 1}
-    notes += [f"{name}: only {kept[0].label} has runs of it" for name, kept in machines.items() if len(kept) == 1]
+    compared = {name: _with_own_labels(members) for name, members in machines.items() if len(members) > 1}
+    notes += [f"{name}: only {machines[name][0].label} has runs of it" for name in machines.keys() - compared.keys()]
     if not compared:
-        raise UserError("nothing to compare by price: two machines with runs of one benchmark that has a rate are needed; "
-                        + "; ".join(notes or ["none was named"]))  # fmt: skip
+        needed = "two machines with runs of one benchmark that has a rate are needed"
+        raise UserError(f"nothing to compare by price: {needed}; {'; '.join(notes or ['none was named'])}")
     return compared, list(dict.fromkeys(notes))
 
 
 def _kind(runs: RunSet) -> str:
     """Name runs that have no folder of their own by their hardware and ranks."""
-    ranks = runs.first.fingerprint.get("world_size", "1")
+    ranks = int(runs.first.fingerprint.get("world_size", "1"))
     devices = ", ".join(sorted(Machine("", runs).names.devices)) or runs.first.backend
-    return f"{devices}, {ranks} rank{'s' * (ranks != '1')}" if runs.first.backend == "cpu" else f"{ranks} × {devices}"
+    return f"{devices}, {counted(ranks, 'rank')}" if runs.first.backend == "cpu" else f"{ranks} × {devices}"
 
 
 def _with_own_labels(machines: list[Machine]) -> list[Machine]:
     """Return the machines with labels that differ: where they do not the names of runs, and where those do not with a number."""
-    for numbered in (False, True):
-        labels = [machine.label for machine in machines]
-        machines = [
-            machine if labels.count(machine.label) == 1
-            else replace(machine, label=f"{machine.label} ({labels[: place + 1].count(machine.label)})")
-            if numbered else replace(machine, label=machine.runs.first.run)
-            for place, machine in enumerate(machines)
-        ]  # fmt: skip
-    return machines
+    labels = [machine.label for machine in machines]
+    names = [machine.first.run if labels.count(machine.label) > 1 else machine.label for machine in machines]
+    numbers = [f" ({names[: place + 1].count(name)})" * (names.count(name) > 1) for place, name in enumerate(names)]
+    return [replace(machine, label=f"{name}{end}") for machine, name, end in zip(machines, names, numbers, strict=True)]
 
 
 def priced(machines: Sequence[Machine], asked: Asked, today: datetime.date | None = None) -> list[Machine]:

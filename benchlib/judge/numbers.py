@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from benchlib.core.errors import UserError
+from benchlib.core.text import shortened
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
@@ -95,11 +96,9 @@ class Cells(dict[str, Any]):
         return self[name] if name in self else default  # noqa: SIM401
 
     def values(self) -> Any:
-        """Return all values."""
         return [self[name] for name in self]
 
     def items(self) -> Any:
-        """Return all names with their values."""
         return [(name, self[name]) for name in self]
 
 
@@ -187,6 +186,4 @@ def place_of(table: str, index: int, row: Mapping[str, Any]) -> str:
 
 def faults_text(faults: Collection[str]) -> str:
     """Return the first faults in a sentence, with how many more there are."""
-    listed = list(faults)[:SHOWN_FAULTS]
-    more = f"; and {len(faults) - len(listed)} more" if len(faults) > len(listed) else ""
-    return "; ".join(listed) + more
+    return shortened(list(faults), SHOWN_FAULTS, "; ")

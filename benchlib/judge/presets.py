@@ -5,23 +5,20 @@ the others. A figure is ``claimed`` (a document says so), ``measured`` (``benchl
 source says on what grounds).
 """
 
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
-from benchlib.judge.references import registry
+from benchlib.judge.references import Strict, registry
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Given(_Strict):
+class Given(Strict):
     """A number and who says so."""
 
     value: float = Field(gt=0)
@@ -29,7 +26,7 @@ class Given(_Strict):
     kind: Literal["claimed", "measured", "assumed"] = "claimed"
 
 
-class Line(_Strict):
+class Line(Strict):
     """What joins devices: GB/s one way (of a device, or of a node's network adapters together) and the time of one hop."""
 
     name: str = Field(min_length=1)
@@ -37,7 +34,7 @@ class Line(_Strict):
     latency_us: Given
 
 
-class Preset(_Strict):
+class Preset(Strict):
     """One machine: nodes of equal devices."""
 
     description: str = Field(min_length=8)
@@ -52,43 +49,30 @@ class Preset(_Strict):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Preset":
-        if self.device and self.device not in registry().devices:
-            raise ValueError(
-                f"device {self.device!r} is not in `devices` of references.yaml: leave it out or add it there"
-            )
-        registered = _registered(self.device)
-        if (
-            self.link
-            and self.link.gbytes_per_s
-            and self.link.gbytes_per_s.kind == "claimed"
-            and _registered_link(self.device)
-        ):
-            raise ValueError(f"link.gbytes_per_s of {self.device} stands in references.yaml: leave it out here")
-        for precision, given in self.peak_tflops.items():
-            if precision in registered and given.kind == "claimed":
-                raise ValueError(
-                    f"peak_tflops.{precision} of {self.device} stands in references.yaml: leave it out here"
-                )
-        if not registered and not self.peak_tflops:
-            raise ValueError(
-                f"no peak of matrix products: references.yaml has none of {self.device or 'it'}, so state one"
-            )
-        if self.devices > 1 and (self.link is None or self._link_gbytes() is None):
-            raise ValueError(
-                f"devices = {self.devices} need `link` with gbytes_per_s, or a device whose link is registered"
-            )
-        if self.nodes > 1 and (self.network is None or self.network.gbytes_per_s is None):
-            raise ValueError(f"nodes = {self.nodes} need `network` with gbytes_per_s")
+        device, registered, link = self.device, _registered(self.device), self.link.gbytes_per_s if self.link else None
+        claimed = [name for name, given in self.peak_tflops.items() if given.kind == "claimed"]
+        twice = [f"peak_tflops.{name}" for name in claimed if name in registered]
+        twice += ["link.gbytes_per_s"] * bool(link and link.kind == "claimed" and _registered_link(device))
+        unknown = device and device not in registry().devices
+        no_link = self.devices > 1 and not self.link_bytes_per_s
+        no_network = self.nodes > 1 and not (self.network and self.network.gbytes_per_s)
+        wrong = {
+            f"device {device!r} is not in `devices` of references.yaml: leave it out or add it there": unknown,
+            f"{' and '.join(twice)} of {device} stands in references.yaml: leave it out here": twice,
+            f"no peak of matrix products: references.yaml has none of {device or 'it'}, so state one": not self.peaks,
+            f"devices = {self.devices} need `link` with gbytes_per_s, or a device whose link is registered": no_link,
+            f"nodes = {self.nodes} need `network` with gbytes_per_s": no_network,
+        }
+        if why := next((why for why, holds in wrong.items() if holds), ""):
+            raise ValueError(why)
         return self
 
     @property
     def world(self) -> int:
-        """Devices over all nodes."""
         return self.devices * self.nodes
 
     @property
     def peaks(self) -> dict[str, Given]:
-        """TFLOP/s by precision; a file's own before those of the registry."""
         return {**_registered(self.device), **{str(name): given for name, given in self.peak_tflops.items()}}
 
     def peak_flops(self, precision: str) -> tuple[float, str]:
@@ -104,15 +88,11 @@ class Preset(_Strict):
         slowest = min(peaks, key=lambda name: peaks[name].value)
         return 1e12 * peaks[slowest].value, slowest
 
-    def _link_gbytes(self) -> float | None:
-        if self.link and self.link.gbytes_per_s:
-            return self.link.gbytes_per_s.value
-        return _registered_link(self.device)
-
     @property
     def link_bytes_per_s(self) -> float | None:
         """Bytes per second one way between devices of a node; None where a node has one device."""
-        rate = self._link_gbytes()
+        own = self.link.gbytes_per_s if self.link else None
+        rate = own.value if own else _registered_link(self.device)
         return 1e9 * rate if rate and self.link else None
 
     @property
@@ -121,11 +101,8 @@ class Preset(_Strict):
         figures = {f"peak {name} (TFLOP/s)": given for name, given in self.peaks.items()}
         figures |= {"memory (GB)": self.memory_gb, "memory bandwidth (GB/s)": self.memory_gbytes_per_s}
         for line in filter(None, (self.link, self.network)):
-            rate = line.gbytes_per_s or (
-                Given(value=self._link_gbytes() or 1, source="references.yaml, `devices`")
-                if line is self.link
-                else None
-            )
+            listed = (self.link_bytes_per_s or 0) / 1e9 if line is self.link else 0
+            rate = line.gbytes_per_s or (Given(value=listed, source="references.yaml, `devices`") if listed else None)
             figures |= {f"{line.name} (GB/s one way)": rate} if rate else {}
             figures |= {f"{line.name} hop (us)": line.latency_us}
         return figures
@@ -135,11 +112,7 @@ def _registered(device: str) -> dict[str, Given]:
     """Return the peaks of a device that vendors specify, from the registry, in TFLOP/s by precision."""
     return {
         item.conditions.precision or "bf16": Given(value=item.in_kit_unit()[1] / 1e12, source=registry().cite(item))
-        for item in registry().figures
-        if device
-        and item.metric == "matmul_flops"
-        and item.kind == "specified"
-        and item.conditions.device in _families(device)
+        for item in registry().dense_peaks(_families(device))
     }
 
 
@@ -152,17 +125,14 @@ def _registered_link(device: str) -> float | None:
 
 def _families(device: str) -> set[str]:
     """Return a device's id and those of the chips that it is a kind of: ``a100-sxm-80gb`` is an ``a100``."""
-    parts = device.split("-")
-    return {"-".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return set(itertools.accumulate(device.split("-"), "{}-{}".format)) - {""}
 
 
 def folder() -> Path:
-    """Return where the presets are."""
     return home() / "params" / "machines"
 
 
 def names() -> list[str]:
-    """Return the presets there are."""
     return sorted(path.stem for path in folder().glob("*.yaml"))
 
 
@@ -173,10 +143,8 @@ def preset(name: str) -> Preset:
         raise UserError(f"unknown machine {name!r}: {nearest(name, names())}; `benchlib machine init` writes one")
     try:
         return parse(read_yaml(path))
-    except UserError:
-        raise
     except ValueError as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+        raise error if isinstance(error, UserError) else UserError(f"{path}: {error}") from None
 
 
 def parse(content: Any) -> Preset:

@@ -3,25 +3,24 @@
 import datetime
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import home, read_yaml
-from benchlib.judge.references import registry
+from benchlib.core.text import counted
+from benchlib.judge.references import Strict, registry
 
 STALE_DAYS = 90
 Kind = Literal["on-demand", "spot"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Entry(BaseModel):
+class Entry(Strict):
     """A provider's price of one device, as it stood on its page on ``date``. ``device`` is an id of the references."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     device: str
     kind: Kind
@@ -31,34 +30,30 @@ class Entry(BaseModel):
     date: datetime.date
 
 
-class Sheet(BaseModel):
+class Sheet(Strict):
     """The content of the price sheet, checked."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prices: tuple[Entry, ...]
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Sheet":
         keys = [(entry.device, entry.kind, entry.provider) for entry in self.prices]
-        for device, kind, provider in keys:
+        for entry, (device, kind, provider) in zip(self.prices, keys, strict=True):
             if device not in registry().devices:
                 raise ValueError(f"device {device!r} is not in `devices` of references.yaml")
             if keys.count((device, kind, provider)) > 1:
                 raise ValueError(f"{device} has two prices {kind} of {provider}: leave one")
-        for entry in self.prices:
             if entry.date > datetime.date.today() + datetime.timedelta(days=1):  # a day for other time zones
-                raise ValueError(f"the price of {entry.device} is of {entry.date}, which is in the future")
+                raise ValueError(f"the price of {device} is of {entry.date}, which is in the future")
         return self
 
     def entries(self, device: str, kind: Kind, provider: str = "") -> list[Entry]:
         """Return the prices of the device that torch reports by this name, of one provider or of all, the least first."""
         ids = registry().devices_of(device)
-        fitting = [entry for entry in self.offered(kind, provider) if entry.device in ids]
+        fitting = (entry for entry in self.offered(kind, provider) if entry.device in ids)
         return sorted(fitting, key=lambda entry: entry.usd_per_device_hour)
 
     def offered(self, kind: Kind, provider: str = "") -> list[Entry]:
-        """Return the prices of one kind, of one provider or of all."""
         return [entry for entry in self.prices if entry.kind == kind and provider in ("", entry.provider)]
 
     def provider(self, text: str) -> str:
@@ -107,7 +102,6 @@ class Names:
         return 2 if any(word.search(device) for device in self.devices) else None
 
     def text(self) -> str:
-        """The names for a reader who has to choose one."""
         places = ", ".join([*sorted(self.hosts), *sorted(self.devices)])
         return f"{self.label} ({places})" if places else self.label
 
@@ -124,30 +118,26 @@ class Asked:
 
 
 def parse(texts: Iterable[str]) -> Asked:
-    """Read ``NAME=3.00``, ``3.00``, ``3.00,2.50``, ``on-demand``, ``spot`` and a provider of the sheet; ``UserError`` says what is
-    wrong."""
+    """Read ``NAME=3.00``, ``3.00,2.50``, ``on-demand``, ``spot`` and a provider of the sheet; ``UserError`` says what is wrong."""
     asked = Asked()
-    for text in (part.strip() for given in texts for part in given.split(",")):
+    for text in (part.strip() for line in texts for part in line.split(",")):
         name, sign, amount = text.rpartition("=")
         if text in KINDS:
             asked.kind = text
-            continue
-        if not sign and text[:1].isalpha() and (provider := read_sheet().provider(text)):
+        elif not sign and text[:1].isalpha() and (provider := read_sheet().provider(text)):
             asked.provider = provider
-            continue
-        try:
-            usd = float(amount)
-        except ValueError:
-            usd = math.nan
-        if not 0 < usd < math.inf or (sign and not name):
-            raise UserError(
-                f"--cost {text}: write NAME=3.00 or 3.00, USD per device hour above zero, {', '.join(KINDS)} or a provider of "
-                "params/prices.yaml"
-            )
-        if name in asked.named:
-            raise UserError(f"--cost gives {name} two prices: leave one")
-        asked.plain += [] if name else [usd]
-        asked.named |= {name: usd} if name else {}
+        else:
+            try:
+                usd = float(amount)
+            except ValueError:
+                usd = math.nan
+            if not 0 < usd < math.inf or (sign and not name):
+                forms = f"write NAME=3.00 or 3.00, USD per device hour above zero, {', '.join(KINDS)}"
+                raise UserError(f"--cost {text}: {forms} or a provider of params/prices.yaml")
+            if name in asked.named:
+                raise UserError(f"--cost gives {name} two prices: leave one")
+            asked.plain += [] if name else [usd]
+            asked.named |= {name: usd} if name else {}
     if asked.plain and asked.named:
         raise UserError("--cost mixes prices by name and by order: name all of them, or none")
     return asked
@@ -161,34 +151,35 @@ def assign(
     Where several names mean a side, the most precise one counts. Raises ``UserError`` for too few or too many prices in
     order, a name that means no side, two names that mean one equally, and a side without any price.
     """
-    expected, plain = "; ".join(side.text() for side in sides), asked.plain
-    if plain and len(plain) != len(sides):
-        prices = f"{len(plain)} price{'s' * (len(plain) != 1)}"
-        raise UserError(f"--cost gives {prices} for {len(sides)}: give one for each, in this order: {expected}")
+    expected, count = "; ".join(side.text() for side in sides), len(asked.plain)
+    if count and count != len(sides):
+        order = f"give one for each, in this order: {expected}"
+        raise UserError(f"--cost gives {counted(count, 'price')} for {len(sides)}: {order}")
     for name in asked.named:
         if all(side.level(name) is None for side in sides):
             raise UserError(
                 f"--cost {name}=…: nothing compared has this name; give a run, host or machine of: {expected}"
             )
-    if plain:
-        return [Price(usd, "given") for usd in plain]
+    if count:
+        return [Price(usd, "given") for usd in asked.plain]
     sheet = sheet or read_sheet()
-    assigned = [_named(asked.named, side) or _listed(side, asked, sheet, today) for side in sides]
-    if lacking := [side.text() for side, price in zip(sides, assigned, strict=True) if price is None]:
+    prices = [_named(asked, side) or _listed(side, asked, sheet, today) for side in sides]
+    if lacking := [side.text() for side, price in zip(sides, prices, strict=True) if price is None]:
         listed = ", ".join(sorted({entry.device for entry in sheet.offered(asked.kind, asked.provider)}))
+        at = f" at {asked.provider}" if asked.provider else ""
         raise UserError(
             f"no price for {'; '.join(lacking)}: add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices "
-            f"{asked.kind}{f' at {asked.provider}' if asked.provider else ''} of {listed or 'nothing'}"
+            f"{asked.kind}{at} of {listed or 'nothing'}"
         )
-    return [price for price in assigned if price is not None]
+    return [price for price in prices if price is not None]
 
 
-def _named(named: Mapping[str, float], side: Names) -> Price | None:
-    levels = {name: level for name in named if (level := side.level(name)) is not None}
+def _named(asked: Asked, side: Names) -> Price | None:
+    levels = {name: level for name in asked.named if (level := side.level(name)) is not None}
     closest = [name for name, level in levels.items() if level == min(levels.values())]
     if len(closest) > 1:
         raise UserError(f"--cost: {' and '.join(closest)} both mean {side.text()}: leave one")
-    return Price(named[closest[0]], "given") if closest else None
+    return Price(asked.named[closest[0]], "given") if closest else None
 
 
 def _listed(side: Names, asked: Asked, sheet: Sheet, today: datetime.date | None) -> Price | None:

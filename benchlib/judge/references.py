@@ -7,6 +7,7 @@ change a number), and the figures. ``benchlib.judge.published`` puts a figure be
 import datetime
 import functools
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,22 +18,15 @@ from benchlib.core.errors import UserError, explained
 from benchlib.core.files import PACKAGE
 
 PATH = PACKAGE / "assets" / "references.yaml"
-
-
 # Published unit -> factor to the unit of the quantity.
-UNITS = {
-    ("GB/s", "Gbps"): 8.0,
-    ("TFLOP/s", "FLOP/s"): 1e12,
-    ("seq/s", "samples/s"): 1.0,
-    ("h", "s"): 3600.0,
-}
+UNITS = {("GB/s", "Gbps"): 8.0, ("TFLOP/s", "FLOP/s"): 1e12, ("seq/s", "samples/s"): 1.0, ("h", "s"): 3600.0}
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Quantity(_Strict):
+class Quantity(Strict):
     """What a figure is of: its unit here, which way is better, and the conditions that change it.
 
     Those of ``match`` have to be stated on both sides and to agree; those of ``where_stated`` have to agree where both
@@ -48,7 +42,7 @@ class Quantity(_Strict):
     spread: str = ""
 
 
-class Conditions(_Strict):
+class Conditions(Strict):
     """What a figure holds for; None where the source does not say. ``batch`` is per device, ``devices`` over all nodes."""
 
     model: str | None = None
@@ -74,7 +68,7 @@ class Conditions(_Strict):
     software: str | None = None
 
 
-class Source(_Strict):
+class Source(Strict):
     """A public document or repository."""
 
     title: str = Field(min_length=1)
@@ -82,7 +76,7 @@ class Source(_Strict):
     published: datetime.date | None = None
 
 
-class Device(_Strict):
+class Device(Strict):
     """A device model, and the names under which torch reports it (a regular expression for the whole name).
 
     ``link_gbytes_per_s`` is what its links carry one way, ``memory_gbytes_per_s`` what its memory does, as its vendor claims.
@@ -102,7 +96,7 @@ class Device(_Strict):
         return self
 
 
-class Figure(_Strict):
+class Figure(Strict):
     """A published number. ``value`` is in the published ``unit``, ``low`` and ``high`` are the published range."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.\-]*$")
@@ -124,7 +118,8 @@ class Figure(_Strict):
     def _is_complete(self) -> "Figure":
         if (self.low is None) != (self.high is None) or (self.value is None and self.low is None):
             raise ValueError("give a value, or low and high, or all three")
-        if not self.ends[0] <= (self.ends[0] if self.value is None else self.value) <= self.ends[1]:
+        low, high = self.ends
+        if not low <= (low if self.value is None else self.value) <= high:
             raise ValueError("expected low <= value <= high")
         unit = self.quantity.unit
         if (self.unit or unit) != unit and (self.unit, unit) not in UNITS:
@@ -155,7 +150,7 @@ class Figure(_Strict):
         return low * factor, value * factor, high * factor
 
 
-class Registry(_Strict):
+class Registry(Strict):
     """The content of ``references.yaml``, checked."""
 
     collected: datetime.date
@@ -167,8 +162,7 @@ class Registry(_Strict):
     @model_validator(mode="after")
     def _is_consistent(self) -> "Registry":
         ids = [figure.id for figure in self.figures]
-        twice = sorted({name for name in ids if ids.count(name) > 1})
-        if twice:
+        if twice := sorted({name for name in ids if ids.count(name) > 1}):
             raise ValueError(f"the id {twice[0]} is not unique")
         for item in self.figures:
             if item.source not in self.sources:
@@ -188,6 +182,11 @@ class Registry(_Strict):
         return frozenset(
             name for name, item in self.devices.items() if item.torch and re.fullmatch(item.torch, torch_name)
         )
+
+    def dense_peaks(self, devices: Collection[str]) -> list[Figure]:
+        """Return what vendors specify for matrix products of these devices, without sparsity."""
+        peaks = [item for item in self.figures if (item.metric, item.kind) == ("matmul_flops", "specified")]
+        return [item for item in peaks if item.conditions.device in devices]
 
     def cite(self, item: Figure) -> str:
         """Return document and place of a figure: ``google-research/bert, README, SQuAD 1.1``."""
@@ -232,7 +231,6 @@ def parse(content: Any) -> Registry:
 
 @functools.cache
 def registry() -> Registry:
-    """Return the registry of the kit, read once."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return parse(yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader))  # a safe loader
 
@@ -252,11 +250,10 @@ def vendor_peak(device: str) -> VendorPeak | None:
     """Return what the vendor claims of a device, by the name that its driver reports; None for an unknown device."""
     matching = registry().devices_of(device)
     rates: dict[str, float] = {}
-    for item in registry().figures:
-        if item.metric == "matmul_flops" and item.kind == "specified" and item.conditions.device in matching:
-            precision = item.conditions.precision or "bf16"
-            # Two tables may differ: what exceeds the higher one exceeds both.
-            rates[precision] = max(item.in_kit_unit()[1], rates.get(precision, 0.0))
+    for item in registry().dense_peaks(matching):
+        precision = item.conditions.precision or "bf16"
+        # Two tables may differ: what exceeds the higher one exceeds both.
+        rates[precision] = max(item.in_kit_unit()[1], rates.get(precision, 0.0))
     if "bf16" in rates:
         rates.setdefault("fp16", rates["bf16"])  # the same units multiply both at the same rate
     devices = [registry().devices[name] for name in matching]

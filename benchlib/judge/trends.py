@@ -10,8 +10,7 @@ newest run lie within its band, and did a level get worse while nothing that is 
 
 import datetime
 import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,24 +19,24 @@ from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
-from benchlib.core.text import quantity
-from benchlib.judge.change import CHANCE, Reading, Spread, compared
+from benchlib.core.text import quantity, shortened
+from benchlib.judge.change import CHANCE, LINEAR, Spread, moved
 from benchlib.judge.changepoints import COVERAGE, SHORTEST, Level, Levels, levels
-from benchlib.judge.checks import Check, Status, Verdict, verdict_of
-from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, kind_of, status_of
+from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
+from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, ruling, scale_of
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record, load, load_all, store_folders
 
 SERIES = 12  # examined, those with the newest runs
-LONGEST = 1000  # runs of a series that are examined, the newest: the search takes time with the square of their number
-SHOWN = 4  # key numbers of a benchmark that has no list of its own
-SEEN = 10  # runs before a change whose facts are no news
-BLUR = 2  # runs by which the place of a change may be off
+MAX_RUNS = 1000  # of a series that are examined, the newest: the search takes time with the square of their number
+LOOKBACK_RUNS = 10  # before a change, whose facts are no news
+POSITION_TOLERANCE = 2  # runs by which the place of a change may be off
 COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
+SOURCE = "history"
 
 
 @dataclass(frozen=True)
-class Change:
+class LevelChange:
     """A change of level at ``run``, the first run of the new one. ``ratio`` is after / before, None where before is 0.
 
     ``word`` is better, worse or other (a metric without a better side); ``factors`` are (name, before, after) of what
@@ -50,7 +49,7 @@ class Change:
     after: float
     ratio: float | None
     word: str
-    factors: list[tuple[str, str, str]] = field(default_factory=list)
+    factors: Sequence[tuple[str, str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -60,23 +59,23 @@ class Trend:
     metric: str
     label: str
     unit: str
-    direction: str
+    direction: Direction
     runs: list[Record]
     values: list[float]
     levels: Levels
-    changes: list[Change]
+    changes: list[LevelChange]
     outside: list[int]
 
     @property
     def last(self) -> Record:
-        """The newest run."""
         return self.runs[-1]
 
     def side(self, index: int) -> str:
         """Say how a run lies to its band: ``within``, or ``better``, ``worse`` or ``other`` outside it."""
         if index not in self.outside:
             return "within"
-        return _word(self.values[index], self.levels.at(index).median, self.direction)
+        level = next(level for level in self.levels.levels if index < level.end)
+        return _word(self.values[index], level.median, self.direction)
 
 
 def series(runs: Iterable[Record]) -> dict[str, list[Record]]:
@@ -108,9 +107,8 @@ def key_metrics(runs: Sequence[Record]) -> list[str]:
 
 
 def label(metric: str, benchmark: str = "") -> str:
-    """Return a metric's name for a reader, without its scope; without a benchmark in the words of the first that has any."""
-    views = [spec_of(benchmark)] if benchmark else [item.spec for item in loadable()]
-    words = [own.label(metric) for own in views]
+    """Return a metric's name for a reader; without a benchmark in the words of the first that has any."""
+    words = [spec.label(metric) for spec in ([spec_of(benchmark)] if benchmark else [item.spec for item in loadable()])]
     return next((word for word in words if word != metric.replace("_", " ")), words[0])
 
 
@@ -122,43 +120,34 @@ def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
 
 def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
     """Return the trend of a metric over the runs of one series; None where no run has it."""
-    pairs = [(run, item) for run in runs for item in run.measured if item.name == metric and item.value is not None][
-        -LONGEST:
-    ]
+    pairs = [(run, item) for run in runs for item in run.measured if item.name == metric][-MAX_RUNS:]
     if not pairs:
         return None
-    members, values = [run for run, _ in pairs], [float(item.value or 0) for _, item in pairs]
-    newest, split = pairs[-1][1], levels(values)
+    members, values, newest = [run for run, _ in pairs], [item.value or 0.0 for _, item in pairs], pairs[-1][1]
+    split = levels(values)
     outside = [
         index
         for level in split.levels
         for index in range(level.start, level.end)
         if level.low < level.high and not level.low <= values[index] <= level.high
     ]
-    return Trend(
-        metric,
-        label(metric),
-        newest.unit,
-        newest.direction,
-        members,
-        values,
-        split,
-        _changes(members, split, newest.direction),
-        outside,
-    )
+    changes = [
+        LevelChange(
+            members[new.start],
+            new.start,
+            old.median,
+            new.median,
+            new.median / old.median if old.median else None,
+            _word(new.median, old.median, newest.direction),
+            _factors(members, new.start),
+        )
+        for old, new in itertools.pairwise(split.levels)
+    ]
+    return Trend(metric, label(metric), newest.unit, newest.direction, members, values, split, changes, outside)
 
 
-def _changes(runs: list[Record], split: Levels, direction: str) -> list[Change]:
-    changes = []
-    for old, new in zip(split.levels, split.levels[1:], strict=False):
-        ratio = new.median / old.median if old.median else None
-        word, factors = _word(new.median, old.median, direction), _factors(runs, new.start)
-        changes.append(Change(runs[new.start], new.start, old.median, new.median, ratio, word, factors))
-    return changes
-
-
-def _word(new: float, old: float, direction: str) -> str:
-    if direction not in ("higher", "lower"):
+def _word(new: float, old: float, direction: Direction) -> str:
+    if direction == "none":
         return "other"
     return "better" if (new > old) == (direction == "higher") else "worse"
 
@@ -166,11 +155,11 @@ def _word(new: float, old: float, direction: str) -> str:
 def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
     """Return what is new at a change: facts with a value that the runs before it did not have.
 
-    So hosts that take turns are no factor. Noise may move the place of a change, so the ``BLUR`` runs on its two sides
-    may be on either.
+    So hosts that take turns are no factor. Noise may move the place of a change, so the ``POSITION_TOLERANCE`` runs on its two
+    sides may be on either.
     """
-    before = runs[max(0, index - BLUR - SEEN) : max(1, index - BLUR)]
-    for after in runs[index : index + BLUR]:
+    before = runs[max(0, index - POSITION_TOLERANCE - LOOKBACK_RUNS) : max(1, index - POSITION_TOLERANCE)]
+    for after in runs[index : index + POSITION_TOLERANCE]:
         names = [name for name, value in after.setup.items() if all(run.setup.get(name) != value for run in before)]
         if names:
             return [(name, before[-1].setup.get(name, "absent"), after.setup[name]) for name in names]
@@ -178,7 +167,6 @@ def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
 
 
 def demo_store() -> Path:
-    """Return the folder of real runs that comes with the kit."""
     return home() / "notebooks" / "demo-runs"
 
 
@@ -212,7 +200,6 @@ class Filter:
             raise UserError(f"unknown benchmark {self.benchmark!r}: {nearest(self.benchmark, BENCHMARKS)}")
 
     def takes(self, run: Record) -> bool:
-        """Tell whether a run is asked for."""
         day = run.moment.strftime("%Y-%m-%d")
         return (
             self.benchmark in ("", run.benchmark)
@@ -239,7 +226,6 @@ class History:
 
     @cached_property
     def trends(self) -> list[Trend]:
-        """The trends of the metrics that were asked for, series by series."""
         all_trends = (trend(name, members) for members in self.series for name in self._metrics(members))
         return [item for item in all_trends if item]
 
@@ -251,7 +237,6 @@ class History:
 
     @property
     def excluded(self) -> list[tuple[Record, str]]:
-        """The runs that are excluded from trends, with the reason."""
         return [(run, why) for run in self.runs if (why := exclusion(run))]
 
 
@@ -289,7 +274,6 @@ def read_history(store: Path, demo: bool, asked: Filter) -> History:
 
 
 def judge_history(history: History) -> Verdict:
-    """Check each series: its newest run, and its newest change of level."""
     if not history.runs:
         return verdict_of([], skipped=f"{history.store} holds no runs yet: `benchlib run quick` makes the first")
     checks = [_readable_check(history.runs)]
@@ -299,118 +283,92 @@ def judge_history(history: History) -> Verdict:
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = {limit.metric: limit for limit in load(newest.folder).limits}
         checks += [_level_check(where, own, len(members), limits), _newest_check(where, own, newest, limits)]
-    verdict = verdict_of(checks)
+    verdict = verdict_of(checks, remedy="")
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
-        longest = max(
-            map(len, history.series), default=0
-        )  # that files can be read says nothing about what was measured
+        # That files can be read says nothing about what was measured.
+        longest = max(map(len, history.series), default=0)
         reason = f"Too few runs: the longest series has {longest}; a change of level needs {2 * SHORTEST}."
         return verdict.model_copy(update={"verdict": "SKIPPED", "sentence": reason})
-    if verdict.verdict == "AMBIGUOUS":  # the words for one run advise what a history cannot do
-        names = ", ".join(check.name for check in checks if check.gates and check.status == "AMBIGUOUS")
-        return verdict.model_copy(update={"sentence": f"Open: {names}."})
     return verdict
 
 
 def _readable_check(runs: list[Record]) -> Check:
-    """Say which runs are damaged: what they would have shown stays open, but nothing got worse."""
     damaged = [run.run for run in runs if run.problems]
-    named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
-    are = "is" if len(damaged) == 1 else "are"
-    return Check(
-        name="runs readable", kind="sanity", question="Can every stored run be read?",
-        status="AMBIGUOUS" if damaged else "PASS", value=float(len(damaged)), limit="= 0",
-        reason=f"{len(damaged)} of {len(runs)} {are} damaged: {named}; restore or delete {'it' if are == 'is' else 'them'}"
-        if damaged else f"0 of {len(runs)} are damaged",
-    )  # fmt: skip
+    are, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
+    remedy = f": {shortened(damaged)}; restore or delete {them}" if damaged else ""
+    reason, count = (
+        f"{len(damaged)} of {len(runs)} {are} damaged{remedy}",
+        {"value": float(len(damaged)), "limit": "= 0"},
+    )
+    ask = Ask("runs readable", "Can every stored run be read?")
+    return ask.answer("AMBIGUOUS" if damaged else "PASS", reason, **count)
 
 
 def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping[str, RegressionLimit]) -> Check:
     """Judge the loss that the newest levels add up to by the gate's rule; a metric without a limit may lose nothing."""
-    make = _check(f"level of {where}", "Did every level hold, unless a recorded change explains it?")
+    ask = Ask(f"level of {where}", "Did every level hold, unless a recorded change explains it?", "regression")
     if runs < 2 * SHORTEST:
-        return make("SKIPPED", f"{runs} runs; a change needs {SHORTEST} before and {SHORTEST} after it")
+        return ask.skipped(f"{runs} runs; a change needs {SHORTEST} before and {SHORTEST} after it", source=SOURCE)
     failed, explained, within = list[str](), list[str](), list[str]()
     for trend in trends:
-        if not trend.changes or trend.changes[-1].word != "worse":
-            continue
         lost = list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))
-        first, last = trend.levels.levels[len(trend.changes) - len(lost)], trend.levels.levels[-1]
+        if not lost:
+            continue
+        first, last = trend.levels.levels[-1 - len(lost)], trend.levels.levels[-1]
         status = _judged(trend, first, last.median, last.end - last.start, limits)
-        newest = trend.changes[-1]
-        reason = (
-            f"{trend.label} from {quantity(first.median)} to {quantity(last.median, trend.unit)} since {newest.run.moment:%Y-%m-%d}"
-            + (
-                f" with {newest.factors[0][0]} {newest.factors[0][1]} → {newest.factors[0][2]}"
-                if newest.factors
-                else ""
-            )
-        )
-        (within if status == "PASS" else explained if newest.factors else failed).append(reason)
+        values = f"{quantity(first.median)} to {quantity(last.median, trend.unit)}"
+        reason = f"{trend.label} from {values} since {lost[0].run.moment:%Y-%m-%d}"
+        for name, before, after in lost[0].factors[:1]:
+            reason += f" with {name} {before} → {after}"
+        (within if status == "PASS" else explained if lost[0].factors else failed).append(reason)
     if failed:
-        return make("FAIL", "; ".join([*failed, *explained]))
+        return ask.answer("FAIL", "; ".join([*failed, *explained]), source=SOURCE)
     if explained:
-        return make("AMBIGUOUS", f"a recorded change came with it: {'; '.join(explained)}; accept it or go back")
+        reason = f"a recorded change came with it: {'; '.join(explained)}; accept it or go back"
+        return ask.answer("AMBIGUOUS", reason, source=SOURCE)
     worse = f"; worse, but within the limit: {'; '.join(within)}" if within else ""
-    return make("PASS", f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}")
+    reason = f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}"
+    return ask.answer("PASS", reason, source=SOURCE)
 
 
 def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mapping[str, RegressionLimit]) -> Check:
     """Judge the newest run against the others of its level by the gate's rule, a metric without a limit by its band."""
-    make = _check(f"newest run of {where}", "Is the newest run as good as the others of its level?")
-    shown = [t for t in trends if t.last is newest and t.levels.levels[-1].low < t.levels.levels[-1].high]
+    ask = Ask(f"newest run of {where}", "Is the newest run as good as the others of its level?", "regression")
+    newest_levels = ((item, item.levels.levels[-1]) for item in trends if item.last is newest)
+    shown = [item for item, level in newest_levels if level.low < level.high]
     if not shown:
-        return make("SKIPPED", "too few runs to estimate their spread")
+        return ask.skipped("too few runs to estimate their spread", source=SOURCE)
     # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
-    texts: dict[str, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
+    texts: dict[Status, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
     for trend in shown:
         level, value = trend.levels.levels[-1], trend.values[-1]
-        low, high = trend.levels.limits(level, coverage)
-        if trend.direction not in ("lower", "higher"):
+        if trend.direction == "none":
             continue
+        status: Status
         if limit := limits.get(trend.metric):
             status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
             end = f"limit {limit.text(trend.direction)} of {quantity(level.median, trend.unit)}"
         else:
-            status = "AMBIGUOUS" if (value > high if trend.direction == "lower" else value < low) else "PASS"
-            end = f"outside {spanned(low, high, trend.unit)}"
+            low, high = trend.levels.limits(level, coverage)
+            outside = value < low if trend.direction == "higher" else value > high
+            status, end = "AMBIGUOUS" if outside else "PASS", f"outside {spanned(low, high, trend.unit)}"
         texts[status].append(f"{trend.label} {quantity(value, trend.unit)}, {end}")
-    for status, advice in (("FAIL", ""), ("AMBIGUOUS", ": repeat the run")):
-        if texts[status]:
-            return make(status, "; ".join(texts[status]) + advice)
-    return make(
-        "PASS", f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
-    )
+    good = f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
+    status = "FAIL" if texts["FAIL"] else "AMBIGUOUS" if texts["AMBIGUOUS"] else "PASS"
+    reason = good if status == "PASS" else "; ".join(texts[status]) + ": repeat the run" * (status == "AMBIGUOUS")
+    return ask.answer(status, reason, source=SOURCE)
 
 
 def _judged(
-    trend: Trend,
-    level: Level,
-    value: float,
-    runs: int,
-    limits: Mapping[str, RegressionLimit],
-    chance: float = CHANCE,
+    trend: Trend, level: Level, value: float, runs: int, limits: Mapping[str, RegressionLimit], chance: float = CHANCE
 ) -> Status:
     """Return what the gate's rule says of a value of ``runs`` runs against a level; ``chance`` as in ``compared``."""
     limit = limits.get(trend.metric) or RegressionLimit(metric=trend.metric, share=0)
-    direction: Direction = "higher" if trend.direction == "higher" else "lower"
-    kind = kind_of(limit, level.median, value)
-    s = trend.levels.spread * (abs(level.median) if trend.levels.ratio and kind == "difference" else 1.0)
-    base = Reading(math.log(level.median) if kind == "ratio" else level.median, 0.0, 0.0, level.median, 1)
-    here = Reading(math.log(value) if kind == "ratio" else value, 0.0, 0.0, value, 1)
-    # The level of k runs is one number here: its share of the variance of a comparison is 1/k.
-    count = max(1, level.end - level.start - (1 if runs == 1 else 0))
-    spread = Spread(s * math.sqrt((1 / runs + 1 / count) / 2), trend.levels.free)
-    result = compared([here], [base], kind=kind, known=spread, default=None, chance=chance)
-    return status_of(result, limit, direction, level.median)
-
-
-def _check(name: str, question: str) -> Callable[[str, str], Check]:
-    def make(status: str, reason: str) -> Check:
-        gates = status != "SKIPPED"
-        return Check(
-            name=name, kind="regression", question=question, status=status, reason=reason, source="history", gates=gates
-        )  # type: ignore[arg-type]
-
-    return make
+    scale = scale_of(limit, level.median, value)
+    # Levels of values above zero are compared in logarithms, whatever the limit is.
+    s = trend.levels.spread * (abs(level.median) if trend.levels.ratio and scale is LINEAR else 1.0)
+    others = max(1, level.end - level.start - (runs == 1))
+    move = float(scale.to(value) - scale.to(level.median))
+    change = moved(scale, move, Spread(s, trend.levels.free), (runs, others), chance)
+    return ruling(change, limit, trend.direction, level.median)[0]

@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.benchmarks import BENCHMARKS, Benchmark
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
 from benchlib.core.text import moment
 from benchlib.judge import baselines
-from benchlib.judge.checks import Check, Verdict, fact_check, save_verdict, verdict_of
+from benchlib.judge.checks import UNREADABLE, Check, Status, Verdict, save_verdict, verdict_of
 from benchlib.judge.regression import repeats
 from benchlib.launch import nodes
 from benchlib.results.record import READABLE, load
@@ -47,55 +47,51 @@ def final(run: Run) -> Verdict:
         stored, stopped = run.verdict, _notebook_error(run)
     except UserError:
         return judged(run)
-    if stored is None or stopped is not None:
-        return judged(run)
-    return stored
+    return judged(run) if stored is None or stopped is not None else stored
 
 
 def _judge(run: Run, baselines_root: Path | None) -> Verdict:
-    benchmark = BENCHMARKS[run.config.benchmark]
-    result = run.result
+    result, status = run.result, run.status
     if result is not None and result.status == "skipped":
         return verdict_of([], skipped=result.reason)
-    if result is None and run.config.nnodes > 1 and run.status is not None and run.status["outcome"] == "complete":
+    if result is None and run.config.nnodes > 1 and status is not None and status["outcome"] == "complete":
         return _elsewhere(run)
-    broken = _why_broken(run)
-    if broken:
-        return _broken([], broken, run.status is not None and run.status["outcome"] == "stopped")
-    comparison, damaged = _comparison(run, baselines_root)
-    ranks = run.config.world_size
-    checks: list[Check] = [
-        Check(
-            name="run completed",
-            kind="outcome",
-            question="Did every rank finish its work?",
-            status="PASS",
-            reason=f"all {ranks} ranks exited normally" if ranks > 1 else "the rank exited normally",
-        ),
+    if broken := _why_broken(run):
+        return _broken([], broken, status is not None and status["outcome"] == "stopped")
+    comparison, ranks = baselines.find(run, baselines_root), run.config.world_size
+    ended = f"all {ranks} ranks exited normally" if ranks > 1 else "the rank exited normally"
+    checks = [
+        _outcome("run completed", "Did every rank finish its work?", "PASS", ended),
         *_restart_check(run),
         *_files_check(run),
-        *damaged,
     ]
-    checks += _own_checks(benchmark, run, comparison)
-    stopped = _notebook_error(run)
-    if stopped:
+    # A damaged file of the gate fails the run and leaves its other checks.
+    if comparison.refused:
+        checks.append(_outcome(READABLE, "Can the accepted runs be used?", "FAIL", comparison.refused))
+    if comparison.damaged:
+        question = "Can the gate's calibration be read?"
+        checks.append(_outcome("calibration readable", question, "FAIL", comparison.damaged))
+    checks += _own_checks(run, comparison)
+    if stopped := _notebook_error(run):
         return _broken(checks, f"the measurement is complete, but the notebook failed: {stopped['message']}")
     verdict = verdict_of(checks, runs=1 + len(repeats(run)))
-    measured = comparison.calibration
-    if measured is not None:
+    if measured := comparison.calibration:
         verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
     return verdict
 
 
-def _own_checks(benchmark: Benchmark, run: Run, comparison: baselines.Comparison) -> list[Check]:
+def _outcome(name: str, question: str, status: Status, reason: str, **more: Any) -> Check:
+    return Check(name=name, kind="outcome", question=question, status=status, reason=reason, **more)
+
+
+def _own_checks(run: Run, comparison: baselines.Comparison) -> list[Check]:
     try:
-        return benchmark.spec.judge(run, comparison)  # type: ignore[no-any-return]
+        return BENCHMARKS[run.config.benchmark].spec.judge(run, comparison)  # type: ignore[no-any-return]
     except UserError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        # A result of the right form that lacks what the checks read: cut by hand, foreign, or of another version.
+    except UNREADABLE as error:
         raise UserError(
-            f"{run.path / 'result.json'} does not hold what the checks of {benchmark.name} need "
+            f"{run.path / 'result.json'} does not hold what the checks of {run.config.benchmark} need "
             f"({type(error).__name__}: {error}): it is foreign, altered or of another version"
         ) from error
 
@@ -110,24 +106,15 @@ def _elsewhere(run: Run) -> Verdict:
 
 def _restart_check(run: Run) -> list[Check]:
     """Check for restarts and a resume: a run of parts may be judged by what it learnt, not by its speed."""
-    how = baselines.continued(run)
+    how, question, reason = baselines.continued(run), "Did the ranks finish without a restart?", "no restart"
     if not run.config.max_restarts and not how:
         return []
-    failures = "; ".join(str(row.get("reason")) for row in (run.status or {}).get("earlier_attempts", []))
-    return [
-        Check(
-            name="no restart",
-            kind="outcome",
-            question="Did the ranks finish without a restart?",
-            status="AMBIGUOUS" if how else "PASS",
-            gates=False,
-            reason=f"{how}{f': {failures}' if failures else ''}; the times are of a part of the work, so the run cannot become a baseline"
-            if how
-            else "no restart",
-            value=float(baselines.restarts(run)),
-            limit="= 0",
-        )
-    ]
+    if how:
+        failures = "; ".join(str(row.get("reason")) for row in (run.status or {}).get("earlier_attempts", []))
+        part = "the times are of a part of the work, so the run cannot become a baseline"
+        reason = f"{how}{f': {failures}' if failures else ''}; {part}"
+    count = {"value": float(baselines.restarts(run)), "limit": "= 0", "gates": False}
+    return [_outcome("no restart", question, "AMBIGUOUS" if how else "PASS", reason, **count)]
 
 
 def _files_check(run: Run) -> list[Check]:
@@ -135,23 +122,9 @@ def _files_check(run: Run) -> list[Check]:
     faults = run_folder.file_faults(run.path, verdict=False)
     if faults is None:
         return []
-    question = "Are the files unchanged since the run ended?"
     reason = "; ".join(faults) or "sizes and checksums match files.json"
-    return [fact_check("files intact", question, not faults, reason, kind="outcome")]
-
-
-def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list[Check]]:
-    """Return what to compare with. A damaged file of the gate fails the run and leaves its other checks."""
-    comparison = baselines.find(run, root)
-    parts = (
-        (READABLE, "Can the accepted runs be used?", comparison.refused),
-        ("calibration readable", "Can the gate's calibration be read?", comparison.damaged),
-    )
-    return comparison, [_unreadable(*part) for part in parts if part[-1]]
-
-
-def _unreadable(name: str, question: str, reason: str) -> Check:
-    return Check(name=name, kind="outcome", question=question, status="FAIL", reason=reason)
+    question = "Are the files unchanged since the run ended?"
+    return [_outcome("files intact", question, "FAIL" if faults else "PASS", reason)]
 
 
 def _notebook_error(run: Run) -> dict[str, Any] | None:
@@ -160,9 +133,7 @@ def _notebook_error(run: Run) -> dict[str, Any] | None:
 
 
 def _broken(checks: list[Check], reason: str, stopped: bool = False) -> Verdict:
-    outcome = Check(
-        name="run completed", kind="outcome", question="Did every rank finish its work?", status="FAIL", reason=reason
-    )
+    outcome = _outcome("run completed", "Did every rank finish its work?", "FAIL", reason)
     listed = [outcome, *(check for check in checks if check.name != outcome.name)]
     return verdict_of(listed, stopped=reason) if stopped else verdict_of(listed, broken=reason)
 
@@ -172,32 +143,25 @@ def _why_broken(run: Run) -> str:
     status, result = run.status, run.result
     if status is not None and status["outcome"] != "complete":
         return str(status["reason"])
-    if result is not None and result.status == "complete" and status is not None:
-        return ""
-    if status is None:
-        last, stopped = run.events[-1] if run.events else None, _notebook_error(run)
-        if last is None and stopped is not None:
-            return f"no rank was started; the notebook failed: {stopped['message']}"
-        what = (
-            f"its last event was {last['kind']} from {last['source']} at {moment(last['t'])}"
-            if last
-            else "no rank was started"
-        )
-        return f"the run ended without a status: its supervisor was killed or the machine went down; {what}"
-    return "every rank exited, but no complete result was written"
+    if status is not None:
+        complete = result is not None and result.status == "complete"
+        return "" if complete else "every rank exited, but no complete result was written"
+    what, stopped = "no rank was started", _notebook_error(run)
+    if run.events:
+        last = run.events[-1]
+        what = f"its last event was {last['kind']} from {last['source']} at {moment(last['t'])}"
+    elif stopped is not None:
+        return f"{what}; the notebook failed: {stopped['message']}"
+    return f"the run ended without a status: its supervisor was killed or the machine went down; {what}"
 
 
 def mark_skipped(run: Run, reason: str) -> None:
-    """Write the result of a run whose backend is not available."""
     now = time.time()
     save_result(run.path, Result.of(run.config, status="skipped", reason=reason, started_at=now, ended_at=now))
 
 
 def mark_notebook_error(run_dir: Path, error: BaseException) -> None:
-    """Keep the error that stopped the notebook beside the run."""
-    message = str(getattr(error, "evalue", "") or error).strip().splitlines()
+    lines = str(getattr(error, "evalue", "") or error).strip().splitlines() or [""]
     name = getattr(error, "ename", "") or type(error).__name__
-    if name in PLAIN:
-        write_json(run_dir / NOTEBOOK_ERROR, {"type": name, "message": PLAIN[name] or message[0]})
-        return
-    write_json(run_dir / NOTEBOOK_ERROR, {"type": name, "message": f"{name}: {message[0] if message else ''}"})
+    message = (PLAIN[name] or lines[0]) if name in PLAIN else f"{name}: {lines[0]}"
+    write_json(run_dir / NOTEBOOK_ERROR, {"type": name, "message": message})

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchlib.launch.processes import is_stopped, signal_name
+from benchlib.launch.processes import signal_name
 
 # Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
 # torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
 _EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]runtime[/\\]mpi\.py$")
-# gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP, raises
-# a RuntimeError that states the type of the first one.
+# gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP,
+# raises a RuntimeError that states the type of the first one.
 _EXCHANGE_TEXT = re.compile(
     r"\[\S*[/\\]gloo[/\\]\S+:\d+\]|error when running the callback: (torch\.distributed\.)?Dist\w*Error: "
 )
@@ -32,13 +32,6 @@ _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\
 _AGENT_ROOT = "Root Cause (first observed failure)"
 # The line that it prints in each attempt about the first rank that failed.
 _AGENT_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
-# How it ends where another program has the port of the store. Beside a second agent of one machine the same words come
-# without the end: that one joins the store of the first.
-_PORT_TAKEN = re.compile(
-    r"port: (\d+),[^\n]*name: EADDRINUSE[^\n]*\s+The above exception was the direct cause"
-    r"(?:(?!The above exception).)*RendezvousConnectionError",
-    re.DOTALL,
-)
 # What Open MPI's mpirun says of the first rank that a signal ended; version 4 writes 0 for a process id it lost.
 _MPIRUN_KILLED = re.compile(
     r"noticed that process rank (\d+) with PID (\d+) on\s+node\s+\S+\s+exited\s+on\s+signal\s+(\d+)"
@@ -53,7 +46,8 @@ _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have 
 class RankRecord:
     """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal.
 
-    ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work.
+    ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work, or
+    (``went_on``) to do so no more.
     ``stacks`` is None where they were not requested, and empty where the rank did not answer. ``launch`` is the id of
     the supervisor that it belongs to: two machines may have one host name.
     """
@@ -68,10 +62,15 @@ class RankRecord:
     at_work: bool = False
     heard_at: float = 0.0
     waited_at: float = 0.0
+    went_on: bool = False
     phase: str = ""
     step: int | None = None
     error: dict[str, Any] | None = None
     stacks: str | None = field(default=None, repr=False)
+
+    def end(self, code: int, at: float | None = None) -> None:
+        """Take in that it ended with an exit code, at a unix time: now where none is given."""
+        self.returncode, self.ended_at = code, at or time.time()
 
     @property
     def alive(self) -> bool:
@@ -83,20 +82,26 @@ class RankRecord:
         """Whether its error is the consequence of another rank's failure, see ``is_echo``."""
         return bool(self.error and self.error.get("echo"))
 
+    @property
+    def waits(self) -> bool:
+        """Whether its stack ends in a wait, see ``is_waiting``."""
+        return is_waiting(main_stack(self.stacks or ""))
+
     def hear(self, event: dict[str, Any]) -> None:
         """Take in an event that this rank wrote."""
         self.heard_at = max(self.heard_at, float(event["t"]))
-        kind = event["kind"]
-        if kind == "start":
-            self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
-            self.launch = str(event.get("launch", ""))
-        elif kind == "phase":
-            self.phase, self.step = str(event.get("name", "")), None
-            self.at_work = self.at_work or self.phase != "import"
-        elif kind == "error":
-            self.error = {key: event.get(key, "") for key in ("t", "type", "message", "traceback", "echo", "exit_code")}
-        if kind not in ("start", "phase", "error"):
-            self.at_work = True
+        match event["kind"]:
+            case "start":
+                self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
+                self.launch = str(event.get("launch", ""))
+            case "phase":
+                self.phase, self.step = str(event.get("name", "")), None
+                self.at_work = self.at_work or self.phase != "import"
+            case "error":
+                names = ("t", "type", "message", "traceback", "echo", "exit_code")
+                self.error = {name: event.get(name, "") for name in names}
+            case _:
+                self.at_work = True
         if isinstance(event.get("step"), int):
             self.step = event["step"]
 
@@ -111,52 +116,55 @@ class RankRecord:
         number = -self.returncode if self.returncode is not None and self.returncode < 0 else None
         error = {key: self.error.get(key, "") for key in ("type", "message", "traceback")} if self.error else None
         return {
-            "rank": self.rank, "pid": self.pid, "host": self.host, "returncode": self.returncode,
-            "signal": signal_name(number) if number else None, "ended_by_supervisor": self.ended_by_us,
-            "error": error, "last_phase": self.phase or None, "last_step": self.step, "stacks": self.stacks or None,
-        }  # fmt: skip
+            **{name: getattr(self, name) for name in ("rank", "pid", "host", "returncode")},
+            "signal": signal_name(number) if number else None,
+            "ended_by_supervisor": self.ended_by_us,
+            "error": error,
+            "last_phase": self.phase or None,
+            "last_step": self.step,
+            "stacks": self.stacks or None,
+        }
 
 
 def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
     """Return (rank, exit code, process id, whether it is called the root cause) of each rank that an agent reports.
 
-    The agent is torchrun's, or Open MPI's mpirun, which names ranks that a signal ended; process id 0 is an unknown one.
+    The agent is torchrun's, or Open MPI's mpirun, which names ranks that a signal ended; process id 0 is an unknown
+    one.
     """
     killed = [(int(rank), -int(number), int(pid), True) for rank, pid, number in _MPIRUN_KILLED.findall(text)]
-    first, *rest = text.split(_AGENT_ROOT)
-    rows = [(part, False) for part in [first]] + [(part, True) for part in rest]
     return killed + [
-        (int(rank), int(code), int(pid), root) for part, root in rows for rank, code, pid in _AGENT_ROW.findall(part)
+        (int(rank), int(code), int(pid), index > 0)
+        for index, part in enumerate(text.split(_AGENT_ROOT))
+        for rank, code, pid in _AGENT_ROW.findall(part)
     ]
 
 
-def agent_exits(text: str) -> list[tuple[int, int]]:
-    """Return (process id, exit code) of the ranks that torchrun saw fail first, attempt by attempt."""
-    return [(int(pid), int(code)) for code, pid in _AGENT_LINE.findall(text)]
+def agent_exits(text: str) -> dict[int, int]:
+    """Return the exit codes by process id of the ranks that torchrun saw fail first, attempt by attempt."""
+    return {int(pid): int(code) for code, pid in _AGENT_LINE.findall(text)}
 
 
 def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
     """Return why torchrun's agent gave up without a failed rank, from what it wrote; '' where that is not known."""
-    store = f"the rendezvous store at {endpoint}" if endpoint else "the rendezvous store"
+    store = f"the rendezvous store at {endpoint}"
     reasons = {
         "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
-        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and the nodes cannot meet without it; start the run again on all nodes",
+        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, or another "
+        "program has its port (see logs/agent.err); start the run again on all nodes, or choose another rdzv_endpoint",
         "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
     }
-    matches = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
-    for taken in _PORT_TAKEN.finditer(text):
-        matches.append((taken.end(), f"port {taken[1]} is in use on this host: choose another rdzv_endpoint"))
-    return max(matches)[1] if matches else ""
+    return max(((text.rfind(name), reason) for name, reason in reasons.items() if name in text), default=(0, ""))[1]
 
 
 def no_restart_helps(error: dict[str, Any] | None) -> bool:
     """Whether a rank failed for a reason that is there the next time too: wrong input, no such device, a full disk."""
-    error = error or {}
-    return error.get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
+    return (error or {}).get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an error is what a rank sees of another one's failure: an error of ``torch.distributed``, or of a connection of it.
+    """Whether an error is what a rank sees of another one's failure: an error of ``torch.distributed``, or of a
+    connection of it.
 
     Type and origin decide, not the words: a path may hold "nccl", and a data loader may time out.
     """
@@ -172,82 +180,72 @@ def is_echo(error: BaseException) -> bool:
 
 
 def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
-    """Return the rank that failed first and of itself, or the best that is left; None when none failed."""
-    own: list[tuple[float, RankRecord]] = []
-    for record in ranks:
-        if record.error and not record.echoes:
-            own.append((float(record.error.get("t", 0.0)), record))
-        elif not record.error and not record.ended_by_us and record.returncode:
-            # A library of collectives aborts the process that lost its peer: SIGABRT may well follow the cause.
-            lead = _SIGNAL_LEAD_S if record.returncode < 0 and record.returncode != -signal.SIGABRT else 0.0
-            own.append((float(record.ended_at or 0.0) - lead, record))
-    if own:
-        return min(own, key=lambda item: item[0])[1]
-    echoes = [record for record in ranks if record.error]
-    return min(echoes, key=lambda record: float((record.error or {}).get("t", 0.0))) if echoes else None
+    """Return the rank that failed first and of itself, else the first echo; None when none failed."""
+    failed = [record for record in ranks if record.error or (record.returncode and not record.ended_by_us)]
+    own = [record for record in failed if not record.echoes]
+    return min(own or failed, key=_failed_at, default=None)
+
+
+def _failed_at(record: RankRecord) -> float:
+    if record.error:
+        return float(record.error.get("t", 0.0))
+    # A library of collectives aborts the process that lost its peer: SIGABRT may well follow the cause.
+    killed = (record.returncode or 0) < 0 and record.returncode != -signal.SIGABRT
+    return float(record.ended_at or 0.0) - (_SIGNAL_LEAD_S if killed else 0.0)
 
 
 def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     """Return what a failed rank did: raised, was killed, or left with a code."""
-    who = f"rank {record.rank}"
-    if record.error:
-        message = str(record.error.get("message", "")).strip()
-        first = message.splitlines()[0] if message else ""
-        if record.error.get("type") in ("UserError", "DataError", "StorageError"):
+    who, code, where = f"rank {record.rank}", record.returncode or 0, record.where()
+    if error := record.error:
+        message = str(error.get("message", "")).strip()
+        if error.get("type") in ("UserError", "DataError", "StorageError"):
             return message  # what the user gave is wrong, or the disk is full: the message says it all
-        text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
-        gone = [other.rank for other in ranks if other.returncode == 0]
-        if record.echoes and gone:
-            text += f"; {_rank_list(gone)} had already ended (exit code 0)"
-        return text
-    if record.returncode == EXIT_STORAGE:
-        return f"{who} could not write its files{record.where()}: the disk is full or read-only"
-    if record.returncode is not None and record.returncode < 0:
-        return f"{who} was killed by {signal_name(-record.returncode)}{record.where()}"
-    return f"{who} left with exit code {record.returncode} and no error{record.where()}; see logs/rank{record.rank}.err"
+        first = f": {message.splitlines()[0]}" if message else ""
+        return f"{who} raised {error.get('type')}{where}{first}" + (_gone(ranks) if record.echoes else "")
+    if code == EXIT_STORAGE:
+        return f"{who} could not write its files{where}: the disk is full or read-only"
+    if code < 0:
+        return f"{who} was killed by {signal_name(-code)}{where}"
+    return f"{who} left with exit code {code} and no error{where}; see logs/rank{record.rank}.err"
 
 
-def hanging(ranks: list[RankRecord]) -> RankRecord | None:
-    """Return the living rank that holds the others up: one that does not wait, else the one silent for longest."""
-    living = [record for record in ranks if record.alive]
-    busy = [record for record in living if record.stacks is not None and not is_waiting(main_stack(record.stacks))]
-    return min(busy or living, key=lambda record: record.heard_at, default=None)
+def hanging(living: list[RankRecord]) -> RankRecord:
+    """Return the rank that holds the others up: one that does not wait, else the one silent for longest."""
+    busy = [record for record in living if record.stacks is not None and not record.waits]
+    return min(busy or living, key=lambda record: record.heard_at)
 
 
-def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float, limit: str) -> str:
+def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float) -> str:
     """Return where a silent rank was, and which ranks waited for it."""
-    text = f"rank {record.rank} sent no sign of life for {silent_s:.0f} s ({limit}){record.where()}"
-    text += _inside(record)
-    frames = main_stack(record.stacks or "")
-    if frames and is_waiting(frames):
+    silence = f"no sign of life for {silent_s:.0f} s (stall limit)"
+    text = f"rank {record.rank} sent {silence}{record.where()}{_inside(record)}"
+    if record.waits:
         text += "; it waited for other ranks or for its device"
-    waiting = [
-        other.rank
-        for other in ranks
-        if other is not record and other.alive and other.stacks and is_waiting(main_stack(other.stacks))
-    ]
+    waiting = [other.rank for other in ranks if other is not record and other.alive and other.waits]
     if waiting:
-        text += f"; {_rank_list(waiting)} waited in torch" + ("" if frames and is_waiting(frames) else " for it")
-    gone = [other.rank for other in ranks if other.returncode == 0]
-    if gone:
-        text += f"; {_rank_list(gone)} had already ended (exit code 0)"
-    return text
+        text += f"; {_rank_list(waiting)} waited in torch" + ("" if record.waits else " for it")
+    return text + _gone(ranks)
 
 
 def late_text(record: RankRecord, limit_s: float) -> str:
     """Return where a rank was that was not at work in time."""
-    text = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit); it stood{record.where()}"
-    return text + _inside(record)
+    late = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit)"
+    return f"{late}; it stood{record.where()}{_inside(record)}"
 
 
 def _inside(record: RankRecord) -> str:
-    frames = main_stack(record.stacks or "")
     if record.stacks == "":
         return "; it did not answer the request for its Python stack (stopped, or stuck in the system)"
-    if not frames:
-        return ""
+    frames = main_stack(record.stacks or "")
     own = own_frame(frames)
-    return f"; its Python stack was inside {frames[0]}" + (f", called from {own}" if own and own != frames[0] else "")
+    called = f", called from {own}" if frames and own != frames[0] else ""
+    return f"; its Python stack was inside {frames[0]}{called}" if frames else ""
+
+
+def _gone(ranks: list[RankRecord]) -> str:
+    gone = [record.rank for record in ranks if record.returncode == 0]
+    return f"; {_rank_list(gone)} had already ended (exit code 0)" if gone else ""
 
 
 def _rank_list(ranks: list[int]) -> str:
@@ -258,7 +256,7 @@ def _rank_list(ranks: list[int]) -> str:
 
 
 STACKS_S = 1.0  # that the ranks get to write their stacks
-_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_FRAME = re.compile(r'^\s+File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _WAITING_FILES = re.compile(
     r"torch[/\\](distributed[/\\]|autograd[/\\]graph\.py|futures[/\\]|cuda[/\\]__init__\.py|xpu[/\\]__init__\.py)"
     r"|benchlib[/\\]runtime[/\\](group|mpi)\.py"
@@ -286,36 +284,24 @@ def main_stack(text: str) -> list[Frame]:
 
     The main thread was created first and is printed last.
     """
-    blocks: list[list[Frame]] = []
-    for line in text.splitlines():
-        if "(most recent call first)" in line:
-            blocks.append([])
-        elif blocks and (match := _FRAME.match(line)):
-            number = int(match["line"]) if match["line"].isdigit() else 0
-            blocks[-1].append(Frame(match["file"], number, match["function"]))
-    return blocks[-1] if blocks else []
+    _, _, last = text.rpartition("(most recent call first)")
+    found = (_FRAME.match(line) for line in last.splitlines() if last != text)
+    return [Frame(match[1], int(match[2]) if match[2].isdigit() else 0, match[3]) for match in found if match]
 
 
 def is_waiting(frames: list[Frame]) -> bool:
     """Whether a stack ends in torch's collectives, its backward pass (where gradients are awaited) or a device wait."""
     if not frames:
         return False
-    inner = frames[0]
-    return bool(_WAITING_FILES.search(inner.file)) or bool(
-        _WAITING_LINE.search(linecache.getline(inner.file, inner.line))
-    )
+    line = linecache.getline(frames[0].file, frames[0].line)
+    return bool(_WAITING_FILES.search(frames[0].file) or _WAITING_LINE.search(line))
 
 
 def own_frame(frames: list[Frame]) -> Frame | None:
     """Return the innermost frame that is not Python's or a package's own: the line that a reader can act on."""
-    return next(
-        (
-            frame
-            for frame in frames
-            if "site-packages" not in frame.file and "/lib/python" not in frame.file and "<frozen" not in frame.file
-        ),
-        frames[0] if frames else None,
-    )
+    foreign = ("site-packages", "/lib/python", "<frozen")
+    own = (frame for frame in frames if not any(place in frame.file for place in foreign))
+    return next(own, frames[0] if frames else None)
 
 
 def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
@@ -324,31 +310,27 @@ def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
     The text is empty for a process that does not answer: it has no handler yet, or is stopped. The worker makes the
     file after it has installed the handler; without one the signal would end the process, so it is not sent then.
     """
-    sizes = [_size(path) for _, path in asked]
-    for (pid, _), size in zip(asked, sizes, strict=True):
-        if size is not None:
-            with contextlib.suppress(OSError):
+    paths = [path for _, path in asked]
+    earlier = [_text(path) for path in paths]
+    for pid, path in asked:
+        with contextlib.suppress(OSError):
+            if path.exists():
                 os.kill(pid, signal.SIGUSR1)
-    awaited = [
-        (path, size) for (pid, path), size in zip(asked, sizes, strict=True) if size is not None and not is_stopped(pid)
-    ]
-    end, now = time.monotonic() + STACKS_S, [-1]
-    while awaited and time.monotonic() < end:
+    end, texts = time.monotonic() + STACKS_S, list[str]()
+    while time.monotonic() < end:
         time.sleep(0.05)
-        before, now = now, [_size(path) or 0 for path, _ in awaited]
-        if now == before and all(size > old for size, (_, old) in zip(now, awaited, strict=True)):
+        before, texts = texts, [_text(path) for path in paths]
+        if texts == before and all(map(len, _added(texts, earlier))):
             break  # all have answered, and nothing is being added
-    return [
-        "" if size is None or _size(path) is None else path.read_bytes()[size:].decode(errors="replace")
-        for (_, path), size in zip(asked, sizes, strict=True)
-    ]
+    return _added(texts, earlier)
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _added(texts: list[str], earlier: list[str]) -> list[str]:
+    return [text[len(old) :] for text, old in zip(texts, earlier, strict=True)]
 
 
 # What a report shows of a run that did not end well, from ``status.json``
@@ -358,48 +340,43 @@ STACKS_LIMIT = 20_000  # characters of one stack or traceback; a report stays sm
 STACKS_SHOWN = 8
 
 
+def _ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the rows of the ranks, that of the culprit first."""
+    status = status or {}
+    return sorted(status.get("ranks") or [], key=lambda rank: rank.get("rank") != status.get("culprit"))
+
+
 def rank_endings(status: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return how each rank ended, in words, where the run was not complete."""
     if not status or status.get("outcome") == "complete":
         return []
     rows = []
-    for rank in status.get("ranks") or []:
-        error = rank.get("error") or {}
-        rows.append(
-            {
-                "rank": rank.get("rank"),
-                "pid": rank.get("pid"),
-                "culprit": rank.get("rank") == status.get("culprit"),
-                "phase": _phase(rank),
-                "end": _ending(rank, error),
-                "traceback": str(error.get("traceback") or "")[-STACKS_LIMIT:],
-            }
-        )
-    return sorted(rows, key=lambda row: not row["culprit"])
+    for rank in _ranks(status):
+        step = f", step {rank['last_step']:,}" if isinstance(rank.get("last_step"), int) else ""
+        row = {name: rank.get(name) for name in ("rank", "pid")}
+        row |= {"culprit": row["rank"] == status.get("culprit"), "end": _end(rank)}
+        row["phase"] = f"{rank.get('last_phase') or 'not started'}{step}"
+        row["traceback"] = str((rank.get("error") or {}).get("traceback") or "")[-STACKS_LIMIT:]
+        rows.append(row)
+    return rows
 
 
-def _phase(rank: dict[str, Any]) -> str:
-    step = f", step {rank['last_step']:,}" if isinstance(rank.get("last_step"), int) else ""
-    return f"{rank.get('last_phase') or 'not started'}{step}"
-
-
-def _ending(rank: dict[str, Any], error: dict[str, Any]) -> str:
-    if error:
+def _end(rank: dict[str, Any]) -> str:
+    code, name = rank.get("returncode"), rank.get("signal")
+    if error := rank.get("error"):
         return f"raised {error.get('type', 'an error')}: {error.get('message', '')}"
     if rank.get("ended_by_supervisor"):
-        return f"was ended with the run ({rank.get('signal') or 'no signal needed'})"
-    if rank.get("signal"):
-        return f"was killed by {rank['signal']}"
-    code = rank.get("returncode")
+        return f"was ended with the run ({name or 'no signal needed'})"
+    if name:
+        return f"was killed by {name}"
     return "had not ended" if code is None else "ended normally" if code == 0 else f"ended with exit code {code}"
 
 
 def stack_groups(status: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Return the Python stacks with the ranks that had them, each stack once."""
     groups: dict[str, list[str]] = {}
-    culprit = (status or {}).get("culprit")
-    for rank in sorted((status or {}).get("ranks") or [], key=lambda rank: rank.get("rank") != culprit):
+    for rank in _ranks(status):
         if rank.get("stacks"):
             groups.setdefault(str(rank["stacks"])[:STACKS_LIMIT], []).append(str(rank.get("rank")))
-    rows = [(f"rank{'s' if len(members) > 1 else ''} {', '.join(members)}", stack) for stack, members in groups.items()]
+    rows = [(f"rank{'s' * (len(members) > 1)} {', '.join(members)}", stack) for stack, members in groups.items()]
     return rows[:STACKS_SHOWN]

@@ -16,23 +16,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from benchlib.config.schema import BaseConfig, load_config, validated
 from benchlib.core import files, run_folder
 from benchlib.core.errors import RunBroken, StorageError, UserError
 from benchlib.core.events import Event, EventFollower, read_events
-from benchlib.launch.diagnosis import EXIT_STORAGE, RankRecord
-from benchlib.launch.jobs import Job, Limits, already_executed
+from benchlib.launch.diagnosis import EXIT_STORAGE
+from benchlib.launch.jobs import already_executed
 from benchlib.launch.launchers import LAUNCHERS
-from benchlib.launch.processes import MARK, free_shared_memory, kill_marked, signal_name
+from benchlib.launch.processes import MARK, kill_marked, signal_name
+from benchlib.launch.ranks import BROKEN, RankTable, rank_of
 
 Status = dict[str, Any]
 
-SUPERVISOR = "benchlib.launch.supervise"
 POLL_S = 0.1
 TICK_S = 1.0
 STOP_S = 14.0  # the supervisor needs at most its stages' sum
-BROKEN = ("failed", "timeout", "stalled")
 
 
 class RankFailed(RunBroken):
@@ -47,31 +47,32 @@ class RankFailed(RunBroken):
         super().__init__("\n".join(self._lines()))
 
     def _lines(self) -> list[str]:
-        lines = [str(self.status["reason"])]
-        for row in self.status["ranks"]:
-            if row["rank"] != self.status["culprit"]:
-                continue
-            if row["error"] and row["error"]["traceback"]:
-                lines += ["", f"Traceback of rank {row['rank']}:", *row["error"]["traceback"].rstrip().splitlines()]
-            elif row["stacks"]:
-                lines += [
-                    "",
-                    f"Python stacks of rank {row['rank']} when it was ended:",
-                    *row["stacks"].rstrip().splitlines(),
-                ]
-        return lines
+        rows: list[dict[str, Any]] = self.status["ranks"]
+        culprit = next((row for row in rows if row["rank"] == self.status["culprit"]), {})
+        rank, traceback = culprit.get("rank"), (culprit.get("error") or {}).get("traceback")
+        stacks = culprit.get("stacks") or ""
+        heading = f"Traceback of rank {rank}:" if traceback else f"Python stacks of rank {rank} when it was ended:"
+        shown = (traceback or stacks).rstrip().splitlines()
+        return [str(self.status["reason"]), *(["", heading, *shown] if shown else [])]
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {line}" if not index else line for index, line in enumerate(self._lines())]
 
 
+class _OwnConfig(BaseConfig, extra="allow"):
+    """The config of a function of one's own: what a launcher reads is checked, and the rest is the function's."""
+
+
 class Launch:
     """One run in progress. ``stop`` may be called from any thread; leaving a ``with`` block stops the run."""
 
-    def __init__(self, run_dir: Path | str, benchmark: str = "") -> None:
-        """``benchmark``: ``module:function`` to run instead of the benchmark that the config names."""
+    def __init__(self, run_dir: Path | str, benchmark: str = "", config: BaseConfig | None = None) -> None:
+        """``benchmark``: ``module:function`` to run instead of the benchmark that the config names.
+
+        ``config``: what ``config.json`` holds, of a caller who has read it.
+        """
         self.run_dir = Path(run_dir).resolve()
-        self.benchmark = benchmark
+        self.benchmark, self._config = benchmark, config
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._stop_s = STOP_S
@@ -80,8 +81,8 @@ class Launch:
     def start(self) -> "Launch":
         """Start the supervisor, which starts the ranks.
 
-        Raises ``UserError`` where the folder has no config, is in use or was executed before: old events and ports would
-        be taken for new ones.
+        Raises ``UserError`` where the folder has no config, is in use or was executed before: old events and ports
+        would be taken for new ones.
         """
         if self._process:
             raise UserError(already_executed(self.run_dir))
@@ -97,7 +98,8 @@ class Launch:
     def _start(self, held: int) -> None:
         if (self.run_dir / "status.json").exists() or any(self.run_dir.glob("events-*.jsonl")):
             raise UserError(already_executed(self.run_dir))
-        job = self._job()
+        config = self._config or self._read()
+        job = LAUNCHERS[config.launcher](config, self.run_dir, self.benchmark)
         if lack := job.lacks():
             raise UserError(f"launcher {job.name}: {lack}")
         self._stop_s = STOP_S + job.stop_s
@@ -110,42 +112,17 @@ class Launch:
         package = Path(__file__).resolve().parents[2]
         if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), env.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", SUPERVISOR, str(self.run_dir), "--claim", str(held)]
+        command = [sys.executable, "-m", "benchlib.launch.supervise", str(self.run_dir), "--claim", str(held)]
         with (logs / "supervisor.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-                pass_fds=[held],
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True, pass_fds=[held]
             )
 
-    def _job(self) -> Job:
-        if self.benchmark:
-            from types import SimpleNamespace
-
-            values = files.read_json(self.run_dir / "config.json")
-            defaults = {
-                "launcher": "local",
-                "nproc": 1,
-                "nnodes": 1,
-                "rdzv_endpoint": "",
-                "max_restarts": 0,
-                "startup_timeout_s": 120.0,
-                "benchmark": self.benchmark,
-                "backend": "cpu",
-                "collective": "",
-                "cluster": "",
-                "hard_limit_s": Limits.of(values).wall_s,
-            }
-            config: Any = SimpleNamespace(**{**defaults, **values})
-        else:
-            from benchlib.config.schema import load_config
-
-            config = load_config(self.run_dir)
-        return LAUNCHERS[config.launcher](config, self.run_dir, self.benchmark)
+    def _read(self) -> BaseConfig:
+        if not self.benchmark:
+            return load_config(self.run_dir)
+        values = files.read_json(self.run_dir / "config.json")
+        return validated(_OwnConfig, {"benchmark": self.benchmark, **values})
 
     @property
     def pid(self) -> int | None:
@@ -189,8 +166,7 @@ class Launch:
         if process is None:
             return None
         self._continue()
-        with self._lock:
-            self._send_stop(process.stdin)
+        self._send_stop(process)
         try:
             process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
@@ -198,26 +174,23 @@ class Launch:
         return self.wait()
 
     def _continue(self) -> None:
-        """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end neither the ranks nor itself."""
+        """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end nothing."""
         if self._process:
             self._process.send_signal(signal.SIGCONT)
 
-    @staticmethod
-    def _send_stop(pipe: IO[bytes] | None) -> None:
-        if pipe is not None and not pipe.closed:
-            with contextlib.suppress(OSError):
-                pipe.write(b"q")
-                pipe.flush()
-            with contextlib.suppress(OSError):
-                pipe.close()
+    def _send_stop(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it is gone, or was told before
+            assert process.stdin
+            process.stdin.write(b"q")
+            process.stdin.close()
 
     def wait(self) -> Status:
         """Wait for the end of the run and return its status."""
         if self._process is None:
             raise UserError("the run was not started: call start() first")
         self._process.wait()
+        self._send_stop(self._process)
         with self._lock:
-            self._send_stop(self._process.stdin)
             if self._status is None:
                 self._status = self._final_status()
         return self._status
@@ -230,11 +203,9 @@ class Launch:
         if code == EXIT_STORAGE:
             return write_lost(self.run_dir, f"{self.run_dir} cannot be written: the disk is full or read-only")
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        reason = f"the supervisor {how} before the run was over; its ranks were ended"
         log = (self.run_dir / "logs" / "supervisor.log").read_text(errors="replace").strip()
-        return write_lost(
-            self.run_dir,
-            f"the supervisor {how} before the run was over; its ranks were ended" + (f"\n{log[-2000:]}" if log else ""),
-        )
+        return write_lost(self.run_dir, reason + (f"\n{log[-2000:]}" if log else ""))
 
     def raise_for_status(self) -> None:
         """Raise ``RankFailed`` unless the run was complete, skipped or stopped."""
@@ -264,28 +235,24 @@ def execute(run_dir: Path | str, on_event: Callable[[Event], None] | None = None
         return launch.wait()
 
 
-def settle(run_dir: Path | str) -> dict[str, Any] | None:
+def settle(run_dir: Path | str) -> Status | None:
     """Return the status of a run; for one whose supervisor died without writing it, end its ranks and write it from
     the events.
 
-    None while the run is going on, and for a folder in which no run was started, or one on another machine.
+    None while the run is going on, and for a folder in which no run was started, or one on another machine. A
+    supervisor that was stopped (SIGSTOP) goes on: then it sees that its launching process is gone, and ends.
     """
     path = Path(run_dir).resolve()
     if (path / "status.json").exists():
         return files.read_json(path / "status.json")  # type: ignore[no-any-return]
-    launched = read_events(path, {"launched"})
-    if not launched or launched[-1].get("host") != platform.node() or _supervisor_lives(path, launched[-1]):
+    launched = read_events(path, {"launched"}, "supervisor")
+    if not launched or launched[-1].get("host") != platform.node():
         return None
-    return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
-
-
-def continue_supervisor(run_dir: Path | str) -> None:
-    """Let the supervisor of a run go on if it was stopped (SIGSTOP): then it sees that its launching process is gone, and ends."""
-    path = Path(run_dir).resolve()
-    launched = read_events(path, {"launched"})
-    if launched and launched[-1].get("host") == platform.node() and _supervisor_lives(path, launched[-1]):
+    if run_folder.is_running(path):
         with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
             os.kill(int(launched[-1]["supervisor"]), signal.SIGCONT)
+        return None
+    return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
 
 
 def write_stopped(run_dir: Path, started_at: float) -> None:
@@ -312,47 +279,24 @@ def blame_notebook(run_dir: Path, outcome: str, reason: str) -> None:
         run_folder.record_files(run_dir)
 
 
-def _supervisor_lives(run_dir: Path, launched: Event) -> bool:
-    """Whether the supervisor of a launch lives: by the claim on the folder, else by its process id."""
-    running = run_folder.claimed(run_dir)
-    pid = launched.get("supervisor")
-    if running is not None or not isinstance(pid, int):
-        return bool(running)
-    import psutil
-
-    try:  # another process may have got its number, and when it began no clock says that may be set meanwhile
-        return {SUPERVISOR, str(run_dir)} <= set(psutil.Process(pid).cmdline())
-    except (psutil.Error, ValueError, OverflowError):
-        return False
-
-
-def write_lost(run_dir: Path, reason: str) -> dict[str, Any]:
+def write_lost(run_dir: Path, reason: str) -> Status:
     """End what is left of a run and write its ``status.json`` from the events; return it even where nothing can be
     written."""
     left = kill_marked(run_dir)
-    if not left:
-        free_shared_memory(run_dir)
-    events = read_events(run_dir)
-    records: dict[int, RankRecord] = {}
+    events, table = read_events(run_dir), RankTable(run_dir / "logs")
     for event in events:
-        source = event["source"]
-        if source.startswith("rank") and source[4:].isdecimal():
-            rank = int(source[4:])
-            if event["kind"] == "start":  # again, after a failure: what its earlier process did is past
-                records[rank] = RankRecord(rank)
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # a foreign line
-                records.setdefault(rank, RankRecord(rank)).hear(event)
-    for record in records.values():
-        error = run_dir / "logs" / f"rank{record.rank}.error.json"
-        with contextlib.suppress(UserError):
-            record.error = files.read_object(error, {"type": str, "message": str, "traceback": str})
-    where = "; ".join(f"rank {rank} was last heard of{records[rank].where()}" for rank in sorted(records))
-    reason += (f"; {where}" if where else "") + (f"; processes {left} could not be ended" if left else "")
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a foreign line
+            if (rank := rank_of(event)) is not None:
+                if event["kind"] == "start":  # again, after a failure: what its earlier process did is past
+                    table.records.pop(rank, None)
+                table.hear(rank, event, agent=False)
+    table.read_errors()
+    ranks = sorted(table.all(), key=lambda record: record.rank)
+    reason += "".join(f"; rank {record.rank} was last heard of{record.where()}" for record in ranks)
+    reason += f"; processes {left} could not be ended" if left else ""
     times = [event["t"] for event in events] or [time.time()]
-    status: dict[str, Any] = {
-        "outcome": "failed", "reason": reason, "culprit": None, "ranks": [records[rank].as_json() for rank in sorted(records)],
-        "started_at": times[0], "ended_at": times[-1],
-    }  # fmt: skip
+    status: Status = {"outcome": "failed", "reason": reason, "culprit": None, "ranks": table.as_json()}
+    status |= {"started_at": times[0], "ended_at": times[-1]}
     with contextlib.suppress(StorageError):  # the caller has it, and the next reader works it out again
         files.write_json(run_dir / "status.json", status)
     return status

@@ -1,31 +1,20 @@
-"""Where a rank is among the others, this machine's addresses, and the other nodes of a run. No torch.
-
-To show that its node is there, each supervisor holds a listening socket on which nothing is sent: whether a connection is
-accepted, refused or unanswered is up to the kernel, and it holds for a supervisor that is busy, killed or cut off. The
-supervisor closes accepted connections, since the kernel answers no more of them than fit its queue.
-"""
+"""Where a rank is among the others, this machine's addresses, and the other nodes of a run. No torch."""
 
 import contextlib
 import dataclasses
-import errno
 import ipaddress
 import os
 import socket
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
 
-# In the environment of the ranks: the id of the launch and, where there are other nodes, its supervisor's address and port.
-NODE = "BENCHLIB_NODE"
+LAUNCH = "BENCHLIB_LAUNCH"  # in the environment of the ranks: the id of the launch that they belong to
 FILE = "peers.json"
 DEFAULT_PORT = 29400  # torchrun's, where an endpoint names none
-PROBE_S = 3.0
-_BACKLOG = 128
-_AT_ONCE = 64
 # Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's names
 # of the step come before those of the job: a step may have fewer tasks than its job.
 _PLACE_VARIABLES = (
@@ -37,7 +26,6 @@ _PLACE_VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
-_SLURM_NODE = "SLURM_NODEID"  # which of the nodes this one is, where sizes are listed by node
 
 
 @dataclass(frozen=True)
@@ -67,19 +55,11 @@ def place() -> Place:
     Raises ``UserError`` where the environment names a rank that cannot be.
     """
     rows = [names for names in _PLACE_VARIABLES if names[0] in os.environ and names[1] in os.environ]
-    if rows:
-        # Of one launcher's rows the first that also has the number of ranks on this node.
-        complete = [names for names in rows if names[0] == rows[0][0] and os.environ.get(names[3])]
-        return _place((complete or rows)[0])
-    if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
-        raise UserError(
-            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not know "
-            "its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
-        )
-    return Place()
-
-
-def _place(names: tuple[str, str, str, str]) -> Place:
+    if not rows:
+        return Place()
+    # Of one launcher's rows the first that also has the number of ranks on this node.
+    complete = [names for names in rows if names[0] == rows[0][0] and os.environ.get(names[3])]
+    names = (complete or rows)[0]
     values = [os.environ.get(name, "") for name in names]
     variables = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
     try:
@@ -87,11 +67,12 @@ def _place(names: tuple[str, str, str, str]) -> Place:
         local_rank = int(values[2] or rank)
         sizes = local_sizes(values[3])
         # A list holds one size for each node. Without any, all ranks are taken to be here.
-        local_size = (sizes[int(os.environ.get(_SLURM_NODE, "0"))] if len(sizes) > 1 else sizes[0]) if sizes else size
+        node = int(os.environ.get("SLURM_NODEID", "0")) if len(sizes) > 1 else 0
+        local_size = sizes[node] if sizes else size
     except (ValueError, IndexError):
-        raise UserError(f"{variables}: not the place of a rank: start the ranks with one launcher only") from None
+        rank, size, local_rank, local_size = -1, 0, 0, 0
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        raise UserError(f"{variables}: a rank must be below its size: start the ranks with one launcher only")
+        raise UserError(f"{variables}: not the place of a rank: start the ranks with one launcher only")
     return Place(rank, size, local_rank, local_size)
 
 
@@ -110,8 +91,8 @@ def local_sizes(text: str) -> list[int]:
 def attempt() -> str:
     """Return an id of this start of the ranks by torchrun; '' under another launcher.
 
-    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where they
-    meet, a new port each time, is a part of it.
+    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where
+    they meet, a new port each time, is a part of it.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
@@ -168,20 +149,11 @@ def interface(address: str) -> str:
     return own_addresses().get(address, "")
 
 
-def link_down(address: str) -> str:
-    """Return the interface of an address of ours where its link is down, else ''."""
-    import psutil
-
-    name = interface(address)
-    stats = psutil.net_if_stats().get(name)
-    return name if stats is not None and not stats.isup else ""
-
-
 def hosts_store(host: str) -> bool | None:
     """Whether torchrun's rendezvous store is to be opened here. None where torchrun finds that out by itself.
 
-    It compares with the addresses of this machine's name, so it does not know a second network card or a namespace. Where
-    it knows, it also copes with a second agent on the same machine, which a plain yes would not.
+    It compares with the addresses of this machine's name, so it does not know a second network card or a namespace.
+    Where it knows, it also copes with a second agent on the same machine, which a plain yes would not.
     """
     addresses = resolve(host)
     if not addresses:
@@ -197,12 +169,11 @@ def hosts_store(host: str) -> bool | None:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a run: ``launch`` is the id of its supervisor's launch, ``port`` 0 where no supervisor listens."""
+    """One node of a run: ``launch`` is the id of its supervisor's launch, '' where it has none."""
 
     launch: str
     host: str
     address: str
-    port: int
     ranks: tuple[int, ...]
 
     def label(self) -> str:
@@ -214,80 +185,20 @@ class Node:
         return f"node {self.label()} with rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A lost node: ``how`` is gone (its processes ended) or unreachable (no answer at all)."""
-
-    node: Node
-    how: str
-
-    def words(self) -> str:
-        """Return which node it is, and how it was lost."""
-        reasons = {"gone": "its processes are gone", "unreachable": "it does not answer on the network"}
-        return f"{self.node.words()} was lost ({reasons[self.how]})"
-
-    def as_json(self) -> dict[str, object]:
-        """Return the row of this node in ``status.json``."""
-        return {"host": self.node.host, "address": self.node.address, "ranks": list(self.node.ranks), "how": self.how}
-
-
-def listen(address: str) -> socket.socket:
-    """Open the socket that shows the other nodes that this one is there."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
-    listening.setblocking(False)
-    return listening
-
-
-def hang_up(listening: socket.socket) -> None:
-    """Close the connections that wait on a socket of ``listen``, at most as many as its queue holds. Never waits."""
-    for _ in range(_BACKLOG):
-        try:
-            listening.accept()[0].close()
-        except OSError:  # none waits, or the caller is gone again
-            return
-
-
-def probe(node: Node, timeout_s: float = PROBE_S) -> str:
-    """Return ``there``, ``gone``, ``unreachable`` or, where it has no listening socket, ``unknown``."""
-    if not node.port:
-        return "unknown"
-    try:
-        socket.create_connection((node.address, node.port), timeout_s).close()
-        return "there"
-    except ConnectionRefusedError:
-        return "gone"
-    except OSError as error:
-        return "unknown" if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL) else "unreachable"
-
-
-def lost_nodes(nodes: Iterable[Node]) -> list[Lost]:
-    """Return those of the nodes that are lost, by rank. Takes ``PROBE_S`` at most for 64 nodes."""
-    asked = sorted(nodes, key=lambda node: node.ranks)
-    if not asked:
-        return []
-    with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
-        states = list(pool.map(probe, asked))
-    return [Lost(node, how) for node, how in zip(asked, states, strict=True) if how in ("gone", "unreachable")]
-
-
 def launch_id() -> str:
     """Return the id of the launch that this process belongs to; '' without a supervisor."""
-    return (os.environ.get(NODE, "").split() or [""])[0]
+    return os.environ.get(LAUNCH, "")
 
 
-def group_ranks(rows: Iterable[tuple[int, str, str]]) -> list[Node]:
-    """Return the nodes of ranks: rows of (rank, host name, the rank's ``NODE`` variable), by their lowest rank."""
-    members: dict[tuple[str, ...], list[int]] = {}
-    for rank, host, text in rows:
-        launch, *place = text.split() or [""]
-        address, port = place if len(place) == 2 else ("", "0")
-        members.setdefault((launch, host, address, port), []).append(rank)
-    nodes = [
-        Node(launch, host, address, int(port), tuple(sorted(ranks)))
-        for (launch, host, address, port), ranks in members.items()
-    ]
-    return sorted(nodes, key=lambda node: node.ranks)
+def group_ranks(rows: Iterable[tuple[int, str, str, str]]) -> list[Node]:
+    """Return the nodes of ranks, by their lowest rank. Rows are (rank, launch, host name, address).
+
+    Two machines may have one host name, and a launch is of one machine.
+    """
+    members: dict[tuple[str, str, str], list[int]] = {}
+    for rank, *place in sorted(rows):
+        members.setdefault((place[0], place[1], place[2]), []).append(rank)
+    return [Node(*place, tuple(ranks)) for place, ranks in members.items()]
 
 
 def rank_hosts(nodes: Iterable[Node]) -> tuple[str, ...]:

@@ -1,10 +1,6 @@
-"""Processes of a run: tied to their parent, marked as belonging to it, ended all together; and the memory they leave.
+"""Processes of a run: tied to their parent, marked as belonging to it, ended all together.
 
 On Linux the kernel does the first part (parent death signal, child subreaper). Elsewhere a thread watches the parent.
-
-MPI, NCCL and others exchange data on one machine through files under /dev/shm, which they remove at their end. A rank that
-is killed together with its launcher cannot, and the memory would stay taken until the machine restarts. So ranks note the
-files that they have mapped, and whoever ends the run frees them. Linux only.
 """
 
 import contextlib
@@ -23,10 +19,9 @@ if TYPE_CHECKING:
 
 MARK = "BENCHLIB_RUN_DIR"  # in the environment of every process of a run: how they are found when all else is lost
 SUPERVISOR_PID = "BENCHLIB_SUPERVISOR_PID"
-CONFIG = "BENCHLIB_CONFIG"  # what a rank reads instead of config.json: kinds of nodes may share one run folder
+CONFIG = "BENCHLIB_CONFIG"  # what a rank reads instead of config.json: with the paths of its own machine
 # What numeric libraries read for their number of threads, once, when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-SHARED_MEMORY = "/dev/shm"
 WATCH_EVERY_S = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -50,7 +45,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Arrange that this process goes on, if it was stopped (SIGSTOP), when the one that started it dies: to end in order (Linux)."""
+    """Go on, if stopped (SIGSTOP), when the process that started this one dies: to end in order (Linux)."""
     if sys.platform.startswith("linux"):
         _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
@@ -118,17 +113,14 @@ def descendants(pid: int | None = None) -> list["psutil.Process"]:
 
 
 def marked(place: Path | str, mark: str = MARK) -> list["psutil.Process"]:
-    """Return the living processes on this machine that carry the mark of a run, or another path's, except the caller."""
+    """Return the living processes of this machine with the mark of a run, or another path's, but for the caller."""
     import psutil
 
     path, processes = str(Path(place).resolve()), []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if (
-                process.pid != os.getpid()
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.environ().get(mark) == path
-            ):
+            here = process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE
+            if not here and process.environ().get(mark) == path:
                 processes.append(process)
     return processes
 
@@ -146,35 +138,9 @@ def kill(processes: Iterable["psutil.Process"], number: int = signal.SIGKILL) ->
 
 
 def kill_marked(place: Path | str, timeout_s: float = 5.0, mark: str = MARK) -> list[int]:
-    """Kill every process that carries the mark of a run, or another path's; return the ids of those left after ``timeout_s``."""
+    """Kill every process with the mark of a run, or another path's; return the ids of those left in the end."""
     end = time.monotonic() + timeout_s
     while (left := marked(place, mark)) and time.monotonic() < end:
         kill(left)
         time.sleep(0.05)
     return [process.pid for process in left]
-
-
-def mapped_shared_memory() -> list[str]:
-    """Return the files under /dev/shm that this process has mapped and that still have a name."""
-    try:
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    paths = {line.split(maxsplit=5)[5] for line in lines if f" {SHARED_MEMORY}/" in line}
-    return sorted(path for path in paths if not path.endswith(" (deleted)"))
-
-
-def note_shared_memory(run_dir: Path, rank: int) -> None:
-    """Write down what this rank has mapped, in ``logs/rankN.shm``; nothing where it has none."""
-    if paths := mapped_shared_memory():
-        with contextlib.suppress(OSError):  # on a full disk the run has other things to say
-            (run_dir / "logs" / f"rank{rank}.shm").write_text("\n".join(paths))
-
-
-def free_shared_memory(run_dir: Path) -> None:
-    """Remove what the ranks of a run noted; for a run of which no process lives any more."""
-    for listed in (run_dir / "logs").glob("rank*.shm"):
-        for path in listed.read_text(errors="replace").splitlines():
-            if os.path.dirname(os.path.normpath(path)) == SHARED_MEMORY:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +18,52 @@ from benchlib.core.files import read_object
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
-from benchlib.launch.nodes import NODE
+from benchlib.launch.nodes import LAUNCH
 from benchlib.launch.processes import MARK, SUPERVISOR_PID, adopt_orphans, descendants, kill, signal_name
 
 TERM_S = 1.0  # between SIGTERM and SIGKILL
 KILL_S = 6.0  # for killed processes to disappear
 AGENT_NAMES = {"torchrun": "torchrun's agent", "mpirun": "mpirun"}
+BROKEN = ("failed", "timeout", "stalled")  # outcomes of a run or an attempt
 REGROUPED = "regrouped"  # an attempt that ended because a node came or went; torchrun does not count it as a failure
 
 
 class Children:
     """The processes that a supervisor started, and whatever they started: ended as one family.
 
-    ``living`` are the started processes by id. All are started by the main thread: see ``die_with_parent``.
+    ``living`` are the started processes by id, ``failure`` is the exit code of the first that failed, 0 while none
+    did. All are started by the main thread: see ``die_with_parent``.
     """
 
     def __init__(self) -> None:
         adopt_orphans()
         self.living: dict[int, subprocess.Popen[bytes]] = {}
+        self.failure = 0
         self._ended: list[tuple[int, int]] = []
 
-    def start(self, job: Job, run_dir: Path, node: str = "") -> list[int]:
+    def start(self, job: Job, run_dir: Path, launch: str = "") -> list[int]:
         """Start a job's processes, each in a session of its own with its output in ``logs/``; return their ids.
 
-        ``node`` is their environment variable ``nodes.NODE``.
+        ``launch`` is the id of this launch, by which the ranks say to whom they belong.
         """
-        pids = []
-        for index, command in enumerate(job.commands):
-            env = {
-                **os.environ,
-                **job.env,
-                **(job.process_env[index] if job.process_env else {}),
-                MARK: str(run_dir),
-                NODE: node,
-            }
-            env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which the sensors count the devices
+        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **job.env, LAUNCH: launch, MARK: str(run_dir)}
+        command, pid = job.command, str(os.getpid())
+        if job.agent:  # it knows nothing of us: a shim ties its life to ours before it becomes the agent
+            command = [sys.executable, "-m", "benchlib.launch.supervise", "--tied-to", pid, "--", *command]
             env.pop(SUPERVISOR_PID, None)
-            name = "agent" if job.agent else f"rank{index}"
-            if job.remote:
-                del env[MARK]  # marked processes may be killed at once; this agent first has to take its job back
-            if job.agent:  # it knows nothing of us: a shim ties its life to ours before it becomes the agent
-                tie = ["-m", "benchlib.launch.supervise", "--tied-to", str(os.getpid()), "--"]
-                command = [sys.executable, *tie, *command]
-            else:
-                env[SUPERVISOR_PID] = str(os.getpid())
-            base = run_dir / "logs" / name
+        else:
+            env[SUPERVISOR_PID] = pid
+        if job.remote:
+            del env[MARK]  # marked processes may be killed at once; this agent first has to take its job back
+        for index in range(1 if job.agent else job.ranks):
+            place = {} if job.agent else {"RANK": str(index), "LOCAL_RANK": str(index)}
+            base = run_dir / "logs" / ("agent" if job.agent else f"rank{index}")
             with base.with_suffix(".out").open("ab") as out, base.with_suffix(".err").open("ab") as err:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True
+                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env | place, start_new_session=True
                 )
             self.living[process.pid] = process
-            pids.append(process.pid)
-        return pids
+        return list(self.living)
 
     def ended(self) -> list[tuple[int, int]]:
         """Return (id, exit code, negative for a signal) of the started processes that ended since the last call."""
@@ -92,6 +85,7 @@ class Children:
                 return True
             if process := self.living.pop(pid, None):
                 process.returncode = os.waitstatus_to_exitcode(status)
+                self.failure = self.failure or process.returncode
                 self._ended.append((pid, process.returncode))
 
     def end(self, agent_s: float | None = None) -> list[int]:
@@ -120,50 +114,25 @@ class Children:
 
 
 class AgentReport:
-    """Reads ``logs/agent.err``: the log of an agent that starts the ranks itself (torchrun, mpirun, a cluster's client).
+    """Reads ``logs/agent.err``, the log of an agent: torchrun, mpirun, a cluster's client."""
 
-    ``endpoint`` is where nodes meet, '' for one node.
-    """
-
-    def __init__(self, job: Job, logs: Path, endpoint: str, startup_s: float) -> None:
-        self.job, self.path, self.endpoint, self.startup_s = job, logs / "agent.err", endpoint, startup_s
-        self._read_bytes = 0
-
-    @property
-    def name(self) -> str:
-        """The agent's name for people."""
-        return AGENT_NAMES.get(self.job.name, f"the agent of launcher {self.job.name}")
+    def __init__(self, job: Job, logs: Path) -> None:
+        self.job, self.path = job, logs / "agent.err"
+        self.name = AGENT_NAMES.get(job.name, f"the agent of launcher {job.name}")
 
     def text(self) -> str:
         """Return the log so far."""
         return self.path.read_text(errors="replace") if self.job.agent and self.path.exists() else ""
 
-    def new_exits(self) -> dict[int, int]:
-        """Return the exit codes by process id of failed ranks in the log, where it grew since the last call."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size == self._read_bytes:
-            return {}
-        self._read_bytes = size
-        return dict(diagnosis.agent_exits(self.text()))
-
-    def failures(self) -> list[tuple[int, int, int, bool]]:
-        """Return the ranks in its report of failures, see ``diagnosis.agent_failures``."""
-        return diagnosis.agent_failures(self.text())
-
     def reason(self) -> str:
         """Return why the nodes cannot meet; '' where the agent left for another reason."""
-        return diagnosis.agent_reason(self.text(), self.endpoint, self.startup_s) if self.endpoint else ""
-
-    def meeting_hint(self) -> str:
-        """Return where the nodes should have met; '' for one node."""
-        return f"; the nodes meet at {self.endpoint}: start this command on every one of them" if self.endpoint else ""
+        endpoint = self.job.endpoint
+        return diagnosis.agent_reason(self.text(), endpoint, self.job.startup_s) if endpoint else ""
 
     def exit_reason(self, code: int) -> str:
         """Return why it left with an exit code (negative: a signal), as far as that is known."""
-        if reason := self.reason():
-            return reason
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
-        return f"{self.name} {how}; see logs/agent.err{self.last_line()}"
+        return self.reason() or f"{self.name} {how}; see logs/agent.err{self.last_line()}"
 
     def last_line(self) -> str:
         """Return the last line of the agent of a run elsewhere: the cluster's reason, where no rank could give one."""
@@ -174,14 +143,13 @@ class AgentReport:
 class RankTable:
     """The ranks of the present attempt: from their events, from what they and the agent left, from stacks.
 
-    ``records`` are by rank, ``processes`` those of the ranks that the supervisor started itself, by process id: what a rank says
-    of its own id may differ. ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
+    ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
     """
 
-    def __init__(self, logs: Path, launch: str) -> None:
+    def __init__(self, logs: Path, launch: str = "") -> None:
         self.logs, self.launch, self.host = logs, launch, platform.node()
         self.records: dict[int, RankRecord] = {}
-        self.processes: dict[int, RankRecord] = {}
+        self._processes: dict[int, RankRecord] = {}  # by the id that the system gave: what a rank says may differ
 
     def all(self) -> list[RankRecord]:
         """Return all ranks that were heard of; safe for other threads."""
@@ -191,32 +159,37 @@ class RankTable:
         """Return the ranks of this node: of this launch and, where an agent took its id elsewhere, of this host."""
         return [record for record in self.all() if record.launch == self.launch and record.host == self.host]
 
-    def failed_here(self) -> bool:
-        """Whether a rank of this node ended with an error."""
-        return any(record.returncode for record in self.here())
-
     def started(self, pids: list[int]) -> None:
         """Take in the ranks that the supervisor started itself, by number."""
         for rank, pid in enumerate(pids):
-            self.records[rank] = self.processes[pid] = RankRecord(rank, pid, self.host, self.launch)
+            self.records[rank] = self._processes[pid] = RankRecord(rank, pid, self.host, self.launch)
+
+    def reaped(self, pid: int, code: int) -> int | None:
+        """Take in the end of a process that the supervisor started; return its rank, None for an agent."""
+        if record := self._processes.get(pid):
+            record.end(code)
+        return record.rank if record else None
 
     def hear(self, rank: int, event: Event, agent: bool) -> RankRecord:
-        """Take in an event of a rank; ``agent``: an agent reaps it, so its events have to tell its end."""
+        """Take in an event of a rank; ``agent``: an agent reaps it, so its events have to tell its end.
+
+        Raises ``KeyError``, ``TypeError`` or ``ValueError`` for a malformed one.
+        """
         record = self.records.setdefault(rank, RankRecord(rank))
         record.hear(event)
         record.heard_at = time.monotonic()  # by our clock: another node's may differ
         if agent and record.alive:
             if event["kind"] == "phase" and event.get("name") == "done":
-                record.returncode, record.ended_at = 0, event["t"]
+                record.end(0, event["t"])
             elif event["kind"] == "error":
-                record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
+                record.end(int(event.get("exit_code", 1)), event["t"])
         return record
 
     def ended(self, codes: dict[int, int]) -> None:
         """Take in the exit codes of processes of this node."""
         for record in self.here():
             if record.alive and record.pid in codes:
-                record.returncode, record.ended_at = codes[record.pid], time.time()
+                record.end(codes[record.pid])
 
     def take_in_dead(self) -> None:
         """Take in ranks of this node that died without an error and that their agent has not seen yet (Linux).
@@ -228,32 +201,30 @@ class RankTable:
                 with contextlib.suppress(OSError):  # no such process, or no such file system
                     fields = Path(f"/proc/{record.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
                     if fields[0] == "Z":
-                        record.returncode, record.ended_at = os.waitstatus_to_exitcode(int(fields[-1])), time.time()
+                        self.ended({record.pid: os.waitstatus_to_exitcode(int(fields[-1]))})
 
-    def read_errors(self, agent: AgentReport) -> None:
-        """Take in the errors that the ranks left as files, and the ranks that the agent's last report names."""
+    def read_errors(self, log: str = "") -> None:
+        """Take in the errors that the ranks left as files, and the ranks that an agent's log names."""
         for record in self.all():
-            path = self.logs / f"rank{record.rank}.error.json"
-            if record.error is None and path.exists():
+            if record.error is None:
                 with contextlib.suppress(UserError):
-                    error = read_object(path, {"t": float, "type": str, "message": str, "traceback": str})
+                    kinds = {"t": float, "type": str, "message": str, "traceback": str}
+                    error = read_object(self.logs / f"rank{record.rank}.error.json", kinds)
                     if record.pid in (None, error.get("pid")):  # not of an earlier attempt
                         record.error = error
-        for rank, code, pid, root in agent.failures():
+        for rank, code, pid, root in diagnosis.agent_failures(log):
             record = self.records.setdefault(rank, RankRecord(rank, pid))
             if pid and record.pid not in (None, pid):
                 continue
-            record.returncode, record.ended_at = code, record.ended_at or time.time()
+            record.end(code, record.ended_at)
             record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
 
     def dump_stacks(self) -> None:
         """Keep the newest Python stacks of all living ranks of this machine."""
         family = {process.pid for process in descendants()}
         asked = [record for record in self.here() if record.alive and record.pid in family]
-        texts = diagnosis.collect_stacks(
-            [(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked]
-        )
-        for record, text in zip(asked, texts, strict=True):
+        files = [(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked]
+        for record, text in zip(asked, diagnosis.collect_stacks(files), strict=True):
             record.stacks = text
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -261,47 +232,42 @@ class RankTable:
         return [self.records[rank].as_json() for rank in sorted(self.records)]
 
 
+def rank_of(event: Event) -> int | None:
+    """Return the rank that wrote an event; None where no rank did."""
+    number = str(event["source"]).removeprefix("rank")
+    return int(number) if number.isdecimal() and number != event["source"] else None
+
+
 @dataclass
 class Ending:
-    """How a run or an attempt ended. ``outcome`` is complete, failed, stopped, skipped, timeout or stalled.
-
-    ``lost`` are the nodes that went away, see ``nodes.Lost.as_json``.
-    """
+    """How a run or an attempt ended. ``outcome`` is complete, stopped, skipped, or one of ``BROKEN``."""
 
     outcome: str
     reason: str = ""
     culprit: int | None = None
-    lost: list[dict[str, object]] = field(default_factory=list)
 
 
 class Attempts:
     """The attempts so far: torchrun's agent may start the ranks again after a failure.
 
-    ``ending`` is how the present one failed while its successor is awaited, else None. ``began`` is by the monotonic
-    clock; ``past`` are the rows of earlier attempts in ``status.json``.
+    ``ending`` is how the present one failed while its successor is awaited, else None. ``past`` are the rows of earlier
+    attempts in ``status.json``.
     """
 
     def __init__(self, restarts: int) -> None:
         self.restarts = restarts
         self.past: list[dict[str, Any]] = []
-        self.key = ""
-        self.began, self.began_at = time.monotonic(), time.time()
         self.ending: Ending | None = None
-        self.failed_at = 0.0
+        self._key, self._began_at = "", time.time()
 
     @property
     def left(self) -> bool:
-        """Whether the ranks will be started again after a failure."""
-        return self.used < self.restarts
-
-    @property
-    def used(self) -> int:
-        """Restarts after failures so far; a node that came or went costs none."""
-        return sum(row["outcome"] != REGROUPED for row in self.past)
+        """Whether the ranks will be started again after a failure; a node that came or went costs no restart."""
+        return sum(row["outcome"] != REGROUPED for row in self.past) < self.restarts
 
     def used_up(self, ending: Ending) -> str:
         """Return what to add to the reason of a run that failed although it was started again as often as allowed."""
-        if ending.outcome not in ("failed", "stalled", "timeout") or not self.restarts or self.left:
+        if ending.outcome not in BROKEN or not self.restarts or self.left:
             return ""
         return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the 1 restart was used"
 
@@ -309,26 +275,16 @@ class Attempts:
         """Whether a rank's start belongs to a new attempt; ``record`` is that of the rank in the present one."""
         key = str(event.get("attempt", ""))
         again = record is not None and record.pid not in (None, event.get("pid"))
-        new = bool(self.key) and (again or key != self.key)
-        self.key = key
+        new = bool(self._key) and (again or key != self._key)
+        self._key = key
         return new
 
-    def fail(self, ending: Ending) -> None:
-        """Note how the present attempt failed; from now on its successor is awaited."""
-        self.ending, self.failed_at = ending, time.monotonic()
-
-    def close(self, ranks: Mapping[int, RankRecord]) -> dict[str, Any]:
+    def close(self, ranks: RankTable) -> dict[str, Any]:
         """End the present attempt, begin the next one and return the row of the one that ended."""
         ending = self.ending or Ending(REGROUPED, "torchrun started the ranks again because a node came or went")
-        for record in ranks.values():
+        for record in ranks.all():
             record.ended_by_us = record.ended_by_us or (record.returncode is None and record.error is None)
-        row = {
-            "attempt": len(self.past) + 1,
-            **dataclasses.asdict(ending),
-            "ranks": [ranks[rank].as_json() for rank in sorted(ranks)],
-            "started_at": self.began_at,
-            "ended_at": time.time(),
-        }
-        self.past.append(row)
-        self.began, self.began_at, self.ending, self.failed_at = time.monotonic(), time.time(), None, 0.0
-        return row
+        facts = {"attempt": len(self.past) + 1, **dataclasses.asdict(ending), "ranks": ranks.as_json()}
+        self.past.append({**facts, "started_at": self._began_at, "ended_at": time.time()})
+        ranks.records, self.ending, self._began_at = {}, None, time.time()
+        return self.past[-1]

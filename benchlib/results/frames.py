@@ -5,6 +5,7 @@ there: a cut run gives shorter series, a skipped one empty frames, never an erro
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -35,16 +36,13 @@ class Records(Protocol):
     """The part of a :class:`benchlib.results.run.Run` that the curves need."""
 
     @property
-    def events(self) -> Any:
-        """All events in the order of time."""
+    def events(self) -> Any: ...  # all, in the order of time
 
     @property
-    def samples(self) -> Any:
-        """Raw samples: lists by metric."""
+    def samples(self) -> Any: ...  # raw, as lists by metric
 
     @property
-    def result(self) -> Any:
-        """The result, or None."""
+    def result(self) -> Any: ...  # or None
 
 
 def _events(run: Records, kind: str) -> list[dict[str, Any]]:
@@ -174,12 +172,8 @@ def ranks(run: Records) -> pd.DataFrame:
     ``own_s`` is the rank's own work, without waiting for other ranks; NaN where the run did not tell it. From the
     result's table ``ranks``.
     """
-    result = readable(run, "result")
-    rows = result.tables.get("ranks", []) if result else []
-    frame = pd.DataFrame(rows, columns=pd.Index(["rank", "own_work_s_median", "step_s_median"])).apply(
-        pd.to_numeric, errors="coerce"
-    )
-    frame.columns = pd.Index(["rank", "own_s", "step_s"])
+    frame = table(run, "ranks").reindex(columns=["rank", "own_work_s_median", "step_s_median"])
+    frame = frame.apply(pd.to_numeric, errors="coerce").set_axis(["rank", "own_s", "step_s"], axis=1)
     frame = frame.dropna(subset=["rank", "step_s"])
     return frame.sort_values(["own_s", "step_s"], ascending=False, ignore_index=True)
 
@@ -192,10 +186,8 @@ def throughput(run: Records) -> pd.DataFrame:
     """Samples per second of each step: columns ``step``, ``samples_per_s``, ``steady`` (inside the counted window)."""
     frame = steps(run)[["step", "samples", "step_s"]].dropna()
     frame = frame[frame["step_s"] > 0]
-    window = steady(run)
-    counted = frame["step"].between(*window) if window else pd.Series(True, index=frame.index)
-    rate = frame["samples"] / frame["step_s"]
-    return pd.DataFrame({"step": frame["step"], "samples_per_s": rate, "steady": counted})
+    counted = frame["step"].isin(_in_window(frame, steady(run))["step"])
+    return pd.DataFrame({"step": frame["step"], "samples_per_s": frame["samples"] / frame["step_s"], "steady": counted})
 
 
 def split(run: Records) -> dict[str, float]:
@@ -208,47 +200,32 @@ def split(run: Records) -> dict[str, float]:
 
     def median(name: str) -> float | None:
         # The samples of the metrics are means over the ranks: the picture and the table then say the same.
-        values = (
-            pd.Series(_samples(run, name), dtype=float)
-            if _samples(run, name)
-            else frame.get(name, pd.Series(dtype=float))
-        )
-        return float(values.median()) if values.notna().any() else None
+        value = pd.Series(_samples(run, name) or frame.get(name), dtype=float).median()
+        return None if math.isnan(value) else float(value)
 
-    exposed = median("exchange_exposed_s")
     medians = {part: median(f"time_{part}_s") or median(f"{part}_s") for part in PARTS}
-    medians["exchange"] = medians["exchange"] if exposed is None else exposed
-    parts = {part: value for part, value in medians.items() if value is not None}
-    whole = median("step_s") or 0.0
+    if (exposed := median("exchange_exposed_s")) is not None:
+        medians["exchange"] = exposed
+    parts, whole = {part: value for part, value in medians.items() if value is not None}, median("step_s") or 0.0
     rest = whole - sum(parts.values())
-    if parts and rest > 0.005 * whole:
-        parts["other"] = rest
-    return parts
-
-
-def _per_rank(value: Any, pids: list[Any]) -> Iterable[tuple[int, float]]:
-    """Yield (rank, number) from a sensor value: a mapping by pid, a list by rank, or one number."""
-    if isinstance(value, Mapping):
-        order = {str(pid): rank for rank, pid in enumerate(pids)}
-        pairs = [(order.get(str(pid), position), item) for position, (pid, item) in enumerate(value.items())]
-    elif isinstance(value, (list, tuple)):
-        pairs = list(enumerate(value))
-    else:
-        pairs = [(0, value)]
-    for rank, item in pairs:
-        if isinstance(item, (int, float)) and not isinstance(item, bool):
-            yield rank, float(item)
+    return parts | ({"other": rest} if parts and rest > 0.005 * whole else {})
 
 
 def memory(run: Records, key: str = "rss_bytes_per_pid") -> pd.DataFrame:
     """Memory by the supervisor's sensor ``key``: columns ``seconds`` (since launch), ``rank``, ``gb`` (1e9 bytes)."""
-    launched = _events(run, "launched")
-    pids = list(launched[-1].get("ranks") or []) if launched else []
-    readings = _events(run, "sensor")
-    start = launched[-1]["t"] if launched else (readings[0]["t"] if readings else 0.0)
+    launched, readings = _events(run, "launched")[-1:], _events(run, "sensor")
+    pids = {str(pid): rank for event in launched for rank, pid in enumerate(event.get("ranks") or [])}
     rows = [
-        (event["t"] - start, rank, value / 1e9)
+        (event["t"] - (launched or readings)[0]["t"], rank, value / 1e9)
         for event in readings
-        for rank, value in _per_rank(event.get(key, (event.get("values") or {}).get(key)), pids)
+        for rank, value in _by_rank(event.get(key), pids)
+        if type(value) in (int, float)
     ]
     return pd.DataFrame(rows, columns=pd.Index(["seconds", "rank", "gb"]))
+
+
+def _by_rank(value: Any, pids: Mapping[str, int]) -> Iterable[tuple[int, Any]]:
+    """Return the values of a sensor by rank: one for each process, one for each device, or one."""
+    if isinstance(value, Mapping):
+        return [(pids.get(pid, place), item) for place, (pid, item) in enumerate(value.items())]
+    return enumerate(value if isinstance(value, list) else [value])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -84,35 +84,15 @@ def measured(
     computed from measured ones.
     """
     values = [float(samples)] if isinstance(samples, (int, float)) else [float(value) for value in samples]
-    provenance: Provenance = "derived" if derived else "measured"
     if not values:
         return not_available(name, unit, direction, reason or "no samples were taken")
-    wrong = [value for value in values if not math.isfinite(value)]
-    if wrong:
+    fields: dict[str, Any] = {"name": name, "unit": unit, "direction": direction, "n": len(values), "samples": values}
+    fields |= {"provenance": "derived" if derived else "measured", "reason": reason}
+    if wrong := [value for value in values if not math.isfinite(value)]:
         why = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
-        return Metric(
-            name=name,
-            value=wrong[0],
-            unit=unit,
-            direction=direction,
-            provenance=provenance,
-            n=len(values),
-            reason=why,
-            samples=values,
-        )
+        return Metric(**fields | {"value": wrong[0], "reason": why})
     stats = summary(values)
-    return Metric(
-        name=name,
-        value=stats.median,
-        unit=unit,
-        direction=direction,
-        provenance=provenance,
-        n=stats.n,
-        ci_low=stats.ci_low,
-        ci_high=stats.ci_high,
-        reason=reason,
-        samples=values,
-    )
+    return Metric(**fields, value=stats.median, ci_low=stats.ci_low, ci_high=stats.ci_high)
 
 
 def derived(
@@ -133,11 +113,6 @@ def most_memory(name: str, held_bytes: Sequence[float | None], of: str, missing:
     if not counted:
         return not_available(name, "GB", "lower", missing)
     return measured(name, max(counted), "GB", "lower", reason=of)
-
-
-def claimed(name: str, value: float, unit: str, direction: Direction, source: str) -> Metric:
-    """Make a metric that a document or a vendor states; ``source`` names it."""
-    return Metric(name=name, value=value, unit=unit, direction=direction, provenance="claimed", reason=source)
 
 
 class RegressionLimit(BaseModel):

@@ -25,17 +25,7 @@ from benchlib.core.stats import thinned
 from benchlib.core.terminal import harmless
 from benchlib.core.text import capitalized
 from benchlib.results.metrics import Metric, RegressionLimit, adjusted
-from benchlib.results.run import (
-    Config,
-    Machine,
-    Moment,
-    Result,
-    Run,
-    Status,
-    fingerprint,
-    fingerprint_key,
-    read_part,
-)
+from benchlib.results.run import Config, Machine, Moment, Result, Run, Status, fingerprint, fingerprint_key, read_part
 from benchlib.results.verdict import GATE, Verdict
 
 KEPT_SAMPLES = 200  # of a metric, where a run is carried elsewhere
@@ -137,12 +127,10 @@ class Record(BaseModel):
 
     @property
     def moment(self) -> datetime.datetime:
-        """Local start of the run."""
         return datetime.datetime.fromtimestamp(self.started_at).astimezone()
 
     @property
     def ranks(self) -> int:
-        """How many ranks measured; 0 where nothing says."""
         return self.result.world_size if self.result else 0
 
     @property
@@ -152,12 +140,10 @@ class Record(BaseModel):
 
     @property
     def host(self) -> str:
-        """Name of the machine, '' where it is not known."""
         return str(self.machine.get("host") or "")
 
     @property
     def device_names(self) -> list[str]:
-        """The accelerators that it could use, by name."""
         backends = self.machine.get("devices", {}).get("backends", {})
         return list(backends.get(self.backend, {}).get("names", [])) if self.backend != "cpu" else []
 
@@ -184,7 +170,6 @@ class Record(BaseModel):
 
     @property
     def metrics(self) -> list[Metric]:
-        """All its metrics."""
         return self.result.metrics if self.result else []
 
     @functools.cached_property
@@ -193,7 +178,6 @@ class Record(BaseModel):
         return [metric for metric in self.metrics if metric.value is not None and metric.provenance != "claimed"]
 
     def metric(self, name: str) -> Metric | None:
-        """Return the metric of this name, or None."""
         return self.result.metric(name) if self.result else None
 
     def headline(self, prefix: str) -> Metric | None:
@@ -304,29 +288,23 @@ def load(folder: Path | str, whole: bool = True) -> Record:
     faults = read(lambda: run_folder.file_faults(path)) or []
     named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
     problems = [problem for problem in problems if not (named and problem.startswith(named))]
+    # A damaged machine.json makes a run comparable with nothing.
+    known = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
     config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
     source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
+    fields = parts | {"config": config, "machine": machine} | {name: source[name] for name in NAMING}
     started, ended = span(result, parts["status"])
     record = Record.model_construct(
         run=path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
-        benchmark=source["benchmark"],
-        tier=source["tier"],
-        backend=source["backend"],
+        **fields,
         started_at=_start(path) if started is None else started,
         ended_at=ended,
         at_work=parts["verdict"] is None and run_folder.at_work(path),
-        config=config,
-        machine=machine,
-        result=result,
-        verdict=parts["verdict"],
-        status=parts["status"],
         samples=(samples or {}) if whole else {},
         problems=list(dict.fromkeys([*problems, *faults])),
         folder=str(path),
         report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
     )
-    # A damaged machine.json makes a run comparable with nothing.
-    known = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
     built = _built(source["benchmark"], json.dumps(config)) if config and known else None
     if built:
         record.fingerprint = fingerprint(built, machine, result.facts if result else {})
@@ -348,11 +326,8 @@ def _require_samples(path: Path) -> None:
 def named_by(folder: Path | str) -> dict[str, str]:
     """Return benchmark, tier and backend by the names of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``, else '?'."""
     day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
-    return {
-        "benchmark": run["benchmark"] if run else "?",
-        "tier": day["tier"] if day else "?",
-        "backend": run["backend"] if run else "?",
-    }
+    parts = (match.groupdict() if match else {} for match in (day, run))
+    return dict.fromkeys(NAMING, "?") | {name: text for part in parts for name, text in part.items() if name in NAMING}
 
 
 def _names(folder: Path | str) -> list[str]:

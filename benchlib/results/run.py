@@ -83,13 +83,11 @@ class Result(BaseModel):
 
     @classmethod
     def of(cls, config: BaseConfig, **fields: Any) -> "Result":
-        """Start the result of a run with this config."""
         return cls(
             benchmark=config.benchmark, tier=config.tier, backend=config.backend, world_size=config.world_size, **fields
         )
 
     def metric(self, name: str) -> Metric | None:
-        """Return the metric of this name, or None."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     def value(self, name: str) -> float | None:
@@ -267,7 +265,6 @@ class Run:
 
     @functools.cached_property
     def config(self) -> BaseConfig:
-        """The config that ran."""
         return load_config(self.path)
 
     @functools.cached_property
@@ -282,7 +279,6 @@ class Run:
 
     @functools.cached_property
     def result(self) -> Result | None:
-        """What was measured."""
         return read_part(self.path / "result.json")  # type: ignore[no-any-return]
 
     @functools.cached_property
@@ -296,7 +292,6 @@ class Run:
 
     @functools.cached_property
     def samples(self) -> dict[str, list[float]]:
-        """Raw samples by metric."""
         return {name: values for name, values in self._all_samples.items() if "[" not in name}
 
     @functools.cached_property
@@ -306,21 +301,17 @@ class Run:
 
     @functools.cached_property
     def status(self) -> Status | None:
-        """How the ranks ended, written by the supervisor."""
         return read_part(self.path / "status.json")  # type: ignore[no-any-return]
 
     @functools.cached_property
     def verdict(self) -> Verdict | None:
-        """What the checks said."""
         return read_part(self.path / "verdict.json")  # type: ignore[no-any-return]
 
     @functools.cached_property
     def events(self) -> list[Event]:
-        """All events in the order of time."""
         return read_events(self.path)
 
     def refresh(self) -> "Run":
-        """Return the same run with nothing read yet."""
         return Run(self.path)
 
 

@@ -13,11 +13,11 @@ import base64
 import binascii
 import gzip
 import hashlib
+import io
 import re
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -41,32 +41,26 @@ JSON_BYTES = 16_000_000
 WRITTEN_BYTES = 90_000  # of compressed data: with base64 a quarter of what a report may have
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """What a report's template needs: ``href``, ``sha256`` and the name of the file that a click saves."""
 
     href: str
     sha256: str
     file_name: str
+    size_bytes: int
     version: str = VERSION
-    size_bytes: int = 0
 
 
 def link(run: Record) -> Link:
     """Pack a run into a link of at most 90 kB of compressed data; samples are thinned further until it fits."""
     for kept in (200, 100, 50, 20, 0):
-        small = run.thin(kept, KEPT_BYTES)
         # A fixed time in the header: the same run gives the same report, byte for byte.
-        packed = gzip.compress(small.model_dump_json().encode(), mtime=0)
+        packed = gzip.compress(run.thin(kept, KEPT_BYTES).model_dump_json().encode(), mtime=0)
         if len(packed) <= WRITTEN_BYTES:
             break
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.run).strip("-.") or "run"
-    return Link(
-        href=PREFIX + base64.b64encode(packed).decode(),
-        sha256=hashlib.sha256(packed).hexdigest(),
-        file_name=f"{name}.json.gz",
-        size_bytes=len(packed),
-    )
+    href = PREFIX + base64.b64encode(packed).decode()
+    return Link(href, hashlib.sha256(packed).hexdigest(), f"{name}.json.gz", len(packed))
 
 
 def read_report(path: Path | str) -> Record:
@@ -83,6 +77,11 @@ def read_report(path: Path | str) -> Record:
         return read_html(source).model_copy(update={"report": str(path)})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def is_report(text: str) -> bool:
+    """Tell whether a text is a report with the data of its run."""
+    return f" {ATTRIBUTE}=" in text and "<html" in text[:2000]
 
 
 def read_html(source: str) -> Record:
@@ -111,13 +110,13 @@ def _unpack(href: str, sha256: str) -> Record:
         raise UserError("its data were altered: not base64") from None
     if hashlib.sha256(packed).hexdigest() != sha256:
         raise UserError("its data were altered or damaged: they do not match their SHA-256; ask for the file again")
-    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        plain = unpacker.decompress(packed, JSON_BYTES)
-    except zlib.error as error:
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as unpacker:
+            plain = unpacker.read(JSON_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"its data cannot be unpacked ({error})") from None
-    if not unpacker.eof:
-        raise UserError(f"its data are cut or unpack to more than {JSON_BYTES:,} bytes, which no run of benchlib does")
+    if len(plain) > JSON_BYTES:
+        raise UserError(f"its data unpack to more than {JSON_BYTES:,} bytes, which no run of benchlib does")
     try:
         return Record.model_validate(printable(from_json(plain, allow_inf_nan=False)))
     except ValueError as error:
@@ -125,18 +124,14 @@ def _unpack(href: str, sha256: str) -> Record:
         raise UserError(f"its data are not a run of this version ({why})") from None
 
 
-def run_folders(path: Path) -> list[Path]:
-    """Return the run folders that ``path`` stands for: itself, or those one or two levels below it, by name."""
-    return [path] if is_run(path) else sorted(_below(path, 2))
-
-
-def _below(folder: Path, levels: int) -> Iterator[Path]:
-    for child in folder.iterdir():
-        if child.is_dir() and not child.name.startswith("."):
-            if is_run(child):
-                yield child
-            elif levels > 1:
-                yield from _below(child, levels - 1)
+def run_folders(path: Path, levels: int = 2) -> list[Path]:
+    """Return the run folders that ``path`` stands for: itself, or those one or two ``levels`` below it, by name."""
+    if is_run(path):
+        return [path]
+    children = (
+        [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")] if levels else []
+    )
+    return sorted(run for child in children for run in run_folders(child, levels - 1))
 
 
 def load_runs(path: Path | str) -> list[Record]:

@@ -29,7 +29,7 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.files import read_json, sha256, write_json
 from benchlib.core.machine import BACKENDS
-from benchlib.launch import nodes, processes
+from benchlib.launch import nodes
 from benchlib.launch.nodes import Place, place
 from benchlib.launch.processes import SUPERVISOR_PID
 from benchlib.runtime import devices, hierarchy
@@ -83,9 +83,8 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
     with _interface(config, where):
         _join(registered, where, Path(run_dir), device, timeout_s, config)
-        processes.note_shared_memory(Path(run_dir), where.rank)
         try:
-            hosts = _hosts(where, Path(run_dir))
+            hosts = _hosts(config, where, Path(run_dir))
             _agree(config, where, hosts)
             layout = hierarchy.layout(getattr(dist.group.WORLD, "members", []))
             yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts, layout)
@@ -109,9 +108,7 @@ def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
     if where.one_node:
         chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     else:
-        endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
-        address = nodes.local_address(*nodes.split_endpoint(endpoint)) if endpoint else ""
-        if name := nodes.interface(address):
+        if name := nodes.interface(_address(config)):
             # "=": this interface, and not all whose names begin so
             chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
@@ -123,12 +120,18 @@ def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
             os.environ.pop(variable, None)
 
 
-def _hosts(where: Place, run_dir: Path) -> tuple[str, ...]:
+def _address(config: BaseConfig) -> str:
+    """Return the address by which this node meets the others; '' where that is not known."""
+    endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
+    return nodes.local_address(*nodes.split_endpoint(endpoint)) if endpoint else ""
+
+
+def _hosts(config: BaseConfig, where: Place, run_dir: Path) -> tuple[str, ...]:
     """Return what the host of each rank is called; where there are several, one rank of each writes the nodes down."""
     host = platform.node()
     if where.one_node:
         return (host,) * where.size
-    members = nodes.group_ranks(all_gather_objects((where.rank, host, os.environ.get(nodes.NODE, ""))))
+    members = nodes.group_ranks(all_gather_objects((where.rank, nodes.launch_id(), host, _address(config))))
     if where.local_rank == 0:
         nodes.write(run_dir, members)
     return nodes.rank_hosts(members)

@@ -1,16 +1,17 @@
 """What stands around a measurement of the new shape: the process group before it, its rows written after it."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from benchlib.benchmarks import Benchmark
 from benchlib.core.events import EventWriter, Moment
-from benchlib.runtime import group
-from benchlib.runtime.steps import launched_at
+from benchlib.launch.nodes import place
+
+if TYPE_CHECKING:
+    from benchlib.runtime import group
 
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -21,7 +22,7 @@ class Rank:
 
     config: Any
     run_dir: Path
-    world: group.World
+    world: "group.World"
     events: EventWriter
     began: Moment
 
@@ -31,19 +32,27 @@ class Rank:
 
 
 def executed(benchmark: Benchmark) -> Callable[..., None]:
-    """Return what a rank executes: ``run(config, run_dir, events)`` of a benchmark, with or without a spec."""
-    save = getattr(benchmark.spec, "save", None)
-    return measured(benchmark.part("run", "measure"), save) if save else benchmark.part("run", "run")
+    """Return what a rank executes: ``run(config, run_dir, events)`` of a benchmark, or what measures in the process group."""
+    own = benchmark.part("run", "run", None)
+    return own or measured(benchmark.part("run", "measure"), benchmark.spec.save)
 
 
 def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``measure(rank)`` in the process group; ``save`` gets the rows of rank 0."""
+    """Return a function that calls ``measure(rank)`` in the process group; ``save`` gets the rows of rank 0.
+
+    A benchmark of one process joins none and opens no device: those are for the processes that it starts.
+    """
 
     def run(config: Any, run_dir: Path, events: EventWriter) -> None:
+        import torch  # a benchmark whose ranks form no group needs none
+
+        from benchlib.runtime import group
+        from benchlib.runtime.steps import launched_at
+
         began = launched_at(run_dir)  # the import of torch is part of the start-up
         events.emit("phase", name="init")
-        with group.world(config, run_dir) as world:
-            startup_s = max(group.all_gather_objects(began.since()))
+        with alone(config) if config.ONE_PROCESS else group.world(config, run_dir) as world:
+            startup_s = began.since() if config.ONE_PROCESS else max(group.all_gather_objects(began.since()))
             events.emit("phase", name="measure")
             tables = measure(Rank(config, run_dir, world, events, began))
             events.emit("phase", name="write")
@@ -62,3 +71,13 @@ def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Ca
                 save(config, run_dir, began, {**tables, "run": [frame | own]})
 
     return run
+
+
+def alone(config: Any) -> "contextlib.AbstractContextManager[group.World]":
+    """Return the world of one process, on the CPU."""
+    import torch
+
+    from benchlib.runtime import group
+
+    torch.set_num_threads(place().threads(config.threads))
+    return contextlib.nullcontext(group.World(0, 1, 0, 1, torch.device("cpu"), ""))

@@ -91,17 +91,6 @@ def matmul_peaks(
     return peaks
 
 
-def reached(device: str | torch.device, precision: str, size_bytes: int, seconds: float) -> tuple[float, float]:
-    """Return bytes/s of copies as large as ``size_bytes`` (1 MiB to 1 GiB) within the memory of a device, and FLOP/s of products.
-
-    ``seconds`` is for each measurement; a precision without products gives NaN.
-    """
-    place = torch.device(device)
-    rates = copy_rates("host" if place.type == "cpu" else "device", place, min(max(size_bytes, 2**20), 2**30), seconds)
-    products = matmul_peaks(place, precision, sizes=default_sizes(place), seconds=seconds)
-    return 1e9 * statistics.median(rates), max((peak.median for peak in products if peak.median), default=math.nan)
-
-
 def peak_together(by_rank: Sequence[Sequence[MatmulPeak]]) -> tuple[float, int]:
     """Return the peak of all ranks at once in FLOP/s, and its size n: the highest sum of the ranks' best samples of a size.
 

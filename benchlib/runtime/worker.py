@@ -112,40 +112,38 @@ def _describe_machine(run_dir: Path) -> None:
     write_json(run_dir / "machine.json", machine.describe(devices.probe()))
 
 
-def _registered() -> Callable[[Any], Callable[..., None]]:
+def _registered(config: Any) -> Callable[..., None]:
     from benchlib.benchmarks import BENCHMARKS
 
-    def run(config: Any) -> Callable[..., None]:
-        benchmark = BENCHMARKS[config.benchmark]
-        if begin := benchmark.part("ahead", "begin", None):  # may load its libraries while this process imports torch
-            begin(config)
-        from benchlib.runtime.measurement import executed
+    benchmark = BENCHMARKS[config.benchmark]
+    if config.OMP_WAIT_POLICY:
+        os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY") or config.OMP_WAIT_POLICY
+    from benchlib.runtime.measurement import executed
 
-        return executed(benchmark)
-
-    return run
-
-
-def _config_file() -> str:
-    """Return the file in the run folder that this rank reads: pods of several kinds may share the folder."""
-    return os.environ.get(CONFIG) or "config.json"
+    return executed(benchmark)
 
 
 def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> None:
-    values = read_json(run_dir / _config_file())
+    path = run_dir / (os.environ.get(CONFIG) or "config.json")
+    values, config = read_json(path), None
     _set_threads(where.threads(int(values.get("threads", 0))))
     if where.rank == 0 and values.get("launcher") in ELSEWHERE:
         _describe_machine(run_dir)
-    with importing():
-        if benchmark:
-            function, read = _load(benchmark)
-            config = read(values)
-        else:
-            from benchlib.config.schema import load_config
+    try:
+        with importing():
+            if benchmark:
+                function, read = _load(benchmark)
+                config = read(values)
+            else:
+                from benchlib.config.schema import stored
 
-            config = load_config(run_dir, _config_file())
-            function = _registered()(config)
-    function(config, run_dir, events)
+                config = stored(path, values)
+                function = _registered(config)
+        function(config, run_dir, events)
+    except BackendUnavailable as error:
+        if where.rank == 0 and config and not benchmark:
+            _mark_skipped(run_dir, config, str(error))
+        raise
 
 
 def _report(error: BaseException, run_dir: Path, where: Place, events: EventWriter, exit_code: int) -> None:
@@ -191,11 +189,10 @@ def _explained(error: BaseException, run_dir: Path) -> BaseException:
     return explained
 
 
-def _mark_skipped(run_dir: Path, reason: str) -> None:
-    from benchlib.config.schema import load_config
+def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:
     from benchlib.results.run import Result, save_result
 
-    now, config = time.time(), load_config(run_dir, _config_file())
+    now = time.time()
     save_result(run_dir, Result.of(config, status="skipped", reason=reason, started_at=now, ended_at=now))
 
 
@@ -222,8 +219,6 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     try:
         _run(run_dir, benchmark, where, events)
     except BackendUnavailable as error:
-        if where.rank == 0 and not benchmark:
-            _mark_skipped(run_dir, str(error))
         _report(error, run_dir, where, events, EXIT_SKIPPED)
         return EXIT_SKIPPED
     except (

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 import benchlib
 from benchlib.core.text import quantity
-from benchlib.judge.cost import Offers, Row, Value, Worth, amount_text
+from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text
 from benchlib.show import markup
 from benchlib.show.figures import (
     DARK,
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
     """Return the table of a comparison: for each row its name and a cell for each machine."""
     machines = item.machines
-    prices = [Cell("", quantity(machine.usd_per_device_hour), machine.price_from) for machine in machines]
+    prices = [Cell("", quantity(machine.price.usd_per_device_hour), machine.price.origin) for machine in machines]
     devices = [Cell("", str(machine.devices), machine.device) for machine in machines]
     others = [(row_text(row), [cell(row, index) for index in range(len(machines))]) for row in item.rows]
     return [("Price (USD per device hour)", prices), ("Devices", devices), *others]
@@ -72,9 +72,9 @@ def _short(label: str) -> str:
     return label if len(label) <= LETTERS else f"{label[: LETTERS - 1 - half]}…{label[-half:]}"
 
 
-def _errors(values: Sequence[Value]) -> tuple[list[float], list[float]]:
-    """Return how far the intervals reach below and above the values."""
-    ends = [(value.value or 0.0, value.low, value.high) for value in values]
+def _errors(values: Sequence[Estimate]) -> tuple[list[float], list[float]]:
+    """Return how far the intervals reach below and above the values; 0 where there is none."""
+    ends = [(item.value or 0.0, item.low, item.high) for item in values]
     below = [0.0 if low is None else middle - low for middle, low, _ in ends]
     return below, [0.0 if high is None else high - middle for middle, _, high in ends]
 
@@ -98,7 +98,7 @@ def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
     axes.errorbar(values, places, xerr=(below, above), **looks)
     ends = [value + error for value, error in zip(values, above, strict=True)]
     if row.name == "break_even":
-        prices = [machine.usd_per_device_hour for machine in item.machines]
+        prices = [machine.price.usd_per_device_hour for machine in item.machines]
         axes.plot(prices, places, "D", color=theme.series[1], markersize=6, label="price")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
         ends = [max(end, price) for end, price in zip(ends, prices, strict=True)]
@@ -106,7 +106,7 @@ def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
     for place, (end, words, item_value) in enumerate(zip(ends, cells, row.values, strict=True)):
         written = "not available" if words.value == "–" else f"{words.value} {words.mark}".strip()
         if row.name == "break_even":
-            price = quantity(item.machines[place].usd_per_device_hour)
+            price = quantity(item.machines[place].price.usd_per_device_hour)
             written = f"{price} → {words.value}" if words.below != "the cheapest" else words.below
         cut = (item_value.high or 0.0) > reach
         note(axes, f"→ {written}" if cut else written, (end, place), (9, 0), fontsize=8.5)
@@ -122,33 +122,35 @@ def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
 def front(item: Worth, theme: Theme = LIGHT) -> Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
     figure, axes = blank("front", theme, of_many=True)
-    longest = max(machine.seconds.value or 0.0 for machine in item.machines)
+    longest = max(time.value or 0.0 for time in item.seconds)
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
-    ends: list[End] = []
-    for machine in item.machines:
-        x, y = (machine.seconds.value or 0.0) / scale, machine.usd.value or 0.0
-        colour = theme.series[2] if machine.front else theme.muted
+    ends, words = list[End](), list[str]()
+    for place, (time, usd) in enumerate(zip(item.seconds, item.usd, strict=True)):
+        x, y, label, on_front = (
+            (time.value or 0.0) / scale,
+            usd.value or 0.0,
+            item.machines[place].label,
+            place in item.front,
+        )
+        colour = theme.series[2] if on_front else theme.muted
         looks: Any = {"fmt": "o", "color": colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
-        wide = [[part / scale for part in side] for side in _errors([machine.seconds])]
-        axes.errorbar(x, y, xerr=wide, yerr=_errors([machine.usd]), **looks)
-        ends.append(End(x, y, _short(machine.label), colour))
-    best = sorted((end.x, end.y) for end, machine in zip(ends, item.machines, strict=True) if machine.front)
+        wide = [[part / scale for part in side] for side in _errors([time])]
+        axes.errorbar(x, y, xerr=wide, yerr=_errors([usd]), **looks)
+        ends.append(End(x, y, _short(label), colour))
+        amounts = f"{label} {amount_text(time.value or 0.0, 's')}, {amount_text(y, 'USD')}"
+        words.append(amounts + ", on the front" * on_front)
+    best = sorted((ends[place].x, ends[place].y) for place in item.front)
     if len(best) > 1:
         axes.step(*zip(*best, strict=True), where="post", color=theme.series[2], linewidth=1.2, linestyle=DASHED)
-    _scale(axes, "x", [machine.seconds for machine in item.machines], scale)
-    _scale(axes, "y", [machine.usd for machine in item.machines], 1.0)
+    _scale(axes, "x", item.seconds, scale)
+    _scale(axes, "y", item.usd, 1.0)
     axes.grid(visible=True, axis="both")
     name_ends(axes, theme, ends)
-    words = "; ".join(
-        f"{machine.label} {amount_text(machine.seconds.value or 0.0, 's')}, {amount_text(machine.usd.value or 0.0, 'USD')}"
-        + (", on the front" if machine.front else "")
-        for machine in item.machines
-    )
     title = f"Time and cost of {item.amount}"
-    return finish(figure, axes, theme, title, f"time of {item.amount} ({unit})", "USD", words)
+    return finish(figure, axes, theme, title, f"time of {item.amount} ({unit})", "USD", "; ".join(words))
 
 
-def _scale(axes: Axes, axis: str, values: Sequence[Value], scale: float) -> None:
+def _scale(axes: Axes, axis: str, values: Sequence[Estimate], scale: float) -> None:
     """Let an axis begin at zero, or make it logarithmic where the values lie far apart, with room for the names."""
     highs = [max(value.value or 0.0, value.high or 0.0) / scale for value in values]
     lows = [(value.low or value.value or 0.0) / scale for value in values]
@@ -204,7 +206,7 @@ def _table(item: Worth) -> list[dict[str, str]]:
         written[name] = [
             " ".join(filter(None, (words.value, f"({words.below})" * bool(words.below), words.mark))) for words in cells
         ]
-    written |= {f"Differs: {difference.name}": difference.values for difference in item.differences}
+    written |= {f"Differs: {name}": values for name, values in item.differences.items()}
     return [{"": name} | dict(zip(labels, cells, strict=True)) for name, cells in written.items()]
 
 
@@ -225,9 +227,9 @@ def provenance(offers: Offers) -> list[dict[str, str]]:
         {
             "machine": machine.label,
             "benchmark": item.benchmark,
-            "runs": ", ".join(machine.runs),
+            "runs": ", ".join(run.run for run in machine.runs.runs),
             "hardware": machine.hardware,
-            "price from": machine.price_from,
+            "price from": machine.price.origin,
             "read by": f"benchlib {benchlib.__version__}",
         }
         for item in offers.items

@@ -19,8 +19,8 @@ from benchlib.core.text import (
     quantity,
     text,
 )
-from benchlib.judge.disturbed import disturbances
 from benchlib.judge.published import section
+from benchlib.judge.regression import disturbances
 from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
 from benchlib.results.record import Record

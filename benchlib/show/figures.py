@@ -308,36 +308,6 @@ def log_values(axes: Axes, room: float = 0.06) -> None:
     axes.margins(y=room)
 
 
-def draw_in_flight(axes: Axes, theme: Theme, open_requests: Any, losses: Any) -> None:
-    """Draw the requests that each worker had over time, where they were sent again, and above that when each worker was down.
-
-    ``open_requests`` is a frame of ``t_s``, ``worker`` and ``open``, ``losses`` one of ``t_s``, ``worker``, ``event`` (up, down,
-    requeued) and ``times``. A legend of two columns has room at the top.
-    """
-    top, end = max(1.0, float(open_requests["open"].max())), float(open_requests["t_s"].max())
-    height, named = 1.1 * top, 0
-    for index, (worker, part) in enumerate(open_requests.groupby("worker")):
-        colour = theme.series[index % len(theme.series)]
-        axes.step(part["t_s"], part["open"], where="post", color=colour, label=f"worker {worker:.0f}")
-        changes = losses[(losses["worker"] == worker) & (losses["event"] != "requeued")].sort_values(
-            "t_s", kind="stable"
-        )
-        times = [*zip(changes["event"], changes["t_s"].clip(0, end), strict=True), ("up", end)]
-        spans = [(begin, then) for (event, begin), (_, then) in pairwise(times) if event == "down"]
-        if spans:
-            begins, ends = zip(*spans, strict=True)
-            words = "" if named else "down"
-            axes.hlines([height] * len(spans), begins, ends, colors=colour, linewidth=4, label=words)
-            height, named = height + 0.08 * top, 1
-    again = losses[losses["event"] == "requeued"].groupby("worker").agg(t_s=("t_s", "min"), times=("times", "sum"))
-    for number, (_, row) in enumerate(again.iterrows()):
-        words = "" if number else "sent again"
-        axes.plot([row["t_s"]], [0.04 * top], "x", color=theme.text, markersize=6, label=words)
-        note(axes, f"{row['times']:.0f}", (row["t_s"], 0.04 * top), (4, 0), fontsize=7.5)
-    rows = (len(axes.get_legend_handles_labels()[0]) + 1) // 2
-    axes.set_ylim(0, height / max(0.4, 0.97 - 0.07 * rows))
-
-
 def draw_line(axes: Axes, x: Any, y: Any, words: str, colour: str, **looks: Any) -> End:
     """Draw a line with its points and return its end, for ``name_ends``. ``x`` and ``y`` are columns of a frame."""
     points: Any = {"marker": "o", "markersize": 3.5}

@@ -1,7 +1,6 @@
 """What people see of a history: pictures of trends, machines and curves, then what its notebook shows of a store."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,9 +10,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 import benchlib
 from benchlib.core.text import UNITS, look, quantity, seconds
-from benchlib.judge.trends import History, Trend, exclusion, label, spanned
+from benchlib.judge.trends import History, Trend, label, spanned
 from benchlib.results import frames
-from benchlib.results.record import Record, load_all, named_by, store_folders
+from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
 from benchlib.show.figures import (
@@ -23,10 +22,7 @@ from benchlib.show.figures import (
     Theme,
     blank,
     finish,
-    head,
     leave_empty,
-    panels,
-    styled,
 )
 from benchlib.show.lines import describe_change
 
@@ -126,51 +122,6 @@ def _words(shown: Trend) -> str:
     band = f"Band of 95%: {spanned(level.low, level.high, shown.unit)}. " if level.low < level.high else ""
     changes = "".join(f"{describe_change(change, shown.unit)}. " for change in shown.changes)
     return f"{len(shown.values)} runs. {band}{changes}{len(shown.outside)} outside the band."
-
-
-def over_runs(*metrics: str) -> Callable[..., Picture]:
-    """Return a picture of metrics, by the beginnings of their names, over the runs that lie beside a run and did the same work."""
-
-    @styled
-    def draw(run: Any, theme: Theme = LIGHT) -> Picture:
-        figure, drawn = panels("over-runs", theme, 1, len(metrics))
-        runs = _beside(Path(run.path)) if hasattr(run, "path") else []
-        series = {name: [(own, item) for own in runs if (item := own.headline(name))] for name in metrics}
-        if min(map(len, series.values())) < 2:
-            for axes in drawn[1:]:
-                axes.set_axis_off()
-            return leave_empty(figure, drawn[0], theme, "No earlier run of this work lies beside this one.")
-        words = []
-        for axes, (name, pairs) in zip(drawn, series.items(), strict=True):
-            values, unit = (
-                [float(item.value or 0) for _, item in pairs],
-                UNITS.get(pairs[-1][1].unit, pairs[-1][1].unit),
-            )
-            axes.plot(values, ".-", color=theme.series[0], markersize=6)
-            mine = [place for place, (own, _) in enumerate(pairs) if own.path.endswith(str(Path(run.path).name))]
-            axes.plot(mine, [values[place] for place in mine], "o", mfc="none", mec=theme.text, markersize=10)
-            _days_below(axes, [own for own, _ in pairs])
-            axes.margins(y=0.14)
-            shown = label(name, runs[-1].benchmark)
-            axes.set_title(f"{shown} ({unit})" if unit and "/s" not in shown else shown, fontsize=9)
-            words.append(f"{shown}: {spanned(min(values), max(values), unit)} over {len(values)} runs")
-            words[-1] += f", {quantity(values[mine[-1]], unit)} in this one" if mine else ""
-        return head(
-            figure, theme, f"This work over {len(runs)} runs on this machine (ring: this run)", "; ".join(words) + "."
-        )
-
-    return draw
-
-
-def _beside(folder: Path) -> list[Record]:
-    """Return the runs of the same series in the store of a run, with it, the oldest first."""
-    kind = named_by(folder)
-    others = [
-        path for path in store_folders(folder.parent.parent) if named_by(path) == kind and path.name != folder.name
-    ]
-    runs = load_all(folder.parent.parent, [folder, *others])
-    own = next(run.series for run in runs if run.folder == str(folder))
-    return [run for run in runs if run.series == own and not exclusion(run)]
 
 
 def machines(runs: Sequence[Record], theme: Theme = LIGHT) -> Picture:

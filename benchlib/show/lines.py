@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from benchlib.core.text import badness, look, quantity
-from benchlib.judge.trends import Change, Trend, spanned
+from benchlib.judge.trends import LevelChange, Trend, spanned
 from benchlib.results.record import Record
 
 TREND = 40  # runs in a sparkline, the newest
@@ -160,7 +160,7 @@ def sparkline(trend: Trend) -> Markup:
     return Markup("").join(parts)
 
 
-def _sign(change: Change, at: float) -> Markup:
+def _sign(change: LevelChange, at: float) -> Markup:
     """Return the shape of a change: a triangle that points down for worse and up for better, a diamond otherwise."""
     shapes = {
         "worse": "M{:.1f} 24l-3.4 -6h6.8z",
@@ -170,7 +170,7 @@ def _sign(change: Change, at: float) -> Markup:
     return Markup('<path class="{}" d="{}"/>').format(f"sign {change.word}", shapes[change.word].format(at))
 
 
-def describe_change(change: Change, unit: str = "") -> str:
+def describe_change(change: LevelChange, unit: str = "") -> str:
     """Return a change in a line: its sign and word, the levels, the ratio, the day and what else changed there."""
     size = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
     levels = spanned(change.before, change.after, unit, " → ")

@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from benchlib.core.definitions import share_text
 from benchlib.spec.tables import Ref, Row, Rows, Table, write
 
 MAX_ROWS = 14
+MAX_CELLS = 160  # of a grid with numbers in them
+LINE = 30  # letters that fit below an axis
 Point = tuple[float, float, Row]
 Title = str | Callable[[Rows], str]
 About = Table | None
@@ -113,10 +116,11 @@ def lines(
     y: str = "",
     about: About = None,
     log: bool = True,
+    even: bool = False,
 ) -> Chart:
     """Curves by size on a logarithmic axis, named at their ends; limits and claims of other tables lie behind them.
 
-    ``y`` is written at its axis: by default the heading of the first layer's column.
+    ``y`` is written at its axis: by default the heading of the first layer's column. ``even``: places in an order, from 1.
     """
     y = y or _heading(layers[0].ref)
 
@@ -128,9 +132,14 @@ def lines(
         ref, colours = layers[0].ref, dict[Any, str]()
         at = ref.table[x].col
         places = [point[0] for layer, _, points in curves for point in points if layer.look != "limit"]
-        on.size_axis(axes, places)
-        if at.unit != "B":
-            axes.set_xticks(sorted(set(places)), [f"{place:,g}" for place in sorted(set(places))])
+        if even:
+            axes.set_xlim(min(places) - 0.1, max(places) + 0.1)
+            axes.locator_params(axis="x", integer=True)
+        else:
+            on.size_axis(axes, places)
+        if at.unit != "B" and not even:
+            ticks = sorted(set(places))
+            axes.set_xticks(ticks, [f"{place:.3g}" if place % 1 else f"{place:,.0f}" for place in ticks])
         ends = []
         for layer, words, points in curves:
             key = points[0][2].get(layer.colour) if layer.colour else words
@@ -279,17 +288,26 @@ def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smo
     return _of_samples(name, ref, title, empty, curve, x, _heading(ref), in_order=True)
 
 
-def cumulative(name: str, ref: Ref, *, title: Title, empty: str) -> Chart:
-    """The share of each row's samples that is at most a value."""
+def cumulative(name: str, ref: Ref, *, title: Title, empty: str, limit: Ref | None = None) -> Chart:
+    """The share of each row's samples that is at most a value, on a logarithmic axis; a line at its ``limit``, of the row, too."""
 
     def shares(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
         return sorted(samples), [(place + 1) / len(samples) for place in range(len(samples))]
 
-    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all")
+    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all", limit, log=True)
 
 
 def _of_samples(
-    name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: str, y: str, in_order: bool = False
+    name: str,
+    ref: Ref,
+    title: Title,
+    empty: str,
+    curve: Curve,
+    x: str,
+    y: str,
+    limit: Ref | None = None,
+    log: bool = False,
+    in_order: bool = False,
 ) -> Chart:
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
         import pandas as pd
@@ -304,10 +322,16 @@ def _of_samples(
                 axes.plot(xs, samples, color=colour, alpha=0.3, linewidth=0.9)
             words = ref.table.name_of(row, run) if rows[1:] or not in_order else write(ys.iloc[-1], ref.col.unit)
             ends.append(on.draw_line(axes, xs, ys, words, colour, marker="" if len(samples) > 1 else "o"))
+            if limit and (at := limit.finite(row, run)) is not None:
+                axes.axvline(at, color=colour, linewidth=1, linestyle=on.DASHED)
         if not rows:
             return None
+        if log:
+            axes.set_xscale("log")
+            on.plain_numbers(axes.xaxis)
         on.name_ends(axes, theme, ends)
-        words, alt = _title(title, ref, None, rows[0], run), f"Medians: {_alt(ref, rows, run)}"
+        words = _title(title, ref, None, rows[0], run)
+        alt = f"{'Medians and limits' if limit else 'Medians'}: {_alt(ref, rows, run, *([limit] if limit else []))}"
         return on.finish(figure, axes, theme, words, x, y, alt)
 
     return Chart(name, empty, paint)
@@ -325,15 +349,18 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
             return None
         field = pd.DataFrame([cell[:3] for cell in cells]).pivot_table(index=0, columns=1, values=2)
         figure.colorbar(axes.imshow(field, cmap="viridis", aspect="auto"), ax=axes, label=_heading(ref))
-        axes.set_xticks(range(len(field.columns)), list(map(str, field.columns)))
+        columns = list(map(str, field.columns))
+        slanted = {"rotation": 30, "ha": "right"} if len("".join(columns)) > LINE else {}
+        axes.set_xticks(range(len(columns)), columns, **slanted)
         axes.set_yticks(range(len(field)), list(map(str, field.index)))
         axes.grid(False)
         middle = (field.min().min() + field.max().max()) / 2
-        for place, values in enumerate(field.to_numpy() if field.size <= 64 else ()):
+        for place, values in enumerate(field.to_numpy() if field.size <= MAX_CELLS else ()):
             for column, value in enumerate(values):
                 if math.isfinite(value):
                     colour = "#000000" if value > middle else "#ffffff"
-                    axes.text(column, place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=colour)
+                    words = share_text(value) if ref.col.unit == "ratio" else f"{value:.3g}"
+                    axes.text(column, place, words, ha="center", va="center", fontsize=8, color=colour)
         least = min(cells, key=lambda cell: cell[2])[3]
         words, alt = _title(title, ref, about, least, run), _alt(ref, [cell[3] for cell in cells], run)
         return on.finish(figure, axes, theme, words, ref.table[x].col.heading, ref.table[y].col.heading, alt)

@@ -27,8 +27,8 @@ class Check:
 
     ``over`` are the columns that gate, each with its limit; ``miss`` tells how far a number is from its limit: up to 1
     passes. ``unless`` returns why a run leaves the question open (SKIPPED), ``when`` whether a config asks it at all.
-    ``asked`` is the field of the config that sets a target, ``rule`` the rule of impossible numbers that the check shows.
-    Without ``gates`` the answer informs: it never fails a run.
+    ``asked`` is the field of the config that sets a target, ``rule`` the rule of impossible numbers that the check shows. One
+    that ``informs`` gates nothing.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Check:
     asked: str = ""
     rule: str = ""
     source: str = ""
-    gates: bool = True
+    informs: bool = False
 
     def answer(self, status: Status, reason: str, **more: Any) -> Judged:
         """Return the answer; SKIPPED gates nothing unless it says so."""
-        more = {"gates": self.gates and status != "SKIPPED", "source": self.source} | more
+        more = {"gates": status != "SKIPPED" and not self.informs, "source": self.source} | more
         return Judged(name=self.name, kind=self.kind, question=self.question, status=status, reason=reason, **more)
 
 
@@ -72,6 +72,11 @@ def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Ch
         return value / limit if limit > 0 else 0.0 if value <= limit else math.inf
 
     return Check(name, question, over, miss, "<=", **more)
+
+
+def above(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
+    """Every number is at least its limit."""
+    return Check(name, question, over, _outside(lambda value, limit: value >= limit), ">=", **more)
 
 
 def within(name: str, question: str, *over: tuple[Ref, Limit], most: float, **more: Any) -> Check:
@@ -160,7 +165,7 @@ def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
     elif check.rule and not check.over:
         yield to.by(lambda _: _rule(check, claims))
     elif "{" not in check.name:
-        yield to.by(lambda _: (check.judge or _compare)(check, run))
+        yield to.by(lambda _: (check.judge or compare)(check, run))
     else:
         try:
             yield from _by_name(check, run)
@@ -184,7 +189,7 @@ def _by_name(check: Check, run: Rows) -> Iterator[Judged]:
             for ref, limit, rows in named
         ]
         one = replace(check, name=name, over=own)
-        yield Ask(name, check.question, check.kind).by(lambda _, one=one: (one.judge or _compare)(one, run))
+        yield Ask(name, check.question, check.kind).by(lambda _, one=one: (one.judge or compare)(one, run))
 
 
 def _only(chosen: list[Row]) -> Callable[[Rows, list[Row]], list[Row]]:
@@ -199,7 +204,7 @@ def _limit(given: Limit, row: Row, run: Rows) -> float | None:
     return given.number(row, run) if isinstance(given, Ref) else given(run.config) if callable(given) else given
 
 
-def _compare(check: Check, run: Rows) -> Judged:
+def compare(check: Check, run: Rows) -> Judged:
     """Judge every row: the one comparison of all kinds."""
     wrong, skipped, good, worst = list[str](), list[str](), 0, (-1.0, "", 0.0, "", "")
     for ref, given in check.over:
@@ -271,7 +276,7 @@ def _target(check: Check, run: Rows) -> Judged:
         reason = f"measured {measured}; {unset}" if measured else unset
         return replace(check, source=check.source or unset).answer("SKIPPED", reason, unit=_unit(check))
     check = replace(check, source=check.source or f"target of the {run.config.tier} tier")
-    judged = _compare(check, run) if rows else check.answer("SKIPPED", "nothing that the target is for was measured")
+    judged = compare(check, run) if rows else check.answer("SKIPPED", "nothing that the target is for was measured")
     limit = f"{check.sign} {write(number(wanted, check.asked), ref.col.unit)}"
     return judged.model_copy(update={"limit": limit, "gates": True})
 

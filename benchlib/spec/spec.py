@@ -5,12 +5,13 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import Event, Moment
+from benchlib.core.stats import percentile, percentile_interval
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.checks import Check as Judged
@@ -57,7 +58,8 @@ def run_metrics(run: Table) -> "list[Metric]":
 class Metric:
     """A number that is compared between runs. A name with columns in braces makes a metric for each row.
 
-    Of a column of samples the value is the median with its interval. ``basis`` says what it is of, a format string over the
+    Of a column of samples the value is the median with its interval, or a ``percentile`` (0.99) with that of its order
+    statistics; ``ends`` are the columns with the interval of one number. ``basis`` says what it is of, a format string over the
     row. ``may_lose`` is the share of the baseline that may be lost, ``amount`` so many of its unit. ``headline`` shows it
     first. ``unless`` returns why a row does not count; such a metric is not available.
     """
@@ -71,6 +73,15 @@ class Metric:
     amount: float | None = None
     headline: bool = False
     unless: Callable[[Row, Rows], str] | None = None
+    percentile: float | None = None
+    ends: tuple[Ref, Ref] | None = None
+
+    def number(self, row: Row, run: Rows) -> float | None:
+        """Return the value in a row; None where it is missing or not finite."""
+        median = self.of.finite(row, run)
+        if median is None or self.percentile is None:
+            return median
+        return percentile(self.of.numbers(row, run), self.percentile)
 
     def rows(self, run: Rows) -> Iterator[tuple[str, Row]]:
         """Yield the name of each metric with its row; of several rows of one name the first counts."""
@@ -90,7 +101,15 @@ class Metric:
             return not_available(name, unit, self.better, reason)
         derived = self.of.col.of is not None if self.of.col.derived is None else self.of.col.derived
         basis = self.of.table.text(self.basis, row, run)
-        return measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis)
+        value, ends = self.number(row, run), None
+        if value is not None and self.ends:
+            ends = self.ends[0].finite(row, run), self.ends[1].finite(row, run)
+        elif value is not None and self.percentile:
+            ends = percentile_interval(samples, self.percentile)
+        if value is None or ends is None:
+            return measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis)
+        stated = measured(name, value, unit, self.better, derived=True, reason=basis)
+        return stated.model_copy(update={"n": len(samples), "ci_low": ends[0], "ci_high": ends[1], "samples": []})
 
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -187,7 +206,7 @@ class Spec:
     says: Sequence[Say] = ()
     shows: Sequence[Show] = ()
     charts: Sequence[Chart] = ()
-    warnings: Callable[[Rows], list[str]] = lambda run: []
+    warnings: Callable[[Rows], Iterable[str]] = lambda run: []
     published: Sequence[Published] = ()
     refuse: Callable[[Any], None] = lambda config: None
     missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
@@ -240,6 +259,7 @@ class Spec:
         assert run.result is not None
         (rows, faults), claims = judged(self.tables, Rows.of(run)), OwnClaims(Numbers.of_run(run))
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
+        rows = replace(rows, comparison=comparison)
         asked = [check for check in self.checks if check.when(run.config)]
         shown = ["possible values", *(check.rule for check in asked if check.rule)]
         finite, agreement = finite_check(claims), agreement_check(claims, shown)
@@ -261,7 +281,7 @@ class Spec:
         wrong = [f"the row of the metric {name} is missing" for name in run.metrics if name not in derived]
         for name, (metric, row) in derived.items():
             stated, gone = run.metrics.get(name), metric.unless and metric.unless(row, run)
-            number = None if gone else metric.of.finite(row, run)
+            number = None if gone else metric.number(row, run)
             if stated is None:
                 wrong.append(f"the metric {name} is missing")
             elif (stated.value is None) != (number is None) or not math.isclose(stated.value or 0.0, number or 0.0):
@@ -341,7 +361,7 @@ class Spec:
 
     def warned(self, config: Any, result: Result | None) -> list[str]:
         """Return what limits the meaning of a result; nothing where the run left none."""
-        return self.warnings(Rows.bare(config, result)) if result else []
+        return list(self.warnings(Rows.bare(config, result))) if result else []
 
     def placed(self, run: Run) -> list[Measured]:
         """Return the values that stand beside published figures."""
@@ -379,7 +399,12 @@ def _undecided(run: Run) -> list[Judged]:
 
 
 SAMPLES = ("step_s", "samples_s", "learning_rates")  # fields of a claim that take all samples of a column
-SCALES = {("Gbps", "gbytes_per_s"): 1 / 8, ("us", "seconds"): 1e-6, ("us", "samples_s"): 1e-6}
+SCALES = {
+    ("Gbps", "gbytes_per_s"): 1 / 8,
+    ("us", "seconds"): 1e-6,
+    ("us", "samples_s"): 1e-6,
+    ("ms", "samples_s"): 1e-3,
+}
 
 
 def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
@@ -396,6 +421,6 @@ def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
 def _shown(run: Run) -> Rows:
     """Return the rows of a run; none where it has no result or a part is damaged, which is told elsewhere."""
     try:
-        return Rows.of(run) if run.result else Rows(None, 1, {})
+        return Rows.of(run) if run.result else Rows(run.config, 1, {})
     except UserError:
         return Rows(None, 1, {})

@@ -1,11 +1,12 @@
 """Rows, columns and tables: what a measurement returns, and how a spec names a part of it.
 
 A measurement returns rows by table: numbers, texts that identify something, and lists of raw samples. The table ``run`` has
-one row, what there is one of. Three keys have a meaning in every row:
+one row, what there is one of. Four keys have a meaning in every row:
 
     why      {"column": "reason"}: a number that is missing for a reason
     status   "ok", "skipped" or "failed": of the whole row
     reason   why a row was skipped or failed
+    gates    False: the row informs, and a wrong number in it fails no run
 
 A number that is missing without a reason, or not finite, FAILS every check that reads it.
 """
@@ -27,18 +28,22 @@ from benchlib.results.run import Result, Run
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 MISSING = "–"
-COMMON = ("why", "status", "reason")
+COMMON = ("why", "status", "reason", "gates")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """All that the functions of a spec see of a run. ``config`` is None where a result lies outside of its run's folder."""
+    """All that the functions of a spec see of a run. ``config`` is None where a result lies outside of its run's folder.
+
+    ``comparison`` is the baseline that checks compare with, or why there is none.
+    """
 
     config: Any
     world: int
     tables: Tables
     metrics: Mapping[str, Stated] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
+    comparison: Any = None
 
     @property
     def run(self) -> Row:
@@ -202,6 +207,11 @@ class Table:
             rows = choose(run, rows)
         return rows
 
+    def whole(self, run: Rows) -> list[dict[str, Any]]:
+        """Return the rows of the selection with their computed columns: for functions that compare several."""
+        computed = [self[col.name] for col in self.cols if col.of]
+        return [{**row, **{ref.col.name: ref.raw(row, run) for ref in computed}} for row in self.rows(run)]
+
     def text(self, form: str, row: Row, run: Rows) -> str:
         """Write a format string over the columns of a row, each number with its unit."""
         return tidy(form.format_map({name: self._cell(name).text(row, run) for name in fields(form)}))
@@ -305,7 +315,7 @@ def judged(declared: Iterable[Table], run: Rows) -> tuple[Rows, list[str]]:
             faults.append(f"the table {table.name} is missing")
         seen[table.name] = []
         for index, row in enumerate(run.tables.get(table.name, ())):
-            wrong = {col.name: fault for col in table.cols if (fault := _fault(col, row))}
+            wrong = {col.name: fault for col in table.cols if row.get("gates", True) and (fault := _fault(col, row))}
             place = "the facts" if table.name == "run" else place_of(table.name, index, row)
             faults += [f"{name} is {fault} in {place}" for name, fault in wrong.items()]
             seen[table.name].append(Cells(dict.fromkeys(wrong) | dict(row), place, wrong))
@@ -320,4 +330,6 @@ def _fault(col: Col, row: Row) -> str:
         return "missing"
     if col.unit and poses_as_number(value):
         return f"{value!r}, which is no number,"
+    if col.unit == "count" and not col.samples and isinstance(value, float) and value % 1 > 0:  # nan is no number
+        return f"{value!r}, which is no count,"
     return fault_of(value, col.signed)

@@ -1,6 +1,6 @@
-"""One transformer for every way of spreading it: GPT-like and Llama-like decoders and the BERT encoder, cut into parts by layer.
+"""One transformer for every way of spreading it: GPT-like and Llama-like decoders and the BERT encoder.
 
-Letters: B sequences, S tokens, h width, H heads, K heads of keys and values, d = width of a head, V tokens of the vocabulary.
+Letters: B sequences, S tokens, h width, H heads, d width of a head, V tokens of the vocabulary.
 A tensor-parallel rank holds a share of the heads, so that views take their number from what arrives.
 """
 
@@ -18,7 +18,7 @@ INIT_STD = 0.02  # of weights, as GPT-2 and BERT start
 
 
 class Embed(nn.Module):
-    """Tokens to hidden states (B, S, h): with the places, where they are learned, and for the encoder types and a norm."""
+    """Tokens to hidden states (B, S, h): with places, where they are learned, and for the encoder types and a norm."""
 
     def __init__(self, form: Any, dropout: float) -> None:
         super().__init__()
@@ -45,10 +45,8 @@ class Attention(nn.Module):
     def __init__(self, form: Any) -> None:
         super().__init__()
         self.width, self.causal = form.hidden // form.heads, form.kind == "decoder"
-        self.query = nn.Linear(form.hidden, form.hidden, form.biases)
-        self.key = nn.Linear(form.hidden, form.kv_heads * self.width, form.biases)
-        self.value = nn.Linear(form.hidden, form.kv_heads * self.width, form.biases)
-        self.output = nn.Linear(form.hidden, form.hidden, form.biases)
+        sizes = (form.hidden, form.kv_width, form.kv_width, form.hidden)
+        self.query, self.key, self.value, self.output = (nn.Linear(form.hidden, n, form.biases) for n in sizes)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:
         """Return (B, S, h); ``turns`` are the angles (S, d / 2) of rotary places."""
@@ -78,7 +76,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer, (B, S, h) to the same: norms before the parts in a decoder, after the sums in the encoder, as published."""
+    """A layer, (B, S, h) to the same: norms before the parts in a decoder, after the sums in the encoder."""
 
     def __init__(self, form: Any, dropout: float) -> None:
         super().__init__()
@@ -96,26 +94,24 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """The whole model, or the layers of a pipeline's stage, under the same names: ``embed``, ``blocks.K``, ``norm``, ``head``.
+    """The whole model, or a pipeline's stage, under the same names: ``embed``, ``blocks.K``, ``norm``, ``head``.
 
-    ``form`` has the fields of a shape: kind (decoder, encoder), hidden, layers, heads, kv_heads, ffn, positions, vocabulary,
-    gated, norm (layer, rms), biases, learned_positions, tied.
+    ``form`` has the fields of a shape: kind (decoder, encoder), hidden, layers, heads, kv_width, ffn, positions,
+    vocabulary, gated, norm (layer, rms), biases, learned_positions, tied.
     """
 
     places: torch.Tensor  # (S,)
 
     def __init__(self, form: Any, length: int, dropout: float = 0.0, checkpointing: bool = False) -> None:
         super().__init__()
-        self.kind, self.checkpointing = form.kind, checkpointing
+        self.kind, self.tied, self.checkpointing = form.kind, form.tied, checkpointing
         self.turn_width = 0 if form.learned_positions else form.hidden // form.heads
+        encoder = form.kind == "encoder"
         self.embed: Embed | None = Embed(form, dropout)
         self.blocks = nn.ModuleDict({str(layer): Block(form, dropout) for layer in range(form.layers)})
-        self.norm: nn.Module | None = _norm(form) if form.kind == "decoder" else None
-        encoder = form.kind == "encoder"
+        self.norm: nn.Module | None = None if encoder else _norm(form)
         self.head: nn.Module | None = nn.Linear(form.hidden, 2 if encoder else form.vocabulary, bias=encoder)
-        self.tied = form.tied
         self.register_buffer("places", torch.arange(length), persistent=False)
-        self.apply(_start)
         self._tie()
 
     def _tie(self) -> None:
@@ -123,33 +119,31 @@ class Stack(nn.Module):
             self.head.weight = self.embed.tokens.weight
 
     def fill(self, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, nn.Module]]:
-        """Give a model that was made on the device "meta" its weights, piece by piece; yield the name of each piece and itself.
+        """Give a model that was made on the device "meta" its weights; yield the name of each piece and itself.
 
-        Who cuts or drops a piece before the next one comes never holds the whole model. Weights are drawn in the same order
-        for everybody, so that one seed gives one model however it is spread.
+        Who cuts or drops a piece before the next one comes never holds the whole model. Weights are drawn in the same
+        order for everybody, so that one seed gives one model however it is spread.
         """
         blocks = {f"blocks.{name}": block for name, block in self.blocks.items()}
         for name, piece in {"embed": self.embed, **blocks, "norm": self.norm, "head": self.head}.items():
             if piece is not None:
-                piece.to_empty(device=device).apply(_start)
-                piece.to(dtype)
-                yield name, piece
+                yield name, piece.to_empty(device=device).apply(_start).to(dtype)
         self._tie()
 
-    def part(self, begin: int, end: int) -> "Stack":
-        """Return a stage of layers ``begin`` to ``end`` - 1 that shares this model's weights; embedding and head at the ends."""
+    def part(self, number: int, stages: int) -> "Stack":
+        """Return a stage, which shares this model's weights: its part of the layers, embedding and head at the ends."""
         stage, layers = copy.copy(self), len(self.blocks)
-        stage._modules = dict(self._modules)
-        stage._buffers = dict(self._buffers)
+        stage._modules, stage._buffers = dict(self._modules), dict(self._buffers)
+        begin, end = layers * number // stages, layers * (number + 1) // stages
         stage.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in range(begin, end)})
-        if begin > 0:
+        if number > 0:
             stage.embed = None
-        if end < layers:
+        if number < stages - 1:
             stage.norm = stage.head = None
         return stage
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits of int64 (B, S): (B, S, V) of a decoder, (B, S, 2) of the encoder. A stage takes and returns (B, S, h)."""
+        """Return logits of int64 (B, S): (B, S, V), of the encoder (B, S, 2). A stage takes and returns (B, S, h)."""
         if self.embed is not None:
             x = self.embed(x, self.places)
         turns = _angles(self.places, self.turn_width) if self.turn_width else None
@@ -164,7 +158,7 @@ class Stack(nn.Module):
 
 
 def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy: of the next tokens, int64 (B, S), or of an answer's start and end place, int64 (B, 2)."""
+    """Return the mean cross-entropy: of the next tokens, int64 (B, S), or an answer's start and end, int64 (B, 2)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if logits.shape[2] == 2 and targets.shape[1] == 2:
         return functional.cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten())

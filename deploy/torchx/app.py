@@ -2,18 +2,14 @@
 
 import torchx.specs as specs
 
-ARGUMENTS = 'exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint FIRST:29400 --rdzv-id benchlib-squad-app --rdzv-conf is_host=HOST,join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5 --max-restarts 0 --monitor-interval 0.2 --log-dir /outputs/example/squad-app/logs/torchrun -m benchlib.runtime.worker /outputs/example/squad-app'
-
 
 def app() -> specs.AppDef:
     """Describe the run: one replica per node."""
-    first, node = "$${" + specs.macros.rank0_env + ":=localhost}", specs.macros.replica_id
-    command = ARGUMENTS.replace("FIRST:", first + ":").replace("is_host=HOST", f"is_host=$$(({node} == 0))")
     role = specs.Role(
         name="node",
         image='/outputs/example/squad-app',
         entrypoint="bash",
-        args=["-c", command],
+        args=["-c", 'PET_RDZV_ENDPOINT="$${${rank0_env}:=localhost}:29400" PET_RDZV_CONF="join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5,is_host=$$((${replica_id} == 0))" exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id benchlib-squad-app --max-restarts 0 --monitor-interval 0.2 --log-dir /outputs/example/squad-app/logs/torchrun -m benchlib.runtime.worker /outputs/example/squad-app'],
         num_replicas=2,
         resource=specs.resource(cpu=2, gpu=0, memMB=1024),
         env={'BENCHLIB_RUN_DIR': '/outputs/example/squad-app', 'PYTHONUNBUFFERED': '1', 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'},

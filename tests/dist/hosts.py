@@ -9,7 +9,6 @@ and nothing else of its network.
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -132,19 +131,3 @@ def _remove(host: Host) -> None:
             break
         subprocess.run(["kill", "-9", *pids.split()], capture_output=True, timeout=20)
     _ip("netns", "del", host.name)
-
-
-def iperf3_gbps(first: Host, second: Host, seconds: float = 1.0) -> float:
-    """Return what iperf3 receives over the cable, Gbit/s of payload (TCP)."""
-    server = first.start("iperf3", "-s", "-1", "-B", first.address, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        command = second.command("iperf3", "-c", first.address, "-t", str(seconds), "-J")
-        for _ in range(50):  # the server needs a moment
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            found = json.loads(done.stdout)
-            if "error" not in found:
-                return float(found["end"]["sum_received"]["bits_per_second"]) / 1e9
-        raise RuntimeError(f"iperf3: {found['error']}")
-    finally:
-        server.kill()
-        server.communicate()

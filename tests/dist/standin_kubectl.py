@@ -23,27 +23,16 @@ MODE = os.environ.get("STANDIN_MODE", "")
 DIRECT = "STANDIN_DIRECT" in os.environ
 
 
-def templates(item: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
-    """Return (host name without index, pods, pod template) of the jobs that an object describes."""
-    spec, name = item.get("spec", {}), item["metadata"]["name"]
-    if item["kind"] == "Job":
-        return [(name, spec["completions"], spec["template"])]
-    if item["kind"] == "TrainingRuntime":
-        spec = spec["template"]["spec"]
-    if item["kind"] not in ("JobSet", "TrainingRuntime"):
-        return []
-    jobs = [(job["name"], job["template"]["spec"]) for job in spec["replicatedJobs"]]
-    return [(f"{name}-{job}-0", one["completions"], one["template"]) for job, one in jobs]
+def mounted(text: str) -> str:
+    """Return a text with the place where the config maps are mounted here."""
+    return text.replace("/etc/benchlib", str(ROOT / "config"))
 
 
-def local(pod: Path, words: list[str]) -> list[str]:
+def local(pod: Path, network: str, words: list[str]) -> list[str]:
     """Replace what only a cluster has: mounts, host names, the image's interpreter."""
-    hosts = json.loads((ROOT / "hosts.json").read_text())
     out = []
     for word in words:
-        for host in hosts:
-            word = word.replace(host, "127.0.0.1")
-        word = word.replace("/etc/benchlib", str(ROOT / "config")).replace("/outputs", str(pod / "outputs"))
+        word = word.replace(f"{network}-0.{network}", "127.0.0.1").replace("/outputs", str(pod / "outputs"))
         out.append(sys.executable if word == "python3" else word)
     if DIRECT and "torch.distributed.run" in out:
         begin, worker = out.index("torch.distributed.run") - 1, out.index("benchlib.runtime.worker") - 1
@@ -57,33 +46,25 @@ def create(path: str) -> None:
         sys.exit("Error from server (Forbidden): jobs.batch is forbidden: User cannot create resource")
     text = sys.stdin.read() if path == "-" else Path(path).read_text()
     (ROOT / "created.yaml").write_text(text)
-    objects = list(yaml.safe_load_all(text))
-    pods = [
-        (f"{base}-{index}", index, made)
-        for item in objects
-        for base, count, made in templates(item)
-        for index in range(count)
-    ]
-    network = next(item["metadata"]["name"] for item in objects)
-    (ROOT / "hosts.json").write_text(json.dumps([f"{name}.{network}" for name, _, _ in pods]))
-    for item in objects:
-        for name, content in item.get("data", {}).items():
-            (ROOT / "config").mkdir(exist_ok=True)
-            (ROOT / "config" / name).write_text(content)
-    for name, index, made in pods:
-        pod = ROOT / "pods" / name
+    config, _, job = yaml.safe_load_all(text)
+    (ROOT / "config").mkdir()
+    for name, content in config["data"].items():
+        (ROOT / "config" / name).write_text(mounted(content))
+    name, template = job["metadata"]["name"], job["spec"]["template"]
+    for index in range(job["spec"]["completions"]):
+        pod = ROOT / "pods" / f"{name}-{index}"
         (pod / "outputs").mkdir(parents=True)
-        container = made["spec"]["containers"][0]
-        (pod / "made.json").write_text(json.dumps(made))
+        container = template["spec"]["containers"][0]
+        (pod / "made.json").write_text(json.dumps(template))
         if MODE == "image":
             continue
         env = {
             **os.environ,
-            **{one["name"]: one["value"] for one in container["env"]},
+            **{one["name"]: mounted(one["value"]) for one in container["env"]},
             "JOB_COMPLETION_INDEX": str(index),
             **({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if DIRECT else {}),
         }
-        command = [sys.executable, "-c", RUN, str(pod), *local(pod, container["command"])]
+        command = [sys.executable, "-c", RUN, str(pod), *local(pod, name, container["command"])]
         with (pod / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True

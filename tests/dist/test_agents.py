@@ -72,9 +72,7 @@ def direct(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path) -> None:
     profile = tmp_path / "two.yaml"
-    profile.write_text(
-        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\nkubernetes: {{flavour: jobset}}\n"
-    )
+    profile.write_text(f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\n")
     run_dir = prepare(tmp_path / "run", launcher="kubernetes", nnodes=2, nproc=1, cluster=str(profile))
     status = execute(run_dir, benchmark="faulty:checksums")
     assert status["outcome"] == "complete", status["reason"]
@@ -136,7 +134,7 @@ def test_a_connection_that_breaks_is_opened_again(
     [
         ("image", 'cannot start: ImagePullBackOff: Back-off pulling image "benchlib:cpu"'),
         ("refused", "jobs.batch is forbidden"),
-        ("lost", "-node-0 is gone: evicted, or the job was removed by somebody"),
+        ("lost", "-0 is gone: evicted, or the job was removed by somebody"),
     ],
 )
 def test_a_cluster_that_cannot_run_it_says_why(
@@ -194,15 +192,19 @@ def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path, monkey
 
 @pytest.mark.skipif(bool(one_slurm.missing()), reason=one_slurm.missing())
 def test_slurm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes: the ranks are started by srun, and one that fails is named; nothing stays in the queue."""
+    """Two nodes: srun starts the ranks, or torchrun's agents that meet; one that fails is named; nothing stays in the queue."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
     with one_slurm.running(tmp_path / "slurm") as conf:
         monkeypatch.setenv("SLURM_CONF", str(conf))
-        run_dir = prepare(tmp_path / "run", launcher="slurm", nnodes=2, nproc=1)
-        status = execute(run_dir, benchmark="faulty:checksums")
-        assert status["outcome"] == "complete", status["reason"]
-        places = [json.loads((run_dir / f"seen{rank}.json").read_text())["place"][:3] for rank in (0, 1)]
-        assert places == [[0, 2, 0], [1, 2, 0]], "each is the only rank of its node"
+        profile = tmp_path / "own.yaml"
+        profile.write_text(f"port: {free_port()}\n")
+        for restarts in (0, 1):
+            values = {"nnodes": 2, "nproc": 1, "max_restarts": restarts, "cluster": str(profile)}
+            run_dir = prepare(tmp_path / f"run{restarts}", launcher="slurm", **values)
+            status = execute(run_dir, benchmark="faulty:checksums")
+            assert status["outcome"] == "complete", status["reason"]
+            places = [json.loads((run_dir / f"seen{rank}.json").read_text())["place"][:3] for rank in (0, 1)]
+            assert places == [[0, 2, 0], [1, 2, 0]], "each is the only rank of its node"
         broken = prepare(tmp_path / "broken", launcher="slurm", nproc=2, fault="boom")
         with pytest.raises(RankFailed) as caught:
             execute(broken, benchmark="faulty:run")

@@ -22,7 +22,7 @@ from benchlib.results.run import Run
 
 PROBE = {"backends": {"cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""}}, "versions": {}}
 SMALL = (
-    "lengths=8", "batch_sizes=1", "dev_questions=0", "train_steps=0", "latency_runs=0", "repeats=2", "attention_kernels=false",
+    "lengths=8", "batch_sizes=1", "dev_questions=0", "train_steps=0", "latency_runs=0", "repeats=2",
     "member_timeout_s=3600", "budget_s=86400",  # the run counts from the start of its process, which may be that of all tests
 )  # fmt: skip
 
@@ -37,13 +37,8 @@ def made(folder, precision="fp32", **changes):
     (folder / "reference").mkdir(parents=True)
     (folder / golden.WEIGHTS).write_bytes(bytes(1000))
     (folder / "reference" / "recording.json").write_text(json.dumps({"precision": precision}))
-    fields = {
-        "model": {"name": "tiny", "sha256": "ab" * 32},
-        "inputs_sha256": "cd",
-        "cases": [],
-        "environment": {"torch": "2.0"},
-    }
-    golden.write(folder, work=recorded.work(config), **fields)
+    about = {"model": {"name": "tiny", "sha256": "ab" * 32}, "inputs_sha256": "cd", "cases": []}
+    golden.write(folder, about | {"environment": {"torch": "2.0"}, "work": recorded.work(config)})
     return folder
 
 
@@ -227,8 +222,8 @@ def test_a_recording_is_verified(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     found = Run(next(out.glob("smoke-*/parity-*/members/eager")).parents[1])
     (row,) = found.result.tables["members"]
-    assert (row["member"], row["outcome"]) == ("eager", "PASS")
-    assert found.config.lengths == [8] and found.result.facts["golden"]["given"]
+    assert (row["member"], row["status"]) == ("eager", "ok")
+    assert found.config.lengths == [8] and found.result.facts["golden"] == "copied"
     assert golden.read(moved), "a folder that is compared with is never written"
     merged = call("merge", out, "--to", tmp_path / "results", "--strict")
     assert merged.exit_code == 0, merged.output

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from harness import END_S, HERE, none_left, prepare
 
-from benchlib.core.errors import UserError
 from benchlib.launch.launch import execute
-from benchlib.launch.nodes import Place, place
 
 
 def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,17 +38,23 @@ def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
     assert json.loads((run_dir / "store.json").read_text())["port"] > 0
 
 
-def test_place_of_a_slurm_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "SLURM_PROCID": 5,
-        "SLURM_NTASKS": 8,
-        "SLURM_LOCALID": 1,
-        "SLURM_NTASKS_PER_NODE": "4(x2)",
-    }.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("RANK", raising=False)
-    assert place() == Place(5, 8, 1, 4)
-    assert not place().one_node
-    monkeypatch.setenv("SLURM_LOCALID", "4")
-    with pytest.raises(UserError, match="one launcher only"):
-        place()
+READS = """
+import os, sys
+
+def seen(event, args):
+    if event == "open" and str(args[0]).endswith("/config.json"):
+        with open(os.environ["READS"], "a") as file:
+            file.write(f"{sys.argv[0]}\\n")
+
+sys.addaudithook(seen)
+"""
+
+
+def test_a_rank_reads_its_config_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor hashes the file at the end and reads nothing in it: its job says what it needs."""
+    (tmp_path / "sitecustomize.py").write_text(READS)
+    monkeypatch.setenv("READS", str(tmp_path / "reads"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE)]))
+    execute(prepare(tmp_path / "run", steps=3, step_s=0.01), benchmark="faulty:run")
+    readers = [Path(line).name for line in (tmp_path / "reads").read_text().splitlines()]
+    assert sorted(readers) == ["supervise.py", "worker.py", "worker.py"]

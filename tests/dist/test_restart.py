@@ -108,8 +108,7 @@ def test_another_node_takes_the_place_of_a_lost_one(
     first, third = _wait(launches[0]), _wait(instead)
     assert (first["outcome"], first["restarts"]) == ("complete", 1), first["reason"]
     assert (third["outcome"], third["restarts"]) == ("complete", 0), third["reason"]
-    (lost,) = first["earlier_attempts"][0]["lost"]
-    assert (lost["address"], lost["how"]) == ("127.0.0.1", "gone")
+    assert "may lie on another node" in first["earlier_attempts"][0]["reason"]
     (holder,) = [tmp_path / name for name in "ac" if (tmp_path / name / "result.json").exists()]
     facts = Rows.of(Run(holder)).run
     assert (facts["resumed_step"], facts["restarts"]) == (8, 1)
@@ -171,9 +170,7 @@ def test_wrong_input_is_not_tried_again(tmp_path: Path) -> None:
 def test_nobody_takes_the_place(left_alone: Launch) -> None:
     told = _wait(left_alone)
     assert (told["outcome"], told["restarts"]) == ("failed", 0)
-    assert [row["how"] for row in told["lost"]] == ["gone"]
-    assert told["reason"].startswith("node ")
+    assert "may lie on another node" in told["reason"]
     assert "the ranks could not be started again: the nodes did not all meet within 30 s" in told["reason"]
-    assert "no node took the place of node" in told["reason"]
     assert told == status(left_alone.run_dir)
     assert json.loads((left_alone.run_dir / "peers.json").read_text())["nodes"]

@@ -33,26 +33,6 @@ def test_failing_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list((run_dir / "logs/torchrun").glob("*/attempt_0/1/error.json"))
 
 
-def test_killed_rank_is_named(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run", launcher="torchrun", fault="nothing")
-    with Launch(run_dir, "faulty:run").start() as launch:
-        os.kill(pid_at_step(run_dir, 1), signal.SIGKILL)
-        result = launch.wait()
-    assert result["reason"].startswith("rank 1 was killed by SIGKILL during phase train, step ")
-    assert result["culprit"] == 1
-    none_left(run_dir)
-
-
-def test_supervisor_killed(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run", launcher="torchrun")
-    with Launch(run_dir, "faulty:run").start() as launch:
-        pid_at_step(run_dir, 1)
-        assert launch.pid is not None
-        os.kill(launch.pid, signal.SIGKILL)
-        none_left(run_dir)  # before anybody on this side clears up
-        assert launch.wait()["outcome"] == "failed"
-
-
 def test_two_nodes(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     values = {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint}

@@ -90,9 +90,8 @@ def test_repo2docker_accepts_the_folder(tmp_path):
 
 
 def links():
-    badges = script("badges")
-    pages = (BINDER / "README.md").read_text() + badges.badges("owner/name")
-    return sorted(set(re.findall(r"https://mybinder\.org/v2/gh/[^\s)`]+", pages)))
+    page = (BINDER / "README.md").read_text()
+    return sorted(set(re.findall(r"https://mybinder\.org/v2/gh/[^\s)`]+", page)))
 
 
 def test_the_links_open_notebooks_that_are_there():
@@ -102,11 +101,6 @@ def test_the_links_open_notebooks_that_are_there():
     for path in paths:
         name = path.removeprefix("lab/tree/").removeprefix("voila/render/").removeprefix("files/")
         assert (home() / name).is_file() or name in made, path
-
-
-def test_the_explorer_comes_first_then_a_report_then_the_notebooks():
-    text = script("badges").badges("owner/name")
-    assert text.index("voila%2Frender") < text.index("files%2Fbinder") < text.index("lab%2Ftree")
 
 
 def test_the_page_of_the_explorer_shows_what_leads_to_it_last():
@@ -137,33 +131,6 @@ def test_the_page_of_the_explorer_asks_no_other_host_for_styles():
     assert ".kept {}" in page
     assert "celltag_method" in page
     assert not re.findall(r"https?://", page)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://github.com/owner/name.git", "owner/name"),
-        ("git@github.com:owner/na.me.git", "owner/na.me"),
-        ("https://github.com/owner/name", "owner/name"),
-        ("https://github.com.evil.example/owner/name", None),
-        ("/srv/git/name.git", None),
-    ],
-)
-def test_badges_name_a_repository_only_where_it_is_known(url, expected):
-    badges = script("badges")
-    found = badges.ADDRESS.fullmatch(url)
-    assert (found and found[1]) == expected
-    text = badges.badges(expected or "")
-    assert (f"https://mybinder.org/v2/gh/{expected}/HEAD?urlpath=lab%2Ftree" in text) == bool(expected)
-    assert ("actions/workflows" in text) == bool(expected)
-    for link in re.findall(r"\]\(([^)]+)\)", text):  # of pictures and of what they lead to
-        assert link.startswith("https://") or (home() / link).is_file(), link
-
-
-def test_the_badges_of_the_readme_are_up_to_date():
-    if script("badges").BEGIN not in (home() / "README.md").read_text():
-        pytest.skip("the README has no badges")
-    subprocess.run([sys.executable, home() / "scripts" / "badges.py", "--check"], check=True)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PSS and fork as on Linux, where Binder runs")

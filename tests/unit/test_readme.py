@@ -14,6 +14,7 @@ TEXTS = [
     "README.md",
     "CONTRIBUTING.md",
     "binder/README.md",
+    "deploy/README.md",
     *(f"docs/{path.name}" for path in sorted((home() / "docs").glob("*.md"))),
 ]
 LINE = re.compile(r"(?:^\$ |&& |do |\bbin/|`)benchlib ([a-z][^`#|&;\n]*)", re.MULTILINE)

@@ -99,7 +99,7 @@ class Ended:
     folders = ()
     outcome = "complete"
 
-    def __init__(self, folder):
+    def __init__(self, folder, config):
         self.folder = folder
         Ended.folders = (*Ended.folders, folder)
 

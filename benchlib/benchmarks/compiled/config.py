@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import nearest
+from benchlib.workloads.executors import MEMBERS
 
 REFERENCE = "eager"  # of parity's members: what all others are compared with, and their speed divided by
 _Size = Annotated[int, Field(ge=1, le=8192)]
@@ -15,14 +15,13 @@ _Size = Annotated[int, Field(ge=1, le=8192)]
 
 def members() -> Mapping[str, Any]:
     """Return parity's members that compute on a CPU, by name: the executors of this benchmark."""
-    table = BENCHMARKS["parity"].part("config", "MEMBERS")
-    return {name: member for name, member in table.items() if "cpu" in member.backends}
+    return {name: member for name, member in MEMBERS.items() if "cpu" in member.backends}
 
 
 class CompiledConfig(BaseConfig):
     """PyTorch models as StableHLO text, computed by other compilers, beside torch."""
 
-    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS}
+    OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
 
     benchmark: Literal["compiled"] = "compiled"
 

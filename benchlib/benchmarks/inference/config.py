@@ -1,21 +1,22 @@
 """Parameters of the inference benchmark. The defaults are those of the smoke tier."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from benchlib.benchmarks.inference import rules
+from benchlib.benchmarks.inference.rules import SET, Load
 from benchlib.config import addresses
-from benchlib.config.schema import BaseConfig
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.text import duration
+from benchlib.workloads.llm import mininews
 
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
-PEAK_PROBE = 5.0  # times the limit of the first token: a shorter probe is over before its queue is as long as that
-RANDOM_MODEL, EMBEDDED_MODEL = "llama3-8b-random", "tiny"
+RANDOM_MODEL = "llama3-8b-random"
+PEAK = "benchlib run serving finds the highest rate within the limits"
+OTHER_WORK = {"served_model", "deadline_s", "test_limit_s", "price_per_hour_usd"}  # that changes no work
 
 
 class InferenceConfig(BaseConfig):
@@ -24,9 +25,17 @@ class InferenceConfig(BaseConfig):
     PATHS: ClassVar[dict[str, bool]] = {"data_file": True, "model": False}
     ONE_PROCESS: ClassVar[bool] = True
     AMOUNTS: ClassVar[tuple[str, ...]] = ("rouge1",)
-    FOLLOWS: ClassVar[dict[str, str]] = BaseConfig.FOLLOWS | {
-        "data": "data_file", "engine": "workers", "expected_latency_s": "model",
-    }  # fmt: skip
+    FOLLOWS: ClassVar[dict[str, str]] = {
+        **BaseConfig.FOLLOWS,
+        "data": "data_file",
+        "engine": "workers",
+        "expected_latency_s": "model",
+    }
+    GONE: ClassVar[dict[str, str]] = {
+        "find_peak": PEAK,
+        "peak_seconds": "no roofline is guessed any more: leave it out",
+        "tokens": "a server that gives no token ids is asked in texts by itself: leave it out",
+    }
 
     benchmark: Literal["inference"] = "inference"
 
@@ -34,7 +43,6 @@ class InferenceConfig(BaseConfig):
     rules: Literal["reduced", "mlperf"] = Field("reduced", description="the real rules, or shorter ones, each listed")
     accuracy: bool = Field(True, description="answer the whole set once and score it with ROUGE")
     audit: bool = Field(False, description="MLPerf's TEST06: are the tokens consistent?")
-    find_peak: bool = Field(False, description="search for the highest Server rate, and confirm it")
 
     model: str = Field(
         EMBEDDED_MODEL, min_length=1, description="hub name, folder, tiny (embedded) or llama3-8b-random (speed alone)"
@@ -58,9 +66,6 @@ class InferenceConfig(BaseConfig):
         description="OpenAI-compatible servers, http://HOST:PORT; dns+http://NAME:PORT: each address of the name; sets engine=http",
     )
     served_model: str = Field("", description="what the workers call the model; empty: the first that each names")
-    tokens: Literal["ids", "text"] = Field(
-        "ids", description="of workers: token ids, or text, counted by the tokenizer of model"
-    )
 
     server_qps: float = Field(10.0, gt=0, le=1e6, description="queries per second of Server")
     expected_qps: float = Field(20.0, gt=0, le=1e6, description="guess of the Offline rate, for its size")
@@ -75,7 +80,6 @@ class InferenceConfig(BaseConfig):
     price_per_hour_usd: float | None = Field(None, gt=0, description="of the whole system; for the cost of tokens")
     deadline_s: float = Field(60.0, gt=0, le=3600, description="after which a query counts as failed")
     test_limit_s: float = Field(0.0, ge=0, description="after which a test is ended; 0: from its expected length")
-    peak_seconds: float = Field(0.2, gt=0, le=60, description="for each measurement behind the roofline")
 
     @model_validator(mode="before")
     @classmethod
@@ -99,22 +103,11 @@ class InferenceConfig(BaseConfig):
             raise ValueError("data = file needs data_file=FILE, the cnn_eval.json of the MLPerf reference")
         if self.engine == "http" and not self.workers:
             raise ValueError("engine = http needs workers=URL,URL")
-        if self.tokens == "text" and (self.engine != "http" or self.audit):
-            raise ValueError(
-                "tokens = text is for workers=URL,URL alone, and their answers have no tokens that audit (TEST06) could compare"
-            )
         if self.shrink > 1 and self.model != RANDOM_MODEL:
             raise ValueError(f"shrink = {self.shrink} divides the shape of model={RANDOM_MODEL} alone: leave it at 1")
         if self.rules == "mlperf" and (self.samples or self.data == "mininews" or self.max_new != 128):
             raise ValueError(
                 "rules = mlperf: the whole of cnn_dailymail (samples=0) and 128 new tokens; other data are rules=reduced"
-            )
-        if self.find_peak and "Server" not in self.scenarios:
-            raise ValueError("find_peak searches for the rate of Server: add it to scenarios")
-        if self.find_peak and self.rules == "reduced" and self.min_duration_s < PEAK_PROBE * self.ttft_limit_s:
-            raise ValueError(
-                f"find_peak: in probes of min_duration_s = {self.min_duration_s:g} no queue reaches the limit ttft_limit_s = "
-                f"{self.ttft_limit_s:g}, and any rate passes: make one {PEAK_PROBE:g} times the other"
             )
         return self
 
@@ -123,13 +116,39 @@ class InferenceConfig(BaseConfig):
         super().check_whole()
         if self.backend == "cpu" and self.precision == "fp16":
             raise UserError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
-        least_s = rules.least_s(self)
-        if least_s > self.budget_s:
+        if self.least_s > self.budget_s:
             raise UserError(
-                f"budget_s = {self.budget_s:g}: the tests alone take {duration(least_s)} or longer with rules={self.rules} "
-                f"({rules.words(self)}); set budget_s={math.ceil(1.5 * max(least_s, rules.expected_s(self)) / 60) * 60}, or "
+                f"budget_s = {self.budget_s:g}: the tests alone take {duration(self.least_s)} or longer with rules={self.rules} "
+                f"({self._plans}); set budget_s={math.ceil(1.5 * max(self.least_s, self.expected_s) / 60) * 60}, or "
                 + ("rules=reduced" if self.rules == "mlperf" else "lower min_queries and min_duration_s")
             )
+
+    def load(self, samples: int = 0) -> Load:
+        """Return what is asked of LoadGen; ``samples`` 0: of a set that was not read yet. A file is taken to be the real set."""
+        length = samples or self.samples or (mininews.WHOLE if self.data == "mininews" else SET)
+        values = {name: getattr(self, name) for name in Load.__dataclass_fields__}
+        return Load(**values | {"samples": length})
+
+    @property
+    def least_s(self) -> float:
+        """The seconds that the tests take at least."""
+        return sum(map(self.load().least_s, self.scenarios))
+
+    @property
+    def expected_s(self) -> float:
+        """The seconds that the tests take by the rates that are expected, with accuracy."""
+        load = self.load()
+        accuracy = load.samples / self.expected_qps if self.accuracy and not self.random else 0.0
+        return float(sum(load.plan(scenario)["expected_s"] for scenario in self.scenarios) + accuracy)
+
+    @property
+    def _plans(self) -> str:
+        plans = map(self.load().plan, self.scenarios)
+        return ", ".join(
+            f"{plan['scenario']} {plan['queries_planned']:,} queries in {duration(plan['expected_s'])}"
+            + f" ({plan['queries_needed']:,} are needed)" * (plan["queries_planned"] < plan["queries_needed"])
+            for plan in plans
+        )
 
     def engine_of(self, scenario: str) -> str:
         """Return the engine that a scenario runs on."""
@@ -147,36 +166,32 @@ class InferenceConfig(BaseConfig):
         """The tokens that random weights have after ``shrink``, into which those of prompts are mapped; 0: as they are."""
         return 128256 // self.shrink if self.shrink > 1 else 0
 
-    def scope(self, says: Mapping[str, Any] | None = None) -> str:
+    def scope(self, served: str = "", simulated: bool = False, text: bool = False) -> str:
         """Return the suffix of metrics' names: '' for Llama-3.1-8B-Instruct on all of cnn_dailymail by the real rules.
 
         What stands in for the model, the data, the engine or the rules is in the name, and that queries went over a network.
-        ``says`` is what workers say of themselves, once they were asked: their model and engine count, not ours.
+        ``served`` is what workers call their model, ``simulated`` and ``text`` whether they compute nothing or give no token ids.
         """
-        says = says or {}
-        sim = self.engine == "sim" or says.get("engine") == "sim"
-        served = "" if sim or self.served_model else str(says.get("model") or "")
-        name = Path(served or self.model).name.lower()
+        sim = simulated or self.engine == "sim"
+        name = Path(self.model if sim or self.served_model else served or self.model).name.lower()
         model = "" if "llama-3.1-8b-instruct" in name else f"_{name.replace('-', '_').replace('.', '_')}"
         shrunk = f"_shrunk{self.shrink}" if self.shrink > 1 else ""
         data = {"mininews": "_mininews", "file": "_file", "cnn_dailymail": "_subset" if self.samples else ""}[self.data]
-        how = "_sim" * sim + "_network" * (self.engine == "http") + "_text" * (self.tokens == "text")
+        how = "_sim" * sim + "_network" * (self.engine == "http") + "_text" * text
         return model + shrunk + data + how + "_reduced" * (self.rules == "reduced")
 
     def expected_work(self) -> str:
         """Say what will be measured."""
         tests: list[str] = list(self.scenarios)
         tests += ["accuracy"] * (self.accuracy and not self.random) + ["TEST06"] * self.audit
-        tests += ["FindPeakPerformance"] * self.find_peak
         samples = f"{self.samples:,} samples" if self.samples else "all samples"
         where = f" at {', '.join(self.workers)}" if self.workers else ""
         return (
-            f"MLPerf LoadGen with {self.rules} rules: {', '.join(tests)}; {self.model} ({self.precision}){where} on {samples} of {self.data}, "
-            f"engine {self.engine} with {self.slots} slots, Server at {self.server_qps:g} queries/s; about "
-            f"{duration(rules.expected_s(self))} by the expected rates, {duration(rules.least_s(self))} at least: {rules.words(self)}"
+            f"MLPerf LoadGen with {self.rules} rules: {', '.join(tests)}; {self.model} ({self.precision}){where} on {samples} of "
+            f"{self.data}, engine {self.engine} with {self.slots} slots, Server at {self.server_qps:g} queries/s; about "
+            f"{duration(self.expected_s)} by the expected rates, {duration(self.least_s)} at least: {self._plans}"
         )
 
     def work(self) -> dict[str, object]:
         """Return the fields that change the work; limits of time do not."""
-        skip = {"served_model", "deadline_s", "test_limit_s", "peak_seconds", "price_per_hour_usd"}
-        return {name: value for name, value in super().work().items() if name not in skip}
+        return {name: value for name, value in super().work().items() if name not in OTHER_WORK}

@@ -9,39 +9,33 @@ makes later queries late. No torch here: the engine loads what it needs.
 """
 
 import array
-import contextlib
 import itertools
-import os
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.inference.ahead import CONTEXT, preload
 from benchlib.benchmarks.inference.rules import Conf
-from benchlib.benchmarks.inference.workers import SUT
-from benchlib.core.errors import BackendUnavailable, RunBroken
+from benchlib.core.errors import RunBroken
 from benchlib.core.imports import loaded
-from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm import queries
+from benchlib.runtime import child
 from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
 from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.queries import QueryLog
 
+SUT = "Network SUT"  # in the name that the system tells LoadGen: MLPerf's rules for the network division
 FILLER = (0, 0)
 TOGETHER = 256  # answers of Offline that are reported in one call
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
-REPEATS = 12  # of the prompt that shows a prefix cache
 AUDIT = """*.*.mode = 2
 *.*.accuracy_log_rng_seed = 720381539243781796
 *.*.accuracy_log_sampling_target = {answers}
@@ -56,19 +50,18 @@ class Test:
     """What a test process is told."""
 
     name: str
-    mode: str  # PerformanceOnly, AccuracyOnly, FindPeakPerformance
+    mode: str  # PerformanceOnly, AccuracyOnly
     engine: str
     settings: Settings
     conf: Conf
     prompts: list[list[int]]
     warm_up: list[list[int]]  # prompts that are not in the data set
-    repeated: list[list[int]]  # see in_turns
     max_new: int
     folder: Path
     deadline_s: float
     limit_s: float
     audit: int = 0  # answers that TEST06 logs; 0: no audit
-    sent: int = 0  # queries that LoadGen will send; 0: its search decides
+    sent: int = 0  # queries that LoadGen will send
 
 
 @dataclass
@@ -92,9 +85,6 @@ class Sut:
         self.expired: set[int] = set()
         self.lengths = [len(prompt) for prompt in test.prompts]
         self.needs_first = test.conf.scenario != "Offline"
-        # Each probe of the search for the peak may use ids of an earlier one again: there queries have numbers of our own.
-        self._renumbered = test.mode == "FindPeakPerformance"
-        self._ids: dict[int, int] = {}
         self._answers: list[tuple[int, Sequence[int]]] = []
         self._flushing = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = queue.SimpleQueue()
@@ -103,10 +93,6 @@ class Sut:
     def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
         """Take queries from LoadGen."""
         now = time.monotonic()
-        if self._renumbered:
-            numbers = range(self.log.issued, self.log.issued + len(ids))
-            self._ids.update(zip(numbers, ids, strict=True))
-            ids = numbers
         self.log.issue_many(ids, samples, now, [*map(self.lengths.__getitem__, samples)])
         self._queue.put((ids, samples))
 
@@ -166,7 +152,7 @@ class Sut:
         data = array.array("i", ids)
         address, size = data.buffer_info()
         more = (size,) if count else ()
-        call([self.lg.QuerySampleResponse(self._ids.get(rid, rid), address, size * data.itemsize, *more)])
+        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, *more)])
 
 
 def settings_of(lg: Any, test: Test) -> Any:
@@ -188,32 +174,22 @@ def settings_of(lg: Any, test: Test) -> Any:
     return settings
 
 
-def in_turns(prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Return each of the others, followed by the first prompt twice: a cache of any size holds its second time,
-    and a neighbour slows all of a turn alike."""
-    return [prompt for fresh in prompts[1:] for prompt in (fresh, prompts[0], prompts[0])]
-
-
-def _ask(engine: Engine, prompts: Sequence[Sequence[int]], max_new: int, together: bool) -> list[float]:
-    """Answer prompts at the engine, all at once or one by one; return the seconds to each first token."""
-    client, count = Client(engine, prompts, max_new, WARM_UP_S), len(prompts)
-    table = client.closed_loop(count if together else 1, count) if count else client.log.table()
-    if table["failed"].any():
+def _warm_up(engine: Engine, test: Test) -> None:
+    client = Client(engine, test.warm_up, test.max_new, WARM_UP_S)
+    if test.warm_up and client.at_once(len(test.warm_up))["failed"].any():
         why = next(iter(client.log.errors.values()), f"no answer within {WARM_UP_S:g} s")
         raise RunBroken(f"the engine failed at a warm-up query: {why}")
-    return queries.ttft_s(table).tolist()  # type: ignore[no-any-return]
 
 
-def _perform(test: Test, say: Connection) -> Outcome:
+def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
+    """Be the process of a test. It tells how many queries are completed and how many bytes are resident."""
     import mlperf_loadgen as lg
 
+    test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
     engine = make(test.engine, test.settings)
     engine.start()
     facts: dict[str, Any] = {"engine": dict(engine.facts)}
-    _ask(engine, test.warm_up, test.max_new, together=True)
-    if test.repeated:
-        times = _ask(engine, test.repeated, 2, together=False)
-        facts["repeat_ttft_s"], facts["fresh_ttft_s"] = times[2::3], times[::3]
+    _warm_up(engine, test)
     settings = settings_of(lg, test)
     output = lg.LogOutputSettings()
     output.outdir = str(test.folder)
@@ -257,7 +233,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
             break
         if now - reported > SAY_S:
             reported = now
-            say.send(("progress", (sut.log.ended, process.memory_info().rss)))
+            tell((sut.log.ended, process.memory_info().rss))
     spent = time.monotonic() - wall
     share = (time.process_time() - cpu) / spent
     facts |= {"driver_cpu_share": share, "resident_bytes": process.memory_info().rss, "seconds": spent}
@@ -285,54 +261,20 @@ def _nothing(*_: Any) -> None:
     """LoadGen asks for samples to be loaded, which are in memory, or says that no more queries come for now."""
 
 
-def _main(test: Test, say: Connection) -> None:
-    """Run in the child. Leaves by ``os._exit``: LoadGen and engines have threads that would outlive the interpreter."""
-    die_with_parent(os.getppid())
-    code = 0
-    try:
-        test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
-        outcome = _perform(test, say)
-    except BackendUnavailable as error:
-        outcome = Outcome(str(error), skipped=True)
-    except KeyboardInterrupt:
-        os._exit(130)
-    except BaseException as error:
-        traceback.print_exc()
-        outcome = Outcome(f"{type(error).__name__}: {error}")
-        code = 1
-    with contextlib.suppress(OSError):
-        say.send(("end", outcome))
-    os._exit(code)
-
-
 def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
     """Run a test in a process and return what it left. ``tell(completed queries, resident bytes)`` is called while it
     runs, with -1 for no news.
 
     The process is ended at the latest 30 s after the test's own limit, and on every exception here.
     """
-    preload(ENGINES[test.engine].torch, bool(test.settings.text))
-    here, there = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_main, args=(test, there), name=test.name)
-    process.start()
-    there.close()
-    patience = time.monotonic() + test.limit_s + WARM_UP_S * 2 + 30
-    try:
-        while time.monotonic() < patience:
-            if not here.poll(SAY_S):
-                tell(-1, 0)
-                continue
-            try:
-                kind, value = here.recv()
-            except EOFError:
-                process.join(5)
-                return Outcome(f"the process of the test ended with code {process.exitcode}; see logs/rank0.err")
-            if kind == "end":
-                process.join(5)
-                return value  # type: ignore[no-any-return]
-            tell(*value)
-        return Outcome("the process of the test hung and was ended")
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join(5)
+    slow = ("batches", "dispatch") if ENGINES[test.engine].torch else ("dispatch",)
+    ended = child.run(
+        measured,
+        test,
+        timeout_s=test.limit_s + 2 * WARM_UP_S + 30,
+        tell=lambda progress: tell(*(progress or (-1, 0))),
+        preload=[f"benchlib.workloads.llm.{name}" for name in slow],
+    )
+    if ended.status == "done":
+        return ended.value  # type: ignore[no-any-return]
+    return Outcome(f"the process of the test: {ended.reason}", skipped=ended.status == "unavailable")

@@ -1,7 +1,6 @@
 """What LoadGen leaves in a folder: its detail log, the trace of its issues, the answers of an accuracy run. No torch."""
 
 import json
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ def detail(folder: Path) -> dict[str, Any]:
     where the log is missing or has no end.
     """
     path = folder / "mlperf_log_detail.txt"
-    values: dict[str, Any] = {"errors": [], "messages": []}
+    values: dict[str, Any] = {"errors": []}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
         if not line.startswith(_MARK):
             continue
@@ -31,8 +30,6 @@ def detail(folder: Path) -> dict[str, Any]:
         key, value = record.get("key", ""), record.get("value")
         if record.get("metadata", {}).get("is_error") and key != "num_errors":
             values["errors"].append(f"{key}: {value}")
-        if key == "generic_message":
-            values["messages"].append(str(value))
         values[key] = value
     values.setdefault("num_errors", len(values["errors"]))  # an accuracy run does not count them
     if "power_end" not in values:
@@ -42,12 +39,6 @@ def detail(folder: Path) -> dict[str, Any]:
             moment = datetime.strptime(values[key], "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=UTC)
             values[name] = moment.timestamp()
     return values
-
-
-def peak_qps(values: dict[str, Any]) -> float | None:
-    """Return the rate that FindPeakPerformance reports, or None."""
-    peaks = re.findall(r"Found peak performance field: ([\d.]+)", "\n".join(values["messages"]))
-    return float(peaks[-1]) if peaks else None
 
 
 def schedule(folder: Path) -> np.ndarray:

@@ -8,18 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchlib.core.early_stopping import queries_needed
-from benchlib.core.text import duration
-from benchlib.workloads.llm import mininews
+from benchlib.judge.impossible.early_stopping import queries_needed
 
 SET = 13_368  # articles of the validation set of CNN/DailyMail
 MODEL, INTERACTIVE = "llama3_1-8b", "llama3_1-8b-interactive"
 # Accuracy of the datacenter division on the full set, in percent, and generated characters (share that may be missing or more)
 ROUGE = {"rouge1": 38.7792, "rouge2": 15.9075, "rougeL": 24.4957, "rougeLsum": 35.793}
 ROUGE_SHARE, GEN_LEN, GEN_LEN_SHARE = 0.99, 8_167_644, 0.10
-
-
-Asked = Any  # an InferenceConfig, whose file reads this one
+STREAMS = 8  # samples of a MultiStream query
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,11 @@ class Rule:
     tpot_s: float | None = None
     of_model: bool = True  # whether MLPerf has this scenario for this model
 
+    @property
+    def limits_s(self) -> dict[str, float]:
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s}
+        return {name: value for name, value in limits.items() if value is not None}
+
 
 RULES = {
     "Offline": Rule(SET, 600, SET, 99),
@@ -42,8 +43,6 @@ RULES = {
     "SingleStream": Rule(100, 600, 5_000, 90),
     "MultiStream": Rule(662, 600, SET, 99, of_model=False),
 }
-INVALID = "invalid_"  # before the names of metrics of a test that is not valid
-STREAMS = 8  # samples of a MultiStream query
 
 
 def lg_scenario(scenario: str) -> str:
@@ -56,45 +55,6 @@ def model_key(scenario: str) -> str:
     return INTERACTIVE if scenario == "Interactive" else "llama3_1-8b-edge" if scenario == "SingleStream" else MODEL
 
 
-def applied(config: Asked, scenario: str) -> Rule:
-    """Return the rule as a run applies it. Interactive keeps the ratio of its limits to those of Server."""
-    full = RULES[scenario]
-    if config.rules == "mlperf":
-        return full
-    ratios = (RULES[scenario].ttft_s or 0) / 2.0, (RULES[scenario].tpot_s or 0) / 0.1
-    ttft_s = config.ttft_limit_s * ratios[0] if full.ttft_s else None
-    tpot_s = config.tpot_limit_s * ratios[1] if full.tpot_s else None
-    least = config.min_queries, config.min_duration_s, config.samples or SET
-    return Rule(*least, config.percentile, ttft_s, tpot_s, full.of_model)
-
-
-Line = tuple[str, float, str, float]
-
-
-def _lines(config: Asked, scenario: str, samples: int, server_qps: float | None) -> Iterator[Line]:
-    """Yield what user.conf says, the target first: its key and value, and LoadGen's attribute with the value that it has to get."""
-    name, rule = lg_scenario(scenario), applied(config, scenario)
-    kind = {"SingleStream": "single_stream", "MultiStream": "multi_stream"}.get(name, name.lower())
-    if name == "Server":
-        rate = server_qps or config.server_qps
-        yield "*.Server.target_qps", rate, "server_target_qps", rate
-    elif name == "Offline":
-        yield "*.Offline.target_qps", config.expected_qps, "offline_expected_qps", config.expected_qps
-    else:
-        latency = config.expected_latency_s
-        yield f"*.{name}.target_latency", 1e3 * latency, f"{kind}_expected_latency_ns", 1e9 * latency
-    duration_ms, used = round(1e3 * rule.min_duration_s), samples if config.rules == "reduced" else rule.samples
-    yield f"*.{name}.min_duration", duration_ms, "min_duration_ms", duration_ms
-    yield f"*.{name}.min_query_count", rule.min_queries, "min_query_count", rule.min_queries
-    yield "*.*.performance_sample_count_override", used, "performance_sample_count_override", used
-    if name != "Offline":
-        share = rule.percentile / 100
-        yield f"*.{name}.target_latency_percentile", rule.percentile, f"{kind}_target_latency_percentile", share
-    for limit, limit_s in (("ttft_latency", rule.ttft_s), ("tpot_latency", rule.tpot_s)):
-        if limit_s is not None:  # by the model's own key: wildcards stand below it within one file
-            yield f"{model_key(scenario)}.{name}.{limit}", round(1e3 * limit_s), limit, round(1e3 * limit_s) * 10**6
-
-
 @dataclass(frozen=True)
 class Conf:
     """What LoadGen is told: its scenario and model key, the text of user.conf, and what must be read back of its settings."""
@@ -104,101 +64,120 @@ class Conf:
     text: str
     expected: dict[str, float]
 
-    @classmethod
-    def of(cls, config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> "Conf":
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of LoadGen: fields of the config, with the ``samples`` that the data set has."""
+
+    rules: str
+    samples: int
+    server_qps: float
+    expected_qps: float
+    expected_latency_s: float
+    min_duration_s: float
+    min_queries: int
+    percentile: float
+    ttft_limit_s: float
+    tpot_limit_s: float
+
+    def rule(self, scenario: str) -> Rule:
+        """Return the rule as the run applies it. Interactive keeps the ratio of its limits to those of Server."""
+        full, server = RULES[scenario], RULES["Server"]
+        if self.rules == "mlperf":
+            return full
+        assert server.ttft_s and server.tpot_s
+        ttft_s = full.ttft_s and self.ttft_limit_s * (full.ttft_s / server.ttft_s)
+        tpot_s = full.tpot_s and self.tpot_limit_s * (full.tpot_s / server.tpot_s)
+        least = self.min_queries, self.min_duration_s, self.samples
+        return Rule(*least, self.percentile, ttft_s, tpot_s, full.of_model)
+
+    def conf(self, scenario: str) -> Conf:
         """Return the conf of a test: the target, and with reduced rules all that they replace.
 
         LoadGen takes ``key = value`` only with blanks around the sign, and ignores what it does not know.
         """
-        lines = list(_lines(config, scenario, samples, server_qps))
-        written = lines if config.rules == "reduced" else lines[:1]
+        lines = list(self._lines(scenario))
+        written = lines if self.rules == "reduced" else lines[:1]
         text = "".join(f"{key} = {value:.12g}\n" for key, value, _, _ in written)
         expected = {"use_token_latencies": 1.0, **{name: value for _, _, name, value in lines}}
-        return cls(lg_scenario(scenario), model_key(scenario), text, expected)
+        return Conf(lg_scenario(scenario), model_key(scenario), text, expected)
 
+    def _lines(self, scenario: str) -> Iterator[tuple[str, float, str, float]]:
+        """Yield what user.conf says, the target first: key and value, and LoadGen's attribute with the value that it has to get."""
+        name, rule = lg_scenario(scenario), self.rule(scenario)
+        kind = {"SingleStream": "single_stream", "MultiStream": "multi_stream"}.get(name, name.lower())
+        if name == "Server":
+            yield "*.Server.target_qps", self.server_qps, "server_target_qps", self.server_qps
+        elif name == "Offline":
+            yield "*.Offline.target_qps", self.expected_qps, "offline_expected_qps", self.expected_qps
+        else:
+            latency = self.expected_latency_s
+            yield f"*.{name}.target_latency", 1e3 * latency, f"{kind}_expected_latency_ns", 1e9 * latency
+        duration_ms, used = round(1e3 * rule.min_duration_s), self.samples if self.rules == "reduced" else rule.samples
+        yield f"*.{name}.min_duration", duration_ms, "min_duration_ms", duration_ms
+        yield f"*.{name}.min_query_count", rule.min_queries, "min_query_count", rule.min_queries
+        yield "*.*.performance_sample_count_override", used, "performance_sample_count_override", used
+        if name != "Offline":
+            share = rule.percentile / 100
+            yield f"*.{name}.target_latency_percentile", rule.percentile, f"{kind}_target_latency_percentile", share
+        for limit, limit_s in rule.limits_s.items():  # by the model's own key: wildcards stand below it within one file
+            limit_ms = round(1e3 * limit_s)
+            yield f"{model_key(scenario)}.{name}.{limit}_latency", limit_ms, f"{limit}_latency", limit_ms * 10**6
 
-def reduced(config: Asked, scenario: str, samples: int) -> list[dict[str, str]]:
-    """Return each rule that a test does not keep: rule, what MLPerf asks for, what this run asks for."""
-    full, mine, rows = RULES[scenario], applied(config, scenario), []
+    def reduced(self, scenario: str) -> list[dict[str, Any]]:
+        """Return a row for each rule that a test does not keep: what MLPerf asks for, and what this run does."""
+        full, used = RULES[scenario], self.rule(scenario)
+        rows = [
+            ("least duration, s", full.min_duration_s, used.min_duration_s, used.min_duration_s >= full.min_duration_s),
+            ("least queries", full.min_queries, used.min_queries, used.min_queries >= full.min_queries),
+            ("samples of the data set", full.samples, self.samples, self.samples >= full.samples),
+        ]
+        if scenario != "Offline":
+            rows.append(("percentile", full.percentile, used.percentile, used.percentile >= full.percentile))
+        for name, asked_s in full.limits_s.items():
+            rows.append((f"limit of {name.upper()}, s", asked_s, used.limits_s[name], used.limits_s[name] <= asked_s))
+        rows.append(("scenario of this model", 0, 1, full.of_model))
+        return [
+            {"scenario": scenario, "rule": rule, "mlperf": asked, "used": applied}
+            for rule, asked, applied, same in rows
+            if not same
+        ]
 
-    def compare(rule: str, asked: object, used: object, kept: bool) -> None:
-        if not kept:
-            rows.append({"scenario": scenario, "rule": rule, "MLPerf": str(asked), "this run": str(used)})
+    def issued(self, scenario: str) -> int:
+        """Return how many samples LoadGen will issue: what its least numbers ask for, in whole sets (equal issue)."""
+        rule, samples = self.rule(scenario), self.samples
+        if scenario == "Offline":
+            asked = max(rule.min_queries, 1.1 * rule.min_duration_s * self.expected_qps)
+        elif lg_scenario(scenario) == "Server":
+            asked = max(rule.min_queries, rule.min_duration_s * self.server_qps)
+        elif scenario == "MultiStream":  # it ends when the least time and number are reached
+            return math.ceil(max(rule.min_queries, rule.min_duration_s / self.expected_latency_s)) * STREAMS
+        else:
+            # LoadGen prepares twice the queries that the expected latency gives, and one more, and sends all of them.
+            asked = max(rule.min_queries, 2 * rule.min_duration_s / self.expected_latency_s) + 1
+            samples = min(samples, rule.samples)
+        return math.ceil(asked / samples) * samples
 
-    kept = mine.min_duration_s >= full.min_duration_s
-    compare("least duration", f"{full.min_duration_s:g} s", f"{mine.min_duration_s:g} s", kept)
-    compare("least queries", f"{full.min_queries:,}", f"{mine.min_queries:,}", mine.min_queries >= full.min_queries)
-    compare("data set", f"{full.samples:,} samples", f"{samples:,} samples", samples >= full.samples)
-    if scenario != "Offline":
-        compare("percentile", f"p{full.percentile:g}", f"p{mine.percentile:g}", mine.percentile >= full.percentile)
-    for name, asked, used in (("TTFT", full.ttft_s, mine.ttft_s), ("TPOT", full.tpot_s, mine.tpot_s)):
-        if asked is not None and used is not None:
-            compare(f"{name} limit", f"{1e3 * asked:g} ms", f"{1e3 * used:g} ms", used <= asked)
-    if not full.of_model:
-        compare("scenario", "not one of this model", scenario, False)
-    return rows
+    def least_s(self, scenario: str) -> float:
+        """Return the seconds that a test takes at least, however fast the system is: its least time, and Server at its rate."""
+        paced = self.issued(scenario) / self.server_qps if lg_scenario(scenario) == "Server" else 0.0
+        return max(self.rule(scenario).min_duration_s, paced)
 
-
-def queries_issued(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> int:
-    """Return how many samples LoadGen will issue: what its least numbers ask for, in whole sets (equal issue)."""
-    rule = applied(config, scenario)
-    if scenario == "Offline":
-        asked = max(rule.min_queries, 1.1 * rule.min_duration_s * config.expected_qps)
-    elif lg_scenario(scenario) == "Server":
-        asked = max(rule.min_queries, rule.min_duration_s * (server_qps or config.server_qps))
-    else:
-        if scenario == "MultiStream":  # it ends when the least time and number are reached
-            return math.ceil(max(rule.min_queries, rule.min_duration_s / config.expected_latency_s)) * STREAMS
-        # LoadGen prepares twice the queries that the expected latency gives, and one more, and sends all of them.
-        asked = max(rule.min_queries, 2 * rule.min_duration_s / config.expected_latency_s) + 1
-        samples = min(samples, rule.samples)
-    return math.ceil(asked / samples) * samples
-
-
-def length_of(config: Asked) -> int:
-    """Return how many samples the data set has, as far as it is known before it is read: a file is taken to be the real set."""
-    return config.samples or (mininews.WHOLE if config.data == "mininews" else SET)
-
-
-def least_s(config: Asked) -> float:
-    """Return the seconds that the tests take at least, however fast the system is: their least time, and Server at its rate."""
-    total = 0.0
-    for scenario in config.scenarios:
-        issued = queries_issued(config, scenario, length_of(config))
-        paced = issued / config.server_qps if lg_scenario(scenario) == "Server" else 0.0
-        total += max(applied(config, scenario).min_duration_s, paced)
-    return total
-
-
-def expected_s(config: Asked) -> float:
-    """Return the seconds that the tests take by the rates that are expected, with accuracy."""
-    samples = length_of(config)
-    total = sum(float(str(plan(config, scenario, samples)["expected_s"])) for scenario in config.scenarios)
-    return total + (samples / config.expected_qps if config.accuracy and not config.random else 0.0)
-
-
-def words(config: Asked) -> str:
-    """Return the plan of each test in words: queries and time."""
-    rows = [plan(config, scenario, length_of(config)) for scenario in config.scenarios]
-    return ", ".join(
-        f"{row['scenario']} {row['queries issued']:,} queries in {duration(float(str(row['expected_s'])))}"
-        + ("" if row["enough"] == "yes" else f" ({row['queries needed']:,} are needed)")
-        for row in rows
-    )
-
-
-def plan(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> dict[str, object]:
-    """Return what a test takes, before it runs: queries that the percentile needs, queries issued, expected seconds."""
-    rule, issued = applied(config, scenario), queries_issued(config, scenario, samples, server_qps)
-    rate = config.expected_qps if scenario == "Offline" else server_qps or config.server_qps
-    queries = issued // (STREAMS if scenario == "MultiStream" else 1)
-    seconds = issued / rate if lg_scenario(scenario) in ("Offline", "Server") else queries * config.expected_latency_s
-    offline, share, late = scenario == "Offline", rule.percentile / 100, lg_scenario(scenario) != "Server"
-    needed = 1 if offline else queries_needed(share, int(late))
-    return {
-        "scenario": scenario, "engine": config.engine_of(scenario), "percentile": "" if offline else f"p{rule.percentile:g}",
-        "queries needed": needed, "with one late query": "" if offline else queries_needed(share, 1), "queries issued": queries,
-        "enough": "yes" if queries >= needed else f"no: raise min_queries to {needed}",
-        "expected_s": round(max(seconds, rule.min_duration_s), 1),
-        "queries sent": "", "took_s": "",  # once it ran
-    }  # fmt: skip
+    def plan(self, scenario: str) -> dict[str, Any]:
+        """Return what a test takes, before it runs: queries that the percentile needs, queries issued, expected seconds."""
+        rule, issued = self.rule(scenario), self.issued(scenario)
+        queries, name = issued // (STREAMS if scenario == "MultiStream" else 1), lg_scenario(scenario)
+        rates = {"Offline": self.expected_qps, "Server": self.server_qps}
+        seconds = issued / rates[name] if name in rates else queries * self.expected_latency_s
+        row = {"scenario": scenario, "queries_planned": queries, "expected_s": max(seconds, rule.min_duration_s)}
+        if name == "Offline":
+            return row | {
+                "queries_needed": 1,
+                "why": dict.fromkeys(("percentile", "needed_if_late"), "no limit of time"),
+            }
+        share = rule.percentile / 100
+        needed = {
+            "queries_needed": queries_needed(share, int(name != "Server")),
+            "needed_if_late": queries_needed(share, 1),
+        }
+        return row | needed | {"percentile": rule.percentile}

@@ -1,27 +1,24 @@
 """Parameters of the parallelism benchmark: the model, the ways of spreading it, how they are run and proved."""
 
-import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from benchlib.benchmarks.parallel.shapes import MODELS, SCHEDULES, STRATEGIES, Job, Layout, Shape
 from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import UserError, nearest
+from benchlib.core.errors import UserError
+from benchlib.core.text import counted
 
-
-def _known(names: Iterable[str], value: str) -> str:
-    if value not in names:
-        raise ValueError(f"{value!r} is unknown: {nearest(value, names)}")
-    return value
-
-
-Model = Annotated[str, AfterValidator(functools.partial(_known, MODELS))]
-Name = Annotated[str, AfterValidator(functools.partial(_known, STRATEGIES))]
-Schedule = Annotated[str, AfterValidator(functools.partial(_known, SCHEDULES))]
+if TYPE_CHECKING:
+    Model = str
+    Strategy = str
+    Schedule = str
+else:
+    Model, Strategy, Schedule = (Literal[tuple(names)] for names in (MODELS, STRATEGIES, SCHEDULES))
 WIDTHS = ("hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary")
 FEW = ("single", "data", "sharded_direct", "tensor", "pipeline")
 COVERAGE: dict[str, tuple[str, ...]] = {"few": FEW, "most": (*FEW, "sharded", "sequence"), "all": tuple(STRATEGIES)}
@@ -35,16 +32,14 @@ class ParallelConfig(BaseConfig):
     model: Model = Field("tiny", description=f"shape of a decoder or encoder: {', '.join(MODELS)}")
     untie: bool = Field(False, description="give the output layer weights of its own, not those of the embedding")
 
-    strategies: list[Name] = Field([], description=f"{', '.join(STRATEGIES)}, which have to fit; empty: by coverage")
+    strategies: list[Strategy] = Field([], description=f"{', '.join(STRATEGIES)}; empty: by coverage")
     coverage: Literal["few", "most", "all"] = Field("all", description="which of the strategies that fit are taken")
     schedules: list[Schedule] = Field(["1f1b"], min_length=1, description=f"{', '.join(SCHEDULES)}; hybrids: the first")
     data: int = Field(0, ge=0, le=65536, description="copies in hybrids; 0: what the other degrees leave")
     tensor: int = Field(2, ge=1, le=1024, description="tensor-parallel ranks in hybrids")
     pipeline: int = Field(2, ge=1, le=1024, description="pipeline stages in hybrids")
     shard: int = Field(2, ge=1, le=65536, description="ranks that share a copy in hybrid_sharded")
-    scaling: Literal["", "strong", "weak", "both"] = Field(
-        "", description="same batch of all, or of a rank, on fewer ranks"
-    )
+    scaling: Literal["", "strong", "weak", "both"] = Field("", description="fewer ranks, too; strong: at one batch")
 
     batch_size: int = Field(8, ge=1, le=1048576, description="samples of a step, all ranks together")
     seq_len: int = Field(0, ge=0, le=1048576, description="tokens of a sample; 0: all places, at most 512")
@@ -61,15 +56,10 @@ class ParallelConfig(BaseConfig):
     find_max_batch: bool = Field(False, description="also search the largest batch of one device, by trials")
     memory_gb: float = Field(0.0, ge=0, description="what a rank may use, in GB (1e9 bytes); 0: what is free")
     machine: str = Field("", description="with --dry-run: a machine of params/machines; '': this one")
-    planted: Literal["", "data", "rank", "communication"] = Field(
-        "", description="what planted_slowdown slows; '': steps"
-    )
+    planted: Literal["", "data", "rank", "communication"] = Field("", description="what planted_slowdown slows")
 
     GONE: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(
-            ["hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary"],
-            "set model, which has its widths",
-        ),
+        **dict.fromkeys(WIDTHS, "set model, which has its widths"),
         "suite": "a run has one model: set model, and start a run for each",
         "source": "tokens are random, at the same rates: leave it out",
     }
@@ -82,16 +72,13 @@ class ParallelConfig(BaseConfig):
             raise ValueError(f"planted = {self.planted} without planted_slowdown: set planted_slowdown=1, too")
         if self.planted == "communication" and "data" not in self.chosen:
             raise ValueError("planted = communication slows the exchange of strategy data: add it to strategies")
-        if self.world_size > 1:
+        if self.world_size > 1:  # one may stand for a number that the machine decides
             self._named_fit()
         return self
 
     def _named_fit(self) -> None:
-        if self.machine:  # whose ranks are not those of this one
-            return
-        for name, schedule in self.ways(self.strategies):
-            if why := self.obstacle(name, schedule, self.world_size):
-                raise UserError(why)
+        for name, schedule in self.ways(() if self.machine else self.strategies):  # a machine has ranks of its own
+            self.job(name, schedule, self.world_size)
 
     def check_whole(self) -> None:
         """Raise ``UserError`` also where a named strategy does not fit the machine's number of ranks."""
@@ -117,68 +104,39 @@ class ParallelConfig(BaseConfig):
     def ways(self, names: Iterable[str]) -> list[tuple[str, str]]:
         """Return strategies with the schedules that they run with: '' without a pipeline, of a hybrid the first."""
         piped = {name: self.schedules if name == "pipeline" else self.schedules[:1] for name in names}
-        own = {name: piped[name] if "pipeline" in STRATEGIES[name].axes else [""] for name in piped}
+        own = {name: piped[name] if "pipeline" in STRATEGIES[name] else [""] for name in piped}
         return [(name, schedule) for name, schedules in own.items() for schedule in schedules]
 
     def layout(self, strategy: str, world: int) -> Layout:
-        """Return the degrees of a strategy on ``world`` ranks. Raises ``ValueError`` where their product is another number."""
-        axes = STRATEGIES[strategy].axes
+        """Return the degrees of a strategy on ``world`` ranks; ``UserError`` where their product is another number."""
+        axes = STRATEGIES[strategy]
         if len(axes) < 2:
             return Layout(**dict.fromkeys(axes, world))
-        inner = {axis: getattr(self, axis) for axis in axes if axis != "data"}
-        layout = Layout(data=self.data or max(1, world // math.prod(inner.values())), **inner)
-        if layout.world != world:
-            text = " × ".join(f"{axis}({getattr(layout, axis)})" for axis in ("data", *inner))
-            near = _nearest_degrees(inner, world)
-            raise ValueError(f"{strategy}: {text} = {layout.world} but world size is {world}: set {near}")
-        return layout
+        inner = {axis: int(getattr(self, axis)) for axis in axes[1:]}
+        degrees = {"data": self.data or max(1, world // math.prod(inner.values())), **inner}
+        if math.prod(degrees.values()) != world:
+            left, fitting = world, list[str]()
+            for axis, degree in inner.items():
+                near = _nearest(degree, lambda number, whole=left: whole % number == 0)  # type: ignore[misc]
+                left, fitting = left // near, [*fitting, f"{axis}={near}"]
+            text = " × ".join(f"{axis}({degree})" for axis, degree in degrees.items())
+            text = f"{strategy}: {text} = {math.prod(degrees.values())} but world size is {world}"
+            raise UserError(f"{text}: set {','.join([f'data={left}', *fitting])}")
+        return Layout(**dict(zip(axes, degrees.values(), strict=True)))
 
     def job(
         self, strategy: str = "single", schedule: str = "", world: int = 1, batch: int = 0, scaling: str = ""
     ) -> Job:
-        """Return a strategy on ``world`` ranks as a job; ``batch`` 0: the config's. Raises ``ValueError`` as ``layout``."""
-        names = ("micro_batches", "precision", "checkpointing", "compile", "dropout", "learning_rate", "seed", "shard")
+        """Return a strategy on ``world`` ranks; ``UserError``, with what fits, where it does not. ``batch`` 0: own."""
+        if STRATEGIES[strategy] and world < 2:
+            raise UserError(f"{strategy} spreads a model over ranks and there is one: set nproc=2 or more")
         layout, seq = self.layout(strategy, world), self.seq_len or min(self.shape.positions, 512)
-        same = {name: getattr(self, name) for name in names}
-        return Job(self.shape, strategy, layout, schedule, batch or self.batch_size, seq, scaling=scaling, **same)
-
-    def obstacle(self, strategy: str, schedule: str, world: int, batch: int = 0) -> str:
-        """Return why a strategy does not fit, with the nearest valid choice; '' where it does. ``batch`` 0: the config's."""
-        axes, kind = STRATEGIES[strategy].axes, f"{strategy} on {world} ranks"
-        if axes and world < 2:
-            return f"{strategy} spreads a model over ranks and there is one: set nproc=2 or more"
-        try:
-            job = self.job(strategy, schedule, world, batch)
-        except ValueError as error:
-            return str(error)
-        shape, layout, tensor = job.shape, job.layout, job.layout.tensor
-        samples, micro = job.batch // layout.data, self.micro_batches
-        if len(axes) == 2 and layout.data == 1:
-            return f"{kind}: {layout} leaves one copy, {axes[1]} alone: set nproc={2 * world}, or take {axes[1]}"
-        if strategy == "hybrid_sharded" and (world % self.shard or world == self.shard):
-            fitting = _divisor(world, self.shard) if world > 3 else 2
-            return f"{kind}: groups of shard = {self.shard} leave no copies: set shard={fitting} with nproc={max(4, world)}"
-        if lacking := shape.lacks(tensor):
-            others = _models(lambda other: not other.lacks(tensor))
-            return f"{kind}: tensor = {tensor} does not divide {lacking} of {shape.name}: {others}"
-        if shape.tied and (tensor > 1 or layout.pipeline > 1):
-            return f"{kind}: output layer and embedding of {shape.name}, put apart here, share weights: set untie=true"
-        if job.stages > shape.layers:
-            deeper = _models(lambda other: other.layers >= job.stages)
-            return f"{kind}: {job.stages} stages ({schedule}) for {shape.layers} layers of {shape.name}: {deeper}"
-        if job.batch % layout.data:
-            fitting = _multiple(job.batch, layout.data)
-            return f"{kind}: data = {layout.data} does not divide batch_size = {job.batch}: set batch_size={fitting}"
-        if layout.pipeline > 1 and samples % micro:
-            fitting = _divisor(samples, micro)
-            return f"{kind}: micro_batches = {micro} does not divide {samples} samples: set micro_batches={fitting}"
-        if job.rank_stages > 1 and micro % layout.pipeline:
-            fitting = _multiple(micro, layout.pipeline)
-            return f"{kind}: micro_batches = {micro} is no multiple of {schedule}'s ranks: set micro_batches={fitting}"
-        cuts = {"sequence": tensor, "context": 2 * layout.context}.get(strategy, 1)
-        if job.seq % cuts:
-            return f"{kind}: {cuts} parts do not divide seq_len = {job.seq:,}: set seq_len={_multiple(job.seq, cuts)}"
-        return ""
+        names = ("precision", "checkpointing", "compile", "dropout", "learning_rate", "seed")
+        same = {name: getattr(self, name) for name in names} | {"micro_batches": self.micro_batches if schedule else 1}
+        job = Job(self.shape, strategy, layout, schedule, batch or self.batch_size, seq, scaling=scaling, **same)
+        for fault in _faults(job):
+            raise UserError(f"{strategy} on {world} ranks: {fault}")
+        return job
 
     def expected_work(self) -> str:
         """Say what will be trained in which ways, and what a machine is estimated to need for it."""
@@ -187,30 +145,43 @@ class ParallelConfig(BaseConfig):
         ways = ", ".join(self.strategies) or f"what fits of {', '.join(self.chosen)}"
         proofs = "each proved against one device on a narrow model, then " if self.prove else ""
         return (
-            f"{self.model} ({self.shape.parameters:,} parameters) on {self.world_size} rank{'s' * (self.world_size > 1)} "
-            f"by {ways}; {proofs}{self.warmup} + {self.steps} steps of {self.batch_size:,} samples each{expected(self)}"
+            f"{self.model} ({self.shape.parameters:,} parameters) on {counted(self.world_size, 'rank')} by {ways}; "
+            f"{proofs}{self.warmup} + {self.steps} steps of {self.batch_size:,} samples each{expected(self)}"
         )
+
+
+def _faults(job: Job) -> Iterator[str]:
+    """Yield why a job does not fit, each with a choice that does."""
+    axes, shape, tensor, copies = STRATEGIES[job.strategy], job.shape, job.layout.tensor, job.layout.feeds
+    if len(axes) == 2 and getattr(job.layout, axes[0]) == 1:
+        yield f"{job.layout} leaves one copy: set nproc={2 * job.layout.world}"
+    if uneven := shape.uneven(tensor):
+        others = _models(lambda other: not other.uneven(tensor))
+        yield f"tensor = {tensor} does not divide {uneven} of {shape.name}: {others}"
+    if shape.tied and (tensor > 1 or job.layout.pipeline > 1):
+        yield f"output layer and embedding of {shape.name}, put apart here, share weights: set untie=true"
+    if job.stages > shape.layers:
+        deeper = _models(lambda other: other.layers >= job.stages)
+        yield f"{job.stages} stages ({job.schedule}) for {shape.layers} layers of {shape.name}: {deeper}"
+    # Ranks with several stages take micro-batches by the group.
+    group = job.layout.pipeline if job.rank_stages > 1 else 1
+    samples, whole = job.batch // copies, copies * group
+    parts = {"sequence": tensor, "context": 2 * job.layout.context}.get(job.strategy, 1)
+    rules: list[tuple[str, int, str, Callable[[int], bool]]] = [
+        ("batch_size", job.batch, f"a multiple of {whole}", lambda n: n % whole == 0),
+        ("micro_batches", job.micro_batches, f"a divisor of {samples}", lambda n: samples % n == 0),
+        ("micro_batches", job.micro_batches, f"a multiple of {group}", lambda n: samples % n == n % group == 0),
+        ("seq_len", job.seq, f"a multiple of {parts}", lambda n: n % parts == 0),
+    ]
+    for name, value, rule, fits in rules:
+        if not fits(value):
+            yield f"{name} = {value:,} has to be {rule}: set {name}={_nearest(value, fits)}"
 
 
 def _models(fit: Callable[[Shape], bool]) -> str:
     return f"set model to one of {', '.join(name for name, shape in MODELS.items() if fit(shape))}, or fewer ranks"
 
 
-def _divisor(whole: int, wanted: int) -> int:
-    """Return the divisor of ``whole`` nearest to ``wanted``."""
-    fitting = [number for number in range(1, whole + 1) if whole % number == 0]
-    return min(fitting, key=lambda number: (abs(number - wanted), number))
-
-
-def _multiple(value: int, of: int) -> int:
-    """Return the multiple of ``of`` nearest to ``value``, at least ``of``."""
-    return max(of, round(value / of) * of)
-
-
-def _nearest_degrees(inner: dict[str, int], world: int) -> str:
-    """Return degrees whose product is ``world``, as few changed as possible: the inner ones as near as they can be."""
-    fitting = dict[str, int]()
-    for axis, degree in inner.items():
-        fitting[axis] = _divisor(world // math.prod(fitting.values()), degree)
-    every = {"data": world // math.prod(fitting.values()), **fitting}
-    return ",".join(f"{axis}={degree}" for axis, degree in every.items())
+def _nearest(value: int, fits: Callable[[int], bool]) -> int:
+    """Return the number above 0 that fits and is nearest to ``value``."""
+    return next(n for step in itertools.count() for n in (value - step, value + step) if n > 0 and fits(n))

@@ -1,4 +1,4 @@
-"""The largest batch of one device: trials in processes of their own, since one that is too large may take the process with it.
+"""The largest batch of one device: trials in processes of their own, which one that is too large may end.
 
 python -m benchlib.benchmarks.parallel.largest_batch RUN_DIR BATCH BYTES THREADS    # one trial, one line of JSON
 """
@@ -11,39 +11,32 @@ import torch
 
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.proofs import tokens
-from benchlib.benchmarks.parallel.strategies import alone
+from benchlib.benchmarks.parallel.strategies import Way
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.largest import OutOfTime, Trial, in_a_process, run_trial, search, tried
 from benchlib.runtime.measurement import Rank
 
-MOST = 65536
+MAX_BATCH = 65536
 SEARCH_SHARE = 0.4  # of the budget, at most
 
 
 def largest_batch(rank: Rank, limit_bytes: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Search the largest batch on one device. All ranks call it; rank 0 tries and tells the others.
-
-    Return the trials as rows, and what was found for the row of the run.
-    """
+    """Search the largest batch on one device; return trials as rows, and facts. All ranks call it, rank 0 tries."""
+    rank.events.emit("phase", name="batch")
     end, main = time.monotonic() + SEARCH_SHARE * rank.config.budget_s, rank.world.main
 
     def trial(batch: int) -> Trial:
-        kind = "progress" if main else "heartbeat"
+        kind, threads = "progress" if main else "heartbeat", torch.get_num_threads()
         rank.events.emit(kind, phase="batch", done=batch, total=0, unit="samples", step=batch)
-        threads, limit = torch.get_num_threads(), int(limit_bytes)
-        row = in_a_process(__name__, rank.run_dir, batch, limit, threads, end) if main else None
+        row = in_a_process(__name__, rank.run_dir, batch, int(limit_bytes), threads, end) if main else None
         if (row := all_gather_objects(row)[0]) is None:
             raise OutOfTime
         return row
 
-    found = search(trial, MOST)
-    rows = []
-    for row in found.tried:
-        reason = row.pop("reason", "")
-        rows.append(row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), reason) if reason else {}})
-    names = {"largest_batch": found.batch, "too_large_batch": found.below, "search_complete": found.complete}
-    return rows, names
+    found = search(trial, MAX_BATCH)
+    rows = [row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), row["reason"])} for row in found.tried]
+    return rows, {"largest_batch": found.batch, "too_large_batch": found.below, "search_complete": found.complete}
 
 
 def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> Trial:
@@ -51,11 +44,10 @@ def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> Trial:
     device, job = devices.device(config.backend), config.job(batch=batch)
 
     def prepare() -> Callable[[], None]:
-        way = alone(job, device)
-        inputs, targets = (each.to(device) for each in tokens(job, 0))
+        way, inputs = Way(job, device), tokens(job, 0, device)
 
         def step() -> None:
-            way.step(inputs, targets, lambda phase: None)
+            way.step(*inputs)
             way.update()
 
         return step

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchlib.benchmarks.parallel.bottleneck import PARTS, name
+from benchlib.benchmarks.parallel.analysis import PARTS
 from benchlib.core.text import quantity, seconds
 from benchlib.spec.tables import Rows, Table
 
@@ -13,7 +13,7 @@ PHASES = {"forward": "Forward", "backward": "Backward", "weight": "Gradients of 
 
 def waterfall(table: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
     """Draw the parts of a step of the first row, one after the other."""
-    row, left, words = next(iter(table.rows(run)), None), 0.0, list[str]()
+    row, left, words = next(iter(table.whole(run)), None), 0.0, list[str]()
     if row is None:
         return None
     parts = {part: row[f"{part}_part_s"] for part in PARTS}
@@ -23,35 +23,31 @@ def waterfall(table: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: A
         colour = theme.series[COLOURS[part]] if part in COLOURS else theme.muted
         axes.barh(place, 1e3 * parts[part], 0.66, 1e3 * left, color=colour, hatch="///" * (part == "bubble"))
         words.append(f"{seconds(parts[part])}, {parts[part] / step:.0%}")
-        right = left > 0.5 * step
-        on.note(axes, words[-1], (1e3 * (left + parts[part] * (not right)), place), (5 - 10 * right, 0), fontsize=8)
+        inward = left > 0.5 * step
+        on.note(axes, words[-1], (1e3 * (left + parts[part] * (not inward)), place), (5 - 10 * inward, 0), fontsize=8)
         left += parts[part]
     axes.set_xlim(0, 1e3 * step)
     labels = [PARTS[part].removeprefix("the ").capitalize() for part in shown]
     on.label_rows(axes, labels)
     axes.set_xlabel("time of a step (ms)")
-    title = f"{row['model']} {name(row)}: {parts[worst] / step:.0%} of a step is {PARTS[worst]}"
+    title = f"{row['model']} {row['way']}: {parts[worst] / step:.0%} of a step is {PARTS[worst]}"
     title += f"; at most {row['faster_without']:.2f} × without" if worst != "compute" else ""
     alt = "; ".join(map(" ".join, zip(labels, words, strict=True)))
     return on.head(figure, theme, title, f"{alt}.", 62)
 
 
 def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
-    """Draw the roofs of memory and of matrix products, both measured, and the kernel classes of the first row under them."""
+    """Draw the roofs of memory and matrix products, both measured, and the kernels of the first row under them."""
     keys = [row["key"] for row in table.rows(run)][:1]
-    mine = [item for item in kernels.rows(run) if item["key"] in keys and item["flops"] and item["time_s"]]
-    if not mine:
+    drawn = [item for item in kernels.rows(run) if item["key"] in keys and item["flops"] and item["time_s"]]
+    if not drawn:
         return None
-    mine.sort(key=lambda item: -item["time_s"])
+    drawn.sort(key=lambda item: -item["time_s"])
     facts, ends, shares = run.run, list[Any](), list[float]()
     copy, rate = facts["copy_bytes_per_s"], facts["rank_flops"]
-    for place, item in enumerate(mine):
-        x, y, colour = (
-            item["flops"] / item["bytes"],
-            item["flops"] / item["time_s"],
-            theme.series[place % len(theme.series)],
-        )
-        size = 5 + 7 * (item["time_s"] / mine[0]["time_s"]) ** 0.5
+    for item, colour in zip(drawn, theme.series, strict=False):
+        x, y = item["flops"] / item["bytes"], item["flops"] / item["time_s"]
+        size = 5 + 7 * (item["time_s"] / drawn[0]["time_s"]) ** 0.5
         axes.plot([x], [y], "o", color=colour, markersize=size, alpha=0.85)
         shares.append(y / min(rate, x * copy))
         # What is far above the roof of memory had its data in caches.
@@ -60,9 +56,7 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figur
     knee, intensities = rate / copy, [end.x for end in ends]
     low, high = min(0.5 * knee, *intensities) / 3, max(4 * knee, *intensities) * 3
     axes.plot([low, knee, high], [low * copy, rate, rate], color=theme.text, linewidth=1.6)
-    for precision, value in {"fp32": facts["rank_flops_fp32"], facts["precision"]: rate}.items():
-        axes.plot([value / copy, high], [value, value], color=theme.muted, linewidth=1, linestyle=on.DASHED)
-        on.note(axes, f"{precision} {quantity(value, 'FLOP/s')}", (high, value), (-4, 5), fontsize=8)
+    on.note(axes, f"{facts['precision']} {quantity(rate, 'FLOP/s')}", (high, rate), (-4, 5), fontsize=8)
     on.note(axes, f"memory {quantity(copy / 1e9, 'GB/s')}", (0.3 * knee, 0.3 * rate), (-6, 4), fontsize=8)
     axes.set(xscale="log", yscale="log", xlim=(low, high))
     axes.set_ylim(min(low * copy, *(end.y for end in ends)) / 4, 4 * max(rate, *(end.y for end in ends)))
@@ -70,7 +64,7 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figur
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e9:,.3g}")
     axes.minorticks_off()
     on.name_ends(axes, theme, ends)
-    title = f"{mine[0]['class']} kernels take most of the time and reach {shares[0]:.0%} of their roof"
+    title = f"{drawn[0]['class']} kernels take most of the time and reach {shares[0]:.0%} of their roof"
     alt = "; ".join(f"{quantity(end.y, 'FLOP/s')}: {' '.join(end.words.split())}" for end in ends)
     return on.finish(figure, axes, theme, title, "operational intensity (FLOP per byte)", "GFLOP/s of a rank", alt, 40)
 
@@ -78,25 +72,26 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figur
 def stages(table: Table, steps: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
     """Draw one step of a pipeline: which micro-batch each rank works on and when; what is empty is the bubble."""
     # A pipeline alone before a hybrid.
-    piped = sorted((row for row in table.rows(run) if row["schedule"]), key=lambda row: row["strategy"] != "pipeline")
-    own = [row for row in steps.rows(run) if piped and row["key"] == piped[0]["key"]]
-    if not own:
+    piped = sorted((row for row in table.whole(run) if row["schedule"]), key=lambda row: row["strategy"] != "pipeline")
+    passes = [row for row in steps.rows(run) if piped and row["key"] == piped[0]["key"]]
+    if not passes:
         return None
-    ranks, span = sorted({row["rank"] for row in own}), 1e3 * max(row["end_s"] for row in own)
-    colours, labelled = dict(zip(PHASES, theme.series, strict=False)), set[str]()
-    for row in own:
-        place, begin, width = ranks.index(row["rank"]), 1e3 * row["start_s"], 1e3 * (row["end_s"] - row["start_s"])
-        phase = "backward" if row["phase"] == "input" else row["phase"]
-        looks: Any = {"color": colours[phase], "edgecolor": theme.card, "linewidth": 0.8}
-        axes.barh(place, width, 0.7, begin, **looks, label=None if phase in labelled else PHASES[phase])
-        labelled.add(phase)
-        if width > 0.03 * span:
-            centre: Any = {"ha": "center", "va": "center", "color": theme.card, "fontsize": 7.5}
-            axes.text(begin + width / 2, place, str(row["micro_batch"]), **centre)
+    ranks, span = sorted({row["rank"] for row in passes}), 1e3 * max(row["end_s"] for row in passes)
+    for phase, colour in zip(PHASES, theme.series, strict=False):
+        drawn = [row for row in passes if row["phase"].replace("input", "backward") == phase]
+        if drawn:
+            places, begins = [ranks.index(row["rank"]) for row in drawn], [1e3 * row["start_s"] for row in drawn]
+            widths = [1e3 * (row["end_s"] - row["start_s"]) for row in drawn]
+            looks: Any = {"color": colour, "edgecolor": theme.card, "linewidth": 0.8, "label": PHASES[phase]}
+            bars = axes.barh(places, widths, 0.7, begins, **looks)
+            numbers = [
+                str(row["micro_batch"]) * (width > 0.03 * span) for row, width in zip(drawn, widths, strict=True)
+            ]
+            axes.bar_label(bars, numbers, label_type="center", color=theme.card, fontsize=7.5)
     on.label_rows(axes, [f"rank {rank}" for rank in ranks])
     axes.set(xlabel="time of a step (ms); numbers: micro-batches", xlim=(0, span))
     figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
-    title = f"{name(piped[0])}: the bubble is {piped[0]['bubble_share']:.0%} of the step"
+    title = f"{piped[0]['way']}: the bubble is {piped[0]['bubble_share']:.0%} of the step"
     return on.head(
-        figure, theme, title, f"{len(own)} bars: micro-batches on {len(ranks)} ranks by phase; gaps: idle time."
+        figure, theme, title, f"{len(passes)} bars: micro-batches on {len(ranks)} ranks by phase; gaps: idle time."
     )

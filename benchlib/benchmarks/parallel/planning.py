@@ -1,24 +1,22 @@
-"""Estimates in words: what a dry run says of a machine, by name of ``params/machines`` or file, with ``:NODES`` for several of them."""
+"""Estimates in words: what a dry run says of a machine, by name of ``params/machines`` or file, with ``:NODES``."""
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from benchlib.benchmarks.parallel.estimate import Rates, Time, memory, step_time
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job
+from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.text import quantity, seconds
 from benchlib.judge.presets import Preset, names, preset
 
 HERE = "this"  # the preset that `benchlib machine init` writes
-COLUMNS = "strategy,layout,memory a device,fits,step at least,compute,memory-bound,communication,exposed,bubble,samples/s at most"
 Estimate = tuple[Job, float, Time]  # with the bytes of the fullest device
 
 
 def machine(text: str) -> Preset:
-    """Return the machine of ``NAME`` or ``NAME:NODES``; ``UserError`` where there is none, or where its nodes are not joined."""
+    """Return the machine of ``NAME`` or ``NAME:NODES``; ``UserError`` for none, or for nodes that are not joined."""
     name, sign, nodes = text.partition(":")
     chosen = preset(name)
     if not sign:
@@ -35,19 +33,18 @@ def expected(config: Any) -> str:
     name = config.machine or (HERE if HERE in names() else "")
     if not name:
         return ""
-    there = machine(name)
-    world, rates = there.world if config.machine else config.world_size, Rates.of_preset(there, config.precision)
-    job, (possible, lacking) = config.job(), estimates(config, rates, world)
+    there, job = machine(name), config.job()
+    world = there.world if config.machine else config.world_size
+    possible, lacking = estimates(config, Rates.of_preset(there, job.precision), world)
+    capacity, (_, peak) = 1e9 * there.memory_gb.value, there.peak_flops(job.precision)
+    note = "" if peak == job.precision else f"; it has no {job.precision} peak: {peak} is taken"
     lines = [
         f"estimates for {name} ({there.description}), devices: {world}; nothing was measured; "
-        f"times are lower bounds from the peaks below{rates.note}",
-        "",
-        f"{job.shape.name}, {job.shape.parameters:,} parameters, {job.batch:,} samples of {job.seq:,} tokens a step, "
-        f"{job.precision}{', checkpointing' * job.checkpointing}",
-        *_table(possible, rates.memory_bytes),
+        f"times are lower bounds from the peaks below{note}",
+        f"{job.batch:,} samples of {job.seq:,} tokens a step, {job.precision}{', checkpointing' * job.checkpointing}",
+        *_table(possible, capacity),
         *(f"not possible: {why}" for why in lacking),
-        choice(possible, rates.memory_bytes),
-        "",
+        *([_choice(possible, capacity)] if possible else []),
         "sources of the peaks:",
         *(f"  {what} {given.value:,.6g}: {given.kind}, {given.source}" for what, given in there.sources.items()),
     ]
@@ -58,20 +55,18 @@ def estimates(config: Any, rates: Rates, world: int) -> tuple[list[Estimate], li
     """Return the estimates of all strategies that fit a world, and why others do not."""
     possible, lacking = list[Estimate](), list[str]()
     for name, schedule in config.ways(config.strategies or (STRATEGIES if config.machine else config.chosen)):
-        ranks = world if STRATEGIES[name].axes else 1
-        if why := config.obstacle(name, schedule, ranks):
-            lacking.append(why)
+        try:
+            job = config.job(name, schedule, world if STRATEGIES[name] else 1)
+        except UserError as error:
+            lacking.append(str(error))
         else:
-            job = config.job(name, schedule, ranks)
             possible.append((job, sum(memory(job).values()), step_time(job, rates)))
     return possible, lacking
 
 
-def choice(possible: list[Estimate], capacity: float) -> str:
+def _choice(possible: list[Estimate], capacity: float) -> str:
     """Say which strategy the estimates prefer: the fastest that fits, and whether one device does not."""
     fitting = [item for item in possible if item[1] <= capacity]
-    if not possible:
-        return "estimate: none can be compared"
     if not fitting:
         job, need, _ = min(possible, key=lambda item: item[1])
         return (
@@ -85,13 +80,16 @@ def choice(possible: list[Estimate], capacity: float) -> str:
 
 
 def _table(possible: list[Estimate], capacity: float) -> list[str]:
-    table = Table(*COLUMNS.split(","), box=box.SIMPLE_HEAD)
+    rows = []
     for job, need, time in possible:
-        parts = (time.step_s, time.compute_s, time.elementwise_s + time.optimizer_s, time.comm_s, time.exposed_s)
-        cells = [seconds(part) if part else "0" for part in (*parts, time.bubble_s)]
-        way = (f"{job.strategy} {job.schedule}", f"{job.layout}", quantity(need / 1e9, "GB"))
-        table.add_row(*way, "yes" if need <= capacity else "no", *cells, f"{job.batch / time.step_s:,.4g}")
+        times = {"step at least": time.step_s, "compute": time.compute_s}
+        times |= {"memory-bound": time.elementwise_s + time.optimizer_s, "communication": time.comm_s}
+        times |= {"exposed": time.exposed_s, "bubble": time.bubble_s}
+        row = {"strategy": f"{job.strategy} {job.schedule}", "layout": str(job.layout)}
+        row |= {"memory a device": quantity(need / 1e9, "GB"), "fits": "yes" if need <= capacity else "no"}
+        row |= {part: seconds(value) if value else "0" for part, value in times.items()}
+        rows.append(row | {"samples/s at most": f"{job.batch / time.step_s:,.4g}"})
     console = Console(width=200, no_color=True)
     with console.capture() as shown:
-        console.print(table)
-    return [line.rstrip() for line in shown.get().splitlines() if line.strip()]
+        console.print(terminal.table(rows))
+    return [line.rstrip() for line in shown.get().splitlines()]

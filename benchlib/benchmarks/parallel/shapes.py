@@ -1,11 +1,11 @@
-"""Shapes of transformers and of device meshes, the ways to spread one over the other, and a job: plain values and arithmetic.
+"""Shapes of transformers and of device meshes, the ways to spread one over the other, and a job: plain arithmetic.
 
-h hidden, f feed-forward, L layers, V vocabulary, S tokens of a sequence, B sequences, k the width of the keys of all heads. A
-multiply-add counts as two operations, a training step as three forward passes; a causal mask is not deducted and embeddings
-are look-ups (PaLM, appendix B).
+h hidden, f feed-forward, k the width of all keys. A multiply-add counts as two operations, a training step as three
+forward passes; a causal mask is not deducted and embeddings are look-ups (PaLM, appendix B).
 """
 
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 
@@ -34,25 +34,29 @@ class Shape:
         return self.hidden // self.heads * self.kv_heads
 
     @property
-    def ffn_matrices(self) -> int:
-        """Matrices of a feed-forward part."""
-        return 3 if self.gated else 2
+    def ffn_inputs(self) -> int:
+        """Width of all that the feed-forward part makes of hidden states: f, or 2f of a gated one."""
+        return self.ffn * (2 if self.gated else 1)
 
     @property
     def matrices(self) -> int:
         """Parameters of one layer's matrices: ``2h² + 2hk`` of attention, and those of the feed-forward part."""
-        return self.hidden * (2 * self.hidden + 2 * self.kv_width + self.ffn_matrices * self.ffn)
+        return self.hidden * (2 * self.hidden + 2 * self.kv_width + self.ffn_inputs + self.ffn)
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one norm."""
         return self.hidden * (2 if self.norm == "layer" else 1)
 
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head gives for a token: of an encoder the scores of a span's start and end."""
+        return 2 if self.kind == "encoder" else self.vocabulary
+
     def layer_parameters(self, tensor: int = 1) -> int:
-        """Parameters of one layer on one of ``tensor`` ranks: they cut matrices and the biases of columns, the rest is whole."""
-        h, f, cut, whole = self.hidden, self.ffn, self.matrices, 2 * self.norm_parameters
+        """Parameters of a layer on one of ``tensor`` ranks, which cut matrices and the biases of columns."""
+        cut, whole = self.matrices, 2 * self.norm_parameters
         if self.biases:
-            cut, whole = cut + h + 2 * self.kv_width + (self.ffn_matrices - 1) * f, whole + 2 * h
+            cut, whole = (cut + self.hidden + 2 * self.kv_width + self.ffn_inputs, whole + 2 * self.hidden)
         return cut // tensor + whole
 
     def embedding_parameters(self, tensor: int = 1) -> int:
@@ -61,7 +65,7 @@ class Shape:
         return self.hidden * rows + (2 * self.hidden + self.norm_parameters if self.kind == "encoder" else 0)
 
     def head_parameters(self, tensor: int = 1) -> int:
-        """Parameters behind the layers: a norm and the vocabulary's matrix, of an encoder two outputs for a span."""
+        """Parameters behind the layers: a norm and the vocabulary's matrix, of an encoder two outputs with biases."""
         if self.kind == "encoder":
             return 2 * self.hidden + 2
         return self.norm_parameters + (0 if self.tied else self.hidden * self.vocabulary // tensor)
@@ -71,17 +75,12 @@ class Shape:
         """All parameters, a tied matrix once."""
         return self.embedding_parameters() + self.layers * self.layer_parameters() + self.head_parameters()
 
-    @property
-    def outputs(self) -> int:
-        """Numbers that the head gives for a token."""
-        return 2 if self.kind == "encoder" else self.vocabulary
-
     def step_flops(self, batch: int, seq: int) -> float:
         """FLOPs of a training step on ``batch`` sequences; what checkpointing computes twice is not counted."""
         products = 2.0 * seq * (self.layers * self.matrices + self.hidden * self.outputs)
         return 3 * batch * (products + 4.0 * self.layers * seq**2 * self.hidden)
 
-    def lacks(self, tensor: int) -> str:
+    def uneven(self, tensor: int) -> str:
         """Return the first of its sizes that ``tensor`` ranks cannot share evenly; '' where they can share all."""
         sizes = ("heads", "kv_heads", "ffn", "vocabulary")
         return next((f"{name} = {getattr(self, name):,}" for name in sizes if getattr(self, name) % tensor), "")
@@ -107,50 +106,42 @@ MODELS: dict[str, Shape] = {shape.name: shape for shape in _SHAPES}
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of a device mesh."""
+    """Degrees of a device mesh, the outermost first: copies, ranks that share one by FSDP2, and so on."""
 
     data: int = 1
-    tensor: int = 1
+    shard: int = 1
     pipeline: int = 1
+    tensor: int = 1
     context: int = 1
 
     @property
     def world(self) -> int:
-        """Ranks: the product of the degrees."""
-        return self.data * self.tensor * self.pipeline * self.context
+        return math.prod(vars(self).values())
+
+    @property
+    def feeds(self) -> int:
+        """Among how many a batch is divided: copies, and the ranks that share one."""
+        return self.data * self.shard
 
     def __str__(self) -> str:
         return " x ".join(f"{axis} {degree}" for axis, degree in vars(self).items() if degree > 1) or "one device"
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """``axes`` of the mesh it takes, outermost first; how it treats copies of the model (``copies``), and what it is."""
-
-    axes: tuple[str, ...]
-    copies: Literal["", "ddp", "replicate", "shard", "direct", "hybrid"]
-    about: str
-
-
-STRATEGIES: dict[str, Strategy] = {
-    "single": Strategy((), "", "one device"),
-    "data": Strategy(("data",), "ddp", "a copy on each device, gradients averaged (DDP)"),
-    "sharded": Strategy(("data",), "shard", "weights, gradients and optimizer cut over the devices (FSDP2)"),
-    "sharded_direct": Strategy(("data",), "direct", "FSDP2 with the kit's own all-gather and reduce-scatter"),
-    "hybrid_sharded": Strategy(
-        ("data",), "hybrid", "FSDP2 within groups of `shard` devices, copies between them (HSDP)"
-    ),
-    "tensor": Strategy(("tensor",), "", "each matrix cut by columns or rows (DTensor)"),
-    "sequence": Strategy(
-        ("tensor",), "", "tensor parallel, and between the products each device has a part of the tokens"
-    ),
-    "context": Strategy(("context",), "replicate", "each device has a part of the tokens, keys and values go round"),
-    "pipeline": Strategy(("pipeline",), "", "each device has some layers, micro-batches flow through"),
-    "data_tensor": Strategy(("data", "tensor"), "replicate", "copies of a tensor-parallel model"),
-    "sharded_tensor": Strategy(("data", "tensor"), "shard", "FSDP2 over tensor-parallel groups"),
-    "data_pipeline": Strategy(("data", "pipeline"), "replicate", "copies of a pipeline"),
-    "sharded_pipeline": Strategy(("data", "pipeline"), "shard", "pipelines whose stages are cut by FSDP2"),
-    "data_tensor_pipeline": Strategy(("data", "pipeline", "tensor"), "replicate", "all three"),
+STRATEGIES: dict[str, tuple[str, ...]] = {  # the axes of the mesh that each takes, the outermost first
+    "single": (),
+    "data": ("data",),  # a copy on each rank, gradients averaged (DDP)
+    "sharded": ("shard",),  # weights, gradients and optimizer cut over the ranks (FSDP2)
+    "sharded_direct": ("shard",),  # with the kit's own all-gather and reduce-scatter
+    "hybrid_sharded": ("data", "shard"),  # copies, each cut over some ranks (HSDP)
+    "tensor": ("tensor",),  # each matrix cut by columns or rows (DTensor)
+    "sequence": ("tensor",),  # and between the products each rank has a part of the tokens
+    "context": ("context",),  # each rank has a part of the tokens, keys and values go round
+    "pipeline": ("pipeline",),  # each rank has some layers, micro-batches flow through
+    "data_tensor": ("data", "tensor"),
+    "sharded_tensor": ("shard", "tensor"),
+    "data_pipeline": ("data", "pipeline"),
+    "sharded_pipeline": ("shard", "pipeline"),
+    "data_tensor_pipeline": ("data", "pipeline", "tensor"),
 }
 # Schedules of pipelines: stages of a rank, and the class of torch.distributed.pipelining.
 SCHEDULES: dict[str, tuple[int, str]] = {
@@ -165,8 +156,8 @@ SCHEDULES: dict[str, tuple[int, str]] = {
 class Job:
     """One model spread in one way, and the work of its steps: what is estimated, proved and measured.
 
-    ``batch`` is of all ranks. ``scaling`` is empty for a row of its own, else strong or weak. ``shard`` ranks share a copy in
-    ``hybrid_sharded``. ``weights`` is their type. ``repeats`` exchanges are planted beside each of DDP's.
+    ``batch`` is of all ranks; ``schedule`` and ``micro_batches`` are of a pipeline. ``scaling`` is empty for a row of
+    its own, else strong or weak. ``weights`` is their type. ``repeats`` exchanges are planted beside each of DDP's.
     """
 
     shape: Shape
@@ -175,42 +166,29 @@ class Job:
     schedule: str = ""
     batch: int = 8
     seq: int = 64
-    micro_batches: int = 4
+    micro_batches: int = 1
     precision: str = "fp32"
     checkpointing: bool = False
     compile: bool = False
     dropout: float = 0.0
     learning_rate: float = 1e-3
     seed: int = 0
-    shard: int = 2
     scaling: str = ""
     weights: Literal["fp32", "fp64"] = "fp32"
     repeats: int = 0
 
     @property
     def key(self) -> str:
-        """The name of its row."""
         words = [self.shape.name, self.strategy, self.schedule, self.scaling, str(self.layout) if self.scaling else ""]
         return " ".join(word for word in words if word)
 
     @property
-    def copies(self) -> str:
-        """How copies of the model are kept alike, see ``Strategy.copies``."""
-        return STRATEGIES[self.strategy].copies
-
-    @property
-    def cut(self) -> bool:
-        """Whether FSDP2 cuts weights, gradients and optimizer."""
-        return self.copies in ("shard", "direct", "hybrid")
-
-    @property
-    def parts(self) -> int:
-        """Micro-batches of a step; 1 without a pipeline."""
-        return self.micro_batches if self.layout.pipeline > 1 else 1
+    def width_bytes(self) -> int:
+        """Bytes of a value of the activations."""
+        return 2 if self.precision == "bf16" else 4
 
     @property
     def rank_stages(self) -> int:
-        """Stages of a rank."""
         return SCHEDULES[self.schedule][0] if self.schedule else 1
 
     @property
@@ -226,7 +204,7 @@ class Job:
     @property
     def tokens(self) -> float:
         """Tokens of a step that a rank works on."""
-        return self.batch / self.layout.data * self.seq / self.layout.context
+        return self.batch / self.layout.feeds * self.seq / self.layout.context
 
     @property
     def flops(self) -> float:
@@ -235,22 +213,21 @@ class Job:
 
     def alone(self, **changes: Any) -> "Job":
         """Return the same work on one device, with changes."""
-        return replace(self, **{"strategy": "single", "layout": Layout(), "schedule": "", **changes})
+        single: dict[str, Any] = {"strategy": "single", "layout": Layout(), "schedule": "", "micro_batches": 1}
+        return replace(self, **single | changes)
 
     def narrow(self) -> "Job":
-        """Return a job of the same kind whose model is so narrow that it is proved in no time and has hardly any products."""
-        shape, layout = self.shape, self.layout
-        heads = 2 * layout.tensor
-        own = replace(shape, hidden=8 * heads, ffn=16 * heads, heads=heads, vocabulary=24 * layout.tensor)
-        positions = 8 * max(layout.tensor, layout.context)
-        groups = heads if shape.kv_heads == shape.heads else layout.tensor
-        own = replace(own, kv_heads=groups, layers=2 * layout.pipeline, positions=positions)
-        return replace(self, shape=own, batch=layout.data * self.micro_batches, seq=positions)
+        """Return a job of the same kind whose model is so narrow that it has hardly any products and is soon proved."""
+        shape, layout, t = self.shape, self.layout, self.layout.tensor
+        seq, kv_heads = 8 * max(t, layout.context), 2 * t if shape.kv_heads == shape.heads else t
+        widths = {"hidden": 16 * t, "ffn": 32 * t, "heads": 2 * t, "kv_heads": kv_heads, "vocabulary": 24 * t}
+        own = replace(shape, layers=2 * layout.pipeline, positions=seq, **widths)  # type: ignore[arg-type]
+        samples = self.micro_batches if self.schedule else 4
+        return replace(self, shape=own, batch=layout.feeds * samples, seq=seq)
 
     def row(self) -> dict[str, Any]:
         """Return the part of its row that is known before anything runs."""
-        names = ("key", "strategy", "schedule", "scaling", "precision", "checkpointing", "compile", "flops")
-        micro = self.micro_batches if self.schedule else 1
-        known = {"batch_size": self.batch, "seq_len": self.seq, "micro_batches": micro, "obstacle": ""}
-        known |= {"model": self.shape.name, "parameters": self.shape.parameters, "world": self.layout.world}
-        return {name: getattr(self, name) for name in names} | known | asdict(self.layout)
+        names = "key strategy schedule scaling micro_batches precision checkpointing compile flops"
+        row = {name: getattr(self, name) for name in names.split()} | vars(self.layout)
+        row |= {"model": self.shape.name, "parameters": self.shape.parameters, "world": self.layout.world}
+        return row | {"batch_size": self.batch, "seq_len": self.seq, "status": "ok", "obstacle": "", "why": {}}

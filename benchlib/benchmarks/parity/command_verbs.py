@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.markup import escape
 
-from benchlib.benchmarks.parity import golden, matrix, publish
+from benchlib.benchmarks.parity import golden
+from benchlib.benchmarks.parity import merge as results
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.benchmarks.parity.matrix import read_file
 from benchlib.commands import run
 from benchlib.commands.run import console, shown
 from benchlib.config.schema import parse_overrides
@@ -95,7 +95,7 @@ def verify(
     _print_golden(folder, manifest, describe(planned.probe))
     outcome = run.run_one(planned, store)
     code = _exit_code(outcome, store)
-    rows = [row for _, row in matrix.collect([Run(outcome.run_dir)]).rows] if code == EXIT_PASS else []
+    rows = results.read_run(Run(outcome.run_dir))[0] if code == EXIT_PASS else []
     missed = strict and not _compared(rows, planned.config.members)
     return EXIT_NOTHING_TO_COMPARE if code == EXIT_PASS and missed else code
 
@@ -105,14 +105,14 @@ def _exit_code(outcome: run.Outcome, store: Path) -> int:
     return outcome.exit_code() if outcome.interrupted else index or outcome.exit_code()
 
 
-def _compared(rows: Sequence[Any], named: Sequence[str]) -> bool:
+def _compared(rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> bool:
     """Whether all gated members were compared; one that compiles or exports needs what is optional, and counts if ``named``.
 
     Baselines do not count: the golden folder is what there is to compare with.
     """
-    rows = [row for row in rows if row.gates]
-    needed = [row for row in rows if row.member in named or row.member not in MEMBERS or not MEMBERS[row.member].slow]
-    return bool(needed) and all(row.outcome in ("PASS", "FAIL") for row in needed)
+    optional = {name for name, member in MEMBERS.items() if member.slow} - set(named)
+    needed = [row for row in rows if row["gates"] and row["member"] not in optional]
+    return bool(needed) and all(row["outcome"] in ("PASS", "FAIL") for row in needed)
 
 
 def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]:
@@ -142,8 +142,7 @@ def _publish(made: Path, target: Path, weights: bool) -> None:
     manifest = golden.manifest(made)
     if not weights:
         (made / golden.WEIGHTS).unlink(missing_ok=True)
-        fields = ("model", "inputs_sha256", "cases", "work", "environment")
-        manifest = golden.write(made, **{name: manifest[name] for name in fields})
+        manifest = golden.write(made, manifest)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _move(made, target)
@@ -221,52 +220,40 @@ def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) 
 
     Without sources all parity runs of ``outputs/`` are taken. Raises ``UserError`` where there is nothing at all.
     """
-    folder = to or matrix.committed()
-    kept, damaged = _read_kept(folder)
-    default = [path for path in (outputs(),) if path.is_dir()]
+    folder = to or results.committed()
+    before, damaged = list[Any](), dict[str, str]()
+    for path in (path for backend in BACKENDS if (path := folder / backend / results.FILE).exists()):
+        try:
+            before += results.read_file(path)
+        except UserError as error:
+            damaged[path.parent.name] = str(error).replace(str(path), f"{path.parent.name}/{path.name}")
     try:
-        fresh = matrix.collect(sources or default, machine)
+        fresh = results.collect(sources or [path for path in (outputs(),) if path.is_dir()], machine)
     except UserError:
-        if sources or not (kept or damaged):
+        if sources or not (before or damaged):
             raise
-        fresh = matrix.Merged(())
-    left_out = (*damaged.values(), *fresh.left_out)
-    merged = matrix.newest([*fresh.results, *kept], left_out, fresh.uncounted)
-    if not (merged.results or merged.left_out or merged.uncounted):
+        fresh = results.newest([])
+    merged = results.newest([*fresh.rows, *before], [*damaged.values(), *fresh.left_out], fresh.uncounted)
+    if not (merged.rows or merged.left_out or merged.uncounted):
         raise UserError("no parity results yet: run `benchlib run parity` first")
     check_place(folder)
-    written = publish.write(merged, folder, untouched=damaged)
-    console.print(publish.page(merged), markup=False, soft_wrap=True)
+    written = results.write(merged, folder, untouched=damaged)
+    console.print(results.page(merged), markup=False, soft_wrap=True)
     for sentence in merged.uncounted:
         console.print(f"[yellow]not counted[/]  {escape(sentence)}", soft_wrap=True)
     for backend in damaged:
-        console.print(
-            f"[red]not written[/]  {shown(folder / backend / publish.FILE)} is damaged: restore or remove it, then merge again",
-            soft_wrap=True,
-        )
+        path = folder / backend / results.FILE
+        console.print(f"[red]not written[/]  {shown(path)} is damaged: restore or remove it, then merge again")
     console.print("written: " + ", ".join(shown(path) for path in written), soft_wrap=True)
     return _merge_code(merged, strict)
 
 
-def _read_kept(folder: Path) -> tuple[list[Any], dict[str, str]]:
-    """Return the results that lie in the folder already, and for each backend whose file is damaged the reason."""
-    kept, damaged = [], {}
-    for backend in BACKENDS:
-        path = folder / backend / publish.FILE
-        if path.exists():
-            try:
-                kept += read_file(path)
-            except UserError as error:
-                damaged[backend] = str(error)
-    return kept, damaged
-
-
-def _merge_code(merged: matrix.Merged, strict: bool) -> int:
+def _merge_code(merged: results.Merged, strict: bool) -> int:
     """Return 0 once all is written, 2 where something was left out as damaged.
 
     With ``strict`` also 1 where a gated result fails, which counts before 2, and 3 where nothing was compared.
     """
-    words = [row.outcome for _, row in merged.rows if row.gates]
+    words = [row["outcome"] for row in merged.rows if row["gates"]]
     if strict and "FAIL" in words:
         return EXIT_FAIL
     if merged.left_out:

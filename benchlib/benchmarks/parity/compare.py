@@ -1,420 +1,322 @@
-"""Two recordings compared: what each quantity differs by, whether that is within its tolerance, and where it sits.
+"""Two recordings compared: a row for each difference, with its limit and where it sits.
 
-It reads files and computes no model, so a recording from another machine is compared as one from this one. Activations
-and gradients are measured by the L2 norm of the difference, relative to the reference's: a single number of a tensor that
-is neither blind to scale, as a cosine is, nor ruled by its one worst element.
+It reads files and computes no model, so a recording from another machine is compared as one from this one. Logits count
+only at positions that the input's attention mask counts as text; what a model answers for padding does not matter as
+long as it is finite. Activations and gradients are measured by the L2 norm of the difference, relative to the
+reference's: a single number of a tensor that is neither blind to scale, as a cosine is, nor ruled by its one worst element.
+
+Letters: B rows, S positions, T positions of the dev set in a line.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from benchlib.benchmarks.parity import logits, tolerances
-from benchlib.benchmarks.parity.config import Member
-from benchlib.benchmarks.parity.logits import Case
-from benchlib.benchmarks.parity.recording import Recording, count_nonfinite
-from benchlib.benchmarks.parity.tolerances import FAIL, GRADIENT_FLOOR, NOT_COMPARED, PASS, Judge, Row, Tolerance
-from benchlib.workloads import distances
+from benchlib.benchmarks.parity import recording
+from benchlib.benchmarks.parity.recording import Arrays, Recording
+from benchlib.core.errors import UserError
+from benchlib.workloads import numerics
+from benchlib.workloads.executors import Member
+from benchlib.workloads.numerics import Limit, max_abs, one_minus_cosine, relative_l2
 
-Arrays = Mapping[str, np.ndarray]
+HEADS = ("start", "end")
+# A parameter's difference is measured against its gradient's norm, but never against less than this share of the norm of
+# all gradients, about that of a small tensor: a key's bias has none (softmax does not see what it adds to a whole row),
+# only what rounding left of sums whose terms are of that size.
+GRADIENT_FLOOR = 1e-2
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What came of one member: its outcome with the reason, its quantities, and the tables behind them by name."""
+class Reference:
+    """What members are compared with: the reference, the truth where there is one, the masks of the golden inputs.
 
-    member: str
-    outcome: str
-    reason: str
-    rows: tuple[Row, ...] = ()
-    tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-
-def compare(
-    reference: Recording | None,
-    candidate: Recording | None,
-    truth: Recording | None,
-    inputs: Mapping[str, np.ndarray],
-    member: Member,
-    f1: tuple[float, float] | None = None,
-    questions: int = 0,
-    ease: bool = True,
-) -> Comparison:
-    """Compare ``candidate``, recorded by ``member``, with ``reference``; without one of them nothing is compared.
-
-    ``inputs`` are the golden inputs: their attention masks say which positions count. ``f1`` are the reference's and the
-    candidate's F1 on the dev set of ``questions`` questions. ``truth`` says how far both are from it. Without ``ease`` the
-    limits of logits are those of the table, whatever their size.
+    ``errors`` is how far the reference is from the truth by case, where that is a number.
     """
-    if reference is None or candidate is None:
-        return Comparison(
-            member.name, NOT_COMPARED, f"there is no recording of the {'reference' if reference is None else 'member'}"
-        )
-    fault = _not_of_one_kind(reference, candidate)
-    if fault:
-        return Comparison(member.name, NOT_COMPARED, fault)
-    judge = Judge(member, candidate.meta["backend"], reference.meta["backend"], ease)
-    sides = Sides(reference, candidate, truth, inputs, judge)
-    rows = (
-        _finite(sides),
-        *_logits(sides),
-        _loss(sides),
-        _gradients(sides),
-        _curve(sides),
-        _layers(sides),
-        _repeats(sides),
-        _invariance(sides, tolerances.BATCH, "batch_max_abs"),
-        _invariance(sides, tolerances.PADDING, "padding_max_abs"),
-        _f1(sides, f1, questions),
-    )
-    outcome, reason = _outcome(rows)
-    return Comparison(member.name, outcome, reason, rows, sides.tables)
+
+    recording: Recording
+    truth: Recording | None
+    inputs: Arrays
+    errors: Mapping[str, float]
+
+    @classmethod
+    def of(cls, recording: Recording, truth: Recording | None, inputs: Arrays) -> "Reference":
+        return cls(recording, truth, inputs, from_truth(recording.outputs, truth, inputs))
 
 
-def _not_of_one_kind(reference: Recording, candidate: Recording) -> str:
-    if reference.folder.resolve() == candidate.folder.resolve():
-        return "this is the reference itself: there is nothing to compare it with"
-    for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
-        if reference.meta[name] != candidate.meta[name]:
-            return (
-                f"other {what}: {candidate.meta[name][:12]}, the reference has {reference.meta[name][:12]}; "
-                "the results are not comparable"
-            )
-    return ""
+def cases(outputs: Arrays) -> list[str]:
+    """Return the cases that outputs hold."""
+    return sorted({key.rpartition("/")[0] for key in outputs})
 
 
-def _outcome(rows: tuple[Row, ...]) -> tuple[str, str]:
-    """Return the outcome of a member: FAIL if one quantity that decides fails, PASS only if its logits were compared."""
-    deciding = [row for row in rows if row.quantity not in tolerances.LOCATES]
-    failed = [row for row in deciding if row.status == FAIL]
-    if failed:
-        return FAIL, "; ".join(_sentence(row) for row in failed)
-    skipped = [row for row in deciding if row.quantity in (tolerances.LOGITS, tolerances.COSINE) and row.status != PASS]
-    if skipped:
-        return NOT_COMPARED, skipped[0].reason
-    return PASS, ""
+def attended(inputs: Arrays, case: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return which positions of a case are compared (bool, of ``shape``); all of what is stored without padding.
+
+    Raises ``UserError`` where inputs and outputs of a golden folder are of different shapes.
+    """
+    mask = inputs.get(f"{case}/attention_mask")
+    if mask is None:
+        return np.ones(shape, dtype=bool)
+    if mask.shape != shape:
+        raise UserError(f"{case}: logits of shape {shape}, inputs of {mask.shape}: not of one golden folder")
+    return mask == 1
 
 
-def _sentence(row: Row) -> str:
-    value = "" if row.value is None else f" {row.value:.3g} instead of {row.limit_text}"
-    where = f" ({row.worst})" if row.worst and row.worst not in row.reason else ""
-    return f"{row.quantity}{value}{where}" + (f": {row.reason}" if row.reason else "")
+def from_truth(outputs: Arrays, truth: Recording | None, inputs: Arrays) -> dict[str, float]:
+    """Return by case how far outputs are from the truth, over the positions where that is finite."""
+    distances = dict[str, float]()
+    for case in cases(truth.outputs) if truth else ():
+        assert truth is not None
+        for head in HEADS:
+            key = f"{case}/{head}"
+            exact, own = truth.outputs[key], outputs.get(key)
+            where = np.isfinite(exact) & attended(inputs, case, exact.shape)
+            if own is not None and own.shape == exact.shape and where.any():
+                distances[case] = max(distances.get(case, 0.0), max_abs(own[where], exact[where]))
+    return distances
 
 
 @dataclass
-class Sides:
-    """Both sides and what is known so far: ``cases`` and ``tables`` are filled as the quantities are judged."""
+class Differences:
+    """The rows of one member on ``backend``, compared with a reference that ran on ``other``; ``rows`` fills up."""
 
-    reference: Recording
-    candidate: Recording
-    truth: Recording | None
-    inputs: Mapping[str, np.ndarray]
-    judge: Judge
-    cases: list[Case] = field(default_factory=list)
-    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    member: Member
+    backend: str
+    other: str
+    absent: Mapping[str, str]
+    rows: list[Row] = field(default_factory=list)
 
-    @property
-    def nonfinite(self) -> dict[str, int]:
-        """How many values of the candidate are NaN or infinite, by place: as its writer counted, and as stored."""
-        made, counted = self.candidate, dict(self.candidate.meta.get("nonfinite") or {})
-        for where, arrays in (("outputs", made.outputs()), ("gradients", made.gradients()), ("layers", made.layers())):
-            counted |= count_nonfinite(arrays, where)
-        return counted
+    def limit(self, quantity: str) -> Limit:
+        return numerics.limit(self.backend, self.member.precision, quantity, self.other)
 
-    def lacking(self, quantity: str, place: str) -> Row:
-        """Return the row of a quantity that the candidate has no value of: a reason is accepted, silence is not."""
-        reason = (self.candidate.meta.get("absent") or {}).get(quantity)
-        if reason:
-            return self.judge.skip(quantity, reason)
-        lost = place in (self.candidate.meta.get("nonfinite") or {})
-        return self.judge.fail(quantity, "not finite" if lost else "not computed, and no reason given")
+    def add(
+        self, quantity: str, value: float, at: str = "", note: str = "", limit: Limit | None = None, index: int = 0
+    ) -> None:
+        """Add a difference; one that should be there and is not is NaN."""
+        limit = limit or self.limit(quantity)
+        # Where a difference sits is not whether it matters: a layer beyond its limit is named, and the outputs judged.
+        gates = self.member.gates and quantity != numerics.LAYERS
+        row = {"member": self.member.name, "precision": self.member.precision, "quantity": quantity, "gates": gates}
+        row |= {"at": at, "index": index, "value": value, "limit": limit.value, "eased": limit.eased, "note": note}
+        self.rows.append(row)
 
-    def eased(self, quantity: str) -> Tolerance:
-        """Return the limit of a difference between logits, by the logits of all cases: see ``tolerances.eased``."""
-        errors = [case.reference_error for case in self.cases]
-        error = max((error for error in errors if error is not None), default=None)
-        return self.judge.eased(quantity, self._largest, error)
-
-    def eased_loss(self, quantity: str) -> Tolerance:
-        """Return the limit of a difference between losses, by the same logits: see ``tolerances.eased_loss``."""
-        limit = self.judge.tolerance(quantity)
-        if not self.judge.ease:
-            return limit
-        return tolerances.eased_loss(
-            limit, self.judge.member.precision, self._largest, self.eased(tolerances.LOGITS).value
-        )
-
-    @property
-    def _largest(self) -> float:
-        return max((case.largest for case in self.cases), default=0.0)
+    def lacks(self, quantity: str, reason: str = "") -> None:
+        """Add a quantity that there is no number of: a reason is accepted, silence is not."""
+        if reason := reason or self.absent.get(quantity, ""):
+            row = {"member": self.member.name, "quantity": quantity, "status": "skipped", "reason": reason}
+            self.rows.append(row | {"gates": self.member.gates and quantity != numerics.LAYERS})
+        else:
+            self.add(quantity, math.nan, note="not computed, and no reason was stated")
 
 
-def _finite(sides: Sides) -> Row:
-    counts = sides.nonfinite
-    worst = max(counts, key=lambda place: counts[place], default="")
-    reason = ", ".join(f"{count} in {place}" for place, count in sorted(counts.items())[:5])
-    more = f" and {len(counts) - 5} more places" if len(counts) > 5 else ""
-    return sides.judge.judge(tolerances.FINITE, float(sum(counts.values())), worst, reason + more)
+def compare(
+    reference: Reference,
+    candidate: Recording,
+    member: Member,
+    ease: bool = True,
+    f1: tuple[float, float] | None = None,
+    questions: int = 0,
+) -> list[Row]:
+    """Compare what ``member`` recorded with the reference.
 
+    ``f1`` are the reference's and the candidate's numerics.F1 on the dev set of ``questions`` questions. Without ``ease`` the
+    limits of logits are those of the table, whatever their size. Raises ``UserError`` where the recording is of other
+    weights or inputs.
+    """
+    for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
+        own, other = candidate.meta[name], reference.recording.meta[name]
+        if own != other:
+            raise UserError(f"other {what}: {own[:12]}, the reference has {other[:12]}")
+    backend, of = candidate.meta["backend"], reference.recording.meta["backend"]
+    rows = Differences(member, backend, of, candidate.meta.get("absent") or {})
+    _finite(rows, candidate)
+    largest, error = _logits(rows, reference, candidate, ease)
 
-def _logits(sides: Sides) -> tuple[Row, ...]:
-    judge, inputs = sides.judge, sides.inputs
-    # Read once: a safetensors mapping copies a tensor each time it is asked for.
-    candidate, reference = dict(sides.candidate.outputs()), dict(sides.reference.outputs())
-    truth = dict(sides.truth.outputs()) if sides.truth else {}
-    absent = sides.candidate.meta.get("absent") or {}
-    wanted = logits.names(reference)
-    skipped = {name: absent[name] for name in wanted if name in absent and f"{name}/start" not in candidate}
-    there = [name for name in wanted if name not in skipped]
-    faults = {name: fault for name in there if (fault := logits.fault(name, candidate, reference))}
-    cases = [logits.case(name, candidate, reference, truth, inputs) for name in there if name not in faults]
-    sides.cases = [case for case in cases if case.finite]
-    limits = {case.name: _limit(judge, case) for case in sides.cases}
-    # A case with NaN or infinity has no row: the quantities fail by its name.
-    table = [case.row() | {"limit": limits[case.name].value} for case in sides.cases]
-    nearness = logits.truth(sides.cases) if len(sides.cases) == len(cases) else None
-    sides.tables |= {
-        "logits": table,
-        "histogram": list(logits.histogram(cases)),
-        "truth": [nearness] if nearness else [],
-    }
-    names = (tolerances.LOGITS, tolerances.COSINE, tolerances.SCALE, tolerances.OFFSET, tolerances.SPANS)
-    broken = next(iter(faults.values()), "") or next((_not_finite(case) for case in cases if not case.finite), "")
-    if broken:
-        return tuple(judge.fail(name, broken) for name in names)
-    if not cases:
-        why = next(iter(skipped.values()), "the reference has no outputs")
-        return tuple(judge.skip(name, f"no case was compared: {why}") for name in names)
-    left_out = [f"without {name}: {why}" for name, why in skipped.items()]
-    # Limits differ from case to case: report the largest difference, of the cases beyond their limit if there are any.
-    far = max([row for row in table if row["max_abs"] > row["limit"]] or table, key=lambda row: row["max_abs"])
-    at = [logits.place(far["case"], candidate, reference, inputs)] if far["max_abs"] else []
-    return (
-        judge.judge(tolerances.LOGITS, far["max_abs"], far["case"], "; ".join(at + left_out), limits[far["case"]]),
-        _cosine(judge, table, "; ".join(left_out)),
-        *_in_common(judge, cases),
-        _spans(judge, candidate, reference, inputs, limits),
+    def eased(quantity: str) -> Limit:
+        table = rows.limit(quantity)
+        return numerics.eased(table, member.precision, largest, error) if ease else table
+
+    def eased_loss(quantity: str) -> Limit:
+        table = rows.limit(quantity)
+        return numerics.eased_loss(table, member.precision, largest, eased(numerics.LOGITS).value) if ease else table
+
+    own, other = candidate.meta, reference.recording.meta
+    _loss(rows, own, other, eased_loss(numerics.LOSS))
+    _curve(rows, own, other, eased_loss(numerics.CURVE))
+    _gradients(rows, candidate.tensors(recording.GRADIENTS), reference.recording.tensors(recording.GRADIENTS))
+    _layers(rows, candidate, reference)
+    scalars = (
+        ("repeats_max_abs", numerics.REPEATS, rows.limit(numerics.REPEATS)),
+        ("batch_max_abs", numerics.BATCH, eased(numerics.BATCH)),
+        ("padding_max_abs", numerics.PADDING, eased(numerics.PADDING)),
     )
+    for name, quantity, limit in scalars:
+        if name in own:
+            rows.add(quantity, own[name], limit=limit)
+        else:
+            rows.lacks(quantity)
+    _f1(rows, f1, questions)
+    return rows.rows
 
 
-def _cosine(judge: Judge, table: list[dict[str, Any]], left_out: str) -> Row:
-    directed = [row for row in table if row["one_minus_cosine"] is not None]
-    if not directed:
-        return judge.skip(
-            tolerances.COSINE, "no case has two positions to compare, and the cosine of a single one is only a sign"
-        )
-    apart = max(directed, key=lambda row: row["one_minus_cosine"])
-    return judge.judge(tolerances.COSINE, apart["one_minus_cosine"], apart["case"], left_out)
+def _finite(rows: Differences, candidate: Recording) -> None:
+    """Count the numbers that are NaN or infinite, of outputs also where nothing is compared."""
+    counts = {f"outputs {name}": int((~np.isfinite(array)).sum()) for name, array in candidate.outputs.items()}
+    for file in (recording.GRADIENTS, recording.LAYERS):
+        for name, read in candidate.tensors(file).items():
+            counts[f"{file.partition('.')[0]} {name}"] = int((~np.isfinite(read())).sum())
+    for name in ("loss", "curve", "repeats_max_abs", "batch_max_abs", "padding_max_abs"):
+        values = np.ravel(candidate.meta.get(name, 0.0))
+        counts[name] = int((~np.isfinite(values)).sum())
+    wrong = {name: count for name, count in counts.items() if count}
+    worst = max(wrong, key=lambda name: wrong[name], default="")
+    rows.add(numerics.FINITE, sum(wrong.values()), worst, f"in {len(wrong)} places" if wrong else "")
 
 
-def _in_common(judge: Judge, cases: list[logits.Case]) -> tuple[Row, Row]:
-    """Judge what all logits of the data cases differ by alike: a factor, and an addend."""
-    data = [case for case in cases if case.kind == "data"]
-    if not data:
-        why = "no case of data was compared"
-        return judge.skip(tolerances.SCALE, why), judge.skip(tolerances.OFFSET, why)
-    off, head = logits.offset(data)
-    return judge.judge(tolerances.SCALE, logits.scale(data)), judge.judge(
-        tolerances.OFFSET, off, head and f"{head} logits"
-    )
+def _logits(rows: Differences, reference: Reference, candidate: Recording, ease: bool) -> tuple[float, float | None]:
+    """Add logits, cosines and spans by case; return the largest logit, and the reference's error, of what was compared."""
+    own, other, inputs = candidate.outputs, reference.recording.outputs, reference.inputs
+    precision, largest, errors, margins = rows.member.precision, 0.0, list[float](), dict[str, float]()
+    for case in cases(other):
+        shape = other[f"{case}/start"].shape
+        sides = [(own.get(f"{case}/{head}"), other[f"{case}/{head}"]) for head in HEADS]
+        if any(side is None or side.shape != shape for side, _ in sides):
+            rows.add(numerics.LOGITS, math.nan, case, "not computed, or of another shape")
+            continue
+        mask = attended(inputs, case, shape)
+        heads = [(side[mask], base[mask]) for side, base in sides]  # type: ignore[index]
+        size, error = max(float(np.max(np.abs(base), initial=0.0)) for _, base in heads), reference.errors.get(case)
+        limit = rows.limit(numerics.LOGITS)
+        limit = numerics.eased(limit, precision, size, error) if ease else limit
+        apart = float(np.max([max_abs(*head) for head in heads]))  # one good head does not hide the other; of NaN: NaN
+        rows.add(numerics.LOGITS, apart, case, _place(sides, mask) if apart else "", limit)
+        if mask.sum() > 1:  # of a single position the cosine is but a sign
+            rows.add(numerics.COSINE, float(np.max([one_minus_cosine(*head) for head in heads])), case)
+        if math.isfinite(apart):
+            largest, margins[case] = max(largest, size), 4 * limit.value
+            errors += [error] if error is not None else []
+    _spans(rows, own, other, inputs, margins)
+    return largest, max(errors, default=None)
 
 
-def _limit(judge: Judge, case: logits.Case) -> Tolerance:
-    return judge.eased(tolerances.LOGITS, case.largest, case.reference_error)
+def _place(sides: list[Any], mask: np.ndarray) -> str:
+    """Return where the largest difference is: ``end logits, row 1, position 5``."""
+    apart = [np.where(mask, np.abs(side.astype(np.float64) - base), -1.0) for side, base in sides]
+    head = int(np.argmax([np.max(part) for part in apart]))
+    at = np.unravel_index(int(np.argmax(apart[head])), mask.shape)
+    return f"{HEADS[head]} logits, " + (f"row {at[0]}, position {at[1]}" if len(at) == 2 else f"position {at[0]}")
 
 
-def _not_finite(case: logits.Case) -> str:
-    whole = all(np.isfinite(case.reference[head]).all() for head in logits.HEADS)
-    return f"{case.name}: {'' if whole else 'the reference has '}logits that are NaN or infinite"
+def _spans(rows: Differences, own: Arrays, other: Arrays, inputs: Arrays, margins: Mapping[str, float]) -> None:
+    """Add the share of decided rows whose best span is another one.
+
+    A row is decided where the reference's best span leads the next by more than the margin of its case; where two spans
+    are closer, rounding may choose.
+    """
+    decided, differing = 0, list[str]()
+    for case, mask, row in _padded_rows(inputs, other, margins):
+        span, lead = best_span(*(other[f"{case}/{head}"][row][mask] for head in HEADS))
+        if lead > margins[case]:
+            decided += 1
+            found, _ = best_span(*(own[f"{case}/{head}"][row][mask] for head in HEADS))
+            differing += [case] if found != span else []
+    if decided:
+        rows.add(numerics.SPANS, len(differing) / decided, next(iter(differing), ""), f"{decided} rows are decided")
+    else:
+        rows.lacks(numerics.SPANS, "the reference's best span leads clearly in no row")
 
 
-def _spans(
-    judge: Judge,
-    candidate: logits.Arrays,
-    reference: logits.Arrays,
-    inputs: logits.Arrays,
-    limits: dict[str, Tolerance],
-) -> Row:
-    margins = {name: 4 * limit.value for name, limit in limits.items()}
-    decided, agreeing, rows, differing = logits.span_agreement(candidate, reference, inputs, margins)
-    if not decided:
-        return judge.skip(tolerances.SPANS, f"the reference's best span leads clearly in none of {rows} rows")
-    return judge.judge(tolerances.SPANS, agreeing / decided, differing, f"{decided} of {rows} rows are decided")
+def _padded_rows(inputs: Arrays, outputs: Arrays, names: Mapping[str, float]) -> Iterator[tuple[str, np.ndarray, int]]:
+    for case in names:
+        shape = outputs[f"{case}/start"].shape
+        for row, mask in enumerate(attended(inputs, case, shape) if len(shape) == 2 else ()):
+            if mask.sum() > 1:
+                yield case, mask, row
 
 
-def _loss(sides: Sides) -> Row:
-    """Judge the loss of the first training batch."""
-    other, own = sides.reference.meta.get("loss"), sides.candidate.meta.get("loss")
-    if other is None:
-        return sides.judge.skip(tolerances.LOSS, "the reference has none")
-    if own is None:
-        return sides.lacking(tolerances.LOSS, "loss")
-    return sides.judge.judge(tolerances.LOSS, abs(own - other), limit=sides.eased_loss(tolerances.LOSS))
+def best_span(start: np.ndarray, end: np.ndarray) -> tuple[tuple[int, int], float]:
+    """Return the span (first, last), first <= last, of the largest start[first] + end[last], and its lead over the next."""
+    size = len(start)
+    scores = start.astype(np.float64)[:, None] + end.astype(np.float64)
+    scores[np.tri(size, k=-1, dtype=bool)] = -math.inf
+    second, best = np.partition(np.append(scores, -math.inf), -2)[-2:]
+    first, last = divmod(int(scores.argmax()), size)
+    return (first, last), float(best - second)
 
 
-def _curve(sides: Sides) -> Row:
-    """Judge the loss of every training step, and fill the table ``curves``."""
-    own, other = (list(side.meta.get("curve") or []) for side in (sides.candidate, sides.reference))
-    truth = list((sides.truth.meta.get("curve") if sides.truth else None) or [])
+def _loss(rows: Differences, own: Row, other: Row, limit: Limit) -> None:
+    """Add the loss of the first training batch."""
+    if "loss" not in other:
+        rows.lacks(numerics.LOSS, "the reference has none")
+    elif "loss" not in own:
+        rows.lacks(numerics.LOSS)
+    else:
+        rows.add(numerics.LOSS, abs(own["loss"] - other["loss"]), limit=limit)
+
+
+def _curve(rows: Differences, own: Row, other: Row, limit: Limit) -> None:
+    """Add the loss of every training step, from 1."""
+    losses, others = own.get("curve") or [], other.get("curve") or []
+    if not others:
+        rows.lacks(numerics.CURVE, "the reference has none")
+    elif not losses:
+        rows.lacks(numerics.CURVE)
+    else:
+        for step, base in enumerate(others, 1):
+            loss = losses[step - 1] if step <= len(losses) else math.nan
+            rows.add(numerics.CURVE, abs(loss - base), f"step {step}", limit=limit, index=step)
+
+
+def _gradients(rows: Differences, own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Add a row for each parameter of the reference."""
     if not other:
-        return sides.judge.skip(tolerances.CURVE, "the reference has none")
-    if not own:
-        return sides.lacking(tolerances.CURVE, "curve")
-    sides.tables["curves"] = [
-        {"step": step, "loss": loss, "reference_loss": reference}
-        | ({"truth_loss": truth[step]} if step < len(truth) and truth[step] is not None else {})
-        for step, (loss, reference) in enumerate(zip(own, other, strict=False))
-        if None not in (loss, reference)  # not finite: the quantity fails by its step
-    ]
-    if len(own) != len(other):
-        return sides.judge.fail(tolerances.CURVE, f"{len(own)} steps, the reference has {len(other)}")
-    differences = [math.nan if None in pair else abs(pair[0] - pair[1]) for pair in zip(own, other, strict=True)]
-    broken = next((step for step, value in enumerate(differences) if math.isnan(value)), None)
-    if broken is not None:
-        return sides.judge.fail(tolerances.CURVE, "a loss is not finite", f"step {broken}")
-    value = max(differences)
-    limit = sides.eased_loss(tolerances.CURVE)
-    return sides.judge.judge(tolerances.CURVE, value, f"step {differences.index(value)}", limit=limit)
+        rows.lacks(numerics.GRADIENTS, "the reference keeps none")
+    elif not own:
+        rows.lacks(numerics.GRADIENTS)
+    else:
+        floor = GRADIENT_FLOOR * numerics.norm(np.array([numerics.norm(read()) for read in other.values()]))
+        for name, read in other.items():
+            _tensor(rows, numerics.GRADIENTS, name, own[name]() if name in own else None, read(), floor)
 
 
-def _repeats(sides: Sides) -> Row:
-    """Judge whether the member gives the same bits again."""
-    repeats = sides.candidate.meta.get("repeats")
-    if not repeats:
-        return sides.lacking(tolerances.REPEATS, "repeats")
-    if repeats.get("max_abs") is None:
-        return sides.judge.fail(tolerances.REPEATS, "not finite")
-    value = float(repeats["max_abs"])
-    if not repeats.get("identical") and value == 0.0:
-        return sides.judge.fail(
-            tolerances.REPEATS, f"{repeats['runs']} runs differ in bits, if only in the sign of zero"
-        )
-    return sides.judge.judge(tolerances.REPEATS, value, "", f"{repeats['runs']} runs of one input")
+def _layers(rows: Differences, candidate: Recording, reference: Reference) -> None:
+    """Add a row for the embeddings and each layer, in the order of the forward pass."""
+    own, other = candidate.tensors(recording.LAYERS), reference.recording.tensors(recording.LAYERS)
+    mask = reference.inputs.get("layer/attention_mask")
+    if not other:
+        rows.lacks(numerics.LAYERS, "the reference keeps none")
+    elif not own:
+        rows.lacks(numerics.LAYERS)
+    else:
+        for number, (name, read) in enumerate(other.items()):
+            a, b = own[name]() if name in own else None, read()
+            if a is not None and mask is not None and a.shape == b.shape and b.shape[:2] == mask.shape:
+                a, b = a[mask == 1], b[mask == 1]
+            _tensor(
+                rows, numerics.LAYERS, f"layer {number - 1}" if number else "the embeddings", a, b, index=number + 1
+            )
 
 
-def _invariance(sides: Sides, quantity: str, name: str) -> Row:
-    """Judge whether a row's logits depend on its neighbours, or on how far it is padded."""
-    invariance = sides.candidate.meta.get("invariance") or {}
-    if invariance.get(name) is None:
-        return sides.lacking(quantity, "invariance")
-    return sides.judge.judge(quantity, float(invariance[name]), limit=sides.eased(quantity))
+def _tensor(
+    rows: Differences, quantity: str, at: str, a: np.ndarray | None, b: np.ndarray, floor: float = 0.0, index: int = 0
+) -> None:
+    if a is None or a.shape != b.shape:
+        rows.add(quantity, math.nan, at, "missing, or of another shape", index=index)
+    else:
+        rows.add(quantity, relative_l2(a, b, floor), at, index=index)
 
 
-def _f1(sides: Sides, scores: tuple[float, float] | None, questions: int) -> Row:
-    """Judge the F1 of the reference and of the candidate, in points; in bf16 one answer of a small set may change."""
-    judge, limit = sides.judge, sides.judge.tolerance(tolerances.F1)
+def _f1(rows: Differences, scores: tuple[float, float] | None, questions: int) -> None:
+    """Add the difference of the numerics.F1 of reference and candidate; in bf16 one answer of a small set may change."""
     if scores is None:
-        reason = (sides.candidate.meta.get("absent") or {}).get(tolerances.F1)
-        return judge.skip(tolerances.F1, reason or "there is no dev set")
-    if judge.member.precision == "bf16" and questions:
-        limit = replace(limit, value=max(limit.value, 100 / questions))
-    count = f", {questions} questions" if questions else ""
-    reason = f"{scores[1]:.2f}, the reference {scores[0]:.2f}{count}"
-    return judge.judge(tolerances.F1, abs(scores[1] - scores[0]), "", reason, limit)
-
-
-def _gradients(sides: Sides) -> Row:
-    own, other = sides.candidate.gradients(), sides.reference.gradients()
-    if not other:
-        return sides.judge.skip(tolerances.GRADIENTS, "the reference has none")
-    if not own:
-        return sides.lacking(tolerances.GRADIENTS, "gradients")
-    missing = [name for name in other if name not in own]
-    if missing:
-        return sides.judge.fail(tolerances.GRADIENTS, f"{len(missing)} parameters have none", missing[0])
-    table = gradients(own, other, sides.judge.tolerance(tolerances.GRADIENTS).value)
-    sides.tables["gradients"] = table
-    broken = next((row["parameter"] for row in table if row["relative_l2"] is None), None)
-    if broken is not None:
-        return sides.judge.fail(tolerances.GRADIENTS, "not finite, or of another shape", broken)
-    worst = max(table, key=lambda row: row["relative_l2"])
-    beyond = sum(row["beyond"] for row in table)
-    reason = f"{beyond} of {len(table)} parameters are beyond" if beyond else ""
-    return sides.judge.judge(tolerances.GRADIENTS, worst["relative_l2"], worst["parameter"], reason)
-
-
-def _layers(sides: Sides) -> Row:
-    own, other = sides.candidate.layers(), sides.reference.layers()
-    if not other or not own:
-        return _layers_by_digest(sides, bool(other))
-    digests = sides.reference.meta.get("layers") or []
-    kinds = {str(row["name"]): str(row["kind"]) for row in digests}
-    mask = sides.inputs.get("layer/attention_mask")
-    limit = sides.judge.tolerance(tolerances.LAYERS).value
-    table = layers(own, other, None if mask is None else mask == 1, kinds, limit)
-    sides.tables["layers"] = table
-    if not table:
-        return sides.judge.fail(tolerances.LAYERS, "no module name matches the reference")
-    first = next((row for row in table if row["beyond"]), None)
-    if first is None:
-        worst = max(table, key=lambda row: row["relative_l2"])
-        return sides.judge.judge(tolerances.LAYERS, worst["relative_l2"], worst["layer"])
-    count = sum(row["beyond"] for row in table)
-    reason = f"the first of {count} beyond, of {len(table)} in the order of the forward pass"
-    value = math.nan if first["relative_l2"] is None else first["relative_l2"]
-    return sides.judge.judge(tolerances.LAYERS, value, first["layer"], reason)
-
-
-def _layers_by_digest(sides: Sides, kept: bool) -> Row:
-    """Judge activations whose tensors were not kept: digests tell whether they are the same, not how far apart."""
-    own, other = (
-        {str(row["name"]): row["sha256"] for row in side.meta.get("layers") or []}
-        for side in (sides.candidate, sides.reference)
+        rows.lacks(numerics.F1, "there is no dev set, or its logits are not finite")
+        return
+    limit = rows.limit(numerics.F1)
+    if rows.member.precision == "bf16" and 100 / max(questions, 1) > limit.value:
+        limit = Limit(100 / questions, limit.why, "one question of the set")
+    rows.add(
+        numerics.F1, abs(scores[1] - scores[0]), note=f"{scores[1]:.2f}, the reference {scores[0]:.2f}", limit=limit
     )
-    if not other and not kept:
-        return sides.judge.skip(tolerances.LAYERS, "the reference has none")
-    if not own:
-        return sides.lacking(tolerances.LAYERS, "layers")
-    if own == other:
-        return sides.judge.judge(tolerances.LAYERS, 0.0, "", f"the digests of all {len(own)} layers are equal")
-    return sides.judge.skip(tolerances.LAYERS, "the tensors were not kept, and digests do not measure a distance")
-
-
-def layers(
-    candidate: Arrays, reference: Arrays, mask: np.ndarray | None, kinds: Mapping[str, str], limit: float
-) -> list[dict[str, Any]]:
-    """Return a row for each activation that both have, in the order of the reference's forward pass.
-
-    Where the first two axes are those of ``mask`` (B, S), only its true positions are compared. ``kinds`` gives the class
-    of a module by its name.
-    """
-    own = {key.partition("|")[2]: key for key in candidate}
-    keys = [key for key in sorted(reference) if key.partition("|")[2] in own]
-    rows = []
-    for place, key in enumerate(keys):
-        number, _, name = key.partition("|")
-        a, b = candidate[own[name]], reference[key]
-        if mask is not None and a.shape == b.shape and b.shape[:2] == mask.shape:
-            a, b = a[mask], b[mask]
-        rows.append(
-            {
-                "index": int(number),
-                "layer": name,
-                "kind": kinds.get(name, ""),
-                "depth": place / max(1, len(keys) - 1),
-                **_apart(a, b, 0.0, limit),
-            }
-        )
-    return rows
-
-
-def gradients(candidate: Arrays, reference: Arrays, limit: float) -> list[dict[str, Any]]:
-    """Return a row for each parameter of the reference; its difference counts relative to at least the floor.
-
-    The floor is GRADIENT_FLOOR of the norm of all gradients together.
-    """
-    floor = GRADIENT_FLOOR * distances.norm(np.array([distances.norm(array) for array in reference.values()]))
-    return [
-        {"parameter": name, **_apart(candidate[name], reference[name], floor, limit)}
-        for name in sorted(reference)
-        if name in candidate
-    ]
-
-
-def _apart(a: np.ndarray, b: np.ndarray, floor: float, limit: float) -> dict[str, Any]:
-    """Return how far two tensors are apart; None, and beyond every limit: another shape, or numbers that are not finite."""
-    value = distances.relative_l2(a, b, floor) if a.shape == b.shape else math.nan
-    return {"relative_l2": value if math.isfinite(value) else None, "limit": limit, "beyond": not value <= limit}

@@ -1,9 +1,5 @@
-"""Parameters of the parity benchmark, and the table of its members. The smoke tier has less than the defaults.
+"""Parameters of the parity benchmark. The smoke tier has less than the defaults."""
 
-To add a member: a row of ``MEMBERS``, and a function for its executor where none of the present ones fits.
-"""
-
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,60 +7,10 @@ from pydantic import Field, field_validator, model_validator
 
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError, nearest
+from benchlib.workloads.executors import MEMBERS, Member
 
 # The fields that do not change what a member computes or how its time is taken.
-_NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
-DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")
-ONE_TOKEN = "edge-one-token"  # the case with one position to compare: of a single number the cosine is but a sign
-EAGER = "benchlib.benchmarks.parity.executors:eager"
-
-
-@dataclass(frozen=True)
-class Member:
-    """One way to compute the model's outputs on some backends.
-
-    ``executor`` is the function, ``module:name``, that builds it. ``attention`` is transformers' implementation and ``kernel`` the
-    kernel that scaled_dot_product_attention is held to ('' leaves the choice to torch). In mode ``exact`` reduced
-    precision and nondeterminism are switched off, in ``native`` torch's own defaults hold. ``gates`` says whether a
-    difference beyond tolerance fails the run; ``slow`` members compile or export the model first.
-    """
-
-    name: str
-    backends: tuple[str, ...]
-    what: str
-    executor: str = EAGER
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    attention: Literal["eager", "sdpa"] = "sdpa"
-    kernel: Literal["", "math", "flash", "efficient", "cudnn"] = ""
-    mode: Literal["exact", "native"] = "exact"
-    gates: bool = True
-    threads: int = 0
-    slow: bool = False
-
-
-MEMBERS: dict[str, Member] = {
-    member.name: member
-    for member in (
-        Member("eager", ("cpu",), "the reference's own way in another process", attention="eager"),
-        Member("sdpa_math", ("cpu",), "scaled_dot_product_attention, math kernel", kernel="math"),
-        Member("sdpa_flash", ("cpu",), "scaled_dot_product_attention, flash kernel", kernel="flash"),
-        Member("one_thread", ("cpu",), "one thread: another order of additions", attention="eager", threads=1),
-        Member("fp64", ("cpu", "cuda", "rocm", "xpu"), "double precision", precision="fp64", kernel="math"),
-        Member("bf16", ("cpu", *DEVICES), "matrix products in bfloat16 (autocast)", precision="bf16", kernel="math"),
-        Member("exact", DEVICES, "math attention, no TF32, deterministic", kernel="math"),
-        Member("native", ("cpu", *DEVICES), "torch's own defaults", mode="native", gates=False),
-        Member("flash", ("cuda", "rocm"), "flash attention in bfloat16", precision="bf16", kernel="flash", gates=False),
-        Member("efficient", ("cuda", "rocm"), "memory-efficient attention", kernel="efficient", gates=False),
-        Member("cudnn", ("cuda",), "cuDNN attention in bfloat16", precision="bf16", kernel="cudnn", gates=False),
-        Member("compile", ("cpu", *DEVICES), "torch.compile (Inductor)", "benchlib.benchmarks.parity.executors:compiled", kernel="math", slow=True),
-        Member("aotinductor", ("cpu", "cuda", "rocm", "xpu"), "AOTInductor: exported, compiled ahead of time", "benchlib.benchmarks.parity.executors:aotinductor", kernel="math", slow=True),
-        Member("onnxruntime", ("cpu", "cuda"), "ONNX Runtime", "benchlib.benchmarks.parity.runtimes:onnxruntime", attention="eager", slow=True),
-        Member("openvino", ("cpu",), "OpenVINO held to f32", "benchlib.benchmarks.parity.runtimes:openvino", attention="eager", slow=True),
-        Member("openvino_default", ("cpu",), "OpenVINO as it comes: bfloat16 where the CPU has it", "benchlib.benchmarks.parity.runtimes:openvino", attention="eager", mode="native", gates=False, slow=True),
-        Member("xla", ("cpu", "cuda", "rocm", "tpu"), "StableHLO text in XLA", "benchlib.benchmarks.parity.translated:xla", attention="eager", slow=True),
-        Member("iree", ("cpu",), "StableHLO text in IREE", "benchlib.benchmarks.parity.translated:iree", attention="eager", slow=True),
-    )
-}  # fmt: skip
+_NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "planted_layer")
 
 
 def chosen(config: "ParityConfig") -> tuple[Member, ...]:
@@ -87,11 +33,13 @@ class ParityConfig(BaseConfig):
     PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "dev_file"}
     ONE_PROCESS: ClassVar[bool] = True
+    OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
+    GONE: ClassVar[dict[str, str]] = {"attention_kernels": "name kernels among members: sdpa_math, sdpa_flash, flash"}
     # The fields that a golden folder fixes: weights and inputs come from it, whatever machine computes.
     RECORDED: ClassVar[tuple[str, ...]] = (
-        "model", "init", "data", "dev_file", "lengths", "batch_sizes", "dev_questions", "train_steps", "train_batch",
-        "train_length", "learning_rate", "seed",
-    )  # fmt: skip
+        *("model", "init", "data", "dev_file", "lengths", "batch_sizes", "dev_questions", "train_steps", "train_batch"),
+        *("train_length", "learning_rate", "seed"),
+    )
 
     benchmark: Literal["parity"] = "parity"
 
@@ -135,7 +83,6 @@ class ParityConfig(BaseConfig):
     warmup: int = Field(10, ge=0, le=10000, description="untimed forward passes before the timed ones")
     latency_runs: int = Field(100, ge=0, le=100000, description="timed forward passes at batch 1; 0: none")
     latency_length: int = Field(128, ge=1, le=8192, description="tokens of the timed input")
-    attention_kernels: bool = Field(True, description="compare the attention kernels of the device side by side")
     member_timeout_s: float = Field(
         300.0, gt=0, description="time limit of a member, seconds; beyond it the member fails"
     )
@@ -168,8 +115,8 @@ class ParityConfig(BaseConfig):
                 "data = files needs dev_file=FILE, SQuAD v1.1 as JSON (a golden folder has its inputs already)"
             )
         if self.record:
-            given = {"golden": self.golden, "members": self.members, "planted_layer": self.planted_layer >= 0}
-            for name in (name for name, value in given.items() if value):
+            contrary = {"golden": self.golden, "members": self.members, "planted_layer": self.planted_layer >= 0}
+            for name in (name for name, value in contrary.items() if value):
                 raise ValueError(f"record = true computes no member and starts its own golden folder: omit {name}")
         return self
 
@@ -189,19 +136,17 @@ class ParityConfig(BaseConfig):
         golden = f"the recording in {Path(self.golden).name}"
         against = golden if self.golden else f"eager attention in fp32 on {self.reference}"
         left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
-        hint = (
-            f" ({left_out} that compile or export are left out: slow=true)"
-            if not self.slow and not self.members
-            else ""
-        )
+        hint = f" ({left_out} that compile or export are left out: slow=true)"
+        hint = hint if not self.slow and not self.members else ""
         who = f"compares {', '.join(names)} of {self.backend}{hint} with" if names else "records"
         parts = [f"{len(self.sizes)} inputs of {self.data} from {self.lengths[0]} to {self.lengths[-1]} tokens"]
         parts += [f"{self.train_steps} training steps"] * bool(self.train_steps)
         parts += [f"{self.dev_questions} dev questions"] * bool(self.dev_questions)
         parts += [f"{self.latency_runs} timed passes"] * bool(self.latency_runs and names)
-        return f"{who} {against}: {self.model} ({self.init} weights), {', '.join(parts)}, beside a truth in fp64 on the CPU"
+        what = f"{self.model} ({self.init} weights), {', '.join(parts)}"
+        return f"{who} {against}: {what}, beside a truth in fp64 on the CPU"
 
     def work(self) -> dict[str, Any]:
-        """Return the fields that change the work; who takes part does not. Of a golden folder its name stays, not where it lies."""
+        """Return the fields that change the work; of a golden folder its name, not where it lies."""
         work = {name: value for name, value in super().work().items() if name not in _NOT_WORK}
         return work | {"golden": Path(self.golden).name}

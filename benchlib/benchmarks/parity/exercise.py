@@ -11,26 +11,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchlib.benchmarks.parity import layers
-from benchlib.benchmarks.parity.config import Member, ParityConfig
-from benchlib.benchmarks.parity.executors import Executor, autocast, logits
+from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
-from benchlib.benchmarks.parity.recording import layer_digests
 from benchlib.runtime import devices
 from benchlib.runtime.timing import hold
+from benchlib.workloads.answer_loss import answer_losses
+from benchlib.workloads.executors import Member
+from benchlib.workloads.executors.eager import Executor, autocast
+from benchlib.workloads.numerics import BATCH, CURVE, GRADIENTS, LAYERS, LOSS, PADDING, max_abs
+from benchlib.workloads.stablehlo.export import pair
 
-Tell = Callable[[int, int, str], None]
+Tell = Callable[[Any], None]
 Arrays = dict[str, np.ndarray]
 
 NO_GRADIENTS = "a compiled graph without gradients"
-NO_HOOKS = "a compiled graph has no modules to take outputs from"
+NO_LAYERS = "a compiled graph does not show its layers"
+LATENCY = "latency_ms"
 
 
 @dataclass
 class Exercised:
-    """What is recorded: ``facts`` go into recording.json, arrays are float32, or float64 of a member in fp64."""
+    """What is recorded: ``facts`` go into recording.json, arrays are float32, or float64 of a member in fp64.
+
+    ``absent`` says by quantity why there is no number.
+    """
 
     facts: dict[str, Any] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
     outputs: Arrays = field(default_factory=dict)
     gradients: Arrays = field(default_factory=dict)
     layers: Arrays = field(default_factory=dict)
@@ -39,7 +46,7 @@ class Exercised:
 class Exercise:
     """All that one member does, in order; the loss curve comes last, since it changes the weights.
 
-    ``tell`` gets (steps done, steps in all, what comes).
+    ``model`` owns the parameters, ``executor`` computes with them on ``where``.
     """
 
     def __init__(
@@ -52,38 +59,20 @@ class Exercise:
         where: torch.device,
         tell: Tell,
     ) -> None:
-        """Nothing runs yet. ``model`` owns the parameters, ``executor`` computes with them on ``where``."""
         self.config, self.member, self.model, self.executor = config, member, model, executor
         self.inputs, self.where, self._tell = inputs, where, tell
         self.results = Exercised()
-        self.absent: dict[str, str] = {}
-        self._at = 0, 1
 
     def run(self, latency: bool = True) -> Exercised:
         """Do everything; without ``latency`` no time is taken."""
-        parts: list[tuple[str, Callable[[], Any]]] = [
-            ("outputs", self._outputs),
-            ("repeats", self._repeats),
-            ("invariance", self._invariance),
-            ("layers", self._layers),
-            ("gradients", self._gradients),
-        ]
+        parts = [self._outputs, self._repeats, self._invariance, self._layers, self._gradients, self._curve]
         if latency and self.config.latency_runs:
-            parts.append(("latency", self._latency))
-        parts.append(("curve", self._curve))
-        facts = self.results.facts
-        for number, (name, part) in enumerate(parts):
-            self._at = number, len(parts)
-            self._tell(*self._at, name)
+            parts.insert(5, self._latency)
+        else:
+            self.results.absent[LATENCY] = "latency_runs = 0" if latency else "not timed"
+        for number, part in enumerate(parts):
+            self._tell({"done": number, "total": len(parts), "what": part.__name__.removeprefix("_")})
             part()
-        self._tell(len(parts), len(parts), "done")
-        if not latency:
-            self.absent["latency"] = "not timed"
-        elif not self.config.latency_runs:
-            self.absent["latency"] = "latency_runs = 0"
-        for name in ("repeats", "invariance", "loss", "curve", "latency", "layers"):
-            facts.setdefault(name, None)
-        facts["absent"] = self.absent
         return self.results
 
     def _pair(self, tensors: dict[str, torch.Tensor]) -> np.ndarray:
@@ -94,11 +83,11 @@ class Exercise:
         dev: list[np.ndarray] = []  # (2, T) each
         for case in self.inputs.of("data", "edge", "layer", "dev"):
             tensors = self.inputs.tensors(case.id)
-            pair = self._pair(tensors)
+            logits = self._pair(tensors)
             if case.kind == "dev":
-                dev.append(pair[:, tensors["attention_mask"].numpy().astype(bool)])
+                dev.append(logits[:, tensors["attention_mask"].numpy().astype(bool)])
             else:
-                self.results.outputs |= {f"{case.id}/start": pair[0], f"{case.id}/end": pair[1]}
+                self.results.outputs |= {f"{case.id}/start": logits[0], f"{case.id}/end": logits[1]}
         if dev:
             start, end = np.concatenate(dev, axis=1)
             self.results.outputs |= {"dev/start": start, "dev/end": end}
@@ -114,12 +103,10 @@ class Exercise:
         tensors = self.inputs.tensors(self._middle().id)
         first = self._pair(tensors)
         others = [self._pair(tensors) for _ in range(self.config.repeats - 1)]
-        same = all(first.tobytes() == other.tobytes() for other in others)
-        self.results.facts["repeats"] = {
-            "runs": self.config.repeats,
-            "identical": same,
-            "max_abs": float(np.max([_max_abs(first, other) for other in others])),  # of NaN: NaN
-        }
+        apart = float(np.max([max_abs(first, other) for other in others]))  # of NaN: NaN
+        if apart == 0.0 and any(first.tobytes() != other.tobytes() for other in others):
+            apart = float(np.nextafter(0.0, 1.0))  # in bits, if only in the sign of zero
+        self.results.facts["repeats_max_abs"] = apart
 
     def _invariance(self) -> None:
         """Compare the rows of one case with themselves alone, and padded to the longest length."""
@@ -127,52 +114,38 @@ class Exercise:
         tensors = self.inputs.tensors(case.id)
         whole = self._pair(tensors)
         real = tensors["attention_mask"].numpy().astype(bool)
-        differences: dict[str, float | None] = {"batch_max_abs": None, "padding_max_abs": None}
+        facts, absent = self.results.facts, self.results.absent
         if case.batch > 1:
-            alone = [
-                self._pair({name: tensor[row : row + 1] for name, tensor in tensors.items()})
-                for row in range(case.batch)
-            ]
-            differences["batch_max_abs"] = _max_abs(whole[:, real], np.concatenate(alone, axis=1)[:, real])
+            rows = ({name: tensor[row : row + 1] for name, tensor in tensors.items()} for row in range(case.batch))
+            alone = np.concatenate([self._pair(row) for row in rows], axis=1)
+            facts["batch_max_abs"] = max_abs(whole[:, real], alone[:, real])
         else:
-            self.absent["batch invariance"] = "batch_sizes has no batch of several rows"
+            absent[BATCH] = "batch_sizes has no batch of several rows"
         longest = max(item.length for item in self.inputs.of("data"))
         if longest > case.length:
-            wide = self._pair(padded(tensors, longest, self.inputs.pad_id))
-            differences["padding_max_abs"] = _max_abs(whole[:, real], wide[:, :, : case.length][:, real])
+            wide = self._pair(padded(tensors, longest, self.inputs.pad_id))[:, :, : case.length]
+            facts["padding_max_abs"] = max_abs(whole[:, real], wide[:, real])
         else:
-            self.absent["padding invariance"] = "lengths has no longer one to pad to"
-        self.results.facts["invariance"] = differences
+            absent[PADDING] = "lengths has no longer one to pad to"
 
     def _layers(self) -> None:
-        if not self.executor.hooks:
-            self.absent["layers"] = NO_HOOKS
-            return
-        with layers.kept(self.model) as kept:
-            self._pair(self.inputs.tensors("layer"))
-        self.results.layers = kept.arrays
-        self.results.facts["layers"] = layer_digests(kept.arrays, kept.kinds)
+        states = self.executor.hidden(self.inputs.tensors("layer"))
+        self.results.layers = {f"{number:03d}": state.numpy() for number, state in enumerate(states)}
+        if not states:
+            self.results.absent[LAYERS] = NO_LAYERS
 
     def _loss(self, case: str) -> torch.Tensor:
-        """Return the loss of a training case with its graph: the mean of the cross entropies of start and end.
-
-        No answer begins or ends in padding: its logits are out of the softmax, as they are out of every comparison.
-        """
+        """Return the mean loss of a training case with its graph."""
         assert self.executor.module is not None
         placed = {name: tensor.to(self.where) for name, tensor in self.inputs.tensors(case).items()}
         with autocast(self.member, self.where):
-            start, end = logits(self.executor.module(**placed))
-        if self.member.precision != "fp64":
-            start, end = start.float(), end.float()
-        padding = placed["attention_mask"] == 0
-        start, end = (side.masked_fill(padding, torch.finfo(side.dtype).min) for side in (start, end))
-        first, last = (label.to(self.where) for label in self.inputs.labels(case))
-        entropy = torch.nn.functional.cross_entropy
-        return (entropy(start, first) + entropy(end, last)) / 2
+            start, end = pair(self.executor.module(**placed))
+        labels = (label.to(self.where) for label in self.inputs.labels(case))
+        return answer_losses(start, end, placed["attention_mask"], *labels).mean()
 
     def _gradients(self) -> None:
         if self.executor.module is None:
-            self.absent |= {"loss": NO_GRADIENTS, "gradients": NO_GRADIENTS}
+            self.results.absent |= dict.fromkeys((LOSS, GRADIENTS, CURVE), NO_GRADIENTS)
             return
         self.model.zero_grad()
         loss = self._loss(self.inputs.of("train")[0].id)
@@ -186,38 +159,29 @@ class Exercise:
 
     def _curve(self) -> None:
         if self.executor.module is None:
-            self.absent["loss curve"] = NO_GRADIENTS
             return
         if not self.config.train_steps:
-            self.absent["loss curve"] = "train_steps = 0"
+            self.results.absent[CURVE] = "train_steps = 0"
             return
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.config.learning_rate)
-        losses = []
+        losses = self.results.facts["curve"] = []
         cases = self.inputs.of("train")[: self.config.train_steps]
         for number, case in enumerate(cases):
-            self._tell(*self._at, f"curve, step {number + 1} of {len(cases)}")
+            self._tell({"done": number, "total": len(cases), "what": "training steps"})
             optimizer.zero_grad()
             loss = self._loss(case.id)
             loss.backward()
             optimizer.step()
             devices.synchronize(self.where)  # on a lazy device this runs the step
             losses.append(loss.item())
-        self.results.facts["curve"] = losses
 
     def _latency(self) -> None:
-        """Time single forward passes of one full input of one row, the device waited for."""
+        """Time single forward passes of one full input of one row, the device waited for, in milliseconds."""
         case = max(self.inputs.of("data"), key=lambda item: (item.length, item.batch))
-        tensors = repeated(self.inputs.tensors(case.id), self.config.latency_length)
-        once = self.executor.timed(tensors)
+        once = self.executor.timed(repeated(self.inputs.tensors(case.id), self.config.latency_length))
         for _ in range(self.config.warmup):
             once()
-        samples = [self._timed(once) for _ in range(self.config.latency_runs)]
-        self.results.facts["latency"] = {
-            "length": self.config.latency_length,
-            "batch": 1,
-            "samples_ms": samples,
-            "warmup": self.config.warmup,
-        }
+        self.results.facts[LATENCY] = [self._timed(once) for _ in range(self.config.latency_runs)]
 
     def _timed(self, once: Callable[[], None]) -> float:
         begin = time.perf_counter()
@@ -225,8 +189,3 @@ class Exercise:
         if self.config.planted_slowdown:
             hold((time.perf_counter() - begin) * self.config.planted_slowdown)
         return (time.perf_counter() - begin) * 1e3
-
-
-def _max_abs(item: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference; NaN where one of them has a NaN."""
-    return float(np.max(np.abs(item.astype(np.float64) - other.astype(np.float64)), initial=0.0))

@@ -26,25 +26,17 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, read_object, sha256, write_json
 
 NAME = "golden.json"
+SCHEMA = 2
 WEIGHTS = "weights.safetensors"
 INPUTS = "inputs.safetensors"
 DEV = "dev.json"
 REFERENCE = "reference"
 TRUTH = "truth"
 
-_REQUIRED = {
-    "created_at": float,
-    "benchlib": str,
-    "model": dict,
-    "inputs_sha256": str,
-    "cases": list,
-    "work": dict,
-    "environment": dict,
-    "files": dict,
-    "digest": str,
-}
+_FIELDS = {"model": dict, "inputs_sha256": str, "cases": list, "work": dict, "environment": dict}
+_REQUIRED = {"created_at": float, "benchlib": str, **_FIELDS, "files": dict, "digest": str}
 _NAMED_BY_PATH = ("model", "dev_file")  # on one machine; what they hold lies in the golden folder
-_REMEDY = "copy the folder again from where it was recorded, or record it again: `benchlib parity record`"
+REMEDY = "copy the folder again from where it was recorded, or record it again: `benchlib parity record`"
 
 
 def place(run_dir: Path | str, golden: str) -> Path:
@@ -52,35 +44,18 @@ def place(run_dir: Path | str, golden: str) -> Path:
     return Path(golden) if golden else Path(run_dir) / "golden"
 
 
-def write(
-    folder: Path | str,
-    *,
-    model: Mapping[str, Any],
-    inputs_sha256: str,
-    cases: list[dict[str, Any]],
-    work: Mapping[str, Any],
-    environment: Mapping[str, Any],
-) -> dict[str, Any]:
+def write(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Seal a folder whose files are all there: list them and publish ``golden.json``, atomically and last.
 
-    ``model`` holds name, init, sha256, parameters and description, each of ``cases`` id, kind, batch and length; ``work``
-    are the config's fields that change the work. What is not JSON in them, NaN for one, is a ``ValueError``.
-    Returns the manifest.
+    Of ``fields``, ``model`` holds name, init, sha256, parameters and description, each of ``cases`` id, kind, batch and
+    length; ``work`` are the config's fields that change the work. What is not JSON in them, NaN for one, is a
+    ``ValueError``. Returns the manifest.
     """
-    place = Path(folder)
-    manifest: dict[str, Any] = {
-        "schema_version": 1,
-        "created_at": time.time(),
-        "benchlib": benchlib.__version__,
-        "model": dict(model),
-        "inputs_sha256": inputs_sha256,
-        "cases": list(cases),
-        "work": dict(work),
-        "environment": dict(environment),
-        "files": {name: _facts(place / name) for name in _listing(place)},
-    }
+    manifest: dict[str, Any] = {"schema_version": SCHEMA, "created_at": time.time(), "benchlib": benchlib.__version__}
+    manifest |= {name: fields[name] for name in _FIELDS}
+    manifest["files"] = {name: _facts(folder / name) for name in _listing(folder)}
     manifest["digest"] = _digest(manifest)
-    write_json(place / NAME, manifest)
+    write_json(folder / NAME, manifest)
     return manifest
 
 
@@ -94,11 +69,13 @@ def manifest(folder: Path | str) -> dict[str, Any]:
         raise UserError(f"{place}: not a golden folder; make one with `benchlib parity record FOLDER`")
     if not (place / NAME).exists():
         raise UserError(
-            f"{place}: {NAME} is missing, so this is not a golden folder, or an incomplete recording; {_REMEDY}"
+            f"{place}: {NAME} is missing, so this is not a golden folder, or an incomplete recording; {REMEDY}"
         )
-    fields = read_object(place / NAME, _REQUIRED)
+    fields = read_object(place / NAME, _REQUIRED, SCHEMA)
+    if fields["schema_version"] != SCHEMA:
+        raise UserError(f"{place / NAME} is of another version of benchlib ({fields['benchlib']}); {REMEDY}")
     if fields["digest"] != _digest(fields):
-        raise UserError(f"{place / NAME} was altered: its digest does not match; {_REMEDY}")
+        raise UserError(f"{place / NAME} was altered: its digest does not match; {REMEDY}")
     return fields
 
 
@@ -112,14 +89,14 @@ def read(folder: Path | str) -> dict[str, Any]:
     # Only names that the folder itself has are opened: a manifest cannot lead out of it.
     for name in sorted(wanted):
         if name not in there:
-            raise UserError(f"{place}: {name} is missing; {_REMEDY}")
+            raise UserError(f"{place}: {name} is missing; {REMEDY}")
     for name in there:
         if name not in wanted:
-            raise UserError(f"{place}: {name} is extra: it was not recorded; remove it, or {_REMEDY}")
+            raise UserError(f"{place}: {name} is extra: it was not recorded; remove it, or {REMEDY}")
     for name in there:
         fault = _fault(place / name, wanted[name])
         if fault:
-            raise UserError(f"{place}: {name} {fault}; {_REMEDY}")
+            raise UserError(f"{place}: {name} {fault}; {REMEDY}")
     return fields
 
 

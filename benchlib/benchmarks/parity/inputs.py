@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from benchlib.benchmarks.parity import layers, weights
-from benchlib.benchmarks.parity.config import ONE_TOKEN, ParityConfig
+from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.golden import DEV, INPUTS
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
@@ -288,7 +288,7 @@ def _edges(rows: Mapping[str, torch.Tensor], pad_id: int, longest: int) -> dict[
     full = {name: _repeated(tensor[0], rows["attention_mask"][0], longest) for name, tensor in rows.items()}
     two = {name: tensor[[0, -1]].clone() for name, tensor in rows.items()}
     two["attention_mask"][1] = 0
-    return {ONE_TOKEN: item, "edge-longest": full, "edge-masked-row": two}
+    return {"edge-one-token": item, "edge-longest": full, "edge-masked-row": two}
 
 
 def _repeated(row: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
@@ -320,12 +320,13 @@ def _plain(windows: features.Features) -> dict[str, Any]:
     return lists | {name: getattr(windows, name) for name in _NUMBERS}
 
 
-def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return {"f1", "exact_match"} in percent of the logits ``dev/start`` and ``dev/end``, (T,) each.
+def dev_f1(golden: Path, outputs: Mapping[str, Any]) -> float | None:
+    """Return the F1 in percent of the logits ``dev/start`` and ``dev/end``, (T,) each.
 
-    None where there is no dev set or the outputs have none of it.
+    None where there is no dev set, or the outputs have none of it or no numbers: of those no span is the best.
     """
-    if not (golden / DEV).exists() or "dev/start" not in outputs:
+    sides = [outputs.get(f"dev/{head}") for head in ("start", "end")]
+    if not (golden / DEV).exists() or any(side is None or not np.isfinite(side).all() for side in sides):
         return None
     stored = read_object(golden / DEV, {"examples": list, "features": dict})
     examples = [
@@ -344,6 +345,6 @@ def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | N
         from_cache=False,
         seconds=0.0,
     )
-    best = answers.best_answers(examples, windows, np.asarray(outputs["dev/start"]), np.asarray(outputs["dev/end"]))
-    scores = answers.score(best, examples)
-    return {"f1": float(scores["f1"]), "exact_match": float(scores["exact_match"])}
+    start, end = map(np.asarray, sides)
+    best = answers.best_answers(examples, windows, start, end)
+    return float(answers.score(best, examples)["f1"])

@@ -15,13 +15,12 @@ import importlib.util
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchlib.benchmarks.parity.config import Member
+from benchlib.workloads.executors import Member
 
 KERNELS = {
     "math": SDPBackend.MATH,
@@ -29,23 +28,16 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+ENABLED = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}  # as torch names them
 # Attention kernels whose gradients add up in any order: there torch is asked for determinism and warns, else it raises.
 _UNORDERED = ("efficient", "cudnn")
+Switch = tuple[Callable[[], Any], Callable[[Any], None], Any]  # read, set, the value in mode exact
 
 
-@dataclass(frozen=True)
-class _Switch:
-    name: str
-    read: Callable[[], Any]
-    put: Callable[[Any], None]
-    exact: Any
-
-
-def _attribute(path: str, exact: Any) -> _Switch:
-    """Return the switch of an attribute below ``torch.backends``."""
-    owner, _, name = path.rpartition(".")
-    module = operator.attrgetter(owner)(torch.backends)
-    return _Switch(path, lambda: getattr(module, name), lambda value: setattr(module, name, value), exact)
+def _attribute(owner: Any, path: str, exact: Any) -> Switch:
+    *parts, name = path.split(".")
+    module = operator.attrgetter(".".join(parts))(owner) if parts else owner
+    return lambda: getattr(module, name), lambda value: setattr(module, name, value), exact
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -56,59 +48,45 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
-_OLDER = (
-    _Switch(
-        "float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"
-    ),
-    _attribute("cudnn.allow_tf32", False),
-)
-# One by one and not by their parents: setting a parent overwrites its children, which could not be put back one by one.
-_NEWER = tuple(
-    _attribute(f"{part}.fp32_precision", "ieee")
-    for part in ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-)
-_FILL: Any = torch.utils.deterministic
-_OTHERS = (
-    _attribute("cuda.matmul.allow_bf16_reduced_precision_reduction", False),
-    _attribute("cudnn.benchmark", False),
-    _attribute("cudnn.deterministic", True),
-    _attribute("mkldnn.deterministic", True),
-    _Switch("deterministic_algorithms", _deterministic, _set_deterministic, (True, False)),
+# The newer interface one by one and not by parents: setting a parent overwrites its children.
+PARTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+ATTRIBUTES = {
+    "cudnn.allow_tf32": False,
+    **dict.fromkeys([f"{part}.fp32_precision" for part in PARTS], "ieee"),
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": False,
+    "cudnn.benchmark": False,
+    "cudnn.deterministic": True,
+    "mkldnn.deterministic": True,
+}
+DETERMINISTIC = "deterministic_algorithms"
+_READ, _SET = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+SWITCHES: dict[str, Switch] = {
+    "float32_matmul_precision": (_READ, _SET, "highest"),
+    **{path: _attribute(torch.backends, path, exact) for path, exact in ATTRIBUTES.items()},
+    DETERMINISTIC: (_deterministic, _set_deterministic, (True, False)),
     # It would fill every new tensor, which costs time and no result depends on.
-    _Switch(
-        "fill_uninitialized_memory",
-        lambda: _FILL.fill_uninitialized_memory,
-        lambda value: setattr(_FILL, "fill_uninitialized_memory", value),
-        False,
-    ),
-)
+    "fill_uninitialized_memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory", False),
+}
 
 
-def _xla() -> tuple[_Switch, ...]:
-    """Return the switch of XLA devices, whose default on a TPU multiplies in bf16; none where torch_xla is missing."""
-    if importlib.util.find_spec("torch_xla") is None:
-        return ()
-    backends = importlib.import_module("torch_xla.backends")
-    return (
-        _Switch("xla.mat_mul_precision", backends.get_mat_mul_precision, backends.set_mat_mul_precision, "highest"),
-    )
-
-
-def _all(where: torch.device) -> tuple[_Switch, ...]:
-    return (*_OLDER, *_NEWER, *_OTHERS, *(_xla() if where.type == "xla" else ()))
+def _all(where: torch.device) -> dict[str, Switch]:
+    """Return the switches of a device, in the order in which they are set; an XLA device by default multiplies in bf16."""
+    if where.type != "xla" or importlib.util.find_spec("torch_xla") is None:
+        return SWITCHES
+    xla = importlib.import_module("torch_xla.backends")
+    return SWITCHES | {"xla.mat_mul_precision": (xla.get_mat_mul_precision, xla.set_mat_mul_precision, "highest")}
 
 
 def state(where: torch.device) -> dict[str, Any]:
     """Return what every switch says now; None where torch refuses to say, because its two interfaces disagree."""
     values: dict[str, Any] = {}
-    for switch in _all(where):
+    for name, (read, _, _) in _all(where).items():
         try:
-            values[switch.name] = switch.read()
+            values[name] = read()
         except RuntimeError:
-            values[switch.name] = None
-    names = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}
+            values[name] = None
     return values | {
-        "sdpa": {kernel: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for kernel, name in names.items()}
+        "sdpa": {name: getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for name, way in ENABLED.items()}
     }
 
 
@@ -118,19 +96,19 @@ def exact(where: torch.device, warn_only: bool = False) -> Iterator[None]:
 
     ``warn_only`` lets operations without a deterministic kernel run, which raise otherwise.
     """
-    before = state(where)
+    before, switches = state(where), _all(where)
     try:
-        for switch in _all(where):
-            switch.put((True, warn_only) if switch.name == "deterministic_algorithms" else switch.exact)
+        for name, (_, put, value) in switches.items():
+            put((True, warn_only) if name == DETERMINISTIC else value)
         with warnings.catch_warnings():
             if warn_only:
                 warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
             yield
     finally:
         with contextlib.ExitStack() as stack:  # every one is put back, also after one that raises
-            for switch in reversed(_all(where)):
-                if before[switch.name] is not None:
-                    stack.callback(switch.put, before[switch.name])
+            for name, (_, put, _) in reversed(switches.items()):
+                if before[name] is not None:
+                    stack.callback(put, before[name])
 
 
 @contextlib.contextmanager

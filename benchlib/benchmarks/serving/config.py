@@ -1,6 +1,5 @@
 """Parameters of the serving benchmark. The defaults are those of the smoke tier, with two unlike workers that compute nothing."""
 
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
@@ -25,7 +24,9 @@ class ServingConfig(BaseConfig):
     mode: Literal["single", "distributed", "both"] = Field("both", description="each alone, all together, or both")
     engine: Literal["sim", "static", "continuous"] = Field("sim", description="of workers that are started here")
     model: str = Field(
-        EMBEDDED_MODEL, min_length=1, description="of these: hub name, folder, tiny, or llama3-8b-random"
+        EMBEDDED_MODEL,
+        min_length=1,
+        description="of these: hub name, folder, tiny, or llama3-8b-random; of others: whose tokenizer counts where they give no token ids",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of these")
     worker_count: int = Field(2, ge=1, le=64, description="how many are started here")
@@ -84,13 +85,6 @@ class ServingConfig(BaseConfig):
             )
         return self
 
-    def scope(self, engines: Iterable[str] = ()) -> str:
-        """Return what the metrics' names say of the work: it is not that of a real user.
-
-        ``engines`` is what workers that were started elsewhere say of theirs.
-        """
-        return "sim" if "sim" in (engines if self.workers else (self.engine,)) else "random_prompts"
-
     @property
     def limits_s(self) -> dict[str, float]:
         """The limits in seconds."""
@@ -98,8 +92,8 @@ class ServingConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be sent to whom."""
-        own = f"{self.worker_count} workers ({self.engine}) started here"
-        who = f"{len(self.workers)} servers" if self.workers else own
+        started = f"{self.worker_count} workers ({self.engine}) started here"
+        who = f"{len(self.workers)} servers" if self.workers else started
         runs = {"single": "each alone", "distributed": "all together", "both": "each alone and all together"}[self.mode]
         work = f"{who}: {self.rounds} rounds of {self.queries} queries per worker, {runs}, {self.concurrency} at once per worker"
         if self.mode != "single":

@@ -10,42 +10,94 @@ import signal
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.serving.bench import Bench, Row
 from benchlib.benchmarks.serving.config import ServingConfig
-from benchlib.benchmarks.serving.metrics import facts, metrics, predict, series
+from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config import addresses
-from benchlib.core.events import EventWriter, Moment
+from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.core.imports import loaded
 from benchlib.core.machine import BACKENDS
-from benchlib.results.run import Result, save_result
-from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.dispatch import Dispatcher, in_flight, losses
-from benchlib.workloads.llm.engines import MEMORY
-from benchlib.workloads.llm.load import find_knee, measure, schedule
+from benchlib.workloads.llm.dispatch import Dispatcher, asked_in, in_flight, losses, memory_of
+from benchlib.workloads.llm.engines import Policy, Settings
+from benchlib.workloads.llm.load import Client, find_knee, measure, schedule
 from benchlib.workloads.llm.pool import Pool
 
 VOCABULARY = (3, 500)  # token ids of random prompts: every tokenizer has them
 CPU = "process_cpu_seconds_total"  # of a worker's /metrics
 KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is killed
+TABLES = ("workers", "scaling", "load", "recovery", "losses", "inflight")
+Row = dict[str, Any]
+
+
+@dataclass
+class Bench:
+    """What a run has so far: its tables, and in ``sums`` what is counted over all of it."""
+
+    config: ServingConfig
+    events: EventWriter
+    urls: list[str]
+    token: str
+    prompts: list[list[int]]
+    pool: Pool | None = None
+    tables: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
+    sums: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("issued", "failed", "repeated", "stated", "counted"), 0)
+    )
+    errors: dict[str, None] = field(default_factory=dict)
+    cpu_ms: list[float] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def client(self, urls: list[str]) -> Iterator[tuple[Client, Dispatcher]]:
+        """Open a dispatcher to some workers, and a client that drives it."""
+        config = self.config
+        policy = Policy(
+            cap=config.concurrency,
+            deadline_s=config.deadline_s,
+            stall_s=config.stall_s,
+            gone_s=config.gone_s,
+            start_s=config.startup_timeout_s,
+        )
+        dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
+        with keep_alive(self.events, config.startup_timeout_s):
+            dispatcher.start()
+        try:
+            alive = lambda: self.events.emit("heartbeat")  # noqa: E731
+            yield Client(dispatcher, self.prompts, config.max_new, config.deadline_s + 1, alive), dispatcher
+        finally:
+            self.sums["stated"] += dispatcher.stated
+            self.sums["counted"] += dispatcher.counted
+            dispatcher.stop()
+
+    def measure(self, client: Client, table: np.ndarray) -> Row:
+        """Return the row of a run, and add it to the sums."""
+        for name, count in (
+            ("issued", len(table)),
+            ("failed", int(table["failed"].sum())),
+            ("repeated", client.log.repeated),
+        ):
+            self.sums[name] += count
+        self.errors |= dict.fromkeys(client.log.errors.values())
+        config = self.config
+        return measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
 
 
 def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
-    """Measure; leaves ``result.json`` and ``samples.parquet``."""
+    """Measure as the only rank, without a process group; leaves ``result.json`` and ``samples.parquet``."""
     began = Moment.at(psutil.Process().create_time())
     at_work = f"waiting for {', '.join(config.workers)}" if config.workers else "starting the workers"
     events.emit("phase", name="init", text=at_work)
     with contextlib.ExitStack() as stack:
         bench = _prepare(config, run_dir, events, stack)
-        with bench.client(bench.urls) as client:  # names of services become addresses; nobody is measured cold
-            assert isinstance(client.engine, Dispatcher)
-            bench.urls = [worker.url for worker in client.engine.workers]
-            bench.engines = [str(worker.says.get("engine") or "") for worker in client.engine.workers]
+        with bench.client(bench.urls) as (client, dispatcher):  # names become addresses; nobody is measured cold
+            bench.urls = [worker.url for worker in dispatcher.workers]
+            simulated = any(worker.engine == "sim" for worker in dispatcher.workers)
             client.at_once(2 * len(bench.urls))
         loaded()
         startup_s = began.since()
@@ -58,11 +110,25 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
                 events.emit("phase", name="recovery", text="killing a worker")
                 _recovery(bench, bench.pool)
     events.emit("phase", name="write")
-    result = Result.of(
-        config, status="complete", started_at=began.wall, ended_at=began.wall + began.since(),
-        metrics=metrics(bench, startup_s, began.since()), facts=facts(bench), tables=series(bench),
-    )  # fmt: skip
-    save_result(run_dir, result)
+    facts: Row = bench.sums | {
+        "startup_s": startup_s,
+        "scope": "sim" if simulated else "random_prompts",
+        "errors": "; ".join([*bench.errors][:2]),
+        "dispatcher_cpu_ms": bench.cpu_ms,
+        "project_samples": config.project_samples,
+        "worker_startup_s": bench.pool.ready_s if bench.pool else [],
+        # Own workers share what this process has; others are machines of their own, of which this one knows no more.
+        "paid_devices": None if bench.pool else len(bench.urls),
+    }
+    facts["why"] = (
+        {"paid_devices": "the workers share this machine"}
+        if bench.pool
+        else {"worker_startup_s": "the workers were there before"}
+    )
+    if not facts["stated"]:
+        facts |= dict.fromkeys(("stated", "counted"))
+        facts["why"] |= dict.fromkeys(("stated", "counted"), "the servers give token ids, or state no counts of texts")
+    SPEC.save(config, run_dir, began, bench.tables | {"run": [facts | {"total_s": began.since()}]})
 
 
 def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: contextlib.ExitStack) -> Bench:
@@ -81,98 +147,80 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
 
 
 def _rates(bench: Bench) -> None:
-    """Measure each worker alone and all together, in turns: what the machine does meanwhile touches all alike.
-
-    What a joint run will take is predicted before it, from the rates of each worker alone. ``mode=distributed`` measures nobody
-    alone: there the rates are those that each had in the joint run before, the first of which counts for nothing else.
-    """
+    """Measure each worker alone and all together, in turns: what the machine does meanwhile touches all alike."""
     config, count = bench.config, len(bench.urls)
-    bench.alone = [[] for _ in bench.urls]
-    bench.says = [{} for _ in bench.urls]
-    groups = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
-    warm = config.mode == "distributed" and count > 1
-    joint = (len(groups) + 1 + (count > 1)) * (config.mode != "single")
-    total = config.rounds * (count * (config.mode != "distributed") + joint) + warm
-    numbers = itertools.count(1)
+    workers: list[Row] = [{"worker": index, "url": url, "answered": 0} for index, url in enumerate(bench.urls)]
+    sizes = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
+    joint: dict[int, list[Row]] = {size: [] for size in [*sizes, count] if config.mode != "single"}
+    alone: list[list[Row]] = [[] for _ in workers] if config.mode != "distributed" else []
+    numbers, total = itertools.count(1), config.rounds * (len(alone) + len(joint))
 
-    def run(urls: list[str], weighted: bool = True) -> Row:
-        row = _at_once(bench, urls, weighted)
+    def at_once(chosen: list[Row]) -> Row:
+        row = _at_once(bench, chosen)
         bench.events.emit("progress", phase="measure", done=next(numbers), total=total, unit="runs")
         return row
 
-    before = run(bench.urls) if warm else {}
     for _ in range(config.rounds):
-        if config.mode != "distributed":
-            for index, url in enumerate(bench.urls):
-                bench.alone[index].append(run([url])["samples_per_s"])
-        if config.mode != "single" and count > 1:  # said before anybody knows
-            own = before["each_per_s"] if warm else [rates[-1] for rates in bench.alone]
-            bench.predicted.append(predict(own, config.queries * count) if all(own) else {})
-            bench.events.emit("prediction", round=len(bench.predicted), splits=bench.predicted[-1])
-        if config.mode != "single":
-            for size in groups:
-                bench.groups.setdefault(size, []).append(run(bench.urls[:size])["samples_per_s"])
-            bench.together.append(before := run(bench.urls))
-            if count > 1:
-                bench.equal.append(run(bench.urls, weighted=False))
+        for worker, rows in zip(workers, alone, strict=False):
+            rows.append(at_once([worker]))
+        for size, rows in joint.items():
+            rows.append(at_once(workers[:size]))
+    rates = [[row["samples_per_s"] for row in rows] for rows in alone]
+    unmeasured = "mode = distributed measures nobody alone"
+    for index, worker in enumerate(workers):
+        worker["alone_per_s"] = rates[index] if rates else []
+        worker["why"] |= {} if rates else {"alone_per_s": unmeasured}
+    bench.tables["workers"] = workers
+    for size, rows in sorted((({1: alone[0]} if alone else {}) | joint).items()):
+        row: Row = {name: [run[name] for run in rows] for name in ("samples_per_s", "tokens_per_s")}
+        sums = [sum(values) for values in zip(*rates[:size], strict=True)]
+        row |= {"size": size, "all": size == count, "sum_per_s": sums, "why": {} if sums else {"sum_per_s": unmeasured}}
+        bench.tables["scaling"].append(row)
 
 
-def _at_once(bench: Bench, urls: list[str], weighted: bool = True) -> Row:
+def _at_once(bench: Bench, workers: list[Row]) -> Row:
     """Send as many queries per worker as the config says, all at once, and return what came of it.
 
     The prompts are the same for each worker alone as for all together, where they come as often as there are workers: answers
     differ in length, and a joint run of other prompts would be other work.
     """
-    with bench.client(urls, weighted) as client:
+    with bench.client([worker["url"] for worker in workers]) as (client, dispatcher):
         client.prompts = bench.prompts[: bench.config.queries]
-        dispatcher = client.engine
-        assert isinstance(dispatcher, Dispatcher)
         before, cpu = dispatcher.counters(), dispatcher.cpu_s()
-        table = bench.count(client, client.at_once(bench.config.queries * len(urls)))
-        cpu = dispatcher.cpu_s() - cpu
-        after = dispatcher.counters()
-        row = measure(table, bench.config.limits_s, bench.config.percentile / 100, client.log.repeated)
-        done = queries.completed(table)
-        for url, first, last in zip(urls, before, after, strict=True):
-            says = {name: last.get(theirs) for name, theirs in MEMORY.items()}
-            if CPU in first and CPU in last:
-                says["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s
-            bench.says[bench.urls.index(url)] = says
-        bench.cpu_ms.append(1e3 * cpu / len(table))
-        row["given"] = [int((done["worker"] == worker.index).sum()) for worker in dispatcher.workers]
-        ends = [done["last_s"][done["worker"] == worker.index] for worker in dispatcher.workers]
-        start = float(queries.start_s(table).min())
-        row["end_s"] = [float(end.max()) - start if len(end) else 0.0 for end in ends]
-        both = zip(row["given"], row["end_s"], strict=True)
-        row["each_per_s"] = [count / end_s if count else 0.0 for count, end_s in both]
-        row["idle_slot_s"] = [worker.idle_slot_s for worker in dispatcher.workers]
-        return row
+        row = bench.measure(client, table := client.at_once(bench.config.queries * len(workers)))
+        bench.cpu_ms.append(1e3 * (dispatcher.cpu_s() - cpu) / len(table))
+        for worker, of, first, last in zip(workers, dispatcher.workers, before, dispatcher.counters(), strict=True):
+            worker |= asked_in(of) | memory_of(last)
+            worker["answered"] += int((table["worker"] == of.index).sum()) if len(workers) > 1 else 0
+            stated = CPU in first and CPU in last
+            worker["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s if stated else None
+            worker["why"] |= {} if stated else {"cpu_share": "the worker does not state it in its /metrics"}
+    return row
 
 
 def _load(bench: Bench) -> None:
     """Closed loops, then open loops up to the knee."""
-    config = bench.config
-    capacity = statistics.median(row["samples_per_s"] for row in bench.together)
-    with bench.client(bench.urls) as client:
+    config, loads = bench.config, bench.tables["load"]
+    (joint,) = [row for row in bench.tables["scaling"] if row["all"]]
+    capacity, number = statistics.median(joint["samples_per_s"]), itertools.count(1)
+    most = len(config.loads) + config.refine + 1  # and more where a rate has to be sent again
+    limits = {"ttft_limit_ms": config.ttft_ms, "tpot_limit_ms": config.tpot_ms, "percentile": config.percentile}
+    with bench.client(bench.urls) as (client, _):
         for concurrency in config.concurrencies:
             count = max(8, 2 * concurrency, round(config.queries * concurrency / config.concurrency))
-            table = bench.count(client, client.closed_loop(concurrency, count))
-            row = measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
-            bench.closed.append({"concurrency": concurrency, **row})
-        number = 0
+            row = bench.measure(client, client.closed_loop(concurrency, count))
+            row["why"] |= {"rate": "a closed loop has none"}
+            loads.append({"phase": "closed", "concurrency": concurrency} | limits | row)
 
         def probe(rate: float, count: int) -> Row:
-            nonlocal number
-            number += 1
-            due = schedule(config.arrivals, rate, count, config.seed + number)
-            table = bench.count(client, client.open_loop(due))
-            bench.knee_samples = queries.times_s(queries.completed(table))
-            bench.events.emit("progress", phase="load", done=number, total=max(number, most), unit="rates")
-            return measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
+            due = schedule(config.arrivals, rate, count, config.seed + (place := next(number)))
+            row = bench.measure(client, client.open_loop(due))
+            bench.events.emit("progress", phase="load", done=place, total=max(place, most), unit="rates")
+            row["why"] |= {"concurrency": "an open loop has none"}
+            return limits | row
 
-        most = len(config.loads) + config.refine + 1  # and more where a rate has to be sent again
-        rates, size = [share * capacity for share in config.loads], lambda rate: max(10, round(rate * config.point_s))
-        bench.sweep, bench.knee = find_knee(probe, rates, size, refine=config.refine)
+        size = lambda rate: max(10, round(rate * config.point_s))  # noqa: E731
+        loads += find_knee(probe, [share * capacity for share in config.loads], size, refine=config.refine)
 
 
 def _recovery(bench: Bench, pool: Pool) -> None:
@@ -180,13 +228,12 @@ def _recovery(bench: Bench, pool: Pool) -> None:
 
     The queries are sent from another thread: workers live as long as the thread that starts them.
     """
-    count = bench.config.queries * len(bench.urls)
-    rate = statistics.median(row["samples_per_s"] for row in bench.together)
+    config, count = bench.config, bench.config.queries * len(bench.urls)
+    (joint,) = [row for row in bench.tables["scaling"] if row["all"]]
+    rate = statistics.median(joint["samples_per_s"])
     longer = max(2 * count, round(1.5 * rate * pool.ready_s[0]))  # so that the worker is back before the end
-    with bench.client(bench.urls) as client:
-        dispatcher = client.engine
-        assert isinstance(dispatcher, Dispatcher)
-        bench.count(client, client.at_once(count))
+    with bench.client(bench.urls) as (client, dispatcher):
+        bench.measure(client, client.at_once(count))
         undisturbed, before = client.answers, len(dispatcher.attempts)
         tables: list[np.ndarray] = []
         sending = threading.Thread(target=lambda: tables.append(client.at_once(longer)))
@@ -199,14 +246,21 @@ def _recovery(bench: Bench, pool: Pool) -> None:
         pool.wait(0)
         back_s = time.monotonic() - began
         sending.join()
-        table = bench.count(client, tables[0])
-        attempts = dispatcher.attempts[before:]
-        same = sum(client.answers.get(sample) == ids for sample, ids in undisturbed.items())
-        bench.recovery = {
-            "queries": len(table), "failed": int(table["failed"].sum()), "repeated": client.log.repeated,
-            "requeued": sum(row["outcome"] != "ok" for row in attempts), "answers": len(undisturbed), "same_answers": same,
-            "killed_s": killed_s, "back_s": back_s, "end_s": float(np.nanmax(table["last_s"])) - began,
-            "after_return": sum(row["worker"] == 0 and row["sent_s"] - began > back_s for row in attempts),
-        }  # fmt: skip
-        bench.losses = losses(dispatcher.events, attempts, began)
-        bench.inflight = in_flight(attempts, len(bench.urls), began)
+        row, attempts = bench.measure(client, tables[0]), dispatcher.attempts[before:]
+        bench.tables["recovery"].append(
+            {name: row[name] for name in ("queries", "failed", "repeated")}
+            | {
+                "requeued": sum(bool(attempt["error"]) for attempt in attempts),
+                "answers": len(undisturbed),
+                "same_answers": sum(client.answers.get(sample) == ids for sample, ids in undisturbed.items()),
+                # Elsewhere answers depend on the batch that a query is in.
+                "exact": config.precision == "fp32" and config.backend == "cpu",
+                "killed_s": killed_s,
+                "back_s": back_s,
+                "after_return": sum(
+                    attempt["worker"] == 0 and attempt["sent_s"] - began > back_s for attempt in attempts
+                ),
+            }
+        )
+        bench.tables["losses"] = losses(dispatcher.events, attempts, began)
+        bench.tables["inflight"] = in_flight(attempts, len(bench.urls), began)

@@ -361,11 +361,11 @@ SPEC = Spec(
             "Was the newest checkpoint intact?",
             judge=_newest,
             kind="outcome",
-            gates=False,
+            informs=True,
             when=lambda config: bool(config.resume or config.max_restarts),
         ),
         *TARGETS,
-        Check("F1 reference", "Does F1 match the published value?", judge=_reference, kind="reference", gates=False),
+        Check("F1 reference", "Does F1 match the published value?", judge=_reference, kind="reference", informs=True),
         below("distance to the best split", NEAR_BEST, (balance["distance"], DISTANCE), when=_balanced),
         near(
             "split as planned",
@@ -379,7 +379,7 @@ SPEC = Spec(
             (shares["off"], PREDICTED),
             when=_balanced,
             kind="reference",
-            gates=False,
+            informs=True,
         ),
     ],
     says=[

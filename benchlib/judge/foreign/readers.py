@@ -1,56 +1,56 @@
 """The formats that can be judged, how a file of each is recognised, and what it states. A format is a module and a row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import read_bytes
 from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
+from benchlib.judge.foreign.loadgen_summary import TITLE
 from benchlib.judge.impossible.claim import Claim
+from benchlib.results.shared import is_report
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 
 
 class UnknownFormat(UserError):
     """A file of no format that can be judged; ``expected`` names those, once for all such files."""
 
 
-@dataclass(frozen=True)
-class Reader:
-    """``read(path, text)`` returns the claims of a file or raises ``UserError``.
+class Reader(NamedTuple):
+    """``read(path, content)`` returns the claims of a file or raises ``UserError``; the content is JSON's object, else text.
 
-    A file is of this format where it is a JSON object with all of ``keys``, or where ``sniff(path, text)`` says so.
+    JSON is of this format where it has all of ``keys``, text where ``sniff(path, text)`` says so.
     """
 
-    name: str
     what: str
-    read: Callable[[Path, str], list[Claim]]
+    read: Callable[[Path, Any], list[Claim]]
     keys: str = ""
     sniff: Callable[[Path, str], bool] | None = None
 
-    def fits(self, path: Path, text: str) -> bool:
-        """Return whether a file is of this format."""
-        return self.sniff(path, text) if self.sniff else set(self.keys.split()) <= kit.keys(text)
+    def fits(self, path: Path, content: Any) -> bool:
+        if isinstance(content, dict):
+            return bool(self.keys) and set(self.keys.split()) <= content.keys()
+        return self.sniff is not None and self.sniff(path, content)
 
 
 # In the order of asking: the formats with unmistakable marks first.
-READERS: dict[str, Reader] = {
-    reader.name: reader
-    for reader in (
-        Reader("claim", "the neutral claim JSON", kit.read_claim_file, "claim_version"),
-        Reader("result", "the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics"),
-        Reader("verdict", "the kit's verdict.json", kit.read_verdict, "schema_version verdict sentence checks"),
-        Reader("baseline", "the kit's baseline file", kit.read_baseline, "schema_version runs limits"),
-        Reader("report", "the kit's shared report.html", kit.read_report, sniff=lambda _, text: kit.is_report(text)),
-        Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version"),
-        Reader("nccl-tests", "output of nccl-tests or rccl-tests", nccl.read_text, sniff=lambda _, text: nccl.is_text(text)),
-        Reader("LoadGen", "MLPerf's mlperf_log_summary.txt", loadgen_summary.read, sniff=lambda _, text: loadgen_summary.TITLE in text),
-        Reader("table", "a throughput table (CSV, TSV or Markdown)", throughput_table.read, sniff=throughput_table.sniff),
-    )
-}  # fmt: skip
+READERS = {
+    "claim": Reader("the neutral claim JSON", kit.read_claim_file, "claim_version"),
+    "result": Reader("the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics"),
+    "verdict": Reader("the kit's verdict.json", kit.read_verdict, "schema_version verdict sentence checks"),
+    "baseline": Reader("the kit's baseline file", kit.read_baseline, "schema_version runs limits"),
+    "report": Reader("the kit's shared report.html", kit.read_report, sniff=lambda _, text: is_report(text)),
+    "nccl-tests JSON": Reader("JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version"),
+    "nccl-tests": Reader(
+        "output of nccl-tests or rccl-tests", nccl.read_text, sniff=lambda _, text: nccl.is_text(text)
+    ),
+    "LoadGen": Reader("MLPerf's mlperf_log_summary.txt", loadgen_summary.read, sniff=lambda _, text: TITLE in text),
+    "table": Reader("a throughput table (CSV, TSV or Markdown)", throughput_table.read, sniff=throughput_table.sniff),
+}
 
 
 def read_claims(path: Path) -> tuple[str, list[Claim]]:
@@ -58,22 +58,23 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     if path.is_dir():
         return "run", kit.read_run(path)
     text = _text(path)
-    if kit.looks_like_json(text):
-        kit.parse(path, text)  # says so where it is cut
-    reader = next((reader for reader in READERS.values() if reader.fits(path, text)), None)
-    if reader is None:
-        hint = f"; {kit.hint(kit.keys(text))}" if kit.looks_like_json(text) else ""
+    json = text.lstrip().startswith("{")
+    content = kit.parse(path, text) if json else text
+    name = next((name for name, reader in READERS.items() if reader.fits(path, content)), None)
+    if name is None:
+        hint = f'; a claim file begins with "claim_version": 1, {kit.GUIDE}' if json else ""
         raise UnknownFormat(f"{path}: not a format that can be judged{hint}")
+    what = READERS[name].what
     try:
-        claims = reader.read(path, text)
+        claims = READERS[name].read(path, content)
     except UserError:
         raise
     except (ValueError, OverflowError) as error:  # of the models, or of a number with thousands of digits
-        said = explained(error) if isinstance(error, ValidationError) else f"a number: {error}"
-        raise UserError(f"{path}: {reader.what} with an invalid value ({said})") from None
+        reason = explained(error) if isinstance(error, ValidationError) else f"a number: {error}"
+        raise UserError(f"{path}: {what} with an invalid value ({reason})") from None
     if not claims:
-        raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
-    return reader.name, claims
+        raise UserError(f"{path}: {what} without a single result; the file may be cut")
+    return name, claims
 
 
 def not_read(path: Path, name: str) -> list[str]:
@@ -82,13 +83,12 @@ def not_read(path: Path, name: str) -> list[str]:
 
 
 def expected() -> str:
-    """Name the formats, for messages."""
-    names = [reader.what for reader in READERS.values()]
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+    *others, last = (reader.what for reader in READERS.values())
+    return f"{', '.join(others)} or {last}"
 
 
 def _text(path: Path) -> str:
-    data = read_bytes(path, MOST_BYTES)
+    data = read_bytes(path, MAX_BYTES)
     if not data.strip():
         raise UnknownFormat(f"{path}: the file is empty")
     try:

@@ -3,14 +3,14 @@
 GB/s are 1e9 bytes per second. A number is taken as it was written: 156.2 stands for 156.15 to 156.25.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST = 10**15  # larger counts cannot be real, and would not survive as floats
+MAX_COUNT = 10**15  # larger counts cannot be real, and would not survive as floats
 
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Positive = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Ranks = Annotated[int, Field(ge=1, le=10_000_000)]
 Above0 = Annotated[float, Field(gt=0)]
 
@@ -121,6 +121,13 @@ class Latency(Part):
     max_s: float | None = _of("maximum, in s")
     percentiles_s: dict[float, float] = _of("in s; the name is the number, 99 for p99", {})
     of_tokens: bool = _of("times of tokens, of which none can be zero", False)
+
+    @property
+    def stated(self) -> dict[str, float]:
+        """What is stated by name: the minimum, the percentiles from the least on, the maximum and the mean."""
+        percentiles = {f"p{key:g}": self.percentiles_s[key] for key in sorted(self.percentiles_s)}
+        ends = {"minimum": self.min_s} | percentiles | {"maximum": self.max_s, "mean": self.mean_s}
+        return {name: value for name, value in ends.items() if value is not None}
 
 
 class Requests(Part):
@@ -256,6 +263,15 @@ class Claim(Part):
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])
     wholes: list[Whole] = _of("times or amounts, and parts of them", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
+
+
+# The parts of a claim by the names of its fields.
+PARTS: dict[str, type[Part]] = {
+    name: kind
+    for name, field in Claim.model_fields.items()
+    for kind in get_args(field.annotation)
+    if isinstance(kind, type) and issubclass(kind, Part)
+}
 
 
 class ClaimFile(Part):

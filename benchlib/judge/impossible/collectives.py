@@ -4,17 +4,18 @@ import statistics
 from collections.abc import Sequence
 
 from benchlib.core.definitions import BUS_FACTORS, algbw_gbps
-from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, span
+from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, rule, span
 
 GB = "GB/s"
 BITS = 8
 SOONEST_S = 1e-8  # 3 m of light; a store from one core to another takes longer
-MOST_BYTES_PER_S = 10e12  # algbw; B200 and MI355X claim 8e12 for their memory
+MAX_BYTES_PER_S = 10e12  # algbw; B200 and MI355X claim 8e12 for their memory
 DECIMALS = 0.0051  # GB/s: small bandwidths are printed with two decimals
 PRINTED = 2e-3  # beside the rounding: nccl-tests derives both bandwidths from one time, others round in between
 SWITCHED = ("NVLS", "COLLNET", "SHARP")  # algorithms of NCCL in which a switch adds
 
 
+@rule("collective", "algbw is S/t", "an algorithm bandwidth that is not size over time")
 def algbw(size_bytes: int, seconds: float, algbw_gbytes_per_s: float) -> Finding:
     """algbw = S/t with S the bytes of the larger side. What some tools print, 2S/t, is no algbw."""
     if seconds <= 0:
@@ -30,6 +31,7 @@ def algbw(size_bytes: int, seconds: float, algbw_gbytes_per_s: float) -> Finding
     return finding(agrees(algbw_gbytes_per_s, low, high, PRINTED, DECIMALS), reason, wrong=wrong)
 
 
+@rule("collective", "transfer takes time", "transfers faster than light or than any memory")
 def possible_transfer(size_bytes: int, seconds: float, ranks: int | None = None, operation: str = "") -> Finding | None:
     """No signal crosses to another device in less than 10 ns (3 m of light), and no memory moves more than 10 TB/s."""
     if not size_bytes or (ranks is not None and ranks < 2) or seconds <= 0:
@@ -38,10 +40,11 @@ def possible_transfer(size_bytes: int, seconds: float, ranks: int | None = None,
     reason = f"{size_bytes:,} bytes in {figure(1e6 * seconds, 'us')} = {figure(rate / 1e9, GB)}"
     if seconds < SOONEST_S:
         return finding(False, reason, wrong="light needs longer to another device and back; it was not waited for")
-    wrong = f"no device's memory moves more than {figure(MOST_BYTES_PER_S / 1e9, GB)}; it was not waited for"
-    return finding(rate <= MOST_BYTES_PER_S, reason, wrong=wrong)
+    wrong = f"no device's memory moves more than {figure(MAX_BYTES_PER_S / 1e9, GB)}; it was not waited for"
+    return finding(rate <= MAX_BYTES_PER_S, reason, wrong=wrong)
 
 
+@rule("collective", "busbw factor", "a bus bandwidth with another operation's or rank count's factor")
 def busbw_factor(ranks: int, algbw_gbytes_per_s: float, busbw_gbytes_per_s: float, operation: str = "") -> Finding:
     """busbw / algbw is the factor of the operation for its ranks; where the operation is not known, any of them."""
     if operation and operation not in BUS_FACTORS:
@@ -91,6 +94,7 @@ def wire_rate(
     return min(ring, by_switch) if switched or not algorithm else ring
 
 
+@rule("collective", "busbw below the links", "a bus bandwidth above what the links carry")
 def busbw_bound(
     busbw_gbytes_per_s: float,
     bound_gbytes_per_s: float,
@@ -117,6 +121,7 @@ def busbw_bound(
     return finding(wire <= most, reason, wrong=wrong, value=wire, unit=GB, limit=limit)
 
 
+@rule("collective", "right results", "speed of wrong results")
 def right_results(wrong_elements: float) -> Finding:
     """A speed counts only where the result was right."""
     reason, wrong = f"{wrong_elements:,.0f} wrong elements", "the speed of a wrong result does not count"
@@ -124,6 +129,7 @@ def right_results(wrong_elements: float) -> Finding:
     return finding(good, reason, wrong=wrong, value=wrong_elements, unit="elements", limit="= 0")
 
 
+@rule("collective", "average busbw", "an average that is not that of the rows")
 def average_busbw(average_busbw_gbytes_per_s: float, all_busbw_gbytes_per_s: Sequence[float]) -> Finding:
     """The stated average bus bandwidth is the mean of the rows, both placements and all sizes."""
     rows, average = all_busbw_gbytes_per_s, average_busbw_gbytes_per_s

@@ -1,16 +1,24 @@
-"""What a rule says of numbers, and when two numbers that were rounded for print still agree."""
+"""What a rule is and says of numbers, and when two numbers that were rounded for print still agree.
 
+A rule is a function of plain numbers. Its parameters have the names of the fields of one part of a claim (``item`` is the part
+itself); it is asked where the claim states all that have no default, and returns None where what is stated does not suffice.
+"""
+
+import functools
+import inspect
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
 from benchlib.core.text import quantity, with_unit
+from benchlib.judge.impossible.claim import Claim
 
 PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
 SCALING_SLACK = 1.05  # n devices do not do more than n times the work of one, but for noise
 RATE_SLACK = 0.05  # between a stated rate and counts over time: the ends of a window are seldom sharp
-MOST_ROUNDING = 0.03  # of a value that was written with few digits
+MAX_ROUNDING = 0.03  # of a value that was written with few digits
 ROUNDING = 2e-4  # of values that follow from each other exactly, beside the rounding of each for print
 
 
@@ -25,6 +33,51 @@ class Finding:
     limit: str = ""
 
 
+Judge = Callable[..., Finding | list[Finding] | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``part`` is the field of a claim whose fields ``judge`` takes, '' for a rule of the claim's own fields.
+
+    ``catches`` is the class of mistakes, in the words of a reader.
+    """
+
+    name: str
+    catches: str
+    part: str
+    judge: Judge
+
+    @functools.cached_property
+    def fields(self) -> dict[str, bool]:
+        """The fields that the rule takes, and whether it needs them."""
+        parameters = inspect.signature(self.judge).parameters.values()
+        return {parameter.name: parameter.default is parameter.empty for parameter in parameters}
+
+    def findings(self, claim: Claim) -> Iterator[Finding]:
+        """Yield a finding for each statement of the claim that the rule applies to."""
+        stated = getattr(claim, self.part) if self.part else claim
+        for part in stated if isinstance(stated, list) else [stated] if stated else []:
+            values = {name: part if name == "item" else getattr(part, name) for name in self.fields}
+            if any(needed and values[name] in (None, [], "") for name, needed in self.fields.items()):
+                continue
+            answer = self.judge(**values)
+            yield from answer if isinstance(answer, list) else [answer] if answer else []
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(part: str, name: str, catches: str) -> Callable[[Judge], Judge]:
+    """Make a rule of a function."""
+
+    def register(judge: Judge) -> Judge:
+        RULES[name] = Rule(name, catches, part, judge)
+        return judge
+
+    return register
+
+
 def finding(
     holds: bool, reason: str, *, wrong: str = "", value: float | None = None, unit: str = "", limit: str = ""
 ) -> Finding:
@@ -33,7 +86,12 @@ def finding(
     return Finding("PASS" if holds else "FAIL", text, value, unit, limit)
 
 
-def half_unit(value: float, most: float = MOST_ROUNDING) -> float:
+def none_wrong(wrong: Sequence[str], good: str, why: str = "", about: str = "") -> Finding:
+    """Return a FAIL that lists what is wrong, with the reason ``why``; where nothing is, a PASS that says ``good``."""
+    return finding(not wrong, about + ("; ".join(wrong) or good), wrong=why)
+
+
+def half_unit(value: float, most: float = MAX_ROUNDING) -> float:
     """Return half of the last digit that a value was written with: 156.2 -> 0.05; at most the share ``most`` of it.
 
     Zeros may be rounding or not: 10,000 is taken for 9,700 to 10,300, never for 5,000 to 15,000.
@@ -42,7 +100,7 @@ def half_unit(value: float, most: float = MOST_ROUNDING) -> float:
     return min(0.5 * 10.0**exponent, most * abs(value)) if value and isinstance(exponent, int) else 0.0
 
 
-def span(value: float, most: float = MOST_ROUNDING) -> tuple[float, float]:
+def span(value: float, most: float = MAX_ROUNDING) -> tuple[float, float]:
     """Return the ends of the values that print as this one."""
     half = half_unit(value, most)
     return value - half, value + half
@@ -54,7 +112,7 @@ def agrees(
     high: float,
     slack: float = ROUNDING,
     absolute: float = 0.0,
-    rounding: float = MOST_ROUNDING,
+    rounding: float = MAX_ROUNDING,
 ) -> bool:
     """Return whether a stated value, as rounded, can lie between ``low`` and ``high``.
 

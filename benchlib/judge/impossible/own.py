@@ -18,7 +18,7 @@ from benchlib.judge.numbers import InvalidNumber, count, known
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
-LEAST_KEPT = 10  # samples of a longer series that tell where its median was
+MIN_KEPT = 10  # samples of a longer series that tell where its median was
 CLOCKS_S = 1.0  # between the wall clock and the monotonic one
 
 Samples = Mapping[str, Sequence[float]]
@@ -47,19 +47,10 @@ class Numbers:
     def of(cls, result: Result, samples: Samples | None = None, config: BaseConfig | None = None) -> "Numbers":
         """Return those of a result; the config says how many ranks ran, where there is one."""
         ranks = config.world_size if config else max(1, result.world_size)
+        stated = (result.benchmark, result.metrics, ranks, result.facts, result.tables, samples or {}, config)
         elapsed_s = result.ended_at - result.started_at if result.ended_at else None
-        samples = samples or {}
-        return cls(
-            benchmark=result.benchmark,
-            metrics=result.metrics,
-            world_size=ranks,
-            facts=result.facts,
-            tables=result.tables,
-            samples=samples,
-            config=config,
-            elapsed_s=elapsed_s,
-            row_samples={name: samples[name] for name in samples if "[" in name},
-        )
+        rows = {name: values for name, values in (samples or {}).items() if "[" in name}
+        return cls(*stated, elapsed_s=elapsed_s, row_samples=rows)
 
     @classmethod
     def of_run(cls, run: Run) -> "Numbers":
@@ -96,7 +87,6 @@ class Numbers:
         return None if value is None or not parts else sum(count(part, name) for part in parts)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of a table, none where there is no such table."""
         rows = self.tables.get(table)
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
@@ -134,7 +124,6 @@ def own_claims(numbers: Numbers) -> list[Claim]:
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:
-    """Return every measured or derived value with its raw samples."""
     stated = []
     for metric in numbers.metrics:
         if metric.value is None and metric.provenance not in ("measured", "derived"):
@@ -154,7 +143,7 @@ def quantities(numbers: Numbers) -> list[Quantity]:
                 most=_most(numbers, metric.name, metric.unit),
             )
         )
-        if finite and LEAST_KEPT <= len(raw) < metric.n and metric.value is not None:
+        if finite and MIN_KEPT <= len(raw) < metric.n and metric.value is not None:
             # Of thinned samples the middle fifth holds the median of all.
             kept, fifth = sorted(raw), (len(raw) - 1) / 10
             low, high = kept[math.floor(4 * fifth)], kept[math.ceil(6 * fifth)]

@@ -4,9 +4,9 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchlib.core.early_stopping import queries_needed, set_aside
 from benchlib.judge.impossible.claim import Latency, Requests
-from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding
+from benchlib.judge.impossible.early_stopping import queries_needed, set_aside
+from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, none_wrong, rule
 from benchlib.judge.references import vendor_peak
 
 OVERTAKEN = 1.2  # by which LoadGen's rate may exceed the one of the raw samples: a tail of queries
@@ -19,26 +19,17 @@ FIRST = ("first token", "time to first token", "ttft")
 WHOLE = ("latency", "end to end", "end-to-end", "end-to-end latency", "e2e", "e2el", "request latency")
 
 
-def no_negative_time(
-    name: str = "latency",
-    samples_s: Sequence[float] = (),
-    min_s: float | None = None,
-    mean_s: float | None = None,
-    max_s: float | None = None,
-    percentiles_s: Mapping[float, float] | None = None,
-) -> Finding | None:
+@rule("latencies", "no time below zero", "negative latencies")
+def no_negative_time(item: Latency) -> Finding | None:
     """A time below zero is the difference of two clocks, or of two events that were mixed up."""
-    ends = {"minimum": min_s, "mean": mean_s, "maximum": max_s}
-    times = {end: value for end, value in ends.items() if value is not None}
-    times |= {f"p{percentile:g}": value for percentile, value in (percentiles_s or {}).items()}
-    times |= {f"sample {index:,}": value for index, value in enumerate(samples_s, 1)}
-    if not times:
-        return None
+    times = {**item.stated, **{f"sample {place:,}": value for place, value in enumerate(item.samples_s, 1)}}
     wrong = [f"{what} {value:.4g} s" for what, value in times.items() if value < 0]
-    reason = f"{name}: " + (", ".join(wrong[:3]) or f"{len(times)} times, none below zero")
-    return finding(not wrong, reason, wrong="a time cannot be negative; clocks or events were mixed up")
+    reason = f"{item.name}: " + (", ".join(wrong[:3]) or f"{len(times)} times, none below zero")
+    why = "a time cannot be negative; clocks or events were mixed up"
+    return finding(not wrong, reason, wrong=why) if times else None
 
 
+@rule("latencies", "tokens take time", "first tokens that were never reported, tokens that came all at once")
 def tokens_take_time(
     of_tokens: bool,
     name: str = "latency",
@@ -54,98 +45,74 @@ def tokens_take_time(
     return finding(not zero, reason, wrong="first tokens were not reported, or all tokens came at once")
 
 
-def percentiles_in_order(
-    percentiles_s: Mapping[float, float] | None = None,
-    name: str = "latency",
-    min_s: float | None = None,
-    mean_s: float | None = None,
-    max_s: float | None = None,
-) -> Finding | None:
+@rule("latencies", "percentiles in order", "percentiles that fall or are none, a mean outside the ends")
+def percentiles_in_order(item: Latency) -> Finding | None:
     """minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends. A percentile is one of 0 to 100."""
-    none = [f"p{key:g} is no percentile" for key in percentiles_s or {} if not 0 <= key <= 100]
-    if none:
-        return finding(False, f"{name}: {'; '.join(none)}")
-    percentiles = [(f"p{key:g}", value) for key, value in sorted((percentiles_s or {}).items())]
-    every = [("minimum", min_s), *percentiles, ("maximum", max_s)]
-    ladder = [(step, value) for step, value in every if value is not None]
-    if not ladder or (len(ladder) < 2 and mean_s is None):
+    if wrong := [f"p{key:g} is no percentile" for key in item.percentiles_s if not 0 <= key <= 100]:
+        return finding(False, f"{item.name}: {'; '.join(wrong)}")
+    ladder = [(step, value) for step, value in item.stated.items() if step != "mean"]
+    mean = item.mean_s
+    if not ladder or (len(ladder) < 2 and mean is None):
         return None
     wrong = [
         f"{low} {first:.6g} s above {high} {second:.6g} s"
         for (low, first), (high, second) in itertools.pairwise(ladder)
         if first > second * (1 + EQUAL) and second >= 0
     ]
+    if mean is not None and item.min_s is not None and mean < item.min_s * (1 - EQUAL):
+        wrong.append(f"mean {mean:.6g} s below the minimum {item.min_s:.6g} s")
+    if mean is not None and item.max_s is not None and mean > item.max_s * (1 + EQUAL):
+        wrong.append(f"mean {mean:.6g} s above the maximum {item.max_s:.6g} s")
     (first_name, first), (last_name, last) = ladder[0], ladder[-1]
-    if mean_s is not None and min_s is not None and mean_s < min_s * (1 - EQUAL):
-        wrong.append(f"mean {mean_s:.6g} s below the minimum {min_s:.6g} s")
-    if mean_s is not None and max_s is not None and mean_s > max_s * (1 + EQUAL):
-        wrong.append(f"mean {mean_s:.6g} s above the maximum {max_s:.6g} s")
     good = f"{first_name} {first:.4g} s to {last_name} {last:.4g} s, in order"
-    return finding(not wrong, f"{name}: " + ("; ".join(wrong) or good))
+    return none_wrong(wrong, good, about=f"{item.name}: ")
 
 
-def latency_of_samples(
-    samples_s: Sequence[float],
-    name: str = "latency",
-    min_s: float | None = None,
-    mean_s: float | None = None,
-    max_s: float | None = None,
-    percentiles_s: Mapping[float, float] | None = None,
-) -> Finding | None:
+@rule("latencies", "latency of raw times", "latencies that the raw times do not give")
+def latency_of_samples(item: Latency, samples_s: Sequence[float]) -> Finding | None:
     """What is stated is that of the raw times: a percentile lies between the two times around its rank, however it is taken."""
-    times = sorted(samples_s)
-    ends = {"minimum": (min_s, times[0], times[0]), "maximum": (max_s, times[-1], times[-1])}
-    ends["mean"] = (mean_s, statistics.fmean(times), statistics.fmean(times))
-    for key, value in (percentiles_s or {}).items():
+    times, mean = sorted(samples_s), statistics.fmean(samples_s)
+    spans = {"minimum": (times[0], times[0]), "maximum": (times[-1], times[-1]), "mean": (mean, mean)}
+    for key in item.percentiles_s:
         place = key / 100 * (len(times) - 1)
         low, high = (min(max(int(place) + shift, 0), len(times) - 1) for shift in (-1, 2))
-        ends[f"p{key:g}"] = (value, times[low], times[high])
-    stated = {what: (value, low, high) for what, (value, low, high) in ends.items() if value is not None}
-    if not stated:
-        return None
-    wrong = [
-        f"{what} {value:.6g} s stated, {low:.6g}{f' to {high:.6g}' if low < high else ''} s by the {len(times):,} raw times"
-        for what, (value, low, high) in stated.items()
-        if not agrees(value, low, high, SAMPLES_SLACK)
-    ]
-    return finding(not wrong, f"{name}: " + ("; ".join(wrong) or f"{', '.join(stated)} are those of the raw times"))
+        spans[f"p{key:g}"] = (times[low], times[high])
+    wrong = []
+    for what, value in item.stated.items():
+        low_s, high_s = spans[what]
+        if not agrees(value, low_s, high_s, SAMPLES_SLACK):
+            by = f"{low_s:.6g}{f' to {high_s:.6g}' if low_s < high_s else ''} s by the {len(times):,} raw times"
+            wrong.append(f"{what} {value:.6g} s stated, {by}")
+    good = f"{', '.join(item.stated)} are those of the raw times"
+    return none_wrong(wrong, good, about=f"{item.name}: ") if item.stated else None
 
 
+@rule("", "first token before last", "a first token after the end of its answer")
 def first_before_last(latencies: Sequence[Latency]) -> Finding | None:
     """A first token is not later than the last one: at every percentile, and in the mean, of the same requests."""
     firsts = [item for item in latencies if item.name.lower() in FIRST]
     wholes = [item for item in latencies if item.name.lower() in WHOLE]
-    pairs = [(first, whole) for first in firsts for whole in wholes]
-    if not pairs:
-        return None
-    wrong, compared = [], 0
-    for first, whole in pairs:
-        both = [(f"p{key:g}", first.percentiles_s[key], whole.percentiles_s.get(key)) for key in first.percentiles_s]
-        both += [(end, getattr(first, f"{end}_s"), getattr(whole, f"{end}_s")) for end in ("min", "mean", "max")]
-        for what, early, late in both:
-            if early is not None and late is not None:
-                compared += 1
-                if early > late * (1 + EQUAL):
-                    wrong.append(f"{what} of {first.name} {early:.4g} s above that of {whole.name} {late:.4g} s")
-    if not compared:
-        return None
-    good = f"first tokens come before the ends of their answers, {compared} figures"
-    return finding(not wrong, "; ".join(wrong) or good, wrong="the first token is a part of the whole")
+    wrong, count = list[str](), 0
+    for first, whole in itertools.product(firsts, wholes):
+        for what in first.stated.keys() & whole.stated.keys():
+            early, late, count = first.stated[what], whole.stated[what], count + 1
+            if early > late * (1 + EQUAL):
+                wrong.append(f"{what} of {first.name} {early:.4g} s above that of {whole.name} {late:.4g} s")
+    good = f"first tokens come before the ends of their answers, {count} figures"
+    return none_wrong(sorted(wrong), good, "the first token is a part of the whole") if count else None
 
 
+@rule("", "latency of requests", "latencies of no completed request")
 def latencies_of_requests(latencies: Sequence[Latency], requests: Requests) -> Finding | None:
     """Without a completed request there is no latency."""
     counts = {"completed": requests.completed, "in the latency": requests.in_latency}
+    stated = {what: count for what, count in counts.items() if count is not None}
     named = [item.name for item in latencies if item.percentiles_s or item.mean_s is not None or item.samples_s]
-    if not named or all(count is None for count in counts.values()):
-        return None
-    none = [f"{count} requests {what}" for what, count in counts.items() if count == 0]
-    reason = (
-        f"{', '.join(named)} of {', '.join(f'{count:,} {what}' for what, count in counts.items() if count is not None)}"
-    )
-    return finding(not none, reason, wrong="a latency of no request")
+    reason = f"{', '.join(named)} of {', '.join(f'{count:,} {what}' for what, count in stated.items())}"
+    return finding(0 not in stated.values(), reason, wrong="a latency of no request") if named and stated else None
 
 
+@rule("decode", "decode below the memory", "tokens for which the weights cannot be read often enough")
 def decode_bandwidth(
     tokens_per_s: float,
     weights_bytes: float,
@@ -172,6 +139,7 @@ def decode_bandwidth(
     return finding(read <= most * PEAK_SLACK, reason, wrong=wrong, value=read, unit="B/s", limit=limit)
 
 
+@rule("requests", "requests add up", "failed requests counted as fast ones")
 def requests_add_up(
     issued: int | None = None,
     completed: int | None = None,
@@ -181,30 +149,26 @@ def requests_add_up(
 ) -> Finding | None:
     """Issued = completed + failed, but for those in flight at the end, and only completed requests have a latency."""
     counts = {"issued": issued, "completed": completed, "failed": failed, "in the latency": in_latency}
-    stated = [f"{value:,} {name}" for name, value in counts.items() if value is not None]
-    if len(stated) < 2:
-        return None
-    wrong = []
+    stated, wrong = [f"{value:,} {name}" for name, value in counts.items() if value is not None], list[str]()
     if issued is not None and completed is not None and failed is not None:
-        if issued < completed + failed:
+        rest = issued - completed - failed
+        if rest < 0:
             wrong.append(f"{issued:,} issued are not {completed:,} completed + {failed:,} failed")
-        elif (rest := issued - completed - failed) != (in_flight or 0) and (
-            in_flight is not None or rest > IN_FLIGHT * issued
-        ):
+        elif rest > IN_FLIGHT * issued if in_flight is None else rest != in_flight:
             wrong.append(f"{rest:,} of {issued:,} issued are neither completed nor failed")
         elif rest:
             stated.append(f"{rest:,} in flight at the end")
-    if issued is not None and failed is None and completed is not None and completed > issued:
+    elif issued is not None and completed is not None and completed > issued:
         wrong.append(f"{completed:,} completed of {issued:,} issued")
-    if completed is None and issued is not None and failed is not None:
+    elif issued is not None and failed is not None:
         completed = issued - failed  # at most
     if in_latency is not None and completed is not None and in_latency > completed:
-        wrong.append(
-            f"{in_latency:,} are in the latency, {completed:,} completed: failed requests make it look shorter"
-        )
-    return finding(not wrong, "; ".join(wrong) or ", ".join(stated))
+        only = f"{in_latency:,} are in the latency, {completed:,} completed"
+        wrong.append(f"{only}: failed requests make it look shorter")
+    return none_wrong(wrong, ", ".join(stated)) if len(stated) > 1 else None
 
 
+@rule("loadgen", "LoadGen verdict", "VALID with an unmet constraint, a result that is INVALID or of an accuracy run")
 def loadgen_verdict(valid: bool, satisfied: Mapping[str, str] | None = None, mode: str = "") -> Finding:
     """A run is VALID when no constraint is unmet; one that LoadGen calls INVALID, or of accuracy alone, is no result."""
     if mode == "AccuracyOnly":
@@ -214,22 +178,28 @@ def loadgen_verdict(valid: bool, satisfied: Mapping[str, str] | None = None, mod
         reason = f"LoadGen calls the run INVALID; not satisfied: {unmet or 'not stated'}"
         return finding(False, reason, wrong="it is no result")
     return finding(
-        not unmet, f"VALID although not satisfied: {unmet}" if unmet else "VALID, and every constraint is satisfied"
+        not unmet, f"VALID although not satisfied: {unmet}" if unmet else "VALID, every constraint is satisfied"
     )
 
 
-def _says_satisfied(constraint: str, satisfied: Mapping[str, str] | None, valid: bool | None) -> bool:
-    """Return whether a summary states that a constraint (by the start of its name) is satisfied."""
+def _admitted(constraint: str, satisfied: Mapping[str, str] | None, valid: bool | None) -> bool:
+    """Return whether a summary admits that a constraint (by the start of its name) is not satisfied."""
     word = next((word for name, word in (satisfied or {}).items() if name.lower().startswith(constraint)), "")
-    return word.upper() == "YES" or (not word and valid is True)
+    return word.upper() != "YES" if word else valid is not True
 
 
+@rule("loadgen", "LoadGen errors", "VALID with errors in the log")
 def loadgen_errors(errors: int, valid: bool | None = None) -> Finding:
     """LoadGen calls a run VALID whatever errors it logged: completions that came twice, first tokens that never came."""
     reason = f"{errors:,} errors in the log" + (", VALID all the same" if errors and valid else "")
     return finding(not errors, reason, wrong="queries were not answered as they must be")
 
 
+@rule(
+    "loadgen",
+    "LoadGen rate",
+    "a rate up to the end of the last issued query, or above the rate at which queries were sent",
+)
 def loadgen_rate(
     samples_per_s: float, raw_samples_per_s: float | None = None, scheduled_per_s: float | None = None
 ) -> Finding | None:
@@ -237,30 +207,31 @@ def loadgen_rate(
 
     No query ends before it is due, so that even this rate is at most the scheduled one, which counts the same queries.
     """
-    if raw_samples_per_s is None and scheduled_per_s is None:
-        return None
-    reason = f"{figure(samples_per_s)} samples/s stated"
+    reason, good, wrong = f"{figure(samples_per_s)} samples/s stated", True, ""
     if scheduled_per_s is not None:
         reason += f", {figure(scheduled_per_s)} were due"
-        if samples_per_s > scheduled_per_s and not agrees(samples_per_s, 0.0, scheduled_per_s, absolute=CENT):
-            return finding(False, reason, wrong="queries cannot end before they are sent")
-    if raw_samples_per_s is None:
-        return finding(True, reason)
-    reason += f", the raw samples give {figure(raw_samples_per_s)}"
-    wrong = "others were still running when the last issued query ended"
-    return finding(samples_per_s <= OVERTAKEN * raw_samples_per_s, reason, wrong=wrong)
+        good = samples_per_s <= scheduled_per_s or agrees(samples_per_s, 0.0, scheduled_per_s, absolute=CENT)
+        wrong = "queries cannot end before they are sent"
+    if good and raw_samples_per_s is not None:
+        reason += f", the raw samples give {figure(raw_samples_per_s)}"
+        good, wrong = (
+            samples_per_s <= OVERTAKEN * raw_samples_per_s,
+            "others were still running when the last issued query ended",
+        )
+    return finding(good, reason, wrong=wrong) if wrong else None
 
 
+@rule("loadgen", "LoadGen duration", "runs shorter than their minimum")
 def loadgen_duration(
     duration_s: float, min_duration_s: float, satisfied: Mapping[str, str] | None = None, valid: bool | None = None
 ) -> Finding:
     """The run lasted the minimum that it claims to have satisfied."""
-    enough = duration_s >= min_duration_s * (1 - 1e-9)
+    good = duration_s >= min_duration_s * (1 - 1e-9) or _admitted("min duration", satisfied, valid)
     reason = f"{duration_s:,.1f} s of at least {min_duration_s:,.1f} s"
-    wrong = "it is shorter than the minimum that it calls satisfied"
-    return finding(enough or not _says_satisfied("min duration", satisfied, valid), reason, wrong=wrong)
+    return finding(good, reason, wrong="it is shorter than the minimum that it calls satisfied")
 
 
+@rule("loadgen", "LoadGen latency", "a percentile above the target latency")
 def loadgen_latency(
     scenario: str,
     target_latency_s: float,
@@ -272,13 +243,13 @@ def loadgen_latency(
     """In the Server scenario the target percentile lies under the target latency where the constraint is satisfied."""
     if scenario != "Server" or not target_latency_s:
         return None
-    met = target_percentile_s <= target_latency_s
-    percentile = target_percentile or 99
-    reason = f"p{percentile:g} of {1e3 * target_percentile_s:,.1f} ms, target {1e3 * target_latency_s:,.1f} ms"
-    wrong = "the constraint is called satisfied"
-    return finding(met or not _says_satisfied("performance", satisfied, valid), reason, wrong=wrong)
+    good = target_percentile_s <= target_latency_s or _admitted("performance", satisfied, valid)
+    target = f"target {1e3 * target_latency_s:,.1f} ms"
+    reason = f"p{target_percentile or 99:g} of {1e3 * target_percentile_s:,.1f} ms, {target}"
+    return finding(good, reason, wrong="the constraint is called satisfied")
 
 
+@rule("loadgen", "LoadGen samples", "a rate that samples and time do not give")
 def loadgen_samples(samples_per_s: float, samples: int, duration_s: float) -> Finding | None:
     """Offline: samples per second × the time of the last sample = the samples of the query."""
     if not duration_s:
@@ -288,6 +259,7 @@ def loadgen_samples(samples_per_s: float, samples: int, duration_s: float) -> Fi
     return finding(agrees(samples_per_s, rate, rate, 1e-3), reason, wrong="the stated rate does not follow")
 
 
+@rule("loadgen", "early stopping", "too few queries for a percentile")
 def early_stopping(
     processed: int,
     at_least: int | None = None,
@@ -298,24 +270,19 @@ def early_stopping(
     valid: bool | None = None,
 ) -> Finding | None:
     """The queries that early stopping asks for and sets aside are those of its formula (confidence 99%)."""
-    if at_least is None and short_of is None:
-        return None
     share = (target_percentile or (90 if scenario == "SingleStream" else 99)) / 100
-    wrong = []
-    reason = f"{processed:,} queries"
+    wrong, reason = list[str](), f"{processed:,} queries"
+    if short_of and valid:
+        wrong.append(f"VALID although {short_of:,} queries are missing")
     if at_least is not None:
         reason += f", at least {at_least:,} needed"
-        need = queries_needed(share, 1)
+        need, aside = queries_needed(share, 1), set_aside(share, processed)
         if at_least != need:
             wrong.append(f"asks for {at_least:,} queries, the formula for {need:,}")
         if processed < need and valid:
             wrong.append(f"{processed:,} queries are fewer than the {need:,} that p{100 * share:g} takes")
-        aside = set_aside(share, processed)
         if discarded is not None and aside is not None and discarded != aside:
             wrong.append(f"sets {discarded:,} latencies aside, the formula {aside:,}")
     reason += f", {discarded:,} set aside" if discarded is not None else ""
-    if short_of:
-        reason += f", {short_of:,} missing"
-        if valid:
-            wrong.insert(0, f"VALID although {short_of:,} queries are missing")
-    return finding(not wrong, reason, wrong="; ".join(wrong))
+    reason += f", {short_of:,} missing" if short_of else ""
+    return finding(not wrong, reason, wrong="; ".join(wrong)) if (at_least, short_of) != (None, None) else None

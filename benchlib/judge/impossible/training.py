@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from benchlib.core.definitions import token_flops
 from benchlib.core.text import quantity
+from benchlib.judge.impossible.claim import Compute, Learning, Speed
 from benchlib.judge.impossible.findings import (
     PEAK_SLACK,
     RATE_SLACK,
@@ -14,6 +15,8 @@ from benchlib.judge.impossible.findings import (
     agrees,
     figure,
     finding,
+    none_wrong,
+    rule,
     span,
 )
 from benchlib.judge.references import vendor_peak
@@ -21,36 +24,24 @@ from benchlib.judge.references import vendor_peak
 FLOP = "FLOP/s"
 FLOPS_SLACK = 0.1  # between FLOP/s and tokens × parameters: embeddings are counted or not
 CONVERGED = 0.05  # share of the loss by which a training that had converged before may end above its start
-MOST_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: longer sequences than that are not common
+MAX_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: longer sequences than that are not common
 
 
-def rate_from_counts(
-    samples_per_s: float,
-    wall_s: float,
-    unit: str = "samples/s",
-    stands_for: str = "all ranks",
-    ranks: int | None = None,
-    samples_counted: int | None = None,
-    wall_s_span: Sequence[float] = (),
-    features: int | None = None,
-    epochs: float | None = None,
-    steps_run: int | None = None,
-    steps_planned: int | None = None,
-    batch_per_rank: int | None = None,
-) -> Finding | None:
+@rule("speed", "rate from counts", "a rate that the counted samples do not give: planned steps, one rank for all")
+def rate_from_counts(item: Speed, samples_per_s: float, wall_s: float) -> Finding | None:
     """Samples per second = samples over all ranks / their time; else planned steps, single ranks or sums were taken."""
-    if samples_counted is not None:
-        count, how = float(samples_counted), f"{samples_counted:,} samples counted"
-    elif features is not None and epochs is not None:
-        count = features * epochs
-        how = f"{features:,} features × {epochs:g} epochs = {count:,.0f} samples"
-    elif steps_run is not None and batch_per_rank is not None and ranks is not None:
-        count = float(steps_run * batch_per_rank * ranks)
-        how = f"{steps_run:,} steps × {batch_per_rank:,} samples × {ranks} ranks"
+    ranks, steps, planned, batch = item.ranks, item.steps_run, item.steps_planned, item.batch_per_rank
+    if item.samples_counted is not None:
+        count, how = float(item.samples_counted), f"{item.samples_counted:,} samples counted"
+    elif item.features is not None and item.epochs is not None:
+        count = item.features * item.epochs
+        how = f"{item.features:,} features × {item.epochs:g} epochs = {count:,.0f} samples"
+    elif steps is not None and batch is not None and ranks is not None:
+        count, how = float(steps * batch * ranks), f"{steps:,} steps × {batch:,} samples × {ranks} ranks"
     else:
         return None
-    expected = count / wall_s
-    if stands_for == "one rank":
+    expected, unit = count / wall_s, item.unit
+    if item.stands_for == "one rank":
         if ranks is None:
             return Finding("SKIPPED", f"the rate is that of one rank, and the number of ranks is not stated: {how}")
         expected, how = expected / ranks, f"{how}, over {ranks} ranks"
@@ -58,17 +49,16 @@ def rate_from_counts(
     wrong = "nothing was processed"
     if expected > 0:
         ratio = samples_per_s / expected
+        planned_per_run = planned / steps if planned and steps else 0
         mistakes = {
-            f"the rate counts the {steps_planned or 0:,} planned steps, of which {steps_run or 0:,} ran": (
-                steps_planned / steps_run if steps_planned and steps_run else None
-            ),
-            f"the rate was multiplied by the {steps_run or 0:,} steps": steps_run,
-            f"it is the rate of one of the {ranks} ranks, not of all": 1 / ranks if ranks else None,
+            f"the rate counts the {planned or 0:,} planned steps, of which {steps or 0:,} ran": planned_per_run,
+            f"the rate was multiplied by the {steps or 0:,} steps": steps,
+            f"it is the rate of one of the {ranks} ranks, not of all": 1 / ranks if ranks else 0,
             f"it was multiplied by the {ranks} ranks once too often": ranks,
         }
         fitting = (text for text, factor in mistakes.items() if factor and factor != 1 and _near(ratio, factor))
         wrong = next(fitting, f"{ratio:.3g} times what was processed")
-    shortest, longest = wall_s_span or (wall_s, wall_s)
+    shortest, longest = item.wall_s_span or (wall_s, wall_s)
     good = agrees(samples_per_s, expected * wall_s / longest, expected * wall_s / shortest, RATE_SLACK)
     return finding(good, reason, wrong=wrong, value=samples_per_s, unit=unit)
 
@@ -77,6 +67,7 @@ def _near(ratio: float, factor: float) -> bool:
     return abs(ratio / factor - 1) <= RATE_SLACK
 
 
+@rule("speed", "sample count", "samples that are not those of the planned work")
 def sample_count(
     samples_counted: int,
     samples_planned: int | None = None,
@@ -100,30 +91,22 @@ def sample_count(
     return finding(good, reason, wrong="not the stated amount of work")
 
 
-def steps_that_ran(
-    steps_planned: int,
-    steps_run: int,
-    samples_per_s: float | None = None,
-    wall_s: float | None = None,
-    batch_per_rank: int | None = None,
-    ranks: int | None = None,
-    unit: str = "samples/s",
-) -> Finding | None:
+@rule("speed", "steps that ran", "steps counted that were planned and never ran")
+def steps_that_ran(item: Speed, steps_planned: int, steps_run: int) -> Finding | None:
     """A rate counts only steps that ran; fewer than planned is no fault as long as the rate does not count them."""
     if steps_run > steps_planned:
         return finding(False, f"{steps_run:,} steps ran, but only {steps_planned:,} were planned")
-    if samples_per_s is None or wall_s is None or batch_per_rank is None or ranks is None:
+    rate, wall_s, batch, ranks = item.samples_per_s, item.wall_s, item.batch_per_rank, item.ranks
+    if rate is None or wall_s is None or batch is None or ranks is None:
         return None
-    by_planned, by_run = (steps * batch_per_rank * ranks / wall_s for steps in (steps_planned, steps_run))
-    closer_to_planned = abs(samples_per_s - by_planned) < abs(samples_per_s - by_run)
-    reason = (
-        f"{steps_run:,} of {steps_planned:,} planned steps ran, which gives {figure(by_run, unit)}; "
-        f"{figure(samples_per_s, unit)} is stated"
-    )
-    good = steps_run == steps_planned or not closer_to_planned
-    return finding(good, reason, wrong=f"that is the rate of the planned steps ({figure(by_planned, unit)})")
+    by_planned, by_run = (steps * batch * ranks / wall_s for steps in (steps_planned, steps_run))
+    ran = f"{steps_run:,} of {steps_planned:,} planned steps ran, which gives {figure(by_run, item.unit)}"
+    good = steps_run == steps_planned or abs(rate - by_planned) >= abs(rate - by_run)
+    wrong = f"that is the rate of the planned steps ({figure(by_planned, item.unit)})"
+    return finding(good, f"{ran}; {figure(rate, item.unit)} is stated", wrong=wrong)
 
 
+@rule("speed", "rate from raw steps", "a rate that the raw step times do not give: multiplied by steps or ranks")
 def rate_from_steps(
     samples_per_s: float,
     batch_per_rank: int,
@@ -161,6 +144,7 @@ def rate_from_steps(
     return finding(good, reason, wrong=wrong, value=samples_per_s, unit=unit)
 
 
+@rule("speed", "tokens and samples", "tokens per second that are not samples per second × length")
 def tokens_and_samples(
     samples_per_s: float,
     tokens_per_s: float,
@@ -185,6 +169,7 @@ def tokens_and_samples(
     return finding(good, reason, wrong="no sample is that short or long")
 
 
+@rule("speed", "scaling", "n devices that are faster than n times one")
 def scaling(
     samples_per_s: float,
     one_device_samples_per_s: float,
@@ -211,146 +196,119 @@ def scaling(
     return finding(good, reason, wrong=wrong, value=efficiency, limit=f"<= {SCALING_SLACK}")
 
 
-def below_peak(
-    flops_per_s: float | None = None,
-    tokens_per_s: float | None = None,
-    parameters: float | None = None,
-    work: str = "training",
-    device: str = "",
-    ranks: int = 1,
-    precision: str = "",
-    peak_flops: float | None = None,
-    peak_kind: str = "",
-    peak_source: str = "",
-    peak_sparse: bool = False,
-) -> Finding | None:
-    """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5% slack: peaks are measured too).
-
-    The dense peak of a registered device holds, whatever peak is stated; a lower one that was measured holds more.
-    """
-    how = ""
-    if flops_per_s is None:
-        if tokens_per_s is None or parameters is None:
-            return None
-        flops_per_s, formula = _token_rate(tokens_per_s, parameters, work)
-        how = f"({formula}) "
-    source = f"the {peak_kind or 'stated'} peak" + (f" ({peak_source})" if peak_source else "")
-    registered = _known_peak(device, precision, ranks)
-    if registered and peak_flops and peak_flops > registered[0] * PEAK_SLACK and not peak_sparse:
-        reason = f"{source} of {quantity(peak_flops, FLOP)} is above {registered[1]} of {quantity(registered[0], FLOP)}"
-        limit = f"<= {quantity(registered[0] * PEAK_SLACK, FLOP)}"
-        return finding(False, reason, wrong="no device exceeds its peak", value=peak_flops, unit=FLOP, limit=limit)
-    peaks = [(peak_flops, source)] if peak_flops and not peak_sparse else []
-    if not (peaks := [*peaks, *([registered] if registered else [])]):
-        return Finding("SKIPPED", f"{quantity(flops_per_s, FLOP)} {how}: {_unknown_peak(device)}")
-    peak, source = min(peaks)
-    reason = f"{quantity(flops_per_s, FLOP)} {how}are {flops_per_s / peak:.1%} of {source} of {quantity(peak, FLOP)}"
-    most = peak * PEAK_SLACK
-    wrong, limit = "no device exceeds its peak", f"<= {quantity(most, FLOP)}"
-    tensor_cores = _known_peak(device, "tf32", ranks) if precision == "fp32" else None
-    if tensor_cores and flops_per_s <= tensor_cores[0] * PEAK_SLACK:
-        wrong += " (if the products ran in TF32, the precision is tf32)"
-    return finding(flops_per_s <= most, reason, wrong=wrong, value=flops_per_s, unit=FLOP, limit=limit)
-
-
-def _token_rate(tokens_per_s: float, parameters: float, work: str) -> tuple[float, str]:
+def _token_rate(item: Compute) -> tuple[float, str] | None:
     """Return the FLOP/s of the matrix products that this rate of tokens needs, and how they were computed."""
-    training = work == "training"
-    rate = tokens_per_s * token_flops(parameters, training=training)
-    return rate, f"{tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {parameters:.3g} parameters"
+    if item.tokens_per_s is None or item.parameters is None:
+        return None
+    training = item.work == "training"
+    rate = item.tokens_per_s * token_flops(item.parameters, training=training)
+    return rate, f"{item.tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {item.parameters:.3g} parameters"
 
 
-def _known_peak(device: str, precision: str, ranks: int) -> tuple[float, str] | None:
+def _dense_peak(item: Compute, precision: str = "") -> tuple[float, str] | None:
     """Return the dense peak that the vendor of a known device claims for all ranks, and its name."""
-    vendor = vendor_peak(device)
-    dense = vendor.dense_flops.get(precision or "bf16") if vendor else None
+    vendor, precision = vendor_peak(item.device), precision or item.precision or "bf16"
+    dense = vendor.dense_flops.get(precision) if vendor else None
     if vendor is None or dense is None:
         return None
-    return dense * ranks, f"the claimed dense {precision or 'bf16'} peak of {ranks} × {vendor.name}"
-
-
-def flops_of_tokens(
-    tokens_per_s: float,
-    parameters: float,
-    work: str = "training",
-    flops_per_s: float | None = None,
-    mfu: float | None = None,
-    peak_flops: float | None = None,
-    device: str = "",
-    ranks: int = 1,
-    precision: str = "",
-    peak_sparse: bool = False,
-) -> Finding | None:
-    """FLOP/s, or MFU × peak, are those of tokens × parameters: at least these, and with attention at most twice as many."""
-    counted, how = _token_rate(tokens_per_s, parameters, work)
-    registered = _known_peak(device, precision, ranks)
-    peak = registered[0] if registered else None if peak_sparse else peak_flops
-    if flops_per_s is not None:
-        stated, name = flops_per_s, f"{quantity(flops_per_s, FLOP)} stated"
-    elif mfu is not None and peak:
-        stated, name = mfu * peak, f"MFU {mfu:.1%} of {quantity(peak, FLOP)} = {quantity(mfu * peak, FLOP)}"
-    else:
-        return None
-    if counted <= 0:
-        return None
-    ratio = stated / counted
-    good = 1 - FLOPS_SLACK <= ratio <= MOST_ATTENTION * (1 + FLOPS_SLACK)
-    reason = f"{name}, {quantity(counted, FLOP)} by {how}"
-    wrong = f"{ratio:.3g} times what the tokens need" + (", which attention does not explain" if ratio > 1 else "")
-    return finding(good, reason, wrong=wrong, value=ratio)
-
-
-def share_of_peak(
-    mfu: float,
-    flops_per_s: float | None = None,
-    device: str = "",
-    ranks: int = 1,
-    precision: str = "",
-    peak_flops: float | None = None,
-    peak_precision: str = "",
-    peak_sparse: bool = False,
-) -> Finding | None:
-    """MFU is FLOP/s over the dense peak of this very device in the precision of the work; it does not exceed 1."""
-    vendor = vendor_peak(device)
-    other = peak_precision if precision and peak_precision != precision else ""
-    if mfu < 0:
-        return finding(False, f"MFU {mfu:.1%}", wrong="below zero")
-    if mfu > PEAK_SLACK:
-        peak = f"the peak of {quantity(peak_flops, FLOP)}" if peak_flops else "the peak it was taken of"
-        registered = _known_peak(device, precision, ranks)
-        dense = registered[0] if registered else 0.0
-        if other:
-            wrong = f"{peak} is that of {other}, while the work ran in {precision}"
-        elif vendor is None and device:
-            wrong = f"{peak} is not that of {device}, whose peak is not known; MFU is not available"
-        elif vendor and peak_flops and dense > peak_flops * PEAK_SLACK:
-            wrong = f"{peak} is not the dense {precision or 'bf16'} peak of {vendor.name}, {quantity(dense, FLOP)}"
-        else:
-            wrong = f"{peak} is another device's or another precision's, or the work was counted twice"
-        return finding(False, f"MFU {mfu:.1%} is impossible", wrong=wrong, value=mfu, limit="<= 1")
-    if other:
-        reason = f"MFU {mfu:.1%} is of the {other} peak, but the work ran in {precision}"
-        return finding(False, reason, wrong="another precision has another peak")
-    if peak_sparse:
-        return Finding(
-            "SKIPPED",
-            f"MFU {mfu:.1%} is of a sparse peak, twice the dense one: MFU is not available; "
-            f"of the dense peak it would be {2 * mfu:.1%}",
-        )
-    if peak_flops is None and vendor is None:
-        return Finding("SKIPPED", f"MFU is not available: {_unknown_peak(device)}")
-    if flops_per_s is None or peak_flops is None:
-        return None
-    share = flops_per_s / peak_flops
-    reason = f"MFU {mfu:.1%} stated, {quantity(flops_per_s, FLOP)} / {quantity(peak_flops, FLOP)} = {share:.1%}"
-    good = abs(mfu - share) <= max(RATE_SLACK * share, 0.005)
-    return finding(good, reason, wrong="the share does not follow from the two rates", value=mfu)
+    return dense * item.ranks, f"the claimed dense {precision} peak of {item.ranks} × {vendor.name}"
 
 
 def _unknown_peak(device: str) -> str:
     return f"no peak of {device!r} is known" if device else "no peak of this device is known"
 
 
+@rule("compute", "below the peak", "more operations per second than the device can do")
+def below_peak(item: Compute) -> Finding | None:
+    """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5% slack: peaks are measured too).
+
+    The dense peak of a registered device holds, whatever peak is stated; a lower one that was measured holds more.
+    """
+    by_tokens, rate, how = _token_rate(item), item.flops_per_s, ""
+    if rate is None:
+        if by_tokens is None:
+            return None
+        rate, how = by_tokens[0], f"({by_tokens[1]}) "
+    source = f"the {item.peak_kind or 'stated'} peak" + (f" ({item.peak_source})" if item.peak_source else "")
+    stated, dense = None if item.peak_sparse else item.peak_flops, _dense_peak(item)
+    wrong = "no device exceeds its peak"
+    if dense and stated and stated > dense[0] * PEAK_SLACK:
+        reason, limit = f"{source} of {_flops(stated)} is above {dense[1]} of {_flops(dense[0])}", dense[0]
+        return _bounded(False, reason, wrong, stated, limit)
+    peaks = [(stated, source)] if stated else []
+    if not (peaks := [*peaks, *([dense] if dense else [])]):
+        return Finding("SKIPPED", f"{_flops(rate)} {how}: {_unknown_peak(item.device)}")
+    peak, source = min(peaks)
+    reason = f"{_flops(rate)} {how}are {rate / peak:.1%} of {source} of {_flops(peak)}"
+    tensor_cores = _dense_peak(item, "tf32") if item.precision == "fp32" else None
+    if tensor_cores and rate <= tensor_cores[0] * PEAK_SLACK:
+        wrong += " (if the products ran in TF32, the precision is tf32)"
+    return _bounded(rate <= peak * PEAK_SLACK, reason, wrong, rate, peak)
+
+
+def _flops(value: float) -> str:
+    return quantity(value, FLOP)
+
+
+def _bounded(good: bool, reason: str, wrong: str, value: float, peak: float) -> Finding:
+    return finding(good, reason, wrong=wrong, value=value, unit=FLOP, limit=f"<= {_flops(peak * PEAK_SLACK)}")
+
+
+@rule("compute", "operations of tokens", "FLOP/s or MFU that tokens and parameters do not give")
+def flops_of_tokens(item: Compute, tokens_per_s: float, parameters: float) -> Finding | None:
+    """FLOP/s, or MFU × peak, are those of tokens × parameters: at least these, and with attention at most twice as many."""
+    counted, how = _token_rate(item) or (0.0, "")
+    dense = _dense_peak(item)
+    peak = dense[0] if dense else None if item.peak_sparse else item.peak_flops
+    if item.flops_per_s is not None:
+        stated, name = item.flops_per_s, f"{_flops(item.flops_per_s)} stated"
+    elif item.mfu is not None and peak:
+        stated, name = item.mfu * peak, f"MFU {item.mfu:.1%} of {_flops(peak)} = {_flops(item.mfu * peak)}"
+    else:
+        return None
+    if counted <= 0:
+        return None
+    ratio = stated / counted
+    good = 1 - FLOPS_SLACK <= ratio <= MAX_ATTENTION * (1 + FLOPS_SLACK)
+    wrong = f"{ratio:.3g} times what the tokens need" + (", which attention does not explain" if ratio > 1 else "")
+    return finding(good, f"{name}, {_flops(counted)} by {how}", wrong=wrong, value=ratio)
+
+
+@rule("compute", "share of the peak", "an MFU above 1, or of another device's or precision's peak")
+def share_of_peak(item: Compute, mfu: float) -> Finding | None:
+    """MFU is FLOP/s over the dense peak of this very device in the precision of the work; it does not exceed 1."""
+    dense, precision = _dense_peak(item), item.precision
+    other = item.peak_precision if precision and item.peak_precision != precision else ""
+    if mfu < 0:
+        return finding(False, f"MFU {mfu:.1%}", wrong="below zero")
+    if mfu > PEAK_SLACK:
+        peak = f"the peak of {_flops(item.peak_flops)}" if item.peak_flops else "the peak it was taken of"
+        wrong = f"{peak} is another device's or another precision's, or the work was counted twice"
+        if other:
+            wrong = f"{peak} is that of {other}, while the work ran in {precision}"
+        elif item.device and vendor_peak(item.device) is None:
+            wrong = f"{peak} is not that of {item.device}, whose peak is not known; MFU is not available"
+        elif dense and item.peak_flops and dense[0] > item.peak_flops * PEAK_SLACK:
+            wrong = f"{peak} is not {dense[1]}, {_flops(dense[0])}"
+        return finding(False, f"MFU {mfu:.1%} is impossible", wrong=wrong, value=mfu, limit="<= 1")
+    if other:
+        reason = f"MFU {mfu:.1%} is of the {other} peak, but the work ran in {precision}"
+        return finding(False, reason, wrong="another precision has another peak")
+    if item.peak_sparse:
+        sparse = f"MFU {mfu:.1%} is of a sparse peak, twice the dense one: MFU is not available"
+        return Finding("SKIPPED", f"{sparse}; of the dense peak it would be {2 * mfu:.1%}")
+    if item.peak_flops is None and vendor_peak(item.device) is None:
+        return Finding("SKIPPED", f"MFU is not available: {_unknown_peak(item.device)}")
+    if item.flops_per_s is None or item.peak_flops is None:
+        return None
+    share = item.flops_per_s / item.peak_flops
+    rates = f"{_flops(item.flops_per_s)} / {_flops(item.peak_flops)}"
+    good = abs(mfu - share) <= max(RATE_SLACK * share, 0.005)
+    reason = f"MFU {mfu:.1%} stated, {rates} = {share:.1%}"
+    return finding(good, reason, wrong="the share does not follow from the two rates", value=mfu)
+
+
+@rule("learning", "learning rate", "training with a learning rate of zero")
 def learning_rate(
     learning_rates: Sequence[float] = (), learning_rate_min: float | None = None, f1: float | None = None
 ) -> Finding | None:
@@ -378,6 +336,7 @@ def learning_rate(
     return finding(False, reason, wrong=wrong, value=0.0, limit="> 0")
 
 
+@rule("learning", "loss falls", "training that learns nothing")
 def loss_falls(loss_first: float, loss_last: float) -> Finding:
     """The loss at the end is below that of the start; one that stays within 5% may have converged before."""
     reason = f"loss from {loss_first:.3f} to {loss_last:.3f}"
@@ -389,39 +348,27 @@ def loss_falls(loss_first: float, loss_last: float) -> Finding:
     return finding(fell, reason, wrong="nothing was learnt", value=loss_last, limit=f"< {quantity(loss_first)}")
 
 
-def possible_scores(
-    f1: float | None = None, exact_match: float | None = None, shares: Mapping[str, float] | None = None
-) -> Finding | None:
+@rule("learning", "possible scores", "scores and shares outside their bounds")
+def possible_scores(item: Learning) -> Finding | None:
     """By definition exact match <= F1 <= 100, and a share lies between 0 and 1."""
-    scores = {name: value for name, value in {"F1": f1, "exact match": exact_match}.items() if value is not None}
-    if not scores and not shares:
-        return None
-    wrong = [f"{name} = {value:.2f} is not within 0 and 100" for name, value in scores.items() if not 0 <= value <= 100]
-    if f1 is not None and exact_match is not None and exact_match > f1 + 1e-9:
-        wrong.append(f"exact match {exact_match:.2f} above F1 {f1:.2f}")
-    wrong += [
-        f"{name} = {share:.4g} is not within 0 and 1"
-        for name, share in (shares or {}).items()
-        if not 0 <= share <= 1 + 1e-9
+    scores = [
+        (name, value) for name, value in (("F1", item.f1), ("exact match", item.exact_match)) if value is not None
     ]
-    stated = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+    wrong = [f"{name} = {value:.2f} is not within 0 and 100" for name, value in scores if not 0 <= value <= 100]
+    if item.f1 is not None and item.exact_match is not None and item.exact_match > item.f1 + 1e-9:
+        wrong.append(f"exact match {item.exact_match:.2f} above F1 {item.f1:.2f}")
+    shares = item.shares.items()
+    wrong += [f"{name} = {share:.4g} is not within 0 and 1" for name, share in shares if not 0 <= share <= 1 + 1e-9]
+    stated = ", ".join(f"{name} {value:.2f}" for name, value in scores)
     good = f"{stated}: exact match <= F1 <= 100, shares at most 1" if stated else "shares at most 1"
-    return finding(not wrong, "; ".join(wrong) or good)
+    return none_wrong(wrong, good) if scores or shares else None
 
 
-def scores_of_answers(
-    f1: float | None = None,
-    exact_match: float | None = None,
-    answers_f1: float | None = None,
-    answers_exact_match: float | None = None,
-) -> Finding | None:
+@rule("learning", "scores of answers", "scores that the stored answers do not give")
+def scores_of_answers(item: Learning) -> Finding | None:
     """Stated scores are those that the stored answers give."""
-    pairs = (("F1", f1, answers_f1), ("exact match", exact_match, answers_exact_match))
-    stated_pairs = [(name, stated, own) for name, stated, own in pairs if stated is not None and own is not None]
-    if not stated_pairs:
-        return None
-    reason = "; ".join(
-        f"{name} {figure(stated)} stated, {figure(own)} by the answers" for name, stated, own in stated_pairs
-    )
-    good = all(agrees(stated, own, own, absolute=1e-6) for _, stated, own in stated_pairs)
-    return finding(good, reason, wrong="the scores are of other answers")
+    pairs = (("F1", item.f1, item.answers_f1), ("exact match", item.exact_match, item.answers_exact_match))
+    both = [(name, stated, own) for name, stated, own in pairs if stated is not None and own is not None]
+    reason = "; ".join(f"{name} {figure(stated)} stated, {figure(own)} by the answers" for name, stated, own in both)
+    good = all(agrees(stated, own, own, absolute=1e-6) for _, stated, own in both)
+    return finding(good, reason, wrong="the scores are of other answers") if both else None

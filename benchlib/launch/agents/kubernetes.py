@@ -2,9 +2,9 @@
 
     python -m benchlib.launch.agents.kubernetes RUN_DIR --run NAME --pods N [--shared] -- kubectl --namespace NS
 
-The supervisor starts and ends it like any agent. ``kubectl logs`` writes each pod's output to ``logs/POD.log`` and carries
-its events, ``kubectl cp`` its results (see ``pod``); with ``--shared`` RUN_DIR is a volume that the pods write to. Exit
-code: 0 when all pods ended well, else that of the first failing pod.
+The supervisor starts and ends it like any agent. ``kubectl logs`` writes each pod's output to ``logs/POD.log`` and
+carries its events, ``kubectl cp`` its results (see ``pod``); with ``--shared`` RUN_DIR is a volume that the pods
+write to. Exit code: 0 when all pods ended well, else that of the first failing pod.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.launch.agents.pod import LARGEST_BYTES, LINE
+from benchlib.launch.agents.pod import LINE
 from benchlib.launch.kubernetes import MANIFEST, RUN_LABEL
 from benchlib.launch.processes import leave_with_parent
 
@@ -28,18 +28,9 @@ GONE_S = 10.0  # that a pod may be missing in the cluster's answers
 QUERY_S = 30.0  # for one answer of the cluster
 QUERIES = 5  # that may fail in a row
 LOG_CHARACTERS = 8000  # of a failed pod
-# Of what one pod hands over; a file of events may be as large as all of it, another one as large as a pod packs it.
-MOST_FILES, MOST_BYTES = 10_000, 2**32
 # A container that waits for one of these does not start by itself.
-HOPELESS = (
-    "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError", "CreateContainerError",
-)  # fmt: skip
+HOPELESS = re.compile("InvalidImageName|ErrImageNeverPull|ImagePullBackOff|CreateContainer(Config)?Error")
 EVENTS = re.compile(r"events-rank\d{1,6}\.jsonl")
-DATA = (
-    ".json", ".jsonl", ".parquet", ".csv", ".txt", ".log", ".npy", ".npz", ".png", ".svg", ".out", ".err", ".stacks",
-)  # fmt: skip
-# Written here in the course of a run, by the supervisor, the judge and the report.
-RESERVED = ("status.json", "verdict.json", "files.json", "store.json", "peers.json", "repeats.json")
 
 
 class Failed(Exception):
@@ -47,12 +38,12 @@ class Failed(Exception):
 
 
 class RunFolder:
-    """Takes from pods what ranks measure and log, and nothing that steers or judges the run here."""
+    """Takes from pods what ranks measure and log. What was here before stays: it steers the run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        # What was here before the pods stays, but for the facts of the machine: rank 0 knows its own.
-        self._ours = set(path.rglob("*")) - {path / "machine.json"}
+        self.path = path.resolve()
+        # But for the facts of the machine: rank 0 knows its own.
+        self._ours = set(self.path.rglob("*")) - {self.path / "machine.json"}
 
     def add_events(self, name: str, offset: int, data: bytes) -> None:
         """Append the part of ``data`` that the file does not have yet; nothing where a part before it is missing."""
@@ -62,38 +53,20 @@ class RunFolder:
             if offset <= (size := file.tell()):
                 file.write(data[size - offset :])
 
-    def unpack(self, archive: Path) -> list[str]:
-        """Take the files of an archive, see ``pod.pack``; return the names of those that were refused.
-
-        Raises ``Failed`` at more than ``MOST_FILES`` or ``MOST_BYTES``: a pod must not fill this machine's disk.
-        """
-        refused, files, size = [], 0, 0
+    def unpack(self, archive: Path) -> None:
+        """Take the files of an archive, see ``pod.pack``. Raises ``TarError`` for one that leads out of the folder."""
         with tarfile.open(archive) as tar:
-            for member in tar:
-                files, size = files + 1, size + member.size
-                if files > MOST_FILES or size > MOST_BYTES:
-                    limits = f"{MOST_FILES:,} files or {MOST_BYTES / 2**30:g} GiB"
-                    raise Failed(f"{archive.name.strip('.')} holds more than {limits}: the rest was not taken")
-                target = self.path / member.name
+            for member in (member for member in tar if member.isfile()):
+                target = (self.path / member.name).resolve()
                 if EVENTS.fullmatch(member.name) and (file := tar.extractfile(member)):
                     with file, target.open("ab") as events:
                         file.seek(events.tell())
                         shutil.copyfileobj(file, events)
-                elif not self._allowed(member, target):
-                    refused.append(member.name)
                 # Pods that share a volume all pack the same files, each at its own end: the newest counts.
-                elif not target.exists() or target.name == "machine.json" or target.stat().st_mtime < member.mtime:
+                elif target not in self._ours and (
+                    not target.exists() or target.name == "machine.json" or target.stat().st_mtime < member.mtime
+                ):
                     tar.extract(member, self.path, filter="data")
-        return refused
-
-    def _allowed(self, member: tarfile.TarInfo, target: Path) -> bool:
-        """Whether a file is data, is not written here and stays in the run folder."""
-        names = Path(member.name).parts
-        inside = self.path in target.resolve().parents and ".." not in names
-        hidden = any(name.startswith(".") or not name.isprintable() for name in names)
-        here = member.name in RESERVED or target in self._ours
-        data = target.suffix in DATA and member.size <= LARGEST_BYTES
-        return member.isfile() and inside and not hidden and not here and data
 
 
 class Pod:
@@ -120,15 +93,14 @@ class Pod:
 
     def read(self) -> None:
         """Take the events that the log has more, and the results that it announces."""
-        if self.log.exists():
-            with self.log.open("rb") as log:
-                log.seek(self._offset)
-                for line in log:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._offset += len(line)
-                    if line.startswith(LINE.encode()):
-                        self._take(line[len(LINE) :])
+        with self.log.open("rb") as log:
+            log.seek(self._offset)
+            for line in log:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                if line.startswith(LINE.encode()):
+                    self._take(line[len(LINE) :])
         if self._results:
             self._fetch()
 
@@ -149,25 +121,22 @@ class Pod:
             # A name and no path: kubectl takes what precedes a colon for a pod.
             command = [*self.kubectl, "cp", "--retries=3", f"{self.name}:{self._results['path']}", archive.name]
             self._cp = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=archive.parent)
-        if self._cp.poll() is None:
+        if (copied := self._cp.poll()) is None:
             return
+        self._cp = None
         try:
-            if self._cp.returncode == 0:
-                for name in self.folder.unpack(archive):
-                    report(f"pod {self.name}: {name!r} was not taken: it is written here, is no data or too large")
+            if copied == 0:
+                self.folder.unpack(archive)
                 self.code, self._results = self._results["returncode"], {}
         except (OSError, EOFError, tarfile.TarError) as error:
             report(f"pod {self.name}: the archive of its results is damaged: {error}")
-        finally:
-            self._cp = None
-            archive.unlink(missing_ok=True)
+        archive.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End kubectl, and leave the log without the lines that were for here; print the end of a failed pod's."""
-        for process in (self._logs, self._cp):
-            if process:
-                process.kill()
-                process.wait()
+        for process in filter(None, (self._logs, self._cp)):
+            process.kill()
+            process.wait()
         if self.log.exists():
             lines = self.log.read_text(errors="replace").splitlines(keepends=True)
             text = "".join(line for line in lines if not line.startswith(LINE))
@@ -193,7 +162,12 @@ class Agent:
             print(f"created {self.options.run}", flush=True)
             return self._follow()
         finally:
-            self._remove()
+            try:
+                self._kubectl("delete", "-f", "-", "--ignore-not-found", "--wait=false", stdin=self.manifest)
+                print(f"removed {self.options.run}", flush=True)
+            except Failed as error:
+                remedy = f"kubectl delete -f {self.folder.path / MANIFEST}"
+                report(f"{self.options.run} could not be removed ({error}): {remedy}")
             for pod in self.pods.values():
                 pod.close()
 
@@ -226,29 +200,30 @@ class Agent:
                 pod = self.pods.setdefault(name, Pod(name, self.options.kubectl, self.folder))
                 pod.seen_at = now
                 if pod.code is None:
-                    self._look(pod, item["status"], now)
-            for pod in self.pods.values():
-                if pod.code is None and now - pod.seen_at > GONE_S:
+                    self._look(pod, item["status"])
+            going_on = [pod for pod in self.pods.values() if pod.code is None]
+            for pod in going_on:
+                if now - pod.seen_at > GONE_S:
                     raise Failed(f"pod {pod.name} is gone: evicted, or the job was removed by somebody")
-            codes = [pod.code for pod in self.pods.values() if pod.code is not None]
-            failed_at = failed_at or (now if any(codes) else 0.0)
-            if len(codes) >= self.options.pods or (failed_at and now - failed_at > AFTER_FAILURE_S):
-                return next((code for code in codes if code), 0)
+            code = next((pod.code for pod in self.pods.values() if pod.code), 0)
+            failed_at = failed_at or (now if code else 0.0)
+            all_ended = len(self.pods) - len(going_on) >= self.options.pods
+            if all_ended or (failed_at and now - failed_at > AFTER_FAILURE_S):
+                return code
 
-    def _look(self, pod: Pod, status: dict[str, Any], now: float) -> None:
+    def _look(self, pod: Pod, status: dict[str, Any]) -> None:
         """Take in the state of a pod: what its log has more, why it waits, or how it ended."""
-        containers = status.get("containerStatuses") or [{}]
-        state = containers[0].get("state", {})
+        state = (status.get("containerStatuses") or [{}])[0].get("state", {})
         ended = state.get("terminated") or (status if status.get("phase") in ("Failed", "Succeeded") else None)
         if not ended and "running" not in state:
-            self._waits(pod, status, state.get("waiting"))
+            self._waits(pod, status, state.get("waiting") or {})
             return
         followed = pod.follow(bool(ended))
         pod.read()
         if not ended or pod.code is not None:
             return
-        pod.ended_at = pod.ended_at or now
-        if followed and now - pod.ended_at < AFTER_FAILURE_S:
+        pod.ended_at = pod.ended_at or pod.seen_at
+        if followed and pod.seen_at - pod.ended_at < AFTER_FAILURE_S:
             return
         code = int(ended.get("exitCode", ended.get("phase") == "Failed"))
         if not code and not self.options.shared:
@@ -257,23 +232,15 @@ class Agent:
             report(f"pod {pod.name}: {ended['reason']} {ended.get('message', '')}")
         pod.code = code
 
-    def _waits(self, pod: Pod, status: dict[str, Any], waiting: dict[str, Any] | None) -> None:
+    def _waits(self, pod: Pod, status: dict[str, Any], waiting: dict[str, Any]) -> None:
         conditions = (item for item in status.get("conditions", []) if item["type"] == "PodScheduled")
         cause = waiting or next((item for item in conditions if item.get("status") == "False"), {})
         text = f"{cause.get('reason', '')}: {cause.get('message', '')}"
         if cause and text != pod.waits_for:
             pod.waits_for = text
             report(f"pod {pod.name} waits: {text}")
-        if waiting and waiting.get("reason") in HOPELESS:
+        if HOPELESS.fullmatch(str(waiting.get("reason"))):
             raise Failed(f"pod {pod.name} cannot start: {text}")
-
-    def _remove(self) -> None:
-        try:
-            self._kubectl("delete", "-f", "-", "--ignore-not-found", "--wait=false", stdin=self.manifest)
-            print(f"removed {self.options.run}", flush=True)
-        except Failed as error:
-            remedy = f"kubectl delete -f {self.folder.path / MANIFEST}"
-            report(f"{self.options.run} could not be removed ({error}): {remedy}")
 
 
 def report(text: str) -> None:

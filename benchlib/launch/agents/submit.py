@@ -3,9 +3,9 @@
     python -m benchlib.launch.agents.submit --id REGEX --cancel "scancel {id}" [--left "squeue -h -j {id}"]
                                      [--state "scontrol --oneliner show job {id}"] [--log FILE] -- COMMAND...
 
-COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, with ``--state``, at once:
-then that prints SLURM's state of the job (``sbatch --wait`` would do the same, but notices an end up to half a minute
-late). When this agent is ended, it cancels the job and waits until nothing is left.
+COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, with ``--state``,
+at once: then that prints SLURM's state of the job (``sbatch --wait`` would do the same, but notices an end up to half
+a minute late). When this agent is ended, it cancels the job and waits until nothing is left.
 """
 
 import argparse
@@ -30,10 +30,7 @@ TAIL_BYTES = 8000
 STATE_S = 2.0
 QUERIES = 15  # without an answer, in a row
 STATE = re.compile(r"JobState=(?P<state>\w+).*ExitCode=(?P<code>\d+):\d+", re.DOTALL)
-GOING_ON = (
-    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING", "REQUEUED",
-    "STOPPED",
-)  # fmt: skip
+GOING_ON = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|STAGE_OUT|SIGNALING|RESIZING|REQUEUED|STOPPED")
 
 
 class Submitted:
@@ -66,7 +63,7 @@ class Submitted:
         while unknown < QUERIES:
             match = STATE.search(self._call(self.options.state))
             unknown = 0 if match else unknown + 1
-            if match and match["state"] not in GOING_ON:
+            if match and not GOING_ON.fullmatch(match["state"]):
                 print(f"job {self.identity}: {match['state']}", file=sys.stderr, flush=True)
                 return 0 if match["state"] == "COMPLETED" else int(match["code"]) or 1
             time.sleep(STATE_S)

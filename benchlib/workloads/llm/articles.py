@@ -78,7 +78,7 @@ def _file(path: Path) -> list[tuple[str, str, str, list[int] | None]]:
 
 
 def outside(tokenizer: PreTrainedTokenizerBase, count: int, vocabulary: int = 0) -> list[list[int]]:
-    """Return ``count`` prompts that are in no data set, for warm-up and probes."""
-    made = mininews.generate(count, seed=2**31 - 1, split="train")
-    prompts = [list(tokenizer(item.prompt)["input_ids"]) for item in made]
+    """Return ``count`` prompts that are in no data set, for the warm-up."""
+    articles = mininews.generate(count, seed=2**31 - 1, split="train")
+    prompts = [list(tokenizer(item.prompt)["input_ids"]) for item in articles]
     return [[token % vocabulary for token in ids] for ids in prompts] if vocabulary else prompts

@@ -73,10 +73,12 @@ class _Loaded:
         settings = self.settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        if settings.device == "cpu":
+            devices.keep_freed_memory()
         names = ("model", "device", "precision", "positions", "shrink")
         self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
-        own = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}
-        self.facts = decoder.facts() | own
+        settled = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}
+        self.facts = decoder.facts() | settled
         return decoder
 
     def submit(
@@ -260,7 +262,7 @@ class Continuous(_Loaded):
             limits = ContinuousBatchingConfig(
                 page_size=PAGE, num_blocks=slots * (math.ceil(decoder.positions / PAGE) + 1),
                 max_batch_tokens=max(BATCH_TOKENS, slots), max_requests_per_batch=slots,
-                allow_block_sharing=self.settings.share_prefixes,
+                allow_block_sharing=False,  # the prefix cache that MLPerf forbids
             )  # fmt: skip
             self._manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
             router = self._manager.output_router

@@ -36,20 +36,11 @@ class Decoder:
     positions: int
 
     def facts(self) -> dict[str, Any]:
-        """Return what bounds of speed follow from: parameters, bytes of weights and of the cache, shape."""
-        config, weights = self.model.config, list(self.model.parameters())
-        tied = 1 if config.tie_word_embeddings else 2
-        # The input embeddings are looked up, the output ones multiplied: tied ones are both.
-        looked_up = config.vocab_size * config.hidden_size * (tied - 1)
-        heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        itemsize = weights[0].element_size()
+        """Return what identifies it: parameters, the token ids that it takes, the type of its weights."""
+        weights = list(self.model.parameters())
         return {
             "parameters": sum(weight.numel() for weight in weights),
-            "read_bytes": (sum(weight.numel() for weight in weights) - looked_up) * itemsize,
-            "product_parameters": sum(weight.numel() for weight in weights if weight.ndim > 1) - looked_up,
-            "cache_bytes_per_token": 2 * config.num_hidden_layers * heads * width * itemsize,
-            "vocabulary": config.vocab_size,
+            "vocabulary": self.model.config.vocab_size,
             "dtype": str(weights[0].dtype).removeprefix("torch."),
             "transformers": transformers.__version__,
         }

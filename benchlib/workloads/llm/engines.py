@@ -38,6 +38,20 @@ MEMORY = {"resident_bytes": "process_resident_memory_bytes", "device_bytes": "be
 
 
 @dataclass(frozen=True)
+class Policy:
+    """How the engine http sends queries; times in seconds."""
+
+    cap: int = 16  # queries that a worker has at once
+    deadline_s: float = 60.0  # of a query, from its first sending on
+    stall_s: float = 20.0  # without a byte from the worker: the attempt is lost
+    gone_s: float = 3.0  # without any worker: what is left fails
+    probe_s: float = 0.5  # between two questions for the health of a worker
+    probe_limit_s: float = 2.0  # for the answer
+    start_s: float = 120.0  # for all workers to be ready at the start
+    partial: bool = False  # start with the workers that are there by then
+
+
+@dataclass(frozen=True)
 class Settings:
     """What engines are made of; each takes what it needs.
 
@@ -45,7 +59,7 @@ class Settings:
     answer has the most tokens that its query asks for.
     """
 
-    model: str = ""
+    model: str = ""  # http: whose tokenizer reads and writes texts, for servers without token ids
     device: str = "cpu"
     precision: str = "fp32"
     slots: int = 8
@@ -54,15 +68,12 @@ class Settings:
     positions: int = 0  # most tokens of a prompt with its answer; 0: what the model has
     shrink: int = 1  # random weights: layers, widths and vocabulary are divided by this
     fixed_length: bool = False
-    share_prefixes: bool = False  # continuous: the prefix cache that MLPerf forbids; for the test that notices it
     step_s: float = 0.01  # sim: one token
     each_token: bool = False  # sim: hand every token on as it comes; else those after the first come at the end
     urls: tuple[str, ...] = ()  # http
     token: str = ""  # http: bearer token
-    deadline_s: float = 60.0  # http: of a query, from its first sending on
     served_model: str = ""  # http: the model to ask for; '': the first that each worker names
-    text: str = ""  # http: model whose tokenizer reads and writes texts, for servers without token ids; '': ids
-    partial: bool = False  # http: start with the workers that are there; False: all have to be
+    policy: Policy = Policy()  # http
 
 
 class Engine(Protocol):
@@ -88,16 +99,20 @@ class Engine(Protocol):
         """Take a query with the prompt ``ids``, to be answered with at most ``max_new`` tokens."""
         ...
 
+    def stop(self) -> None:
+        """End all threads; queries that are still worked on end with an error."""
+        ...
+
+
+class Computing(Engine, Protocol):
+    """An engine that answers in this process."""
+
     def cancel(self, rid: int) -> None:
         """End a query early; nothing happens where it has ended, or never began."""
         ...
 
     def device_memory(self) -> tuple[float | None, str]:
         """Return the most bytes that its tensors held on its device, or None and why that is not known."""
-        ...
-
-    def stop(self) -> None:
-        """End all threads; queries that are still worked on end with an error."""
         ...
 
 
@@ -113,19 +128,18 @@ class Kind:
 _HERE = __name__.rpartition(".")[0]
 ENGINES: dict[str, Kind] = {
     "sim": Kind(f"{__name__}:Sim", "fixed time per token, computes nothing", torch=False),
-    "http": Kind(f"{_HERE}.dispatch:Dispatcher", "OpenAI-compatible servers, with token ids", torch=False),
+    "http": Kind(f"{_HERE}.dispatch:Dispatcher", "OpenAI-compatible servers", torch=False),
     "static": Kind(f"{_HERE}.batches:Static", "transformers generate on static batches"),
     "continuous": Kind(f"{_HERE}.batches:Continuous", "transformers continuous batching"),
 }
 
 
-def make(name: str, settings: Settings, available: Collection[str] = ENGINES.keys()) -> Engine:
+def make(name: str, settings: Settings, available: Collection[str] = ENGINES.keys()) -> Any:
     """Make the engine of this name; it is not started. Raises ``UserError`` for a name that is not ``available``."""
     if name not in available:
         raise UserError(f"engine {name!r}: no such engine; {nearest(name, available)}")
     module, _, cls = ENGINES[name].reference.partition(":")
-    engine: Engine = getattr(importlib.import_module(module), cls)(settings)
-    return engine
+    return getattr(importlib.import_module(module), cls)(settings)
 
 
 def sim_answer(ids: Sequence[int], max_new: int, fixed_length: bool = False) -> list[int]:

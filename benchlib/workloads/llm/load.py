@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.results.metrics import Metric, most_memory
+from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.engines import MEMORY, Engine
-from benchlib.workloads.llm.queries import QueryLog, percentile
+from benchlib.workloads.llm.engines import Engine
+from benchlib.workloads.llm.queries import QueryLog
 
 LATE_SHARE = 0.1  # of the limit of the first token that a client's lateness (p99) may take
 LATE_S = 0.010  # that it may always take
@@ -113,64 +113,50 @@ class Client:
 
 
 def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repeated: int = 0) -> Row:
-    """Return what a run of queries gave: rates in 1/s, times in ms. ``share`` is the percentile of the limits (0.99).
+    """Return the row of a run of queries: rates in 1/s, samples of times in ms. ``share`` is the percentile of the limits (0.99).
 
-    ``why`` says why the limits were not met, or why the run says nothing about the server; '' where they were.
+    ``outcome`` is ``met`` or ``missed``, of the limits, or ``late`` where the client was, so that the run says nothing about
+    the server.
     """
-    done, late = queries.completed(table), queries.lateness_s(table)
-    span = queries.span_s(done)
-    times = queries.times_s(done)
-    good = int(queries.meets(table, limits_s).sum())
-    row: Row = {
-        "queries": len(table), "failed": int(table["failed"].sum()), "duration_s": span,
-        "samples_per_s": len(done) / span if len(done) else 0.0,
-        "tokens_per_s": float(done["tokens"].sum()) / span if len(done) else 0.0,
-        "goodput_per_s": good / span if len(done) else 0.0,
-        **{f"{name}_p{100 * part:g}_ms": 1e3 * percentile(values, part) if len(values) else None for name, values in times.items() for part in (0.5, 0.9, 0.99)},
-        "late_p99_ms": 1e3 * percentile(late, 0.99) if len(late) else None,
-        "attempts": int(table["attempt"].sum()) - len(table),
-    }  # fmt: skip
-    reasons = [f"{row['failed']} of {len(table)} queries failed"] if row["failed"] else []
-    if repeated:
-        reasons.append(f"{repeated} first tokens or completions came twice")
-    reasons += [
-        f"{name} p{100 * share:g} {1e3 * value:.0f} ms, limit {1e3 * limit:g} ms"
-        for name, limit in limits_s.items()
-        if not (value := percentile(times[name], share)) < limit
-    ]
-    client = client_late(table, limits_s.get("ttft", math.inf))
-    return row | {"client": client, "why": "; ".join([*([client] if client else []), *reasons])}
+    done = queries.completed(table)
+    span, times = queries.span_s(done), queries.times_s(done)
+    failed, good = int(table["failed"].sum()), int(queries.meets(table, limits_s).sum())
+    per_s = {"samples": len(done), "tokens": float(done["tokens"].sum()), "goodput": good}
+    row: Row = {"queries": len(table), "failed": failed, "repeated": repeated, "seconds": span if len(done) else 0.0}
+    row |= {f"{name}_per_s": count / span if len(done) else 0.0 for name, count in per_s.items()}
+    row |= {f"{name}_ms": (1e3 * values).tolist() for name, values in times.items()}
+    row["late_ms"] = (1e3 * np.maximum(queries.lateness_s(table), 0.0)).tolist()
+    why = {f"{name}_ms": "no query was completed" for name, values in times.items() if not len(values)}
+    why |= {} if row["late_ms"] else {"late_ms": "nothing was scheduled"}
+    late = any(not value <= limit for _, value, limit in client_limits(table, limits_s.get("ttft", 0.0)))
+    met = (
+        not failed and not repeated and all(percentile(times[name], share) < limit for name, limit in limits_s.items())
+    )
+    return row | {"outcome": "late" if late else "met" if met else "missed", "why": why}
 
 
-def memory_of(workers: Sequence[Mapping[str, Any]], end: str) -> list[Metric]:
-    """Return what the fullest worker and the fullest device hold, by rows of what workers say of both (see ``MEMORY``)."""
-    resident, held = ([row.get(name) for row in workers] for name in MEMORY)
-    own, silent = "process of the fullest worker, by its /metrics at the end", "no worker states it in its /metrics"
-    most = "most that tensors held on the fullest device, by the workers' /metrics"
-    return [
-        most_memory(f"worker_memory_gb{end}", resident, own, silent),
-        most_memory(f"device_memory_gb{end}", held, most, f"{silent}; a CPU has none of its own, see worker_memory_gb"),
-    ]
+def client_limits(table: np.ndarray, ttft_limit_s: float) -> list[tuple[str, float, float]]:
+    """Return what a fair client keeps to, with what it did and the limit: its lateness in s, and its rate beside the schedule's.
 
-
-def client_late(table: np.ndarray, ttft_limit_s: float) -> str:
-    """Return why the client was no fair one: it sent late, or at another rate than its schedule's; '' where it was fair."""
+    Nothing where there was no schedule.
+    """
     late = queries.lateness_s(table)
     if len(late) < 2:
-        return ""
-    p99, most = percentile(late, 0.99), max(LATE_S, LATE_SHARE * ttft_limit_s)
-    if p99 > most:
-        return f"the client sent late: p99 {1e3 * p99:.1f} ms, at most {1e3 * most:.1f} ms"
-    planned, sent = (float(table[name].max() - table[name].min()) for name in ("scheduled_s", "issued_s"))
-    if planned > 0 and abs(sent / planned - 1) > RATE_SHARE:
-        return f"the client sent for {sent:.2f} s what was due in {planned:.2f} s"
-    return ""
+        return []
+    limits = [("late_client", percentile(late, 0.99), max(LATE_S, LATE_SHARE * ttft_limit_s))]
+    planned, sent = (float(np.ptp(table[name])) for name in ("scheduled_s", "issued_s"))
+    return [*limits, ("client_rate", abs(sent / planned - 1), RATE_SHARE)] if planned > 0 else limits
 
 
 def find_knee(
-    probe: Callable[[float, int], Row], rates: Sequence[float], queries_of: Callable[[float], int], *, refine: int = 2, longer: int = 3
-) -> tuple[list[Row], Row | None]:  # fmt: skip
-    """Return all rows of a sweep over rising rates and the one that confirms the knee; None where no rate was confirmed.
+    probe: Callable[[float, int], Row],
+    rates: Sequence[float],
+    queries_of: Callable[[float], int],
+    *,
+    refine: int = 2,
+    longer: int = 3,
+) -> list[Row]:
+    """Return all rows of a sweep over rising rates; the last one that is a ``confirmation`` and ``met`` is the knee.
 
     ``probe(rate, queries)`` measures. After the first rate that misses, ``refine`` rates between it and the last that met are
     tried, each in the middle; then the highest that met is run again with ``longer`` times the queries, and where that
@@ -178,28 +164,28 @@ def find_knee(
     """
     rows: list[Row] = []
 
-    def take(phase: str, rate: float, count: int) -> bool:
+    def meets(phase: str, rate: float, count: int) -> bool:
         for _ in range(TRIES):  # a late client says nothing about the server
             rows.append({"phase": phase, "rate": rate, **probe(rate, count)})
-            if not rows[-1].get("client"):
+            if rows[-1]["outcome"] != "late":
                 break
-        return not rows[-1]["why"]
+        return bool(rows[-1]["outcome"] == "met")
 
     met: list[float] = []
     missed = math.inf
     for rate in sorted(rates):
-        if take("sweep", rate, queries_of(rate)):
+        if meets("sweep", rate, queries_of(rate)):
             met.append(rate)
         else:
             missed = rate
             break
     for _ in range(refine if met and math.isfinite(missed) else 0):
         middle = (met[-1] + missed) / 2
-        if take("between", middle, queries_of(middle)):
+        if meets("between", middle, queries_of(middle)):
             met.append(middle)
         else:
             missed = middle
     for rate in reversed(met):
-        if take("confirmation", rate, longer * queries_of(rate)):
-            return rows, rows[-1]
-    return rows, None
+        if meets("confirmation", rate, longer * queries_of(rate)):
+            break
+    return rows

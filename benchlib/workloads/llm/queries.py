@@ -193,12 +193,6 @@ def span_s(table: np.ndarray) -> float:
     return float(np.nanmax(table["last_s"]) - np.min(start_s(table))) if len(table) else math.nan
 
 
-def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
-    """Return ``sorted[int(n share)]`` with ``share`` from 0 to 1; NaN of no samples."""
-    ordered = np.sort(np.asarray(samples, float))
-    return float(ordered[min(int(len(ordered) * share), len(ordered) - 1)]) if len(ordered) else math.nan
-
-
 def meets(table: np.ndarray, limits_s: Mapping[str, float]) -> np.ndarray:
     """Return which queries completed below every limit, (n,) of bool; limits by ``ttft``, ``tpot`` and ``latency``."""
     good = ~table["failed"]

@@ -4,15 +4,12 @@
 
 ``POST /v1/completions`` takes ``prompt`` (token ids, or text where the engine has a tokenizer) and ``max_tokens`` and answers
 greedily, as one object or, with ``stream``, as server-sent events: each token as the engine gives it. ``return_token_ids`` adds
-the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/models`` says what engine and vocabulary answer,
-``/tokenize`` what the tokenizer makes of a text, ``/peaks`` measures what the machine reaches while no query is under way.
-``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this
+the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/models`` says which engine answers, ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this
 machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
 """
 
 import asyncio
 import contextlib
-import functools
 import hmac
 import importlib
 import ipaddress
@@ -36,7 +33,7 @@ from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm.engines import CANCELLED, MEMORY, Engine, Settings, make
+from benchlib.workloads.llm.engines import CANCELLED, MEMORY, Computing, Settings, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 BACKLOG = 4096  # connections that the system may hold until they are accepted
@@ -45,17 +42,10 @@ BACKLOG = 4096  # connections that the system may hold until they are accepted
 RUNNER: dict[str, Any] = {
     "access_log": None, "shutdown_timeout": 1.0, "lingering_time": 0.1, "handler_cancellation": True,
 }  # fmt: skip
-# Imported where an engine computes: they need transformers and torch.
-TEXTS, PEAKS = "benchlib.workloads.llm.texts", "benchlib.runtime.peaks"
-# Of an engine's facts, in /v1/models: what it is, and what the bounds of its speed follow from.
-SAID = (
-    "vocabulary", "ends", "dtype", "parameters", "slots", "read_bytes", "product_parameters", "cache_bytes_per_token",
-)  # fmt: skip
+TEXTS = "benchlib.workloads.llm.texts"  # imported where an engine computes: it needs transformers
 SMALL = 16_384  # bytes of a body that is read at once; a larger one in a thread, while others are answered
-PEAK_S = 0.2  # for each measurement of /peaks
 FILES = 65536  # open files to ask for: each connection is one
 # Fields that would make the answer another than the greedy one, with the only value that they may have.
-Peaks = Callable[[], tuple[float, float]] | None
 GREEDY: dict[str, tuple[Any, ...]] = {
     "temperature": (0, None), "n": (1, None), "best_of": (1, None), "echo": (False, None), "logprobs": (None,),
     "suffix": (None, ""), "stop": (None, []), "presence_penalty": (0, None), "frequency_penalty": (0, None),
@@ -132,13 +122,17 @@ class Server:
 
     def __init__(
         self,
-        engine: Engine, name: str, limits: Limits = Limits(), token: str = "", kind: str = "", codec: Any = None, peaks: Peaks = None
-    ) -> None:  # fmt: skip
+        engine: Computing,
+        name: str,
+        limits: Limits = Limits(),
+        token: str = "",
+        kind: str = "",
+        codec: Any = None,
+    ) -> None:
         self.engine, self.name, self.limits, self.draining = engine, name, limits, False
         self.kind, self.codec = kind, codec  # name in ``ENGINES``; ``texts.Codec`` where it has a tokenizer
-        self.peaks = peaks  # measures bytes/s and FLOP/s of the machine under an engine that computes
         self.counts = dict.fromkeys(("ok", "error", "refused", "cancelled"), 0)
-        self.tokens, self.open, self._measuring = 0, 0, False
+        self.tokens, self.open = 0, 0
         self._working: set[int] = set()
         self._token = f"Bearer {token}".encode() if token else b""
         self._ids = itertools.count(1)
@@ -151,8 +145,6 @@ class Server:
         application = web.Application(client_max_size=self.limits.body_bytes, middlewares=[self._guard])
         application.router.add_post("/v1/completions", self._complete)
         application.router.add_get("/v1/models", self._models)
-        application.router.add_post("/tokenize", self._tokenize)
-        application.router.add_get("/peaks", self._peaks)
         application.router.add_get("/metrics", self._metrics)
         return application
 
@@ -161,8 +153,10 @@ class Server:
         """Ask for the token before the body is read, but for ``/health``, which probes read; answer errors in OpenAI's form."""
         if request.path == "/health":
             return await self._health(request)
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as the bytes that were sent
-        if self._token and not hmac.compare_digest(given, self._token):
+        header = request.headers.get("Authorization", "").encode(
+            errors="surrogateescape"
+        )  # as the bytes that were sent
+        if self._token and not hmac.compare_digest(header, self._token):
             return self._refuse(401, "the bearer token is missing or wrong")
         try:
             if (request.content_length or 0) > self.limits.body_bytes:
@@ -215,9 +209,9 @@ class Server:
             if rid in self._working:  # its client has gone: others wait for the slot
                 self.engine.cancel(rid)
 
-    async def _apart(self, body: bytes, work: Callable[..., Any], *given: Any) -> Any:
+    async def _apart(self, body: bytes, work: Callable[..., Any], *arguments: Any) -> Any:
         """Return what comes of a body: of a large one from a thread, so that the others are answered meanwhile."""
-        return await asyncio.to_thread(work, *given) if len(body) > SMALL else work(*given)
+        return await asyncio.to_thread(work, *arguments) if len(body) > SMALL else work(*arguments)
 
     # The engine calls from threads of its own.
 
@@ -298,41 +292,13 @@ class Server:
         return "length" if len(ids) >= ask.max_new else "stop"
 
     async def _models(self, _: web.Request) -> web.Response:
-        facts = self.engine.facts
-        says = {"engine": self.kind or self.name, **{name: facts[name] for name in SAID if name in facts}}
-        model = {"id": self.name, "object": "model", "owned_by": "benchlib", "benchlib": says}
+        model = {
+            "id": self.name,
+            "object": "model",
+            "owned_by": "benchlib",
+            "benchlib": {"engine": self.kind or self.name},
+        }
         return web.json_response({"object": "list", "data": [model]})
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        """Answer as vLLM does: the tokens of a text."""
-        body = await request.read()
-
-        def read() -> list[int]:
-            text = json.loads(body)["prompt"]
-            if self.codec is None or not isinstance(text, str):
-                raise TypeError
-            return tokens_of(text, self.limits, self.codec)
-
-        try:
-            ids = await self._apart(body, read)
-        except (KeyError, TypeError, RecursionError):
-            return self._refuse(400, "prompt has to be a text, and the engine one with a tokenizer")
-        except ValueError as error:
-            return self._refuse(400, str(error))
-        return web.json_response({"tokens": ids, "count": len(ids)})
-
-    async def _peaks(self, _: web.Request) -> web.Response:
-        """Answer with bytes/s and FLOP/s of this machine, measured now; queries under way would take their part of both."""
-        if self.peaks is None:
-            return self._refuse(404, "this engine computes nothing")
-        if self.open or self._measuring:
-            return self._refuse(409, f"{self.open} requests are open, and {int(self._measuring)} measurements")
-        self._measuring = True
-        try:
-            bytes_per_s, flop_per_s = await asyncio.to_thread(self.peaks)
-        finally:
-            self._measuring = False
-        return web.json_response({"bytes_per_s": bytes_per_s, "flop_per_s": flop_per_s})
 
     async def _health(self, _: web.Request) -> web.Response:
         status = self.engine.failure or ("draining" if self.draining else "ready")
@@ -440,20 +406,17 @@ def main(text: str) -> int:
         options = Options(**values, **step)
         if options.with_parent:
             die_with_parent(os.getppid())
-        given = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
-        token = given.strip()
+        token = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
+        token = token.strip()
         check_place(options.host, token)
         _allow_connections()
         engine = make(options.engine, options, SERVED)
         engine.start()
         limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)
-        codec, peaks, name = None, None, options.engine
+        codec, name = None, options.engine
         if options.engine != "sim":
             codec, name = importlib.import_module(TEXTS).Codec(options.model), options.model
-            size = int(engine.facts["read_bytes"])
-            reached = importlib.import_module(PEAKS).reached
-            peaks = functools.partial(reached, options.device, options.precision, size, PEAK_S)
-        server = Server(engine, name, limits, token, options.engine, codec, peaks)
+        server = Server(engine, name, limits, token, options.engine, codec)
         announce = Path(options.announce) if options.announce else None
         return 0 if asyncio.run(serve(server, options.host, options.port, announce)) else 1
     except BackendUnavailable as error:

@@ -4,7 +4,7 @@
     emit.py        the writer of text: names, types, constants, the operations of StableHLO
     lowerings.py   the table: ATen operation -> StableHLO, one function each
     convert.py     the graph, operation by operation, through the table; what is unknown is listed first
-    manifest.py    what each argument is: name, role, shape, type, hash; files and their check
+    manifest.py    what each argument is: name, role, shape, type; files and their check
     pjrt.py        XLA through PJRT: the one file that calls jax.extend's semi-public functions
     runtimes.py    executors of a .mlir file: XLA, IREE, the reference interpreter
 

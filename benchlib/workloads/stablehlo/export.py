@@ -1,7 +1,7 @@
 """A module becomes a graph of core ATen operations: the forward pass, or the forward and the backward pass together.
 
-Static shapes; dropout off. Attention that torch has as one fused operation is held to plain products (``SDPBackend.MATH``): the
-fused backward operation of a CPU is torch's own and has no counterpart elsewhere.
+Static shapes; dropout off. Attention that torch has as one fused operation is held to plain products
+(``SDPBackend.MATH``): the fused backward operation of a CPU is torch's own and has no counterpart elsewhere.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_NOISY = (
-    "torch.onnx", "torch.export", "torch._export", "torch._inductor", "torch._dynamo", "torch._subclasses", "onnxscript", "onnx_ir",
-)  # fmt: skip
+from benchlib.workloads.answer_loss import answer_losses
+
+_NOISY = [f"torch.{name}" for name in ("onnx", "export", "_export", "_inductor", "_dynamo", "_subclasses")]
+_NOISY += ["onnxscript", "onnx_ir"]
 
 
 def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:
@@ -56,23 +57,22 @@ class Filled:
 
 
 class Family:
-    """A module that is exported once, with the first two sizes of its inputs free, and gives the graph of each shape from that.
+    """A module that is exported once, with the first two sizes of its inputs free, for graphs of many shapes.
 
-    Exporting BERT-base takes seconds, filling sizes into its graph tenths of one. ``gradients``: of the joint graph, see ``joint``.
+    Exporting BERT-base takes seconds, filling sizes into its graph tenths of one. ``gradients``: see ``joint``.
     """
 
     def __init__(self, module: torch.nn.Module, example: Mapping[str, torch.Tensor], gradients: bool = False) -> None:
         _require_no_dropout(module)
         inputs = trace_inputs(example)
-        sizes = {
-            name: dict.fromkeys(range(min(2, tensor.ndim)), torch.export.Dim.DYNAMIC) for name, tensor in inputs.items()
-        }
+        free = torch.export.Dim.DYNAMIC
+        sizes = {name: dict.fromkeys(range(min(2, tensor.ndim)), free) for name, tensor in inputs.items()}
         with torch.set_grad_enabled(gradients), quiet(), sdpa_kernel(SDPBackend.MATH):
             exported = torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
             self._program = _joint(exported) if gradients else exported.run_decompositions()
 
     def graph(self, inputs: Mapping[str, torch.Tensor]) -> Filled:
-        """Return the graph for the shapes of ``inputs``: each operation is repeated on tensors that have sizes and no values."""
+        """Return the graph for the shapes of ``inputs``: its operations are repeated on tensors without values."""
         program, graph = self._program, torch.fx.Graph()
         state = {**program.state_dict, **program.constants}
         specs = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
@@ -98,7 +98,7 @@ class Family:
 def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return inputs of B rows and S tokens to trace with whose B and S are general: at least 2, and not equal.
 
-    A tracer takes a size of 0 or 1 for a constant (of what broadcasts), and two sizes that are equal for one and the same.
+    A tracer takes a size of 0 or 1 for a constant (of what broadcasts), and two sizes that are equal for one.
     """
     first = {name: tensor[:1] for name, tensor in example.items()}
     if any(tensor.ndim > 1 and tensor.shape[1] < 2 for tensor in first.values()):
@@ -110,9 +110,8 @@ def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 def _require_no_dropout(module: torch.nn.Module) -> None:
     for name, child in module.named_modules():
         if isinstance(child, torch.nn.Dropout) and child.training and child.p:
-            raise ValueError(
-                f"{name} drops values at random, which is not converted: call eval() first, or set its rate to 0"
-            )
+            remedy = "call eval() first, or set its rate to 0"
+            raise ValueError(f"{name} drops values at random, which is not converted: {remedy}")
 
 
 @contextlib.contextmanager
@@ -130,84 +129,73 @@ def quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-class AnswerLoss(torch.nn.Module):
-    """The loss of question answering: the mean of the cross-entropies of start and end; no answer begins or ends in padding."""
+class _Wrapped(torch.nn.Module):
+    """A model as a function of tensors."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
+    def sides(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return start and end logits, (B, S) each."""
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        return pair(self.model(input_ids=input_ids, attention_mask=attention_mask, **types))
+
+
+class AnswerLoss(_Wrapped):
+    """The loss of question answering, see ``answer_losses``."""
+
     def forward(
-        self, start: torch.Tensor, end: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None, weight: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        start: torch.Tensor,
+        end: torch.Tensor,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the scalar loss of labels int64 (B,) and the model's own int64 (B, S) inputs.
 
         It is the mean over the rows, or with ``weight``, fp32 (B,), their weighted sum.
         """
-        sides = _sides(self.model, input_ids, attention_mask, token_type_ids)
-        padding = attention_mask == 0
-        lowest = torch.finfo(sides[0].dtype).min
-        first, last = (
-            torch.nn.functional.cross_entropy(
-                side.masked_fill(padding, lowest), label, reduction="mean" if weight is None else "none"
-            )
-            for side, label in zip(sides, (start, end), strict=True)
-        )
-        return (first + last) / 2 if weight is None else ((first + last) / 2 * weight).sum()
+        losses = answer_losses(*self.sides(input_ids, attention_mask, token_type_ids), attention_mask, start, end)
+        return losses.mean() if weight is None else (losses * weight).sum()
 
 
-class Pullback(torch.nn.Module):
+class Pullback(_Wrapped):
     """What a joint graph needs to be one of any loss: start and end logits times given slopes, summed.
 
     Its gradients are those of the loss whose slopes by the logits are given.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
     def forward(
-        self, start_slope: torch.Tensor, end_slope: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor,
+        self,
+        start_slope: torch.Tensor,
+        end_slope: torch.Tensor,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
         token_type_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Return a scalar of slopes fp32 (B, S) and the model's own inputs."""
-        start, end = _sides(self.model, input_ids, attention_mask, token_type_ids)
+        start, end = self.sides(input_ids, attention_mask, token_type_ids)
         return (start * start_slope).sum() + (end * end_slope).sum()
 
 
-class Answers(torch.nn.Module):
-    """A question answering model as a function of tensors: start and end logits, (B, S) each."""
+class Answers(_Wrapped):
+    """A question answering model: start and end logits of its own inputs."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (start, end) of the model's own inputs."""
-        return _sides(self.model, input_ids, attention_mask, token_type_ids)
+    forward = _Wrapped.sides
 
 
-class NextToken(torch.nn.Module):
-    """A decoder as a function of tensors: logits (B, S, V) of input_ids int64 (B, S), without a cache."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
+class NextToken(_Wrapped):
+    """A decoder: logits (B, S, V) of input_ids int64 (B, S), without a cache."""
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
         logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
         return logits
-
-
-def _sides(
-    model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-    return pair(model(input_ids=input_ids, attention_mask=attention_mask, **types))
 
 
 def pair(output: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""XLA through PJRT: text in, arrays out. The one file that calls what jax.extend exports without a promise of stability.
+"""XLA through PJRT: text in, arrays out. The one file that calls what jax.extend exports without promising stability.
 
 The range of versions is held by ``benchlib.core.mlir.jax``; tried with jax 0.10.2.
-The platform is the one that jax finds first: the CPU, or CUDA, ROCm and TPU where their plugins are installed (``JAX_PLATFORMS``).
+Platforms are the CPU, and CUDA, ROCm and TPU where their plugins are installed (``JAX_PLATFORMS``).
 """
 
 import importlib
@@ -23,9 +23,8 @@ def simulated(devices: int) -> None:
         module.config.update("jax_num_cpu_devices", devices)
     except RuntimeError as error:
         if len(module.devices()) < devices:
-            raise UserError(
-                f"{devices} simulated devices must be asked for before jax is first used in a process"
-            ) from error
+            words = "simulated devices must be asked for before jax is first used in a process"
+            raise UserError(f"{devices} {words}") from error
 
 
 class Program:
@@ -34,21 +33,19 @@ class Program:
     def __init__(self, text: str | bytes, replicas: int = 1, platform: str = "cpu") -> None:
         """Compile for cpu, cuda, rocm or tpu.
 
-        Raises ``BackendUnavailable`` without the platform's plugin, ``UserError`` where there are fewer devices than replicas.
+        Raises ``BackendUnavailable`` without the platform's plugin, ``UserError`` with fewer devices than replicas.
         """
         self._jax = mlir.jax()
         backend = importlib.import_module("jax.extend.backend")
         try:
             client = backend.get_backend(platform)
         except RuntimeError as error:
-            raise BackendUnavailable(
-                f"jax has no {platform} here: pip install {PLUGINS.get(platform, 'jax')}"
-            ) from error
+            package = PLUGINS.get(platform, "jax")
+            raise BackendUnavailable(f"jax has no {platform} here: pip install {package}") from error
         self.platform, self.devices = client.platform, client.local_devices()[:replicas]
         if len(self.devices) < replicas:
-            raise UserError(
-                f"the program has {replicas} replicas and {self.platform} has {len(self.devices)} devices: give both the same number"
-            )
+            there = f"{self.platform} has {len(self.devices)} devices: give both the same number"
+            raise UserError(f"the program has {replicas} replicas and {there}")
         options = backend.get_compile_options(
             num_replicas=replicas, num_partitions=1, device_assignment=[device.id for device in self.devices]
         )

@@ -1,11 +1,14 @@
 """Executors of a .mlir file and its manifest, nothing else: XLA through PJRT, IREE, StableHLO's reference interpreter.
 
-Each is a row of ``RUNTIMES``: a class that is loaded from (text, manifest, platform). Its instances keep weights where they compute and return numpy arrays in the order of the results. What is not installed raises ``BackendUnavailable`` with what to install.
+Each is a row of ``RUNTIMES``: a class that is loaded from (text, manifest, platform). Its instances keep weights where
+they compute and return numpy arrays in the order of the results. What is not installed raises ``BackendUnavailable``
+with what to install.
 """
 
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +22,8 @@ from benchlib.workloads.stablehlo.manifest import Manifest
 
 IREE_INSTALL = "pip install 'benchlib[compiled]'"
 # Cross-compiled without the hardware: target, its flags. sm_89: for sm_90 IREE 3.13 says that the target is missing.
-TARGETS: dict[str, tuple[str, ...]] = {
-    "cuda": ("--iree-cuda-target=sm_89",),
-    "rocm": ("--iree-rocm-target=gfx942",),
-    "vulkan-spirv": (),
-    "metal-spirv": (),
-}
+TARGETS: dict[str, list[str]] = {"cuda": ["--iree-cuda-target=sm_89"], "rocm": ["--iree-rocm-target=gfx942"]}
+TARGETS |= {"vulkan-spirv": [], "metal-spirv": []}
 INTERPRETED = 50_000_000  # FLOPs of dots above which the interpreter, a million FLOPs per second, would take minutes
 
 
@@ -74,11 +73,7 @@ class Iree:
         self._context.add_vm_module(runtime.VmModule.copy_buffer(self._context.instance, module))
         self._main = next(part for name, part in self._context.modules.items() if name != "hal")["main"]
         self._device, self._runtime = self._context.config.device, runtime
-        self.description = {
-            "runtime": f"IREE {_version('iree-base-compiler')}",
-            "target": "llvm-cpu",
-            "module_bytes": len(module),
-        }
+        self.description = {"runtime": f"IREE {metadata.version('iree-base-compiler')}", "module_bytes": len(module)}
 
     def place(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """See ``Runtime``."""
@@ -96,11 +91,10 @@ class Interpreter:
     def __init__(self, text: str, program: Manifest, platform: str = "cpu") -> None:
         flops = mlir.inspect(text).dot_flops
         if flops > INTERPRETED:
-            raise UserError(
-                f"{program.name} has {flops:,} FLOPs of dots, and the interpreter is for {INTERPRETED:,} at most: use a smaller input"
-            )
+            most = f"the interpreter is for {INTERPRETED:,} at most: use a smaller input"
+            raise UserError(f"{program.name} has {flops:,} FLOPs of dots, and {most}")
         self.manifest, self.compile_s, self._module = program, 0.0, mlir.parse(text)
-        self.description = {"runtime": f"StableHLO reference interpreter of jaxlib {_version('jaxlib')}"}
+        self.description = {"runtime": f"StableHLO reference interpreter of jaxlib {metadata.version('jaxlib')}"}
 
     def place(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """See ``Runtime``."""
@@ -114,13 +108,12 @@ class Interpreter:
 RUNTIMES: dict[str, Callable[[str, Manifest, str], Runtime]] = {"xla": Xla, "iree": Iree, "interpreter": Interpreter}
 
 
-def load(name: str, path: Path, platform: str = "cpu") -> Runtime:
+def load(name: str, path: Path) -> Runtime:
     """Load a .mlir file and the manifest beside it into one of ``RUNTIMES``.
 
     Raises ``UserError`` for a changed or ill-typed file, ``BackendUnavailable`` where the runtime is not installed.
     """
-    text, program = manifest.read(path)
-    return RUNTIMES[name](text, program, platform)
+    return RUNTIMES[name](*manifest.read(path), "cpu")
 
 
 def arguments(
@@ -135,12 +128,11 @@ def arguments(
 
 
 def iree_compiled(text: str, target: str, flags: Sequence[str] = ()) -> bytes:
-    """Return IREE's module for a target, whose hardware need not be here. Raises ``UserError`` with what its compiler says."""
+    """Return IREE's module for a target, whose hardware need not be here; ``UserError`` with what its compiler says."""
     compiler = iree("compiler")
     try:
-        made: bytes = compiler.compile_str(
-            text, target_backends=[target], input_type="stablehlo", extra_args=list(flags)
-        )
+        options = {"input_type": "stablehlo", "extra_args": list(flags)}
+        made: bytes = compiler.compile_str(text, target_backends=[target], **options)
     except compiler.CompilerToolError as error:
         reason = next((line for line in str(error).splitlines() if "error:" in line), str(error).splitlines()[0])
         raise UserError(f"IREE does not compile for {target}: {reason[:300]}") from error
@@ -153,7 +145,3 @@ def iree(part: str) -> Any:
         return importlib.import_module(f"iree.{part}")
     except ImportError as error:
         raise BackendUnavailable(f"iree.{part} cannot be imported ({error}): {IREE_INSTALL}") from error
-
-
-def _version(package: str) -> str:
-    return importlib.import_module("importlib.metadata").version(package)

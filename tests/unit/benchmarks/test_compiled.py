@@ -5,16 +5,22 @@ import copy
 import numpy as np
 import pytest
 
-from benchlib.benchmarks.compiled import figures, judge, programs
+from benchlib.benchmarks.compiled import models
 from benchlib.benchmarks.compiled.config import CompiledConfig
+from benchlib.benchmarks.compiled.spec import GRADIENTS, SPEC
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
+from benchlib.core.events import Moment
 from benchlib.judge.baselines import Comparison
-from benchlib.judge.numbers import fault_of, judged_view, within
-from benchlib.results.metrics import measured
-from benchlib.results.run import Result, Run, save_result
+from benchlib.judge.numbers import fault_of, within
+from benchlib.results.run import Run
+from benchlib.workloads.numerics import eased
 
 NONE = Comparison(status="NO_BASELINE")
+RUN = {
+    "startup_s": 0.0, "total_s": 0.0, "collective": "gloo", "layout": "", "device": "cpu", "threads": 2, "torch": "2.13",
+    "jax": "0.10", "stand_in": "tiny", "peak_flops": 1e11, "all_reduces_text": 72, "all_reduces_compiled": 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -38,73 +44,76 @@ def test_eager_is_always_timed_and_first():
 
 
 def tables():
-    program = {
-        "program": "bert",
-        "max_abs": 2e-6,
-        "one_minus_cos": 1e-13,
-        "reference_error": 1e-6,
-        "export_s": 1.0,
-        "dot_flops": 100,
-        "formula_flops": 100.0,
-    }
-    timed = {
-        "batch": 1,
-        "length": 32,
-        "status": "timed",
-        "one_minus_cos": 0.0,
-        "reference_error": 3e-6,
-        "peak_share": 0.3,
-        "ci_low": None,
-        "ci_high": None,
-        "reason": "",
-    }
+    sizes = dict.fromkeys(("operations", "arguments", "text_bytes", "argument_bytes", "temporary_bytes"), 100)
+    sizes |= dict.fromkeys(("export_s", "convert_s", "compile_s"), 1.0)
+    program = {"max_abs": 2e-6, "one_minus_cos": 1e-13, "reference_error": 1e-6, **sizes}
+    graph = dict.fromkeys(("max_abs", "one_minus_cos", "reference_error"), None) | sizes
+    graph |= {"why": dict.fromkeys(graph, "its gradients are compared")}
+    timed = {"batch": 1, "length": 32, "one_minus_cos": 0.0, "reference_error": 3e-6, "flops": 1e8, "what": "a way"}
+    timed |= {"eager_ms": 4.0, "eager_ready_s": 1.0, "gates": True}
+    apart = {"relative": 5e-7, "reference_error": 1e-7, "parameters": 71, "unequal": 0}
+    ran = {"max_abs": 1e-7, "one_minus_cos": 0.0, "compile_s": 1.0, "run_s": 1.0}
+    of_eager, of_xla = (
+        {"cpu_over_eager": [1.0] * 3, "ready_s": 1.0},
+        {"cpu_over_eager": [0.21, 0.25, 0.8], "ready_s": 3.0},
+    )
     return {
-        "programs": [program, {"program": "joint", "dot_flops": 300}, {"program": "replicas", "dot_flops": 300, "export_s": None}],
+        "programs": [
+            {"program": "bert", "dot_flops": 100, "formula_flops": 100.0, **program},
+            {"program": "joint", "dot_flops": 300, "formula_flops": 300.0, **graph},
+            {"program": "replicas", "dot_flops": 300, "formula_flops": 300.0, **graph},
+        ],
         "gradients": [
-            {"gradients": "a", "replicas": 1, "relative": 5e-7, "reference_error": 1e-7, "parameters": 71},
-            {"gradients": "b", "replicas": 2, "relative": 5e-7, "reference_error": 1e-7, "parameters": 71, "replicas_equal": True},
+            {"gradients": "XLA against autograd", "replicas": 1, **apart},
+            {"gradients": "2 replicas against DDP", "replicas": 2, **apart},
         ],
         "curve": [{"step": step + 1, "eager": 3.0, "xla": 3.00001} for step in range(5)],
         "runtimes": [
-            {"runtime": "xla", "status": "computed", "max_abs": 1e-7, "one_minus_cos": 0.0, "reason": "XLA"},
-            {"runtime": "iree", "status": "SKIPPED", "max_abs": None, "one_minus_cos": None, "reason": "pip install"},
+            {"runtime": "xla", "what": "XLA", **ran},
+            {"runtime": "iree", "status": "skipped", "reason": "pip install"},
         ],
+        "targets": [{"target": "cuda", "status": "failed", "reason": "no such target"}],
         "executors": [
-            {"executor": "eager", "max_abs": 0.0, "wall_ms": 4.0, "cpu_ms": 8.0, "ready_s": 1.0, **timed},
-            {"executor": "xla", "max_abs": 1e-6, "wall_ms": 2.0, "cpu_ms": 3.0, "ready_s": 3.0, **timed},
+            {"executor": "eager", "max_abs": 0.0, "wall_ms": [4.0] * 3, "cpu_ms": [8.0] * 3, **of_eager, **timed},
+            {"executor": "xla", "max_abs": 1e-6, "wall_ms": [1.0, 2.0, 5.0], "cpu_ms": [3.0] * 3, **of_xla, **timed},
+            {"executor": "iree", "batch": 1, "length": 32, "status": "skipped", "reason": "pip install iree"},
         ],
-    }  # fmt: skip
+        "run": [RUN],
+    }
 
 
 def judged(folder, stored, **fields):
-    config = CompiledConfig(nproc=2, runtimes=["xla", "iree"], **fields)
+    config = CompiledConfig(nproc=2, runtimes=["xla", "iree"], executors=["xla", "iree"], **fields)
     folder.mkdir()
     save_config(config, folder)
-    metrics = [measured("total_s", 5.0, "s", "lower"), measured("latency_ms_xla_b1_s32_tiny", 2.0, "ms", "lower")]
-    metrics.append(measured("cpu_over_eager_xla_b1_s32_tiny", [0.21, 0.25, 0.8], "", "lower"))
-    save_result(
-        folder,
-        Result.of(
-            config, status="complete", metrics=metrics, tables=stored, facts={"all_reduce": {"text": 72, "compiled": 1}}
-        ),
-    )
+    SPEC.save(config, folder, Moment.now(), stored)
     run = Run(folder)
-    view, faults = judged_view(run, judge.lacks, ())
-    statuses = {check.name: check for check in judge.checks(view, NONE)}
-    return {name: check.status for name, check in statuses.items()}, run, statuses, faults
+    return run, {check.name: check for check in SPEC.judge(run, NONE)}
+
+
+def failed(checks):
+    return [name for name, check in checks.items() if check.status == "FAIL"]
 
 
 def test_a_right_run_passes_and_is_read(tmp_path):
-    statuses, run, _, faults = judged(tmp_path / "run", tables())
-    assert faults == []
-    assert {name for name, status in statuses.items() if status != "PASS"} <= {
-        "numbers agree",
-        "latency_ms_xla_b1_s32_tiny vs baseline",
-    }
-    sentences = " ".join(judge.reading(run))
-    assert "pays after 1,000 calls" in sentences  # 2 s more to get ready, 2 ms won a call
-    assert "0.25 of eager's CPU time" in sentences  # as its tile, the median of the rounds
-    assert "72 all-reduces" in sentences and "into 1" in sentences
+    run, checks = judged(tmp_path / "run", tables())
+    assert failed(checks) == []
+    sentences = " ".join(SPEC.reading(run))
+    for words in (
+        "xla at 1 x 32: 2 ms, 0.25 of eager's CPU time, ready after 3 s, which pays after 1,000 calls; 50% of",
+        "72 all-reduces", "into 1", "iree did not run: pip install iree.", "IREE for cuda: no such target.",
+    ):  # fmt: skip
+        assert words in sentences
+    assert run.result.value("cpu_over_eager_xla_b1_s32_tiny") == 0.25
+    assert run.result.value("latency_ms_xla_b1_s32_tiny") == 2.0
+    assert run.result.value("curve_max_abs") == pytest.approx(1e-5)
+    assert [limit.metric for limit in SPEC.limits(run)] == ["latency_ms_xla_b1_s32_tiny"]
+
+
+def test_an_executor_that_is_no_faster_never_pays(tmp_path):
+    stored = tables()
+    stored["executors"][1]["wall_ms"] = [4.0, 4.0, 4.0]
+    assert "which pays never" in " ".join(SPEC.reading(judged(tmp_path / "run", stored)[0]))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +122,7 @@ def test_a_right_run_passes_and_is_read(tmp_path):
         ("programs", "programs", 0, {"max_abs": 2e-5}),
         ("programs", "programs", 0, {"one_minus_cos": 1e-9}),
         ("programs", "programs", 0, {"program": "other"}),
-        ("programs", "programs", 0, {"max_abs": 1e300}),
+        ("programs", "programs", 0, {"max_abs": 1e30}),
         ("programs", "programs", 0, {"max_abs": float("inf")}),
         ("programs", "programs", 0, {"max_abs": None}),
         ("programs", "programs", 0, {"max_abs": -1e-6}),
@@ -121,6 +130,7 @@ def test_a_right_run_passes_and_is_read(tmp_path):
         ("programs", "programs", 0, {"reference_error": 1e300}),
         ("programs", "programs", 0, {"reference_error": None}),
         ("FLOPs", "programs", 0, {"formula_flops": None}),
+        ("FLOPs", "programs", 2, {"dot_flops": 299}),
         ("FLOPs", "programs", 1, {"dot_flops": None}),
         ("FLOPs", "programs", 1, {"program": "other"}),
         ("FLOPs", "programs", 0, {"dot_flops": 101}),
@@ -129,7 +139,7 @@ def test_a_right_run_passes_and_is_read(tmp_path):
         ("gradients", "gradients", 0, {"relative": None}),
         ("gradients", "gradients", 0, {"reference_error": 1e300}),
         ("data parallel", "gradients", 1, {"relative": 2e-6}),
-        ("data parallel", "gradients", 1, {"replicas_equal": False}),
+        ("data parallel", "gradients", 1, {"unequal": 1}),
         ("data parallel", "gradients", 1, {"replicas": 3}),
         ("training", "curve", 3, {"xla": 3.001}),
         ("training", "curve", 3, {"xla": None}),
@@ -147,39 +157,48 @@ def test_a_right_run_passes_and_is_read(tmp_path):
 def test_a_wrong_number_fails_its_check_alone(tmp_path, check, table, row, change):
     stored = copy.deepcopy(tables())
     stored[table][row].update(change)
-    statuses, _, found, faults = judged(tmp_path / "run", stored)
+    _, checks = judged(tmp_path / "run", stored)
     ((name, value),) = change.items()
-    if not within(value, least=0.0) and not isinstance(value, (str, bool)):
-        assert f"{name} is {fault_of(value)} in row {row + 1} of {table}" in found[check].reason and faults
-    assert [name for name, status in statuses.items() if status == "FAIL"] == [check]
+    if not within(value, least=0.0) and not isinstance(value, str):
+        assert (
+            f"{name} is {fault_of(value) if value else 'missing'} in row {row + 1} of {table}" in checks[check].reason
+        )
+    assert set(failed(checks)) - {"finite", "numbers agree"} == {check}
+
+
+def test_an_executor_that_only_informs_fails_nothing(tmp_path):
+    stored = tables()
+    stored["executors"].append(stored["executors"][1] | {"executor": "native", "max_abs": 1.0, "gates": False})
+    assert failed(judged(tmp_path / "run", stored)[1]) == []
+
+
+def test_a_limit_grows_with_the_references_own_error_and_not_for_ever(tmp_path):
+    for error, status in ((1e-5, "PASS"), (8e-6, "FAIL")):
+        stored = tables()
+        stored["executors"][1] |= {"max_abs": 2.9e-5, "reference_error": error}
+        assert judged(tmp_path / f"run{error}", stored)[1]["executors"].status == status
+    for error, value in ((1e-7, 1e-6), (1e-6, 3e-6), (1.0, 1e-5)):
+        assert eased(GRADIENTS, "fp32", 0.0, error).value == pytest.approx(value)
+
+
+def test_one_minus_cosine_is_exact_where_the_formula_has_no_digit_left():
+    found = models.apart([np.array([1.0, 0.0])], [np.array([1.0, 1e-9])])
+    assert found == {"max_abs": 1e-9, "one_minus_cos": pytest.approx(5e-19, rel=1e-6, abs=0)}
+
+
+@pytest.mark.parametrize(
+    ("table", "check"), [("curve", "training"), ("runtimes", "runtimes"), ("executors", "executors")]
+)
+def test_a_row_too_few_fails(tmp_path, table, check):
+    stored = tables()
+    stored[table].pop(0)
+    assert check in failed(judged(tmp_path / "run", stored)[1])
 
 
 @pytest.mark.parametrize(("apart", "words"), [(0.0, "steps are equal"), (1e-5, "steps are within 1e-05")])
 def test_the_picture_of_losses_says_how_far_they_are_apart(tmp_path, apart, words):
     stored = tables()
     stored["curve"] = [{"step": step + 1, "eager": 3.0, "xla": 3.0 + apart} for step in range(5)]
-    assert words in figures.curve(judged(tmp_path / "run", stored)[1]).alt
-
-
-def test_a_limit_of_the_executors_grows_with_the_references_own_error(tmp_path):
-    for error, status in ((1e-5, "PASS"), (8e-6, "FAIL")):
-        stored = tables()
-        stored["executors"][1] |= {"max_abs": 2.9e-5, "reference_error": error}
-        assert judged(tmp_path / f"run{error}", stored)[0]["executors"] == status
-
-
-def test_one_minus_cosine_is_exact_where_the_formula_has_no_digit_left():
-    a, b = np.array([1.0, 0.0], np.float64), np.array([1.0, 1e-9])
-    assert programs.apart([a], [b]) == (1e-9, pytest.approx(5e-19, rel=1e-6, abs=0))
-
-
-def test_limits_grow_with_the_references_own_error_and_not_for_ever():
-    assert judge.eased(1e-6, 1e-7) == 1e-6
-    assert judge.eased(1e-6, 1e-6) == pytest.approx(3e-6)
-    assert judge.eased(1e-6, 1.0) == pytest.approx(1e-5)
-
-
-def test_a_step_too_few_fails(tmp_path):
-    stored = tables()
-    stored["curve"].pop()
-    assert judged(tmp_path / "run", stored)[0]["training"] == "FAIL"
+    run, _ = judged(tmp_path / "run", stored)
+    assert words in SPEC.figures()["curve"](run).alt
+    assert "Fastest: xla at 1 x 32, 2 ms" in SPEC.figures()["latency"](run).alt

@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from torch.distributed.tensor import DTensor
 
 from benchlib.benchmarks.machine import command as machine_command
-from benchlib.benchmarks.parallel import estimate, planning, strategies
+from benchlib.benchmarks.parallel import estimate, measure, planning, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.estimate import Message, Rates, held_share, rank_parameters
+from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
 from benchlib.core.errors import UserError
 from benchlib.judge import presets
@@ -26,7 +25,7 @@ COUNT = 4 * LAYER + 928 + 16 + 800
 
 
 def work(strategy, **more):
-    layout = Layout(**dict.fromkeys(STRATEGIES[strategy].axes, 2))
+    layout = Layout(**dict.fromkeys(STRATEGIES[strategy], 2))
     return Job(**{"shape": SMALL, "strategy": strategy, "layout": layout, "batch": 8, "seq": 16} | more)
 
 
@@ -49,9 +48,7 @@ def test_parameters_and_flops_by_hand():
 
 
 def test_memory_by_hand():
-    token = 4 * (
-        2 * 8 + 2 * 8 + 2 * 8 + 2 * 8 + 2 * 32
-    )  # norms' inputs and outputs, q k v and what attention gives, feed-forward
+    token = 4 * (2 * 8 + 2 * 8 + 2 * 8 + 2 * 8 + 2 * 32)  # inputs and outputs of norms, q k v and output, feed-forward
     passing = 4 * (
         2 * 32 + 4 * 8
     )  # gradients within one layer: around the activation function, of q k v and the output
@@ -62,6 +59,8 @@ def test_memory_by_hand():
     assert need(work("data")) == 16 * COUNT + activations / 2 + 6400
     cut = {"parameters": 2 * COUNT, "gradients": 2 * COUNT, "optimizer": 4 * COUNT, "activations": activations / 2}
     assert estimate.memory(work("sharded")) == cut | {"buffers": 3200 + 16 * (COUNT - 4 * LAYER + LAYER)}
+    hybrid = estimate.memory(work("hybrid_sharded"))
+    assert hybrid["parameters"] == 2 * COUNT and hybrid["activations"] == activations / 4
     assert need(work("single", checkpointing=True)) < need(work("single"))
     halves = estimate.memory(work("pipeline", schedule="gpipe", micro_batches=4))
     assert halves["parameters"] == 4 * (2 * LAYER + 928)
@@ -73,16 +72,17 @@ def test_a_schedule_that_starts_backward_early_keeps_less():
 
 
 def test_exchanges_by_hand():
-    assert estimate.messages(work("data")) == [Message("all_reduce", "data", 4 * COUNT, 1)]
-    gathers, cut = estimate.messages(work("sharded"))
-    assert (gathers.bytes, cut.bytes) == (8 * COUNT, 4 * COUNT)
-    reduced, gathered = estimate.messages(work("tensor"))
+    def stated(strategy):
+        return list(estimate.messages(work(strategy)))
+
     states = 8 * 16 * 8 * 4
-    assert (reduced.bytes, gathered.bytes) == ((4 * 4 + 2) * states, 8 * 16 * 100 * 4)
+    assert stated("data") == [Message("all_reduce", "data", 4 * COUNT, 1)]
+    assert [message.bytes for message in stated("sharded")] == [8 * COUNT, 4 * COUNT]
+    assert stated("hybrid_sharded") == [*stated("sharded"), Message("all_reduce", "data", 2 * COUNT, 5)]
+    assert [message.bytes for message in stated("tensor")] == [(4 * 4 + 2) * states, 8 * 16 * 100 * 4]
     # Ring of 4: 6 hops of 2 us each, and 1.5 times the bytes at 1 GB/s.
-    assert estimate.exchange_s(Message("all_reduce", "data", 1e6, 3), 4, (2e-6, 1e-9)) == pytest.approx(
-        3 * 6 * 2e-6 + 1.5e-3
-    )
+    seconds = Message("all_reduce", "data", 1e6, 3).seconds(4, (2e-6, 1e-9))
+    assert seconds == pytest.approx(3 * 6 * 2e-6 + 1.5e-3)
 
 
 @pytest.mark.parametrize(
@@ -92,32 +92,21 @@ def test_bubbles(schedule, share):
     assert estimate.bubble_share(4, 8, schedule) == pytest.approx(share)
 
 
-def link(op, alpha_s, beta_s_per_byte, world=2):
-    return {"op": op, "alpha_s": alpha_s, "beta_s_per_byte": beta_s_per_byte, "world": world}
-
-
-def test_what_was_measured_is_given_back():
-    """A fit over 4 ranks predicts just its own line over 4 ranks."""
-    rates = Rates.of_run(1e9, 1e12, [link("all_gather", 3e-4, 2e-9, 4)])
-    seconds = estimate.exchange_s(Message("all_gather", "data", 1e6, 1), 4, rates.line("all_gather", 4, 1))
-    assert seconds == pytest.approx(3e-4 + 2e-3)
+def test_what_was_measured_is_given_back_and_divided():
+    """A fit over 4 ranks predicts just its own line over 4 ranks; half of the work takes as long as was measured."""
+    link = {"op": "all_gather", "alpha_s": 3e-4, "beta_s_per_byte": 2e-9, "world": 4}
+    line = Rates.of_run(1e9, 1e12, [link]).line("all_gather", 4, 1)
+    assert Message("all_gather", "shard", 1e6, 1).seconds(4, line) == pytest.approx(3e-4 + 2e-3)
+    for alpha, expected in ((0.0, 1.2), (0.5, 1.7)):
+        link = {"op": "all_reduce", "alpha_s": alpha, "beta_s_per_byte": 0.0, "world": 2}
+        step = estimate.step_time(work("data"), Rates.of_run(1e9, 1e12, [link]), 1.2).step_s
+        assert step == pytest.approx(expected)
     assert Rates.of_run(1e9, 1e12, []) is None
 
 
-def test_a_prediction_divides_the_work_and_adds_the_exchange():
-    for alpha, expected in ((0.0, 1.2), (0.5, 1.7)):
-        rates, job = Rates.of_run(1e9, 1e12, [link("all_reduce", alpha, 0.0)]), work("data")
-        step = estimate.step_time(job, rates, estimate.scale_of(job, rates, 1.2)).step_s
-        assert step == pytest.approx(expected)
-
-
-# Machines
-
-
 def test_every_preset_is_whole_and_shares_the_registry():
-    assert {"a100", "a10g", "a30-2x", "h100", "h200", "m4-max", "mi300x", "tpu-v5e", "v100-4x-nvlink"} <= set(
-        presets.names()
-    )
+    names = {"a100", "a10g", "a30-2x", "h100", "h200", "m4-max", "mi300x", "tpu-v5e", "v100-4x-nvlink"}
+    assert names <= set(presets.names())
     for name in presets.names():
         assert all(len(given.source) > 8 for given in presets.preset(name).sources.values())
     h100 = presets.preset("h100")
@@ -143,13 +132,13 @@ def test_a_preset_that_is_wrong_is_refused(change, said):
         presets.parse(content | change)
 
 
-def test_unknown_machines_and_nodes():
-    with pytest.raises(UserError, match="h100"):
-        planning.machine("h10")
-    with pytest.raises(UserError, match="no network"):
-        planning.machine("a10g:4")
-    with pytest.raises(UserError, match="whole number"):
-        planning.machine("h100:many")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("h10", "h100"), ("a10g:4", "no network"), ("h100:many", "whole number"), ("h100:0", "whole number")],
+)
+def test_unknown_machines_and_nodes(name, said):
+    with pytest.raises(UserError, match=said):
+        planning.machine(name)
     assert planning.machine("h100:16").world == 128
 
 
@@ -177,28 +166,14 @@ def test_this_machine_becomes_a_preset():
     tables = {
         "products": [{"precision": "fp32", "peak_flops": 4e11, "peak_n": 1024}],
         "copies": [{"kind": "host", "gbytes_per_s": [10.0]}],
-        "allreduce": [
-            {"bytes": 1000, "times_us": [400.0]},
-            {"bytes": 10**7, "times_us": [1e4]},  # 8 Gbps
-        ],
+        "allreduce": [{"bytes": 1000, "times_us": [400.0]}, {"bytes": 10**7, "times_us": [1e4]}],  # 8 Gbps
     }
-    result = Result(
-        benchmark="machine",
-        tier="smoke",
-        backend="cpu",
-        world_size=2,
-        metrics=[derived("copy_host_gbytes_per_s", 10.0, "GB/s", "higher", "64 MiB")],
-        facts={"collective": "gloo"},
-        tables=tables,
-    )
+    copied = derived("copy_host_gbytes_per_s", 10.0, "GB/s", "higher", "64 MiB")
+    about = {"benchmark": "machine", "tier": "smoke", "backend": "cpu", "world_size": 2}
+    result = Result(**about, metrics=[copied], facts={"collective": "gloo"}, tables=tables)
     config = SimpleNamespace(benchmark="machine", backend="cpu", nproc=2, nnodes=1, world_size=2)
-    run = SimpleNamespace(
-        path=SimpleNamespace(name="run-1"),
-        config=config,
-        result=result,
-        row_samples={},
-        machine={"memory_bytes": 16e9, "cpu": {"model": "CPU"}},
-    )
+    run = SimpleNamespace(path=SimpleNamespace(name="run-1"), config=config, result=result, row_samples={})
+    run.machine = {"memory_bytes": 16e9, "cpu": {"model": "CPU"}}
     made = presets.parse(machine_command.content(run))
     assert made.peak_flops("fp32") == (2e11, "fp32")
     assert (made.memory_gb.value, made.memory_gbytes_per_s.value, made.link_bytes_per_s) == (8, 5, 1e9)
@@ -214,35 +189,30 @@ def test_this_machine_becomes_a_preset():
 @pytest.mark.parametrize(
     ("model", "strategy", "schedule", "layout", "corners"),
     [
-        ("llama-8b", "data_tensor_pipeline", "1f1b", Layout(8, 4, 4), [0, 3, 12, 15, 112, 115, 124, 127]),
-        ("small", "sharded", "", Layout(4), [0]),
+        ("llama-8b", "data_tensor_pipeline", "1f1b", Layout(8, 1, 4, 4), [0, 3, 12, 15, 112, 115, 124, 127]),
+        ("small", "sharded", "", Layout(shard=4), [0]),
+        ("small", "hybrid_sharded", "", Layout(2, 4), [0, 5]),
     ],
 )
 def test_many_ranks_hold_what_the_estimate_gives(model, strategy, schedule, layout, corners):
-    """torch's own placement holds as many parameters at the corners of the mesh as the arithmetic says of the fullest rank."""
+    """torch's own placement holds as many parameters at the corners of the mesh as the arithmetic says of the fullest."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    job, held = Job(MODELS[model], strategy, layout, schedule).narrow(), []
+    job, held = Job(MODELS[model], strategy, layout, schedule, micro_batches=4 if schedule else 1).narrow(), []
     for rank in corners:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
         try:
-            way = strategies.prepare(job, torch.device("cpu"))
-            parameters = [each for part in way.parts for each in part.parameters()]
-            held.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in parameters))
+            held.append(sum(measure.held(strategies.prepare(job, torch.device("cpu"))).values()))
         finally:
             strategies.mesh.cache_clear()
             dist.destroy_process_group()
-    assert max(held) == rank_parameters(job) * held_share(job)
+    assert max(held) == rank_parameters(job) / layout.shard
 
 
 def test_a_preset_is_not_overwritten(tmp_path, monkeypatch):
     given = {"value": 1, "source": "measured by hand"}
-    content = {
-        "description": "a machine",
-        "peak_tflops": {"fp32": dict(given)},
-        "memory_gb": dict(given),
-        "memory_gbytes_per_s": dict(given),
-    }
+    content = {"description": "a machine", "peak_tflops": {"fp32": dict(given)}}
+    content |= {"memory_gb": dict(given), "memory_gbytes_per_s": dict(given)}
     monkeypatch.setattr("benchlib.judge.presets.folder", lambda: tmp_path)
     monkeypatch.setattr(machine_command, "content", lambda _: content)
     path = machine_command.write(tmp_path, "mine", force=False)

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchlib.benchmarks.parallel import bottleneck, scaling
+from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.estimate import Rates, scale_of, step_time
 from benchlib.benchmarks.parallel.shapes import MODELS, Job, Layout
-from benchlib.benchmarks.parallel.spec import SPEC
+from benchlib.benchmarks.parallel.spec import SPEC, main
 from benchlib.spec import checks
 from benchlib.spec.tables import Rows, judged
 
@@ -22,7 +21,7 @@ KERNELS = [
 LINKS = [{"op": "all_reduce", "alpha_s": 1e-4, "beta_s_per_byte": 1e-9, "world": 2, "wrong_elements": 0}]
 RUN = {
     "startup_s": 2.0, "total_s": 9.0, "collective": "gloo", "layout": "", "device": "cpu", "threads": 1, "torch": "2.13",
-    "precision": "fp32", "rank_flops": 1e11, "rank_flops_fp32": 1e11, "alone_flops": 1e11, "copy_bytes_per_s": 1e10,
+    "precision": "fp32", "rank_flops": 1e11, "alone_flops": 1e11, "copy_bytes_per_s": 1e10,
     "memory_bytes": 1e10, "parameters": 940800, "proof_steps": 6, "learning_rate_min": 1e-3, "model_error": 0.1,
     "why": dict.fromkeys(("checkpointing_error", "largest_batch", "too_large_batch", "search_complete"), "not asked"),
 }  # fmt: skip
@@ -30,18 +29,19 @@ RUN = {
 
 def row(strategy="data", step_s=0.1, **more):
     """A step of 0.1 s on two ranks, 0.07 of it kernels, 0.01 the optimizer, 0.01 exposed communication, 0.01 launching."""
-    job = Job(MODELS["tiny"], strategy, Layout(data=2) if strategy == "data" else Layout())
+    layouts = {"data": Layout(data=2), "hybrid_sharded": Layout(2, 2)}
+    job = Job(MODELS["tiny"], strategy, layouts.get(strategy, Layout()))
     why = dict.fromkeys(("bubble_share", "compute_s", "predicted_step_s"), "none")
     known = {
         "status": "ok", "steps_s": [0.98 * step_s, 0.99 * step_s, *[step_s] * 6, 1.01 * step_s, 1.02 * step_s], "world": 2,
-        "forward_s": 0.03, "backward_s": 0.06, "optimizer_s": 0.01, "data_s": 0.0, "comm_s": 0.02, "exposed_s": 0.01,
+        "forward_s": 0.03, "backward_s": 0.06, "optimizer_s": 0.01, "data_s": 0.0, "exposed_s": 0.01,
         "rank_own_s": [0.09, 0.09], "explained_shares": [0.97, 1.0], "peak_bytes": [3e7, 4e7], "losses": [2.0, 1.5],
         "counted_parameters": job.shape.parameters, "peak_flops": 2e11, "why": why, "loss_error": 1e-15, "weight_error": 1e-11,
         "loss_error_fp32": 1e-7, "gradient_error": 1e-7,
         **dict.fromkeys((f"estimated_{part}_gb" for part in ("parameters", "gradients", "optimizer", "activations", "buffers")), 0.01),
     }  # fmt: skip
     values = job.row() | known | more
-    return values | bottleneck.columns(values, KERNELS)
+    return values | analysis.columns(values, KERNELS)
 
 
 PLANTED = {
@@ -58,49 +58,54 @@ PLANTED = {
 @pytest.mark.parametrize("part", PLANTED)
 def test_what_was_planted_is_named(part):
     there = row(**PLANTED[part])
-    parts, step = bottleneck.waterfall(there, KERNELS), 0.1 if part == "compute" else 0.2
+    parts, step = analysis.waterfall(there, KERNELS), 0.1 if part == "compute" else 0.2
     assert there["bottleneck"] == part and sum(parts.values()) == pytest.approx(step) and min(parts.values()) >= 0
-    words = bottleneck.sentence(there, 1e11)
-    assert bottleneck.PARTS[part] in words and "at most" in words
+    words = analysis.sentence(there | {"way": "data"}, 1e11)
+    assert analysis.PARTS[part] in words and "at most" in words
     if part != "compute":
         assert parts[part] == pytest.approx(0.1, abs=0.012)
         assert there["faster_without"] == pytest.approx(step / (step - parts[part]))
 
 
 def test_the_parts_of_a_plain_step():
-    parts = bottleneck.waterfall(row(), KERNELS)
+    parts = analysis.waterfall(row(), KERNELS)
     expected = {"compute": 0.05, "elementwise": 0.02, "optimizer": 0.01, "communication": 0.01, "launch": 0.01}
     assert {name: value for name, value in parts.items() if value > 1e-12} == pytest.approx(expected)
     slow = [KERNELS[0] | {"time_s": 0.3}, KERNELS[1] | {"time_s": 0.1}]  # a profiler that stretches kernels
-    assert bottleneck.waterfall(row(), slow)["compute"] == pytest.approx(0.08 * 0.75)
-    assert bottleneck.waterfall(row(), [])["compute"] == pytest.approx(0.08)
-
-
-def test_matrix_products_beside_their_peak():
-    """At the peak the products take flops / 2 / peak; that bounds the gain."""
-    there = row(flops=4e9)
-    assert "take 20 ms at the measured peak" in bottleneck.sentence(there, 1e11)
-    assert "1.43 × as fast at most" in bottleneck.sentence(there, 1e11)  # 0.1 / (0.05 + 0.02)
-    assert "only more or faster devices" in bottleneck.sentence(there | {"flops": 1e11}, 1e11)
-
-
-def fast(strategy, step_s, peak, **more):
-    return row(strategy, step_s, peak_bytes=[peak, peak], **more)
+    assert analysis.waterfall(row(), slow)["compute"] == pytest.approx(0.08 * 0.75)
+    assert analysis.waterfall(row(), [])["compute"] == pytest.approx(0.08)
 
 
 @pytest.mark.parametrize(
-    ("rows", "memory", "lacks", "said"),
+    ("flops", "says"),
     [
-        ((("single", 0.2, 9e9), ("data", 0.1, 8e9), ("sharded", 0.15, 4e9)), None, False, "take data, the fastest: 80.00 samples/s, 1.50 × the next one (sharded)."),
-        ((("single", 0.2, 9e9), ("data", 0.1, 8e9), ("sharded", 0.15, 4e9)), 5e9, False, "take sharded, the only one that ran and fits: 53.33 samples/s; the model does not fit one device."),
-        ((("sharded", 0.15, 4e9), ("data", 0.1, 4.5e9), ("single", 0.2, 9e9)), 5e9, False, "take data, the fastest: 80.00 samples/s, 1.50 × the next one (sharded); the model does not fit one device."),
-        ((("data", 0.1, 8e9), ("sharded", 0.15, 4e9)), None, True, "does not fit one device."),
-        ((("data", 0.1, 8e9),), 1e9, False, "no strategy fits the memory of a device"),
-        ((("data", 0.1, 8e9), ("sharded", 0.101, 4e9)), None, False, "take sharded, as fast as data within the noise and with 50% of its memory."),
+        (4e9, "take 20 ms at the measured peak: with all of them at the peak a step would be 1.43 × as fast at most"),  # 0.1 / (0.05 + 0.02)
+        (1e11, "only more or faster devices"),
     ],
 )  # fmt: skip
-def test_advice_takes_the_fastest_that_fits_and_of_equal_ones_the_smallest(rows, memory, lacks, said):
-    assert said in bottleneck.advice([fast(*values) for values in rows], memory, lacks)
+def test_matrix_products_beside_their_peak(flops, says):
+    """At the peak the products take flops / 2 / peak; that bounds the gain."""
+    assert says in analysis.sentence(row(flops=flops, way="data"), 1e11)
+
+
+SINGLE, DATA, SHARDED = ("single", 0.2, 9e9), ("data", 0.1, 8e9), ("sharded", 0.15, 4e9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "memory_gb", "lacks", "said"),
+    [
+        ((SINGLE, DATA, SHARDED), 99, False, "take data, the fastest: 80.00 samples/s, 1.50 × the next one (sharded)."),
+        ((SINGLE, DATA, SHARDED), 5, False, "take sharded, the only one that ran and fits: 53.33 samples/s; the model does not fit one device."),
+        ((SHARDED, ("data", 0.1, 4.5e9), SINGLE), 5, False, "(sharded); the model does not fit one device."),
+        ((DATA, SHARDED), 99, True, "does not fit one device."),
+        ((DATA,), 1, False, "no strategy fits the memory of a device"),
+        ((DATA, ("sharded", 0.101, 4e9)), 99, False, "take sharded, as fast as data within the noise and with 50% of its memory."),
+        ((("hybrid_sharded", 0.1, 8e9),), 99, False, "take hybrid_sharded (data 2 x shard 2), the only one"),
+    ],
+)  # fmt: skip
+def test_advice_takes_the_fastest_that_fits_and_of_equal_ones_the_smallest(rows, memory_gb, lacks, said):
+    run = run_of([row(name, step_s, peak_bytes=[peak, peak]) for name, step_s, peak in rows])
+    assert said in analysis.advice(main.whole(run), memory_gb, lacks)
 
 
 def run_of(rows, points=(), stages=(), **config):
@@ -147,7 +152,7 @@ def test_a_device_without_fp64_leaves_the_question_open_and_a_number_that_is_gon
     assert statuses(run_of([gone], prove=False))["equal to one device in fp64"] == "SKIPPED"
 
 
-@pytest.mark.parametrize(("planted", "part"), bottleneck.PLANTED.items())
+@pytest.mark.parametrize(("planted", "part"), analysis.PLANTED.items())
 def test_a_planted_fault_that_is_not_named_fails(planted, part):
     def status(one):
         return statuses(run_of([one], planted=planted, planted_slowdown=1.0))["planted bottleneck"]
@@ -157,48 +162,37 @@ def test_a_planted_fault_that_is_not_named_fails(planted, part):
     assert status(row("tensor", world=1)) == "FAIL"  # nothing to find it in
 
 
-def scaled(predicted_step_s, steps_s=None):
-    """One rank at 40 samples/s, two at 64; the second point is the row of its own."""
-    rates, job = Rates.of_run(1e11, 1e10, LINKS), Job(MODELS["tiny"], "data", Layout(data=2))
-    single = row("single", 0.2, world=1, data=1, scaling="strong", key="tiny single strong one device")
-    last = row("data", 0.125, compute_s=0.1, predicted_step_s=predicted_step_s or 0.1)
-    if not predicted_step_s:
-        last["predicted_step_s"] = step_time(job, rates, scale_of(job, rates, 0.1)).step_s
-    rows = [single, last] if steps_s is None else [single, last | {"steps_s": steps_s}]
-    jobs = {single["key"]: job.alone(scaling="strong"), last["key"]: job}
-    return rows, scaling.points(rows, jobs, rates)
+def scaled(kind="strong", predicted_step_s=0.11, **more):
+    """Rows of one rank at 40 samples/s, with the batch of all or half of it, and of two at 64; and their points."""
+    batch = 8 if kind == "strong" else 4
+    single = row("single", batch / 40, world=1, data=1, batch_size=batch, scaling=kind, key=f"tiny single {kind}")
+    rows = [single, row("data", 0.125, compute_s=0.1, predicted_step_s=predicted_step_s, **more)]
+    return rows, list(analysis.points(rows))
 
 
-def test_efficiency_with_its_interval_and_the_model_beside_it():
-    (_, last), (first, second, *more) = scaled(None)
+@pytest.mark.parametrize("kind", ["strong", "weak"])
+def test_efficiency_with_its_interval_and_the_model_beside_it(kind):
+    _, (first, second) = scaled(kind)
+    assert [(point["kind"], point["world"]) for point in (first, second)] == [(kind, 1), (kind, 2)]
     assert (first["efficiency"], first["low"], first["high"]) == (1, 1, 1) and "predicted" not in first
-    assert second["efficiency"] == pytest.approx(0.8) and second["low"] < 0.8 < second["high"]
-    assert second["predicted"] == pytest.approx(8 / last["predicted_step_s"] / 80) and 0.8 < second["predicted"] < 1
-    assert second["error"] == pytest.approx(0.125 / last["predicted_step_s"] - 1)
-    assert [(point["source"], point["world"]) for point in more] == [("model", 8)]  # 8 samples: no more copies
-    _, (_, few, *_) = scaled(None, [0.125] * 4)
+    assert second["efficiency"] == pytest.approx(64 / 80)
+    # Steps of 0.98 to 1.02 medians: the worse ends of both are at most so far apart.
+    assert 0.8 * 0.98 / 1.02 <= second["low"] < 0.8 < second["high"] <= 0.8 * 1.02 / 0.98
+    assert second["predicted"] == pytest.approx(8 / 0.11 / 80) and second["error"] == pytest.approx(0.125 / 0.11 - 1)
+    _, (_, few) = scaled(kind, steps_s=[0.125] * 4)
     assert few["why"]["low"] == "4 steps have no interval" and "low" not in few
 
 
 @pytest.mark.parametrize("share", [0.5, 0.6])
 def test_a_model_that_is_far_off_predicts_nothing(share):
-    rows, points = scaled(0.125 / (1 + share))
-    assert scaling.off(rows) == pytest.approx(share)
-    assert ("predicted" in points[1]) == (share <= scaling.MOST_OFF) == (len(points) > 2)
+    rows, points = scaled(predicted_step_s=0.125 / (1 + share))
+    assert analysis.off(rows) == pytest.approx(share)
+    assert ("predicted" in points[1]) == (share <= analysis.MAX_ERROR)
     run = run_of(rows, points)
     run = replace(run, tables={**run.tables, "run": [RUN | {"model_error": share}]})
     said = " ".join(line for say in SPEC.says if callable(say) for line in say(run))
     assert ("No prediction: measured steps are 60% off" in said) != ("predicted the steps to 50%" in said)
-    assert ("no prediction" in drawn(run)["scaling"].alt) == (share > scaling.MOST_OFF)
-
-
-def test_a_link_that_brings_nothing_costs_efficiency():
-    """A line of half a second for a hop: 14 of them beside a quarter of a second of work."""
-    job = Job(MODELS["tiny"], "data", Layout(data=2))
-    rates = Rates.of_run(1e9, 1e12, [LINKS[0] | {"alpha_s": 0.5, "beta_s_per_byte": 0.0}])
-    single, last = row("single", 2.0, world=1, scaling="weak"), row("data", 1.7, compute_s=1.2, predicted_step_s=1.7)
-    (*_, eight, _, most) = scaling.points([single, last], {single["key"]: job.alone(batch=4), last["key"]: job}, rates)
-    assert (eight["world"], most["world"]) == (8, 1024) and 0 < eight["predicted"] < 0.5
+    assert ("no prediction" in drawn(run)["scaling"].alt) == (share > analysis.MAX_ERROR)
 
 
 def drawn(run):
@@ -206,7 +200,7 @@ def drawn(run):
 
 
 def test_pictures_and_tables_of_planted_rows():
-    rows, points = scaled(None)
+    rows, points = scaled()
     pipe = row("pipeline", key="tiny pipeline 1f1b", micro_batches=4, **PLANTED["bubble"])
     stages = [
         {"key": pipe["key"], "rank": rank, "micro_batch": 0, "stage": rank, "phase": phase, "start_s": start, "end_s": start + 0.05}
@@ -223,7 +217,7 @@ def test_pictures_and_tables_of_planted_rows():
     shown = {show.heading: show.rows(run) for show in SPEC.shows}
     assert len(shown["Summary"][0]) == 11
     assert shown["Bubble"][0]["of equal stages"] == "20%"
-    assert [one["from"] for one in shown["Scaling"]] == ["measured", "measured", "model"]
+    assert [one["devices"] for one in shown["Scaling"]] == ["1", "2"]
     named = {metric.name: metric.value for metric in SPEC.stated(run)}
     assert named["mfu_tiny_data"] == pytest.approx(MODELS["tiny"].step_flops(8, 64) / 0.125 / 2e11)
     assert named["strong_scaling_tiny_data"] == pytest.approx(0.8) and named["peak_memory_gb_tiny_data"] == 0.04

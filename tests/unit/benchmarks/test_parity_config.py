@@ -14,13 +14,12 @@ def names(**values):
 
 
 def test_members_of_a_backend():
-    assert names() == ["eager", "sdpa_math", "sdpa_flash", "one_thread", "fp64", "bf16", "native"]
+    assert names() == ["eager", "sdpa_math", "sdpa_flash", "fp64", "bf16", "native"]
     assert set(names(slow=True)) - set(names()) == {
         "compile",
         "aotinductor",
         "onnxruntime",
         "openvino",
-        "openvino_default",
         "xla",
         "iree",
     }
@@ -32,7 +31,7 @@ def test_members_of_a_backend():
 
 def test_members_that_do_not_gate_are_those_with_torchs_own_defaults_or_a_kernel_of_their_own():
     open_ones = {name for name, member in MEMBERS.items() if not member.gates}
-    assert open_ones == {"native", "flash", "efficient", "cudnn", "openvino_default"}
+    assert open_ones == {"native", "flash", "efficient", "cudnn"}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +102,11 @@ def test_the_work_is_said_and_is_what_the_members_compute():
 
 def test_a_golden_folder_fixes_fields_that_there_are():
     assert set(ParityConfig.RECORDED) <= set(ParityConfig.model_fields)
+
+
+def test_a_parameter_that_went_says_what_to_use():
+    with pytest.raises(UserError, match="attention_kernels any more: name kernels among members"):
+        plan.plans("parity", "smoke", "cpu", ["attention_kernels=false"], None)
 
 
 def test_a_tier_over_many_ranks_gives_parity_one_process_and_none_over_nodes(capsys):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchlib.benchmarks.parity import switches
-from benchlib.benchmarks.parity.config import MEMBERS, Member
+from benchlib.workloads.executors import MEMBERS, Member
 
 CPU = torch.device("cpu")
 EXACT = Member("m", ("cpu",), "exact, math kernel", kernel="math")
@@ -94,8 +94,7 @@ def test_a_switch_that_cannot_be_set_leaves_none_behind(monkeypatch):
     def refuse(_):
         raise RuntimeError("not on this machine")
 
-    broken = switches._Switch("broken", lambda: 1, refuse, 2)
-    monkeypatch.setattr(switches, "_OTHERS", (*switches._OTHERS, broken))
+    monkeypatch.setitem(switches.SWITCHES, "broken", (lambda: 1, refuse, 2))
     with pytest.raises(RuntimeError, match="not on this machine"), switches.held(EXACT, CPU):
         pytest.fail("the block must not run")
     assert torch_state() == saved

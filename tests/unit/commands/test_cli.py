@@ -142,7 +142,7 @@ def test_what_was_named_and_skipped_is_exit_code_3_and_a_tier_may_skip(tmp_path,
 )
 def test_a_member_that_was_named_and_skipped_is_exit_code_3(tmp_path, members, missed):
     chosen = plan.plan("parity", "smoke", "cpu", members, PROBE)
-    rows = [{"member": "eager", "outcome": "PASS"}, {"member": "bf16", "outcome": "SKIPPED"}]
+    rows = [{"member": "eager", "status": "ok"}, {"member": "bf16", "status": "skipped"}]
     run_dir = plan.prepare(chosen, tmp_path)
     save_result(run_dir, Result.of(chosen.config, status="complete", tables={"members": rows}))
     passed = Check(name="parity of eager", kind="target", question="?", status="PASS", reason="equal")

@@ -47,13 +47,10 @@ def test_what_a_slow_down_cannot_change_has_no_planted_row():
     runs = [record(v, "f1", "") for v in (88.0, 88.2, 87.9)]
     found = calibrate_metric(limit, runs, {0.25: [record(88.0, "f1", "")]})
     assert found.planted == []
+    assert calibrate_metric(LIMIT, [record(1.0), record(1.1)], {}) is None  # too few runs
+    assert calibrate_metric(RegressionLimit(metric="other", share=0.1), [record(1.0)] * 3, {}) is None
     assert found.kind == "difference"
     assert found.effect > 1.0
-
-
-def test_too_few_runs_or_no_metric_give_nothing():
-    assert calibrate_metric(LIMIT, [record(1.0), record(1.1)], {}) is None
-    assert calibrate_metric(RegressionLimit(metric="other", share=0.1), [record(1.0)] * 3, {}) is None
 
 
 @pytest.fixture

@@ -104,21 +104,23 @@ def test_a_table_by_hand(make):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "word", "gate"),
+    ("old", "new", "word", "gate", "tone"),
     [
-        ((100, 101, 99), (70, 71, 69), "regression", "FAIL"),
-        ((100, 101, 99), (90, 91, 89), "worse", "PASS"),
-        ((100, 101, 99), (100, 99, 101), "no difference found", "PASS"),
-        ((100, 101, 99), (120, 121, 119), "better", "PASS"),
-        ((100, 150, 70), (75, 60, 85), "undecided", "AMBIGUOUS"),
-        ((100,), (99,), "no difference found", "PASS"),
-        ((100,), (100,), "no difference found", "PASS"),
-        ((100,), (70,), "regression", "FAIL"),
+        ((100, 101, 99), (70, 71, 69), "regression", "FAIL", "bad"),
+        ((100, 101, 99), (90, 91, 89), "worse", "PASS", "good"),
+        ((100, 101, 99), (100, 99, 101), "no difference found", "PASS", "good"),
+        ((100, 101, 99), (120, 121, 119), "better", "PASS", "good"),
+        ((100, 150, 70), (75, 60, 85), "undecided", "AMBIGUOUS", "warn"),  # noise leaves the limit undecided
+        ((100,), (99,), "no difference found", "PASS", "good"),
+        ((100,), (100,), "no difference found", "PASS", "good"),
+        ((100,), (70,), "regression", "FAIL", "bad"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_rate(make, old, new, word, gate):
-    told = row(only(make("20261120", *old), make("20261121", *new)))
-    assert (told.word, told.gate) == (word, gate)
+def test_what_is_said_of_a_rate(make, old, new, word, gate, tone):
+    contrast = only(make("20261120", *old), make("20261121", *new))
+    told = row(contrast)
+    assert (told.word, told.gate, contrast.tone) == (word, gate, tone)
+    assert f'<p class="note {tone}">' in comparing.html([contrast], [])
 
 
 @pytest.mark.parametrize(
@@ -179,6 +181,7 @@ def test_between_what_is_not_comparable_no_difference_is_called_a_regression(mak
     assert told.change == pytest.approx(0.1, rel=1e-3)
     assert told.word == ("lower" if factor[0] in ("torch", "cpu") else ""), "the same work elsewhere is high or low"
     done = run(*folders)
+    assert "made-up-host; Imaginary 3000 CPU × 2" in done.output
     assert done.exit_code == 0
     assert done.output.startswith("squad, quick beside nightly" if factor[0] == "tier" else "squad, quick\n")
     assert "not comparable" not in done.output, "said once, in the sentence"
@@ -186,17 +189,6 @@ def test_between_what_is_not_comparable_no_difference_is_called_a_regression(mak
     assert not any(word in table for word in REFUSED)
     assert "ratios are shown, no verdict" in done.output
     assert run(*folders, "--strict").exit_code == 3
-
-
-def test_sides_name_their_machines(make, tmp_path):
-    machine = {"host": "node-7", "cpu": {"model": "Z80", "usable_cores": 4}}
-    folders = make("20261120", 100), make("20261121", 110, machine=machine)
-    done = run(*folders, "--html", tmp_path / "page.html")
-    for shown in (done.output, Page(tmp_path / "page.html").text):
-        assert "made-up-host; Imaginary 3000 CPU × 2" in shown
-        assert "node-7; Z80 × 4" in shown
-        assert "Same work, but cpu differs; ratios are shown, no verdict." in shown
-        assert "atio" in shown
 
 
 def test_what_does_not_decide_is_worth_knowing(make):
@@ -221,41 +213,20 @@ def test_metrics_of_one_side_are_listed(make):
     }
 
 
-def test_a_run_with_itself_is_said(make):
+def test_a_run_with_itself_is_said_and_is_never_undecided(make, tmp_path):
     folder = make("20261120", 100)
-    found = only(folder, folder / "result.json")
-    assert (found.sentence, found.notes) == (
+    same = only(folder, folder / "result.json")
+    assert (same.sentence, same.notes) == (
         "squad-cpu-100000-run200 is the same run on both sides: nothing to compare.",
         [],
     )
-    assert {r.word for r in found.rows} == {"no difference found"}
-    assert found.tone == "calm"
+    assert ({r.word for r in same.rows}, same.tone) == ({"no difference found"}, "calm")
     several = make("20261121", 100, 101)
-    note = only(folder, several).notes  # another day's runs: nothing in common
-    assert note == []
+    assert only(folder, several).notes == []  # another day's runs: nothing in common
     assert only(several, several).sentence == "The same 2 runs are on both sides: nothing to compare."
     assert "squad-cpu-100000-run210 is on both sides" in only(several, several / "squad-cpu-100000-run210").notes[0]
-
-
-def test_a_noisy_run_with_itself_is_not_undecided(tmp_path):
-    run_of = write_run(tmp_path / "quick-20261120" / "squad-cpu-100000-aaa", steps=700)
-    told = run(run_of, run_of)
-    assert told.output.count("the same run") == 1
-    assert not re.search("undecided|repeat|no interval", told.output)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "tone"),
-    [
-        ((100, 101, 99), (100, 99, 101), "good"),
-        ((100, 150, 70), (75, 60, 85), "warn"),  # noise leaves the limit undecided
-        ((100, 101, 99), (70, 71, 69), "bad"),
-    ],
-)
-def test_the_banner_has_the_tone_of_what_is_said(make, tmp_path, old, new, tone):
-    contrasts, notes = compare([str(make("20261120", *old)), str(make("20261121", *new))])
-    assert contrasts[0].tone == tone
-    assert f'<p class="note {tone}">' in comparing.html(contrasts, notes)
+    noisy = write_run(tmp_path / "quick-20261122" / "squad-cpu-100000-aaa", steps=700)
+    assert not re.search("undecided|repeat|no interval", run(noisy, noisy).output)
 
 
 def test_one_number_a_side_without_a_limit_has_no_interval_to_judge_by(make):
@@ -289,17 +260,13 @@ def test_the_star_is_explained_where_it_stands_only(tmp_path):
     assert page.count("* from one run per side") == 1
 
 
-def test_a_page_goes_through_a_link_and_leaves_it(make, tmp_path):
-    link = tmp_path / "link.html"
+def test_a_page_goes_through_a_link_and_not_into_a_folder_that_is_not_there(make, tmp_path):
+    sides, link = (make("20261120", 100), make("20261121", 100)), tmp_path / "link.html"
     link.symlink_to(tmp_path / "page.html")
-    assert run(make("20261120", 100), make("20261121", 100), "--html", link).exit_code == 0
+    assert run(*sides, "--html", link).exit_code == 0
     assert link.is_symlink() and "</html>" in (tmp_path / "page.html").read_text()
-
-
-def test_a_page_is_not_written_into_a_folder_that_is_not_there(make, tmp_path):
-    done = run(make("20261120", 100), make("20261121", 100), "--html", tmp_path / "nowhere" / "x.html")
-    assert done.exit_code == 2
-    assert "there is no folder" in done.output
+    done = run(*sides, "--html", tmp_path / "nowhere" / "x.html")
+    assert (done.exit_code, "there is no folder" in done.output) == (2, True)
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -328,9 +295,9 @@ def test_a_folder_of_several_fingerprints_is_refused_with_what_differs(make, tmp
 def test_a_copied_run_counts_once(make):
     folder = make("20261120", 150, 151)
     shutil.copytree(next(folder.iterdir()), folder / "squad-cpu-235959-c0c0c0")
-    found = read_argument(str(folder))
-    assert [len(side.runs) for side in found.sets.values()] == [2]
-    assert [text for text in found.excluded if "a copy of" in text]
+    sets, excluded = read_argument(str(folder))
+    assert [len(side.runs) for side in sets.values()] == [2]
+    assert [text for text in excluded if "a copy of" in text]
 
 
 def test_broken_runs_of_a_folder_are_left_out_and_named(make, tmp_path):

@@ -17,6 +17,7 @@ from benchlib.results.record import Record, load
 from benchlib.results.shared import link, load_runs, read_html, read_report
 from benchlib.show import report
 
+CUT = gzip.compress(b"{}")[:-4]
 EVIL = '"><script>alert(1)</script>'
 
 
@@ -71,22 +72,20 @@ def test_a_report_that_a_browser_saved_again_still_carries_its_run(folder):
     assert read_html(again.replace("\n", "\r\n")) == read_html(source)
 
 
-def test_a_cut_report_is_refused_wherever_it_ends(folder):
-    source = (folder / "report.html").read_text()
+def test_a_report_that_is_cut_altered_or_huge_is_refused(folder):
+    path, source = folder / "report.html", (folder / "report.html").read_text()
     for share in (0.0, 0.3, 0.6, 0.9, 0.99):
-        (folder / "report.html").write_text(source[: int(share * len(source))])
+        path.write_text(source[: int(share * len(source))])
         with pytest.raises(UserError, match=r"report\.html: the file is cut"):
-            read_report(folder / "report.html")
-
-
-@pytest.mark.parametrize("place", ["href", "sha256"])
-def test_an_altered_report_is_refused(folder, place):
-    source = (folder / "report.html").read_text()
+            read_report(path)
     data = re.search(r'data-sha256="(\w+)" href="data:application/gzip;base64,([^"]+)"', source)
-    at = data.start(1 if place == "sha256" else 2) + 30
-    altered = source[:at] + ("0" if source[at] != "0" else "1") + source[at + 1 :]
-    with pytest.raises(UserError, match="do not match their SHA-256"):
-        read_html(altered)
+    for at in (data.start(1) + 30, data.start(2) + 30):
+        with pytest.raises(UserError, match="do not match their SHA-256"):
+            read_html(source[:at] + ("0" if source[at] != "0" else "1") + source[at + 1 :])
+    with path.open("wb") as handle:
+        handle.truncate(embedded.REPORT_BYTES + 1)
+    with pytest.raises(UserError, match="the limit is"):
+        read_report(path)
 
 
 @pytest.mark.parametrize(
@@ -105,41 +104,17 @@ def test_an_altered_report_is_refused(folder, place):
         (packed(b"[" * 100_000), "not a run of this version"),
         (packed(b'{"schema_version": 2}'), "not a run of this version"),
         (packed(b"\xff\xfe"), "not a run of this version"),
+        (
+            page(embedded.PREFIX + base64.b64encode(b"plain").decode(), hashlib.sha256(b"plain").hexdigest()),
+            "cannot be unpacked",
+        ),
+        (page(embedded.PREFIX + base64.b64encode(CUT).decode(), hashlib.sha256(CUT).hexdigest()), "cannot be unpacked"),
     ],
-    ids=[
-        "foreign",
-        "comments",
-        "attributes",
-        "two",
-        "version",
-        "elsewhere",
-        "base64",
-        "long",
-        "bomb",
-        "empty",
-        "nested",
-        "schema",
-        "bytes",
-    ],
+    ids=range(15),
 )
 def test_what_benchlib_did_not_write_is_refused(source, words):
     with pytest.raises(UserError, match=words):
         read_html(source)
-
-
-def test_data_that_are_no_gzip_are_refused():
-    for content in (b"plain", gzip.compress(b"{}")[:-4]):
-        href = embedded.PREFIX + base64.b64encode(content).decode()
-        with pytest.raises(UserError, match=r"cannot be unpacked|are cut"):
-            read_html(page(href, hashlib.sha256(content).hexdigest()))
-
-
-def test_a_huge_file_is_not_read(tmp_path):
-    path = tmp_path / "report.html"
-    with path.open("wb") as handle:
-        handle.truncate(embedded.REPORT_BYTES + 1)
-    with pytest.raises(UserError, match="the limit is"):
-        read_report(path)
 
 
 def test_a_cell_cannot_smuggle_a_second_run_in(tmp_path):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign import nccl
-from benchlib.judge.foreign.readers import MOST_BYTES, read_claims
+from benchlib.judge.foreign.readers import MAX_BYTES, read_claims
 from benchlib.judge.impossible.rules import judge_claims
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -187,25 +187,18 @@ def test_a_table_finds_the_row_of_one_device(tmp_path):
 
 
 HOURS = """\
-| setup | samples/s | hours for 13,368 samples | speed-up |
-|---|---:|---:|---:|
-| 1 node | 2.1 | 1.77 | 1.0x |
-| 2 nodes | 4.0 | 0.93 | 1.9x |
+| setup | nodes | samples/s | samples | hours | speed-up |
+|---|---:|---:|---:|---:|---:|
+| A30 | 1 | 2.1 | 13,368 | 1.77 | 1.0x |
+| A30 | 2 | 4.0 | 13368 | 0.93 | 1.9x |
 """
 SETUPS = """\
 LLM inference
 
-| Configuration | Throughput (samples/s) | TTFT p99 (ms) | Duration (h) for 13,368 articles | Efficiency |
-|---|---|---|---|---|
-| Single node (8x A30) | 59.4 | 410 | 0.06 | 100% |
-| 2 nodes (16x A30) | 112.9 | 1730 | 0.03 | 95% |
-"""
-TURNED = """\
-| | 1 worker | 4 workers |
-|---|---|---|
-| samples/s | 2.1 | 7.8 |
-| time (h) | 1.77 | 0.48 |
-| speed-up | - | 3.7 |
+| Configuration | Throughput (samples/s) | TTFT p99 (ms) | articles | Duration (h) | samples | Efficiency |
+|---|---|---|---|---|---|---|
+| 1x A30 | 59.4 | 410 | many | 0.06 | 13,368 | 100% |
+| 2x A30 | 112.9 | 1730 | many | 0.03 | 13368 | 95% |
 """
 COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1.77,1\n3,5.9,755,13368,0.6,2.8\n"
 
@@ -215,14 +208,11 @@ COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1
     [
         (HOURS, "0.93", "0.5", "rate from counts"),
         (HOURS, "1.9x", "3.5x", "speed-up"),
-        (HOURS, "| 4.0 | 0.93 | 1.9x", "| 9.0 | 0.41 | 4.3x", "scaling"),
+        (HOURS, "| 4.0 | 13368 | 0.93 | 1.9x", "| 9.0 | 13368 | 0.41 | 4.3x", "scaling"),
         (HOURS, "13,368", "133,680", "rate from counts"),
         (SETUPS, "0.03", "0.01", "rate from counts"),
         (SETUPS, "95%", "70%", "speed-up"),
         (SETUPS, "112.9", "131.4", "scaling"),
-        (TURNED, "0.48", "0.24", "speed-up"),
-        (TURNED, "3.7", "4.9", "speed-up"),
-        (TURNED, "7.8", "9.9", "scaling"),
         (COMMAS, "0.6", "0.2", "rate from counts"),
         (COMMAS, "2.8", "4.2", "speed-up"),
     ],
@@ -243,48 +233,26 @@ CONTRADICTIONS = [  # a header, rows, and the rule that refuses them
     ("num_gpu,samples/s,MFU", "8,100,130%", "share of the peak"),
     ("num_gpu,samples/s,MFU", "1,20,38 8,100,143", "share of the peak"),
     ("model,MFU", "A,1.3", "share of the peak"),
-    ("num_gpu,samples/s,tokens/s,seq_len", "8,100,90000,512", "tokens and samples"),
-    ("num_gpu,samples/s,tokens/s,sequence length", "8,100,9000,512", "tokens and samples"),
-    ("num_gpu,samples/s,tokens/s (no padding),seq_len", "8,100,90000,512", "tokens and samples"),
-    ("nodes,req/s,p50 (ms),p99 (ms)", "2,10,400,300", "percentiles in order"),
-    ("nodes,req/s,TTFT p50 (ms),TTFT p99 (s)", "2,10,400,0.3", "percentiles in order"),
-    ("nodes,req/s,median latency,99th percentile latency", "2,10,400ms,0.3s", "percentiles in order"),
-    ("nodes,req/s,latency_mean_ms,latency_max_ms", "2,10,500,400", "percentiles in order"),
-    ("nodes,req/s,ttft_p50_ms,e2e_p50_ms", "2,10,500,400", "first token before last"),
-    ("gpus,$/h,hours,total cost ($)", "8,20,2,$80", "costs agree"),
-    ("gpus,tokens/s,$/GPU-h,$/1M tokens", "8,10000,2.5,0.20", "costs agree"),
-    ("gpus,requests/s,price per hour ($),cost per 1k requests", "1,2,3.60,0.05", "costs agree"),
-    ("gpus,samples,total cost,cost per 1k samples", "1,5000,100,$2", "costs agree"),
     ("gpus,samples/s,samples,time (s)", "2,10,100,-10", "possible values"),
-    ("gpus,samples/s,p99 (ms)", "2,10,-10", "no time below zero"),
     ("gpus,samples/s", "2,inf 1,1", "possible values"),
     ("gpus,samples/s", "2,-5 1,1", "possible values"),
-    ("gpus,samples/s,accuracy", "2,10,193%", "possible ranges"),
-    ("gpus,samples/s,GPU utilization", "2,10,120%", "possible ranges"),
     ("gpus,samples/s,samples,time (s)", "2,12k,1000,10", "rate from counts"),
     ("gpus,samples/s,samples,time (ms)", "2,100,1000,100", "rate from counts"),
     ("gpus,tokens/s/GPU", "1,1000 8,1500", "scaling"),
     ("gpus,samples/s", "1,1000 8,9.5k", "scaling"),
 ]
 HONEST_TABLES = [  # a header, rows, and what is not read of them
-    ("gpus,samples/s,tokens/s,seq_len", "8,100,51200,512", ""),
-    ("gpus,samples/s,tokens/s (no padding),seq_len", "8,100,30000,512", ""),
-    ("gpus,req/s,output tokens/s,input length", "1,100,30000,512 8,700,200000,512", ""),
     ("gpus,samples/s,MFU (%)", "1,100,41 8,700,38", ""),
-    ("gpus,tokens/s/GPU,samples/s,seq_len", "1,51200,100,512 8,51200,800,512", ""),
-    ("gpus,k tokens/s,samples/s,seq_len", "1,51.2,100,512 8,409,800,512", ""),
+    ("gpus,tokens/s/GPU,samples/s", "1,51200,100 8,51200,800", ""),
+    ("gpus,k tokens/s,samples/s", "1,51.2,100 8,409,800", ""),
     ("gpus,tokens/s,samples,time (s)", "1,5000,1000,100 2,9000,1000,55", ""),
-    ("gpus,requests/s,$/GPU-h,hours,total cost", "1,2,2.5,4,$10 8,15,2.5,0.5,$10.00", ""),
-    ("nodes,requests/s,$/GPU-h,hours,total cost", "1,2,2.5,4,$80 2,3.9,2.5,2,$80", ""),
-    ("gpus,tokens/s,$/h,$/1M tokens", "1,1300,2.5,0.53 8,10000,20,0.56", ""),
-    ("gpus,output tokens/s,$/h,$/1M tokens", "1,1300,2.5,0.05 8,10000,20,0.05", ""),
-    ("gpus,req/s,latency min (ms),latency mean (ms),latency max (ms)", "1,2,2.5,4,9", ""),
+    ("gpus,requests/s,$/GPU-h,seq length", "1,2,2.5,512 8,15,2.5,512", "$/GPU-h, seq length"),
     ("gpus,samples/s", "1,100±2 8,780", ""),
     ("gpus,model_a,model_b", "1,100,nan 8,700,nan", ""),
     ("gpus,model_a,delta,price", "1,100,-3,30000 8,700,-4,300000", "delta, price"),
     ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "'97,5%' of efficiency"),
     ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "'0%' of speed-up"),
-    ("gpus,samples/s,p99 (GB),time (epochs)", "1,100,3,2", "'3' of p99 (GB), '2' of time (epochs)"),
+    ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "p99 (ms), '2' of time (epochs)"),
 ]
 
 
@@ -386,7 +354,7 @@ def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, content, says):
 def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "huge.txt"
     with path.open("wb") as handle:
-        handle.truncate(MOST_BYTES + 1)
+        handle.truncate(MAX_BYTES + 1)
     with pytest.raises(UserError, match="limit is 64 MiB"):
         read_claims(path)
     with pytest.raises(UserError, match="no such file"):
@@ -416,33 +384,17 @@ def test_the_command_says_what_it_found_by_text_and_exit_code(tmp_path):
     assert "does not state enough" in run(silent).output
 
 
-def test_numbers_whose_sum_is_infinite_are_refused_in_a_sentence(tmp_path):
-    path = tmp_path / "claim.json"
-    claim = {"latencies": [{"samples_s": [1e308, 1e308], "mean_s": 1e308}]}
-    path.write_text(json.dumps({"claim_version": 1, "claims": [claim]}))
-    refused = run(path)
-    assert refused.exit_code == 2 and "a number too large" in refused.stderr and "fault" not in refused.stderr
-
-
-def test_the_command_names_the_formats_once_for_all_files(tmp_path):
+def test_the_command_names_the_formats_once_for_all_files_and_refuses_what_is_too_large(tmp_path):
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_text("Dear diary, nothing to measure today.\n")
-    cut = tmp_path / "cut.json"
+    cut, large = tmp_path / "cut.json", tmp_path / "claim.json"
     cut.write_text('{"claim_version": 1, "source": "a te')
-    shown = run(tmp_path / "one.txt", tmp_path / "two.txt", cut).output
-    assert shown.count("MLPerf's mlperf_log_summary.txt") == 1
-    assert (
-        "Unterminated string starting at line 1;" not in shown and "(Unterminated string starting at line 1)" in shown
+    large.write_text(
+        json.dumps({"claim_version": 1, "claims": [{"latencies": [{"samples_s": [1e308, 1e308], "mean_s": 1e308}]}]})
     )
-
-
-def test_one_other_statement_is_possible_and_several_are(tmp_path):
-    good = {"speed": {"samples_per_s": 10.0, "samples_counted": 100, "wall_s": 10.0}}
-    bad = {"speed": {"samples_per_s": 20.0, "samples_counted": 100, "wall_s": 10.0}}
-    path = tmp_path / "claim.json"
-    for count, says in ((1, "1 other is possible"), (2, "2 others are possible")):
-        path.write_text(json.dumps({"claim_version": 1, "claims": [bad, *count * [good]]}))
-        assert says in run(path).output
+    shown = run(tmp_path / "one.txt", tmp_path / "two.txt", cut, large).output
+    assert shown.count("MLPerf's mlperf_log_summary.txt") == 1
+    assert "(Unterminated string starting at line 1)" in shown and "a number too large" in shown
 
 
 def test_the_command_speaks_to_machines(tmp_path):

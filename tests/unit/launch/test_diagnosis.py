@@ -1,5 +1,7 @@
 """The cause of a broken run is the first failure that is no echo; a hang is the rank that does not wait."""
 
+from pathlib import Path
+
 import pytest
 from torch import OutOfMemoryError
 from torch.distributed import DistBackendError, DistNetworkError
@@ -72,42 +74,39 @@ def test_an_error_that_is_raised_again_is_what_its_cause_is(cause: Exception, ec
     assert diagnosis.is_echo(_raised(error, "/p/benchlib/runtime/hierarchy.py")) is echo
 
 
-def test_a_path_with_nccl_in_it_is_the_cause_and_not_the_peer_that_it_aborts() -> None:
-    own = _failed(0, 10.0, "FileNotFoundError", "No such file: '/mnt/nccl-data/train.json'")
-    aborted = RankRecord(1, returncode=-6, ended_at=10.1, phase="train")
-    assert diagnosis.first_failure([own, aborted]) is own
+OWN_ERROR = _failed(0, 10.0, "FileNotFoundError", "No such file: '/mnt/nccl-data/train.json'")
+FIRST_ECHO, LAST_ECHO = (_failed(rank, t, "RuntimeError", CLOSED, echo=True) for rank, t in ((0, 10.0), (1, 10.2)))
 
 
-def test_an_echo_that_came_first_is_not_the_cause() -> None:
-    ranks = [_failed(0, 10.0, "RuntimeError", CLOSED, echo=True), _failed(1, 10.4, "ValueError", "boom\nsecond line")]
+@pytest.mark.parametrize(
+    ("ranks", "culprit", "words"),
+    [
+        # Not the peer that the library aborts, nor an echo that came first.
+        ([OWN_ERROR, RankRecord(1, returncode=-6, ended_at=10.1, phase="train")], 0, "rank 0 raised FileNotFoundError"),
+        ([FIRST_ECHO, _failed(1, 10.4, "ValueError", "boom\nsecond line")], 1, "during phase train, step 7: boom"),
+        # A death is noticed later than peers may write about it.
+        (
+            [_failed(0, 10.05, "Odd", "an unheard-of text"), LAST_ECHO, RankRecord(2, returncode=-9, ended_at=10.1)],
+            2,
+            "rank 2 was killed by SIGKILL",
+        ),
+        # Who was ended by the supervisor is no cause; where there are only echoes, somebody had left before.
+        (
+            [RankRecord(0, returncode=-15, ended_at=1.0, ended_by_us=True), RankRecord(1, returncode=3, ended_at=2.0)],
+            1,
+            "exit code 3",
+        ),
+        ([RankRecord(0, returncode=0, ended_at=1.0), LAST_ECHO], 1, "rank 0 had already ended (exit code 0)"),
+        ([RankRecord(0, returncode=-15, ended_at=1.0, ended_by_us=True)], None, ""),
+    ],
+)
+def test_the_first_failure_that_is_no_echo_is_the_cause(
+    ranks: list[RankRecord], culprit: int | None, words: str
+) -> None:
     cause = diagnosis.first_failure(ranks)
-    assert cause is ranks[1]
-    assert diagnosis.failure_text(cause, ranks) == "rank 1 raised ValueError during phase train, step 7: boom"
-
-
-def test_a_death_goes_before_what_peers_say_right_after_it() -> None:
-    dead = RankRecord(2, returncode=-9, ended_at=10.1, phase="evaluate")
-    ranks = [
-        _failed(0, 10.05, "RuntimeError", "an unheard-of text"),
-        _failed(1, 10.2, "RuntimeError", CLOSED, echo=True),
-        dead,
-    ]
-    assert diagnosis.first_failure(ranks) is dead
-    assert diagnosis.failure_text(dead, ranks) == "rank 2 was killed by SIGKILL during phase evaluate"
-
-
-def test_who_was_ended_by_the_supervisor_is_no_cause() -> None:
-    ended = RankRecord(0, returncode=-15, ended_at=1.0, ended_by_us=True)
-    left = RankRecord(1, returncode=3, ended_at=2.0)
-    assert diagnosis.first_failure([ended, left]) is left
-    assert diagnosis.first_failure([ended]) is None
-
-
-def test_only_echoes_name_who_left_before() -> None:
-    ranks = [RankRecord(0, returncode=0, ended_at=1.0), _failed(1, 2.0, "RuntimeError", CLOSED, echo=True)]
-    cause = diagnosis.first_failure(ranks)
-    assert cause is ranks[1]
-    assert "rank 0 had already ended (exit code 0)" in diagnosis.failure_text(cause, ranks)
+    assert (cause and cause.rank) == culprit
+    assert cause is None or words in diagnosis.failure_text(cause, ranks)
+    assert cause is None or "second line" not in diagnosis.failure_text(cause, ranks)
 
 
 def _dump(*inner: tuple[str, int, str]) -> str:
@@ -123,47 +122,45 @@ BACKWARD = _dump(("/v/site-packages/torch/autograd/graph.py", 841, "_engine_run_
 BUSY = _dump(("/usr/lib/python3.11/socket.py", 700, "readinto"), ("/p/data.py", 9, "load"))
 
 
-def test_main_thread_is_the_last_block() -> None:
+def test_main_thread_is_the_last_block_and_tells_who_waits() -> None:
     assert diagnosis.main_stack(BUSY)[0] == diagnosis.Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
-    assert diagnosis.main_stack("") == []
-    assert [diagnosis.is_waiting(diagnosis.main_stack(text)) for text in (WAITS, BACKWARD, BUSY, "")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert [RankRecord(0, stacks=text).waits for text in (WAITS, BACKWARD, BUSY, "")] == [True, True, False, False]
 
 
-def test_waiting_is_seen_in_the_line_that_waits(tmp_path: object) -> None:
-    path = f"{tmp_path}/mine.py"
-    with open(path, "w") as handle:
-        handle.write("work = group.allreduce(x)\nwork.wait()\nwhile True: pass\n")
-    waits, works = ([diagnosis.Frame(path, line, "f")] for line in (2, 3))
-    assert diagnosis.is_waiting(waits)
-    assert not diagnosis.is_waiting(works)
+def test_waiting_is_seen_in_the_line_that_waits(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("work = group.allreduce(x)\nwork.wait()\nwhile True: pass\n")
+    assert [diagnosis.is_waiting([diagnosis.Frame(str(path), line, "f")]) for line in (2, 3)] == [True, False]
 
 
-def test_the_rank_that_does_not_wait_holds_up_the_others() -> None:
-    ranks = [RankRecord(0, heard_at=1.0, stacks=WAITS), RankRecord(1, heard_at=2.0, stacks=BUSY, phase="data")]
-    culprit = diagnosis.hanging(ranks)
-    assert culprit is ranks[1]
-    text = diagnosis.hang_text(culprit, ranks, 20.4, "stall limit")
-    assert text.startswith("rank 1 sent no sign of life for 20 s (stall limit) during phase data; its Python stack")
-    assert "readinto (/usr/lib/python3.11/socket.py:700), called from load (/p/data.py:9)" in text
-    assert text.endswith("rank 0 waited in torch for it")
+@pytest.mark.parametrize(
+    ("first", "second", "ends"),
+    [
+        # The rank that does not wait holds up the others; where all wait it is the one silent for longest.
+        (
+            RankRecord(0, heard_at=1.0, stacks=WAITS),
+            RankRecord(1, heard_at=2.0, stacks=BUSY),
+            "0 waited in torch for it",
+        ),
+        (
+            RankRecord(0, heard_at=2.0, stacks=WAITS),
+            RankRecord(1, heard_at=1.0, stacks=BACKWARD),
+            "it waited for other ranks or for its device; rank 0 waited in torch",
+        ),
+    ],
+)
+def test_who_holds_the_others_up(first: RankRecord, second: RankRecord, ends: str) -> None:
+    assert diagnosis.hanging([first, second]) is second
+    text = diagnosis.hang_text(second, [first, second], 20.4)
+    assert text.startswith("rank 1 sent no sign of life for 20 s") and text.endswith(ends)
+    if second.stacks == BUSY:
+        assert "readinto (/usr/lib/python3.11/socket.py:700), called from load (/p/data.py:9)" in text
 
 
-def test_where_all_wait_the_one_silent_longest_is_named_as_waiting() -> None:
-    ranks = [RankRecord(0, heard_at=2.0, stacks=WAITS), RankRecord(1, heard_at=1.0, stacks=BACKWARD)]
-    culprit = diagnosis.hanging(ranks)
-    assert culprit is ranks[1]
-    text = diagnosis.hang_text(culprit, ranks, 9, "stall limit")
-    assert "it waited for other ranks or for its device; rank 0 waited in torch" in text
-    assert not text.endswith("for it")
+# What torchrun's agent writes
 
 
-def test_table_of_torchrun() -> None:
-    text = """
+TABLE = """
 Failures:
 [1]:
   time      : 2026-11-21_09:34:16
@@ -177,4 +174,31 @@ Root Cause (first observed failure):
   rank      : 1 (local_rank: 1)
   exitcode  : -9 (pid: 71) Signal 9 (SIGKILL) received by PID 71
 """
-    assert diagnosis.agent_failures(text) == [(0, -15, 70, False), (1, -9, 71, True)]
+LINE = "E1122 api.py:1002] failed (exitcode: {}) local_rank: {} (pid: {}) of binary: /usr/bin/python\n"
+
+
+def test_its_table_and_its_lines() -> None:
+    assert diagnosis.agent_failures(TABLE) == [(0, -15, 70, False), (1, -9, 71, True)]
+    text = LINE.format(-9, 1, 77) + "other\n" + LINE.format(1, 0, 78)
+    assert diagnosis.agent_exits(text) == {77: -9, 78: 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x\ntorch...api.RendezvousTimeoutError", "did not all meet within 30 s"),
+        ("...RendezvousConnectionError: The connection", "store at h:1 does not answer"),
+        ("RendezvousTimeoutError\nlater\nRendezvousClosedError", "was closed"),
+        ("SignalException", ""),
+    ],
+)
+def test_why_it_gave_up(text: str, expected: str) -> None:
+    reason = diagnosis.agent_reason(text, "h:1", 30)
+    assert expected in reason and bool(expected) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "final"), [("UserError", True), ("BackendUnavailable", True), ("RuntimeError", False), ("", False)]
+)
+def test_what_another_attempt_would_not_mend(kind: str, final: bool) -> None:
+    assert diagnosis.no_restart_helps({"type": kind} if kind else None) is final

@@ -4,7 +4,6 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,11 +72,9 @@ def test_mpi_brings_its_launcher():
 
 def test_job_of_mpirun(monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "mpirun_path", lambda: "/opt/bin/mpirun")
-    config = SimpleNamespace(nproc=4, nnodes=2, collective="mpi")
+    config = BaseConfig(benchmark="x", nproc=4, nnodes=2, collective="mpi")
     job = LAUNCHERS["mpirun"](config, tmp_path, "")
-    assert job.commands == [
-        ["/opt/bin/mpirun", "-n", "8", sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
-    ]
+    assert job.command == ["/opt/bin/mpirun", "-n", "8", sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
     assert (job.agent, job.ranks) == (True, 4)
     assert job.env["PRTE_MCA_rmaps_default_mapping_policy"] == "ppr:4:node:oversubscribe"
     assert job.env["PRTE_MCA_hwloc_default_binding_policy"] == "none"
@@ -85,11 +82,10 @@ def test_job_of_mpirun(monkeypatch, tmp_path):
 
 def test_without_mpirun_the_ranks_say_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "mpirun_path", lambda: "")
-    config = SimpleNamespace(nproc=2, nnodes=1, collective="mpi")
+    config = BaseConfig(benchmark="x", nproc=2, collective="mpi")
     assert LAUNCHERS["mpirun"](config, tmp_path, "").name == "local"
-    config.collective = "gloo"
     with pytest.raises(UserError, match="no mpirun on PATH"):
-        LAUNCHERS["mpirun"](config, tmp_path, "")
+        LAUNCHERS["mpirun"](config.model_copy(update={"collective": "gloo"}), tmp_path, "")
 
 
 def test_mpirun_of_the_environment_comes_first(monkeypatch, tmp_path):

@@ -4,27 +4,20 @@ import asyncio
 import contextlib
 import json
 import math
-import queue
+import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 from llm_servers import TOKEN, Faulty, own
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.dispatch import (
-    MOST_ATTEMPTS,
-    NONSENSE,
-    Dispatcher,
-    Policy,
-    Query,
-    Worker,
-    in_flight,
-    unlike,
-)
-from benchlib.workloads.llm.engines import CANCELLED, Settings, sim_answer
+from benchlib.workloads.llm import wire
+from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Query, Worker, in_flight
+from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
 PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
@@ -84,7 +77,7 @@ def whole(client, table, failed=0):
     return True
 
 
-def test_a_worker_takes_over_what_a_slow_one_has_no_room_for_or_each_gets_as_many(place):
+def test_a_worker_takes_over_what_a_slow_one_has_no_room_for(place):
     quick, answered_first = place.faulty(), 0
 
     async def held(request):  # until the other worker has answered so many
@@ -96,25 +89,21 @@ def test_a_worker_takes_over_what_a_slow_one_has_no_room_for_or_each_gets_as_man
     answered_first = quick.asked + 40 - PATIENT.cap
     table = client.at_once(40)
     assert whole(client, table) and (table["worker"] == 0).sum() <= PATIENT.cap
-    answered_first = 0
-    equal = place.client(slow, quick, policy=replace(PATIENT, weighted=False))
-    table = equal.at_once(40)
-    assert whole(equal, table) and [int((table["worker"] == index).sum()) for index in range(2)] == [20, 20]
 
 
 @pytest.mark.parametrize(("waiting", "slow_has", "to"), [(4, 3, None), (5, 3, "slow"), (1, 0, "slow"), (1, 1, None)])
 def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, slow_has, to):
     """Full, 4 queries: 5 x 10 tokens at 1000 tokens/s end after 50 ms; with room at 10 tokens/s one alone takes 1 s."""
     dispatcher = Dispatcher(Settings(urls=("http://a",)), PATIENT)
-    query = Query(0, b"", 10, lambda *_: None, lambda *_: None)
+    query = Query(0, [], 10, lambda *_: None, lambda *_: None)
     for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
         worker = Worker(
-            index, ("full", "slow")[index], ready=True, open=dict.fromkeys(range(has), query), work=10 * has
+            ("full", "slow")[index], index=index, ready=True, open=dict.fromkeys(range(has), query), work=10 * has
         )
-        worker._busy_s, worker._recent = 1.0, speed
+        worker.busy_s, worker.tokens = 1.0, speed
         dispatcher.workers.append(worker)
     dispatcher._queue.extend([query] * waiting)
-    chosen = dispatcher._choose(query, 0.0)
+    chosen = dispatcher._choose(query)
     dispatcher.stop()
     assert (chosen and chosen.url) == to
 
@@ -131,27 +120,34 @@ def test_a_worker_never_has_more_than_its_cap(place):
     "fault", ["half", "no end", "garbage", "miscounts", "too many", "endless", "wide", "500", "503", "429", "slow"]
 )
 def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
+    """It is set aside until it is healthy again, in which time the other one may have answered all: then it is asked again."""
     faulty = place.faulty(lambda number: fault if number % 4 == 2 else "")
     client = place.client(faulty, place.own())
-    table = client.at_once(40)
-    assert whole(client, table)
-    again = int((table["attempt"] > 1).sum())
-    assert (again == 0) == (fault in ("slow", "wide")) and not client.engine.workers[0].refused
-    assert client.engine.workers[0].done > 0
+    again = 0
+
+    def answered():
+        nonlocal again
+        table = client.at_once(40)
+        assert whole(client, table)
+        again += int((table["attempt"] > 1).sum())
+        return client.engine.workers[0].tokens > 0 and (again > 0 or fault in ("slow", "wide"))
+
+    until(answered)
+    assert (again == 0) == (fault in ("slow", "wide"))
 
 
 def event(choice='{"token_ids": [5, 6]}', usage="2"):
     return f'{{"choices": [{choice}], "usage": {{"completion_tokens": {usage}}}}}'.encode()
 
 
-# What a worker may send instead of an answer; all but the last three reach the parser of events.
+# What a worker may send instead of an answer, always; all but the last four reach the parser of events.
 HOSTILE = {
     "deeply nested": b'{"choices":' + b"[" * 100_000, "infinite count": event(usage="Infinity"), "count NaN": event(usage="NaN"),
     "count as text": event(usage='"2"'), "fraction of a token": event(usage="2.5"), "count too long to read": event(usage="9" * 5000),
     "id of 64 bits": event('{"token_ids": [5, 9223372036854775807]}'), "negative id": event('{"token_ids": [5, -6]}'),
     "ids as text": event('{"token_ids": "56"}'), "text as number": event('{"text": 5}'), "choice null": event("null"),
     "no choices": b'{"choices": null}', "a number": b"5", "no event": b"", "half a character": b'{"error": "\\ud800"}',
-    "307": "307", "401": "401", "garbage": "garbage",
+    "307": "307", "401": "401", "garbage": "garbage", "half": "half",
 }  # fmt: skip
 
 
@@ -162,7 +158,8 @@ def test_whatever_a_worker_sends_all_queries_are_answered(place, fault):
     assert whole(client, client.at_once(40))
     record = client.engine.record()
     json.dumps(record, ensure_ascii=False).encode()  # it can be stored
-    assert record["workers"][0]["state"] == "refused" and record["workers"][0]["answered"] == 0
+    assert record["workers"][0]["answered"] == 0 and record["workers"][1]["answered"] == 40
+    assert client.log.table()["attempt"].max() == 2, "nobody is asked twice where another one can answer"
 
 
 @pytest.mark.parametrize("before", [0, 292 - len(TOKEN) // 2], ids=["short", "where the text is cut"])
@@ -170,28 +167,8 @@ def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place, 
     shows = b'{"error": "%bwho is %b?"}' % (b"x" * before, TOKEN.encode())
     client = place.client(place.faulty(lambda number: shows), place.own())
     assert whole(client, client.at_once(40))
-    assert TOKEN[:4] not in json.dumps(client.engine.record()) and "who is ..." in client.engine.workers[0].refused
-
-
-@pytest.mark.parametrize("order", ["before its request is sent", "while it waits", "while it is answered"])
-def test_a_query_that_is_cancelled_ends(place, order):
-    client = place.client(place.faulty(lambda number: "hang"), policy=replace(PATIENT, cap=1))
-    dispatcher, ended = client.engine, queue.Queue()
-
-    def submit(rid):
-        dispatcher.submit(rid, [5, 6], 4, lambda *_: None, lambda *answer: ended.put(answer))
-
-    go_on = threading.Event()
-    if order == "before its request is sent":  # both reach the loop at once
-        dispatcher._loop.call_soon_threadsafe(go_on.wait)
-    if order == "while it waits":
-        submit(0)
-    submit(1)
-    if order == "while it is answered":
-        until(lambda: dispatcher.workers[0].open)
-    dispatcher.cancel(1)
-    go_on.set()
-    assert ended.get(timeout=LONG_S) == (1, [], CANCELLED)
+    record = json.dumps(client.engine.record())
+    assert TOKEN[:4] not in record and "who is ..." in record
 
 
 def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
@@ -223,18 +200,70 @@ def greeting(path, body=b"", status=200):
     return other
 
 
-def test_a_text_far_too_long_is_not_counted(place):
-    """The tokenizer would hold up all other queries for seconds."""
-    words = json.dumps("word " * 2**18)
-    answer = b"data: %b\n\ndata: [DONE]\n\n" % event(f'{{"text": {words}}}')
-    hostile = place.faulty(other=greeting("/v1/completions", answer))
-    dispatcher = Dispatcher(Settings(urls=(hostile.url,), token=TOKEN, text="tiny"), PATIENT)
-    dispatcher._codec = type("Codec", (), {"decode": lambda self, ids: "News: "})()  # that cannot count
-    try:
-        with pytest.raises(UserError, match="a text of 1310720 characters, 2 tokens were asked for"):
-            dispatcher.start()
-    finally:
+class Codec:
+    """A tokenizer with a token for each word."""
+
+    def __init__(self, model):
+        assert model == "words"
+
+    def decode(self, ids):
+        return "News: " * len(ids)
+
+    def count(self, words, stopped):
+        return [5] * len(words.split()) + [2] * stopped
+
+
+@pytest.fixture
+def in_texts(monkeypatch):
+    """Return a function that makes a dispatcher to a server which knows no token ids and answers texts so."""
+    made = []
+
+    def make(answers, codec=Codec):
+        async def other(request):
+            if request.path != "/v1/completions":
+                return None
+            asked = await request.json()
+            if "return_token_ids" in asked or not isinstance(asked["prompt"], str):
+                return web.Response(status=422, text="Unexpected fields in the request: {'return_token_ids'}")
+            return web.Response(body=answers)
+
+        monkeypatch.setitem(sys.modules, wire.TEXTS, SimpleNamespace(Codec=codec))
+        server = Faulty(lambda number: "", other=other)
+        made.append((Dispatcher(Settings(urls=(server.url,), token=TOKEN, model="words"), PATIENT), server))
+        return made[-1][0]
+
+    yield make
+    for dispatcher, server in made:
         dispatcher.stop()
+        server.hosted.cut()
+
+
+def completion(**values):
+    return b"data: %b\n\n" % json.dumps({"choices": [values]}).encode()
+
+
+WORDS = completion(text="a b") + completion(text=" c") + b'data: {"choices": [{"finish_reason": "stop", "text": ""}], "usage": {"completion_tokens": 4}}\n\n'  # fmt: skip
+
+
+def test_a_server_without_token_ids_is_asked_in_texts_by_itself(in_texts):
+    """As `transformers serve`: 422 for a field that it does not know, and a stream that ends with its reason and without [DONE]."""
+    dispatcher = in_texts(WORDS)
+    dispatcher.start()
+    client = Client(dispatcher, PROMPTS, 16, LONG_S)
+    assert not client.at_once(6)["failed"].any() and set(map(tuple, client.answers.values())) == {(5, 5, 5, 2)}
+    record = dispatcher.record()
+    assert record["workers"][0]["asked_in"] == "text" and (record["stated"], record["counted"]) == (24, 24)
+
+
+def test_a_text_far_too_long_is_not_counted(in_texts):
+    """The tokenizer would hold up all other queries for seconds."""
+
+    class Slow(Codec):
+        def count(self, words, stopped):
+            raise AssertionError("it was counted")
+
+    with pytest.raises(UserError, match="a text of 1310720 characters, 2 tokens were asked for"):
+        in_texts(completion(text="word " * 2**18) + b"data: [DONE]\n\n", Slow).start()
 
 
 GREETINGS = {
@@ -245,7 +274,7 @@ GREETINGS = {
     "models elsewhere": (greeting("/v1/models", status=302), "it redirects to another address"),
     "health elsewhere": (greeting("/health", status=301), "answers 301: it redirects to another address"),
     "answers elsewhere": (greeting("/v1/completions", status=307), "it redirects to another address"),
-    "deep answer": (greeting("/v1/completions", b"data: " + b"[" * 100_000 + b"\n\n"), "an event that is none"),
+    "deep answer": (greeting("/v1/completions", b"data: " + b"[" * 100_000 + b"\n\n"), "a malformed event"),
 }
 
 
@@ -258,25 +287,20 @@ def test_a_hostile_greeting_ends_and_costs_nothing_but_that_worker(place, other,
         place.client(hostile, own, policy=strict)
     client = place.client(hostile, own, policy=partial)
     assert whole(client, client.at_once(20))
-    assert words in client.engine.record()["losses"][0]["reason"]
+    assert words in client.engine.record()["losses"][0]["because"]
 
 
 ODD = {
-    "/tokenize": b'{"tokens": [Infinity]}', "/metrics": b"process_resident_memory_bytes x\n", "/peaks": b"[" * 100_000,
-    "/v1/models": b'{"data": [{"id": "sim", "root": "\\ud800", "benchlib": {"slots": 1e999, "ends": [[2]], "dtype": "\\ud800", "parameters": 5}}]}',
-}  # fmt: skip
+    "/metrics": b"process_resident_memory_bytes x\nprocess_resident_memory_bytes Infinity\n",
+    "/v1/models": b'{"data": [{"id": "sim\\ud800", "benchlib": {"engine": "\\ud800"}}]}',
+}
 
 
 @pytest.mark.parametrize("path", ODD)
 def test_what_a_worker_says_of_itself_is_left_out_where_it_makes_no_sense(place, path):
     client = place.client(place.faulty(other=greeting(path, ODD[path])))
     assert whole(client, client.at_once(4))
-    record = json.dumps(
-        [client.engine.facts, client.engine.peaks(), client.engine.record()], allow_nan=False, ensure_ascii=False
-    )
-    assert record.encode()
-    if path == "/v1/models":
-        assert client.engine.facts["says"] == [{"model": "sim", "root": "?", "owned_by": "", "parameters": 5}]
+    json.dumps([client.engine.facts, client.engine.record()], allow_nan=False, ensure_ascii=False).encode()
 
 
 def test_a_redirect_takes_the_token_nowhere(place):
@@ -286,34 +310,22 @@ def test_a_redirect_takes_the_token_nowhere(place):
     async def there(request):
         return web.Response(status=307, headers={"Location": thief.url + request.path})
 
-    for path in ("/health", "/v1/models", "/tokenize", "/v1/completions", "/peaks", "/metrics"):
+    for path in ("/health", "/v1/models", "/v1/completions", "/metrics"):
 
         async def other(request, path=path):
             return await there(request) if request.path == path else None
 
         worker = place.faulty(other=other)
         with contextlib.suppress(UserError):
-            client = place.client(worker)
-            client.engine.peaks(), client.engine.counters()
+            place.client(worker).engine.counters()
         assert path in worker.paths and not thief.headers
-
-
-def test_a_worker_that_only_talks_nonsense_is_trusted_no_more(place):
-    faulty = place.faulty(lambda number: "garbage")
-    client = place.client(faulty, place.own())
-    assert whole(client, client.at_once(40))
-    worker = client.engine.workers[0]
-    assert "an event that is none" in worker.refused and NONSENSE <= worker.lost <= NONSENSE + PATIENT.cap
-    asked = faulty.asked
-    client.at_once(40)
-    assert faulty.asked == asked
 
 
 def test_a_stream_that_stands_still_goes_to_another_worker(place):
     policy = replace(PATIENT, stall_s=1)
     client = place.client(place.faulty(lambda number: "hang" if number == 3 else ""), place.own(), policy=policy)
     table = client.at_once(40)
-    assert whole(client, table) and "stalled" in [row["outcome"] for row in client.engine.attempts]
+    assert whole(client, table) and any("nothing came for 1 s" in row["error"] for row in client.engine.attempts)
 
 
 def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(place):
@@ -321,7 +333,8 @@ def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(pla
     client = place.client(faulty, place.own(), policy=replace(PATIENT, probe_limit_s=1))
     threading.Timer(0.05, lambda: setattr(faulty, "healthy", False)).start()
     assert whole(client, client.at_once(40))
-    assert [event["event"] for event in client.engine.events if event["worker"] == 0] == ["down"]
+    # A busy machine may have answered a question for health late before, and the worker came back: in the end it is gone.
+    assert [event["event"] for event in client.engine.events if event["worker"] == 0][-1] == "down"
 
 
 def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
@@ -338,9 +351,8 @@ def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
     until(lambda: client.engine.workers[0].ready)
     assert whole(client, client.at_once(40))
     assert [event["event"] for event in client.engine.events] == ["down", "up"]
-    assert client.engine.workers[0].lost > 0
-    assert "its /health answers" in client.engine.events[1]["reason"], "why it came back, and not why it went"
-    last = max(row["sent_s"] for row in client.engine.attempts if row["worker"] == 0 and row["outcome"] == "ok")
+    assert "its /health answers" in client.engine.events[1]["because"], "why it came back, and not why it went"
+    last = max(row["sent_s"] for row in client.engine.attempts if row["worker"] == 0 and not row["error"])
     assert last > client.engine.events[1]["t_s"], "it was given work again"
 
 
@@ -376,8 +388,8 @@ def test_a_query_that_no_worker_can_answer_ends(place):
     faulty = place.faulty(lambda number: "half")
     client = place.client(faulty)
     table = client.at_once(1)
-    assert table["failed"].all() and table["attempt"][0] == MOST_ATTEMPTS
-    assert faulty.asked == 2 * MOST_ATTEMPTS, "before each it was greeted"
+    assert table["failed"].all() and table["attempt"][0] == MAX_ATTEMPTS
+    assert faulty.asked == 1 + MAX_ATTEMPTS, "it was greeted once"
 
 
 def test_a_wrong_token_or_no_ids_or_nobody_is_refused_at_the_start(place):
@@ -419,13 +431,13 @@ def test_open_loop_times_start_at_the_schedule_and_the_first_token_counts_once(p
 def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(place):
     dead = place.own()
     dead.cut()
-    policy = replace(PATIENT, partial=True, late_s=0.1)
+    policy = replace(PATIENT, partial=True, start_s=0.1)
     client = place.client(place.own(step_s=0.005), dead, policy=policy)
     assert whole(client, client.at_once(20))
     record = client.engine.record()
-    assert [(row["state"], row["answered"]) for row in record["workers"]] == [("up", 20), ("down", 0)]
+    assert [(row["down_by"] == "", row["answered"]) for row in record["workers"]] == [(True, 20), (False, 0)]
     assert (record["losses"][0]["event"], client.engine.record(time.monotonic())["losses"][0]["t_s"]) == ("down", 0)
-    assert "was not ready within" in record["losses"][0]["reason"]
+    assert "was not ready within" in record["losses"][0]["because"]
     place.own(port=dead.port, step_s=0.005)
     until(lambda: client.engine.workers[1].ready)
     table = client.at_once(40)
@@ -436,39 +448,8 @@ def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(pl
         place.client(gone, policy=policy)
 
 
-def test_workers_of_two_models_are_refused_and_so_is_one_that_comes_back_with_another(place):
-    with pytest.raises(UserError, match=r"differ, models sim and llama.*leave one out"):
-        place.client(place.own(), place.own(name="llama"))
-    changing = place.own()
-    client = place.client(changing, place.own())
-    changing.cut()
-    until(lambda: not client.engine.workers[0].ready)
-    place.own(port=changing.port, name="llama")
-    until(lambda: client.engine.workers[0].refused)
-    assert "came back as another: models sim and llama" in client.engine.workers[0].refused
-    table = client.at_once(20)
-    assert whole(client, table) and set(table["worker"]) == {1}
-
-
 def test_requests_in_flight_are_counted_by_worker():
     spans = [(0, 10.0, 12.0), (0, 11.0, 13.0), (1, 10.0, 14.0)]
     attempts = [{"worker": worker, "sent_s": sent, "ended_s": ended} for worker, sent, ended in spans]
     rows = in_flight(attempts, 2, 10.0, points=5)
-    assert [row["open"] for row in rows] == [1, 2, 1, 0, 0, 1, 1, 1, 1, 0]
-    assert [row["t_s"] for row in rows[:5]] == [0, 1, 2, 3, 4] and in_flight([], 2) == []
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "why"),
-    [
-        ({"model": "meta/Llama"}, {"model": "/disk/llama/"}, ""),
-        ({"model": "fast", "root": "meta/Llama"}, {"model": "Llama"}, ""),
-        ({"model": "a"}, {"model": "b"}, "models a and b"),
-        ({"model": "a", "vocabulary": 5}, {"model": "a", "vocabulary": 6}, "vocabularies of 5 and 6 tokens"),
-        ({"model": "a", "ends": [1]}, {"model": "a", "ends": [2]}, "end tokens"),
-        ({"model": "a", "cut": [1, 2]}, {"model": "a", "cut": [1, 3]}, "cut the same sentence differently"),
-        ({"model": "a", "cut": [1, 2]}, {"model": "a", "cut": None}, ""),
-    ],
-)
-def test_in_what_two_workers_differ(one, other, why):
-    assert why in unlike(one, other) and bool(why) == bool(unlike(one, other))
+    assert [row["open"] for row in rows] == [[1, 2, 1, 0, 0], [1, 1, 1, 1, 0]] and in_flight([], 2) == []

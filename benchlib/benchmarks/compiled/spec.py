@@ -1,0 +1,271 @@
+"""What a run of the compiled path states: whether the programs give torch's numbers, and which time pays when."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import Any
+
+from benchlib.benchmarks.compiled.config import REFERENCE, members
+from benchlib.core.text import listing, stand_ins
+from benchlib.judge.checks import Check as Judged
+from benchlib.spec.charts import Line, dots, lines
+from benchlib.spec.checks import Check, below, compare, near
+from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
+from benchlib.spec.tables import Col, Ref, Rows, Table, cols, write
+from benchlib.workloads.numerics import COSINE, CURVE, LOGITS, MAX_EASED, Limit, eased, limit
+
+GRADIENTS = Limit(1e-6, "relative L2 norm over all gradients, of the requirement")
+LOGITS_LIMIT, COSINE_LIMIT, CURVE_LIMIT = (limit("cpu", "fp32", name) for name in (LOGITS, COSINE, CURVE))
+SLOWER = 0.5  # of the baseline's latency that XLA may lose
+AT = "b{batch}_s{length}_{scope}"
+
+
+def _eased(entry: Limit) -> list[Col]:
+    """Return the reference's own distance to double precision, and the limit that it eases."""
+    error = Col("reference_error", "error", "the reference's distance from fp64")
+    return [error, Col("limit", "error", of=lambda own: eased(entry, "fp32", 0.0, own).value, needs="reference_error")]
+
+
+def _pays(own_ms: list[float], ready_s: float, eager_ms: float, eager_ready_s: float) -> str:
+    """Say after how many calls an executor's time to get ready is won back."""
+    won = eager_ms - median(own_ms)
+    return f"after {max(0.0, ready_s - eager_ready_s) * 1e3 / won:,.0f} calls" if won > 0 else "never"
+
+
+differing = cols("max_abs one_minus_cos", "error")
+programs = Table(
+    "programs",
+    "{program}",
+    [
+        *cols("program"),
+        *cols("operations arguments", "count"),
+        Col("text_bytes", "B", "text"),
+        *cols("dot_flops formula_flops", "FLOP"),
+        *cols("argument_bytes temporary_bytes", "B"),
+        *cols("export_s convert_s compile_s", "s"),
+        *differing,
+        *_eased(LOGITS_LIMIT),
+    ],
+)
+gradients = Table(
+    "gradients",
+    "{gradients}",
+    [
+        *cols("gradients"),
+        *cols("replicas parameters", "count"),
+        Col("unequal", "count", "gradients that differ between replicas"),
+        Col("relative", "error", "relative difference"),
+        *_eased(GRADIENTS),
+    ],
+)
+apart = Col("apart", "error", "difference", lambda own, other: abs(own - other), "xla eager", derived=False)
+curve = Table("curve", "step {step}", [*cols("step eager xla", "number"), apart])
+because = Col("because", "", "why", str, "reason")
+runtimes = Table("runtimes", "{runtime}", [*cols("runtime what"), *differing, *cols("compile_s run_s", "s"), because])
+targets = Table("targets", "{target}", [Col("target"), Col("module_bytes", "B", "module"), because])
+executors = Table(
+    "executors",
+    "{executor} at {batch} x {length}",
+    [
+        *cols("executor what"),
+        *cols("batch length", "number"),
+        Col("wall_ms", "ms", "latency", samples=True),
+        Col("cpu_ms", "ms", "CPU time", samples=True),
+        Col("cpu_over_eager", "number", "CPU time over eager's", samples=True, derived=True),
+        Col("ready_s", "s", "ready after"),
+        *cols("eager_ms", "ms"),
+        *cols("eager_ready_s", "s"),
+        Col("pays", of=_pays, needs="wall_ms ready_s eager_ms eager_ready_s"),
+        *differing,
+        *_eased(LOGITS_LIMIT),
+        Col("flops", "FLOP"),
+        Col(
+            "peak_share",
+            "ratio",
+            "of the peak",
+            lambda n, ms, peak: 1e3 * n / median(ms) / peak,
+            "flops wall_ms peak_flops",
+        ),
+        Col("scope", of=str, needs="stand_in"),
+        because,
+    ],
+)
+run = run_table(
+    *cols("jax stand_in"), Col("peak_flops", "FLOP/s"), *cols("all_reduces_text all_reduces_compiled", "count")
+)
+converted = programs.where(program=("bert", "encdec", "llama"))
+one, all_ranks = gradients.where(replicas=1), gradients.unless(replicas=1)
+ranks = gradients.pick(lambda run, rows: [row for row in rows if row.get("replicas") == run.world])
+gating = executors.unless(gates=False)
+others = executors.unless(executor=REFERENCE)
+
+
+def _each_of(wanted: Callable[[Any], list[str]]) -> Callable[[Check, Rows], Judged]:
+    """Judge rows of which none that the config asks for may be missing; ``wanted`` returns their titles."""
+
+    def judge(check: Check, run: Rows) -> Judged:
+        table = check.over[0][0].table
+        there = {table.name_of(row, run) for row in table.rows(run)}
+        missing = [title for title in wanted(run.config) if title not in there]
+        return check.answer("FAIL", f"no result of {listing(missing)}") if missing else compare(check, run)
+
+    return judge
+
+
+def _to_time(config: Any) -> list[str]:
+    names = [name for name in config.executors if members()[name].gates]
+    return [f"{name} at {batch} x {length}" for name in names for batch, length in config.shapes]
+
+
+def _logits(table: Table) -> list[tuple[Ref, Any]]:
+    """Return how far logits may be apart; a reference that is itself farther off than any proves nothing."""
+    own = [(table["max_abs"], table["limit"]), (table["reference_error"], MAX_EASED * LOGITS_LIMIT.value)]
+    return [*own, (table["one_minus_cos"], COSINE_LIMIT.value)]
+
+
+def _relative(table: Table) -> list[tuple[Ref, Any]]:
+    own = [(table["relative"], table["limit"]), (table["reference_error"], MAX_EASED * GRADIENTS.value)]
+    return [*own, (table["unequal"], 0.0)]
+
+
+def _latency(name: str, **more: Any) -> Iterator[Metric]:
+    """Yield the metrics of one executor, or of all others by the name of the column."""
+    table = executors.unless(executor=(REFERENCE, "xla")) if "{" in name else executors.where(executor=name)
+    at = ", {batch} x {length}"
+    yield Metric(f"latency_ms_{name}_{AT}", table["wall_ms"], f"Latency of {name}{at}", "{what}", "lower", **more)
+    if name != REFERENCE:
+        more.pop("may_lose", None)
+        label = f"CPU time of {name} over eager's{at}"
+        yield Metric(f"cpu_over_eager_{name}_{AT}", table["cpu_over_eager"], label, "by round", "lower", **more)
+
+
+def _losses(run: Rows) -> str:
+    most = max(curve["apart"].finite(row, run) or 0.0 for row in curve.rows(run))
+    return f"Losses of {len(curve.rows(run))} steps are {'within ' + write(most, 'error') if most else 'equal'}"
+
+
+def _absent(run: Rows) -> Iterator[str]:
+    for row in executors.where(status="skipped", length=run.config.shapes[0][1], batch=run.config.shapes[0][0]).rows(
+        run
+    ):
+        yield f"{row['executor']} did not run: {row['reason']}."
+    for row in targets.rows(run):
+        yield f"IREE for {row['target']}: {row.get('reason') or targets['module_bytes'].text(row, run)}."
+
+
+def _warnings(run: Rows) -> list[str]:
+    return stand_ins("", dict.fromkeys(("name", "init"), run.run.get("stand_in")))
+
+
+result = partial(Metric, better="lower")
+SPEC = Spec(
+    tables=[programs, gradients, curve, runtimes, targets, executors, run],
+    metrics=[
+        *_latency("xla", headline=True, may_lose=SLOWER),
+        *_latency(REFERENCE, headline=True),
+        *_latency("{executor}"),
+        result(
+            "convert_s_{program}",
+            converted["convert_s"],
+            "Conversion of {program}",
+            "FX graph to text, without torch.export",
+        ),
+        result("max_abs_{program}", converted["max_abs"], "{program}: difference", "XLA against eager, fp32"),
+        result("gradient_relative", one["relative"], "Gradients, relative difference", "{gradients}", headline=True),
+        result("ddp_gradient_relative", all_ranks["relative"], "Gradients against DDP", "{gradients}"),
+        result(
+            "curve_max_abs",
+            curve.most("apart")["apart"],
+            "Loss curve, largest difference",
+            "XLA against eager, step {step}",
+        ),
+        *run_metrics(run),
+    ],
+    checks=[
+        below(
+            "programs",
+            "Does XLA give torch's numbers from the text of every model?",
+            *_logits(converted),
+            judge=_each_of(lambda config: config.models),
+        ),
+        near(
+            "FLOPs",
+            "Does the text have the FLOPs of dots that the formula gives, forward and backward three times as many?",
+            (programs["dot_flops"], programs["formula_flops"]),
+            judge=_each_of(lambda config: ["joint"]),
+        ),
+        below("gradients", "Does the joint program give autograd's gradients?", *_relative(one)),
+        below(
+            "data parallel",
+            "Do replicas with all_reduce in the program give DDP's gradients?",
+            *_relative(ranks),
+            unless=lambda run: "one rank has nobody to exchange with" if run.world == 1 else "",
+        ),
+        below(
+            "training",
+            "Does training through the program follow the loss curve of eager torch?",
+            (curve["apart"], CURVE_LIMIT.value),
+            judge=_each_of(lambda config: [f"step {step + 1}" for step in range(config.train_steps)]),
+            unless=lambda run: "" if run.config.train_steps else "train_steps = 0",
+        ),
+        below(
+            "runtimes",
+            "Do XLA, IREE and the reference interpreter give the same numbers from one file?",
+            (runtimes["max_abs"], LOGITS_LIMIT.value),
+            (runtimes["one_minus_cos"], COSINE_LIMIT.value),
+            judge=_each_of(lambda config: config.runtimes),
+            unless=lambda run: "" if run.config.runtimes else "runtimes is empty",
+        ),
+        below(
+            "executors",
+            "Do the timed executors compute the same, within parity's limits?",
+            *_logits(gating),
+            judge=_each_of(_to_time),
+        ),
+    ],
+    says=[
+        each(
+            others.ran(),
+            "{executor} at {batch} x {length}: {wall_ms}, {cpu_over_eager} of eager's CPU time, ready after {ready_s}, "
+            "which pays {pays}; {peak_share} of the measured peak.",
+        ),
+        each(
+            run.where(all_reduces_text=bool),
+            "The text asks for {all_reduces_text} all-reduces, one for each gradient and the loss; XLA merged them into "
+            "{all_reduces_compiled}.",
+        ),
+        _absent,
+    ],
+    shows=[
+        Show(
+            "Programs",
+            programs,
+            "program operations arguments text_bytes dot_flops temporary_bytes export_s convert_s compile_s max_abs",
+        ),
+        Show("Gradients", gradients, "gradients parameters relative reference_error limit"),
+        Show("Executors", executors, "executor batch length wall_ms cpu_ms ready_s pays max_abs peak_share because"),
+        Show("One file, several runtimes", runtimes),
+        Show("Compiled for hardware that is not here", targets),
+    ],
+    charts=[
+        dots(
+            "latency",
+            executors.ran()["wall_ms"],
+            title="Fastest: {executor} at {batch} x {length}, {wall_ms}",
+            empty="Nothing was timed.",
+        ),
+        lines(
+            "curve",
+            Line(curve["eager"], ""),
+            Line(curve["xla"], ""),
+            x="step",
+            y="loss",
+            title=_losses,
+            empty="Nothing was trained: train_steps = 0.",
+            log=False,
+            even=True,
+        ),
+    ],
+    warnings=_warnings,
+    ways=("executors", "runtimes", "targets", "rounds"),
+)

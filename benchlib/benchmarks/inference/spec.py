@@ -1,0 +1,411 @@
+"""What a run of LoadGen states: what each test measured, whether it is valid and by which rules, and whether the answers are right."""
+
+from collections.abc import Iterator
+from functools import partial
+from operator import sub, truediv
+from typing import Any, get_args
+
+from benchlib.benchmarks.inference.config import InferenceConfig, Scenario
+from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE, RULES
+from benchlib.config import addresses
+from benchlib.config.cluster import ELSEWHERE
+from benchlib.core import model_files
+from benchlib.core.stats import percentile
+from benchlib.spec.charts import cumulative, steps
+from benchlib.spec.checks import above, above_zero, below, within, zero
+from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
+from benchlib.spec.tables import Col, Row, Rows, Table, cols
+
+# Open loops and closed ones answer different questions and are in no common picture.
+OPEN, CLOSED = ("Server", "Interactive"), ("SingleStream", "MultiStream")
+COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
+KINDS = {"ttft": "first token", "tpot": "time per token", "latency": "latency", "lateness": "lateness of the client"}
+# The rules of a valid test: what is measured, and what to do where it is beyond its limit.
+VALID = {
+    "ended": ("tests that did not end", ""),
+    "loadgen": ("INVALID by LoadGen", ""),
+    "min_duration": ("least duration, not reached", "raise expected_qps or min_queries, so that LoadGen sends more"),
+    "min_queries": ("least queries, not reached", "raise min_queries or the duration"),
+    "perf_constraints": ("latency limits, not met", "lower server_qps or speed the engine up"),
+    "ttft_limit": ("seconds to the first token at the percentile", "lower server_qps or speed the engine up"),
+    "tpot_limit": ("seconds per token at the percentile", "lower server_qps or speed the engine up"),
+    "early_stopping": (
+        "queries needed to prove the percentile",
+        "raise min_queries, or lower server_qps where many are late",
+    ),
+    "errors": ("errors in LoadGen's log", "fix the engine; LoadGen may say VALID all the same"),
+    "failed": ("failed queries", "LoadGen counts them as answered, in its rate and its percentiles"),
+    "repeated": ("first tokens and completions that came twice", "fix the engine, which has to complete a query once"),
+    "miscounted": ("samples that LoadGen and the client count differently", "run it again"),
+    "short_answers": ("answers of fewer than two tokens", "they have no time per output token"),
+    "no_first_token": ("queries without a first token", "LoadGen counts their TTFT as zero; fix the engine"),
+    "impossible_first_token": ("first tokens before their query or after its end", "clocks or events were mixed up"),
+    "all_at_once": ("answers that came all at once", "the engine has to report its first token"),
+    "late_client": (
+        "seconds by which the client sent late, p99",
+        "give the driver a core of its own, or lower server_qps",
+    ),
+    "client_rate": (
+        "share by which the client missed its schedule",
+        "give the driver a core of its own, or lower server_qps",
+    ),
+    "busy_client": ("cores that the client used", "it may have been late: use a faster machine"),
+    "stated_rate": (
+        "LoadGen's rate over that of the raw samples",
+        "it counts up to the end of the last issued query: use the other one and a longer run",
+    ),
+}
+# How much worse than the baseline, as a share, by scenario.
+MAY_LOSE = {
+    "Offline": {"samples_per_s": 0.20, "tokens_per_s": 0.20},
+    **{scenario: {"ttft": 0.30, "tpot": 0.30} for scenario in OPEN},
+    "SingleStream": {"latency": 0.25},
+}
+HEADLINES = {
+    "Offline": ("samples_per_s", "tokens_per_s"),
+    "Server": ("ttft 99", "tpot 99", "goodput_per_s"),
+    "SingleStream": ("latency 90",),
+}
+
+
+def _words(broken: list[str]) -> str:
+    return "; ".join(VALID[rule][0] for rule in broken)
+
+
+def _invalid(row: Row, run: Rows) -> str:
+    return "" if row["valid"] else f"the test is not valid: {row.get('reason') or _words(row['broken'])}"
+
+
+def _invalid_test(row: Row, run: Rows) -> str:
+    return next((_invalid(test, run) for test in tests.rows(run) if test["test"] == row["test"]), "")
+
+
+def _cost(price: float, tokens_per_s: float) -> float:
+    return price * 1e6 / 3600 / tokens_per_s
+
+
+# Of the run: the end of metrics' names, which says what stands in for the real thing.
+scope = Col("end", of=str, needs="scope")
+name = Col("test")
+rates = partial(Col, unit="samples/s")
+tests = Table(
+    "tests",
+    "{test}",
+    [
+        name,
+        scope,
+        *cols("engine sut broken"),
+        Col("because", "", "not valid by", _words, "broken"),
+        Col("valid", words={"True": "VALID", "False": "INVALID"}),
+        Col("loadgen", label="LoadGen says"),
+        *cols("queries tokens", "count"),
+        Col("invalid", "count", "tests that are not valid", lambda valid: int(not valid), "valid"),
+        Col("percentile", "number"),
+        Col("seconds", "s", "time"),
+        *(rates(f"samples_{part}", label="samples/s") for part in ("per_s", "low", "high")),
+        *(Col(f"tokens_{part}", "tokens/s", "tokens/s") for part in ("per_s", "low", "high")),
+        rates("loadgen_per_s", label="LoadGen's samples/s"),
+        Col("server_qps", "queries/s"),
+        Col("goodput_per_s", "queries/s", "goodput", derived=True),
+        Col("driver_cores", "cores"),
+        *cols("resident_memory_gb worker_memory_gb device_memory_gb", "GB"),
+        *cols("device_utilization cpu_utilization", "%", samples=True),
+        Col("energy_j", "J"),
+        Col("price_per_hour_usd", "USD"),
+        Col("energy_per_token_j", "J", "", truediv, "energy_j tokens"),
+        Col("usd_per_million_tokens", "USD", "", _cost, "price_per_hour_usd tokens_per_s"),
+    ],
+)
+times = Table(
+    "times",
+    "{kind}, {test}",
+    claim=lambda row, run: {"latencies.of_tokens": row["kind"] in ("ttft", "tpot")},
+    cols=[
+        name,
+        scope,
+        Col("kind", words=KINDS),
+        Col("seconds", "s", samples=True, role="latencies.samples_s"),
+        Col("limit_s", "s", "limit"),
+        *(Col(f"p{part}_s", "s", f"p{part}", partial(percentile, share=part / 100), "seconds") for part in (90, 99)),
+    ],
+)
+validity = Table(
+    "validity",
+    "{rule}",
+    note="{detail} {remedy}",
+    cols=[
+        name,
+        Col("rule", words={rule: words for rule, (words, _) in VALID.items()}),
+        *cols("measured limit", "number"),
+        Col("detail"),
+        Col("remedy", of=lambda rule: VALID[rule][1], needs="rule"),
+    ],
+)
+scored = ("rouge1", "rouge2", "rougeL", "rougeLsum", "rouge1_shuffled", "rouge1_lead")
+accuracy = Table(
+    "accuracy",
+    "{answered} of {samples} samples answered",
+    note="{first}",
+    cols=[
+        scope,
+        *cols("splitter first"),
+        *cols("samples answered failed errors", "count"),
+        *cols(" ".join(scored), "%", derived=True),
+        Col("gen_len", "characters", "generated", derived=True),
+        Col("unanswered", "count", "", sub, "samples answered"),
+        Col("margin", "number", "ROUGE-1 above that with other references", sub, "rouge1 rouge1_shuffled"),
+    ],
+)
+audit = Table(
+    "audit",
+    "TEST06",
+    note="{first}",
+    cols=[
+        *cols("first"),
+        *cols("asked answers wrong", "count"),
+        Col("unanswered", "count", "", lambda asked, answers: max(0, asked - answers), "asked answers"),
+    ],
+)
+plan = Table(
+    "plan",
+    "{scenario}",
+    [
+        *cols("scenario"),
+        Col("percentile", "number"),
+        *cols("queries_needed needed_if_late queries_planned queries_sent", "count"),
+        Col("expected_s", "s"),
+        Col("took_s", "s", "took"),
+    ],
+)
+reduced = Table(
+    "reduced",
+    "{scenario}, {rule}",
+    [*cols("scenario rule"), Col("mlperf", "number", "MLPerf"), Col("used", "number", "this run")],
+)
+workers = Table(
+    "workers",
+    "{url}",
+    [
+        name,
+        Col("worker", "number"),
+        *cols("url model asked_in down_by"),
+        *cols("sent answered", "count"),
+        Col("resident_bytes", "B", "memory"),
+        Col("device_bytes", "B", "device memory"),
+    ],
+)
+losses = Table(
+    "losses",
+    "worker {worker}",
+    [name, Col("worker", "number"), Col("t_s", "s", "after"), *cols("event because"), Col("times", "count")],
+)
+inflight = Table(
+    "inflight", "worker {worker}, {test}", [name, Col("worker", "number"), Col("open", "number", "requests in flight")]
+)
+run = run_table(
+    *cols("scope simulated transformers loadgen"),
+    *cols("samples prompt_tokens_least prompt_tokens_median prompt_tokens_most stated counted", "count"),
+    Col("count_ratio", "number", "tokens counted over those that servers state", truediv, "counted stated"),
+)
+streamed = times.where(kind=("ttft", "tpot"))
+
+
+def _metrics(scenario: Scenario) -> Iterator[Metric]:
+    """Yield the metrics of a scenario; the end of their names says what stands in for the real thing."""
+    of, slug = tests.where(test=scenario), scenario.lower()
+    lose, first = MAY_LOSE.get(scenario, {}), HEADLINES.get(scenario, ())
+
+    def metric(column: str, label: str, better: Any = "none", basis: str = "", **more: Any) -> Metric:
+        more = {"may_lose": lose.get(column), "headline": column in first, "of": of[column]} | more
+        words = f"{label}, {scenario}"
+        return Metric(f"{column}_{slug}{{end}}", label=words, basis=basis, better=better, unless=_invalid, **more)
+
+    completed = "completed / (last completion - first start); interval of 10 windows"
+    for what in ("samples", "tokens"):
+        ends = (of[f"{what}_low"], of[f"{what}_high"])
+        yield metric(f"{what}_per_s", f"{what.capitalize()}/s", "higher", completed, ends=ends)
+    for kind, words in KINDS.items():
+        seconds, label = times.where(test=scenario, kind=kind)["seconds"], words.capitalize()
+        more: dict[str, Any] = {"better": "lower", "unless": _invalid_test}
+        if kind != "lateness":
+            yield Metric(
+                f"{kind}_s_{slug}{{end}}", seconds, f"{label}, {scenario}", "median", may_lose=lose.get(kind), **more
+            )
+        for part in (90, 99) if kind != "lateness" else (99,):
+            more |= {"percentile": part / 100, "headline": f"{kind} {part}" in first}
+            basis = "sorted[int(n p)] of the completed queries; of fewer than 101 p99 is the largest"
+            yield Metric(f"{kind}_p{part}_s_{slug}{{end}}", seconds, f"{label}, p{part}, {scenario}", basis, **more)
+    if RULES[scenario].limits_s:
+        yield metric("goodput_per_s", "Goodput", "higher", "queries that meet every limit, over the time")
+    yield metric("driver_cores", "Cores of the test's process", basis="engine included, where it computes there")
+    held = {"may_lose": 0.25}
+    yield metric("resident_memory_gb", "Resident memory", "lower", "the test's process, at the end", **held)
+    stated = {"of": of.where(engine="http")["worker_memory_gb"]}
+    yield metric(
+        "worker_memory_gb", "Memory of the fullest worker", "lower", "its process, by its /metrics", **held | stated
+    )
+    yield metric("device_memory_gb", "Device memory", "lower", "most that tensors held on the device", **held)
+    yield metric("device_utilization", "Device busy", basis="the device; without one, all cores of the machine")
+    yield metric("cpu_utilization", "Processor busy", basis="the run's processes, 100 = one core")
+    yield metric("energy_per_token_j", "Energy per token", "lower", "counter of the device, between begin and end")
+    yield metric("usd_per_million_tokens", "USD per million tokens", "lower", "at {price_per_hour_usd} per hour")
+
+
+def _broken(run: Rows, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not row["measured"] <= row["limit"]]
+
+
+SCORED = "rouge_score with stemmer, mean of {answered} texts; sentences by {splitter}"
+SOURCE = "mlcommons/inference, submission checker, v5.1 to v6.1, datacenter"
+
+
+def _reduced(run: Rows) -> str:
+    if run.config.rules == "mlperf":
+        return ""
+    words = [accuracy.text("{rouge1} ROUGE-1, {gen_len}", row, run) for row in accuracy.ran().rows(run)]
+    return "; ".join(["only on the full validation set of CNN/DailyMail by rules=mlperf", *words])
+
+
+def _warnings(run: Rows) -> list[str]:
+    config, words = run.config, list[str]()
+    if config is None:
+        return words
+    if config.rules == "reduced":
+        words.append("Reduced rules: these are no MLPerf results. The table of reduced rules lists each.")
+    if any(not RULES[scenario].of_model for scenario in config.scenarios):
+        words.append("MultiStream is no MLPerf scenario of this model.")
+    if config.model == "tiny":
+        words.append(
+            "The model is the embedded stand-in of 0.6 million parameters on generated news: its scores say nothing about others."
+        )
+    if config.random:
+        words.append("Random weights: speed alone, with answers of a fixed length.")
+    if any(row.get("asked_in") == "text" for row in workers.rows(run)):
+        words.append(
+            "Servers gave no token ids: they were asked in texts, and tokens are those that the tokenizer finds in their answers."
+        )
+    if run.run.get("simulated"):
+        words.append("What answers is simulated: it computes nothing.")
+    lost = losses.where(event="down")
+    return words + [
+        lost.text("{test}: worker {worker} was lost after {t_s}: {because}.", row, run) for row in lost.rows(run)
+    ]
+
+
+def _refuse(config: InferenceConfig) -> None:
+    """Refuse a model folder that is not whole (weights of an engine here, tokenizer), and workers that refuse our token."""
+    if config.launcher not in ELSEWHERE:
+        addresses.check_token(config.workers)
+    model_files.check(config.model, weights=config.engine not in ("http", "sim"))
+
+
+def _latencies(name: str, kind: str, of: tuple[str, ...]) -> Any:
+    """Return the picture of one kind of time: the share of queries by time, with the limit."""
+    rows = times.where(kind=kind, test=of)
+    title = f"{KINDS[kind]} of {{test}}: p90 {{p90_s}}, p99 {{p99_s}}"
+    limit = rows["limit_s"] if kind != "latency" else None
+    return cumulative(name, rows["seconds"], title=title, empty=f"No {KINDS[kind]} was recorded.", limit=limit)
+
+
+asked: dict[str, Any] = {"when": lambda config: config.accuracy}
+target: dict[str, Any] = asked | {"kind": "target", "unless": _reduced, "source": SOURCE}
+IS_FULL = "Does the full set reach what MLPerf's checker asks for?"
+SPEC = Spec(
+    tables=[tests, times, validity, accuracy, audit, plan, reduced, workers, losses, inflight, run],
+    metrics=[
+        *(metric for scenario in get_args(Scenario) for metric in _metrics(scenario)),
+        *(
+            Metric(
+                f"{kind}{{end}}",
+                accuracy[kind],
+                kind.replace("rouge", "ROUGE-"),
+                SCORED,
+                "higher",
+                amount=amount,
+                headline=kind == "rouge1",
+            )
+            for kind, amount in zip(ROUGE, (1.0, None, None, None), strict=True)
+        ),
+        Metric("control_rouge1_shuffled{end}", accuracy["rouge1_shuffled"], "ROUGE-1, control: other references"),
+        Metric("control_rouge1_lead{end}", accuracy["rouge1_lead"], "ROUGE-1, control: lead"),
+        Metric("gen_len{end}", accuracy["gen_len"], "Generated", "of all answers, after splitting"),
+        *run_metrics(run),
+    ],
+    checks=[
+        below(
+            "valid {test}",
+            "Is the test valid, by LoadGen and by its raw samples?",
+            (validity["measured"], validity["limit"]),
+            (tests["invalid"], 0.0),
+        ),
+        zero(
+            "TEST06",
+            "TEST06: do answers begin with their first token, end once, and have the tokens that were reported?",
+            audit["wrong"],
+            audit["unanswered"],
+            when=lambda config: config.audit,
+        ),
+        zero(
+            "accuracy complete",
+            "Was every sample answered once, without an error?",
+            *(accuracy[name] for name in ("unanswered", "failed", "errors")),
+            **asked,
+        ),
+        above_zero("better than chance", "Do the answers fit their own articles?", accuracy["margin"], **asked),
+        *(
+            above(f"reference {kind}", IS_FULL, (accuracy[kind], ROUGE_SHARE * least), **target)
+            for kind, least in ROUGE.items()
+        ),
+        within(
+            "reference length",
+            IS_FULL,
+            (accuracy["gen_len"], (1 - GEN_LEN_SHARE) * GEN_LEN),
+            most=(1 + GEN_LEN_SHARE) * GEN_LEN,
+            **target,
+        ),
+        within(
+            "tokens counted",
+            "Does the tokenizer of model find as many tokens as the servers state?",
+            (run["count_ratio"], 1 - COUNT_SHARE),
+            most=1 + COUNT_SHARE,
+            when=lambda config: bool(config.workers),
+        ),
+    ],
+    says=[
+        each(tests.where(valid=True), "{test}: {samples_per_s} and {tokens_per_s} on {engine}."),
+        each(streamed.where(limit_s=bool), "{test}: {kind} p99 {p99_s}, of a limit of {limit_s}."),
+        each(
+            accuracy.ran(),
+            "ROUGE-1 is {rouge1}; with references of other articles {rouge1_shuffled}, of the lead {rouge1_lead}.",
+        ),
+    ],
+    shows=[
+        Show(
+            "Tests", tests, "test engine valid loadgen because queries server_qps samples_per_s loadgen_per_s seconds"
+        ),
+        Show("Latency", times, "test kind seconds p90_s p99_s limit_s"),
+        Show("Broken rules", validity.pick(_broken), "test rule measured limit detail remedy"),
+        Show("Valid, rule by rule", validity, "test rule measured limit", report=False),
+        Show("Before the run: how many queries a percentile takes", plan),
+        Show("Reduced rules", reduced),
+        Show("ROUGE and its controls", accuracy.ran(), " ".join([*scored, "gen_len", "answered"])),
+        Show("Workers", workers),
+        Show("Lost and sent again", losses),
+    ],
+    charts=[
+        _latencies("first-token", "ttft", OPEN),
+        _latencies("time-per-token", "tpot", OPEN),
+        _latencies("latency", "latency", OPEN),
+        _latencies("latency-closed-loop", "latency", CLOSED),
+        steps(
+            "in-flight",
+            inflight["open"],
+            title="Requests in flight of each worker over the test",
+            x="time of the test (%)",
+            empty="No worker was asked over a network.",
+        ),
+    ],
+    warnings=_warnings,
+    refuse=_refuse,
+    rate="tokens_per_s_offline",
+)

@@ -1,0 +1,172 @@
+"""What rows tell: where the time of a step goes, what holds a strategy back, which one to take, and how they scale.
+
+The waterfall is that of a typical rank: the seconds of its parts add up to the step. What a rank waits for a slower one
+shows as communication; the ranks' own work, which is a step less its exposed communication, tells it apart. Rows that
+are compared have the computed columns of the spec.
+
+Efficiency of n devices is X_n / (n X_1), X in samples/s: with one global batch (strong) T_1 / (n T_n), with one batch a
+device (weak) T_1 / T_n. The interval takes the worse ends of both intervals: it is wider than one of 95%.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median, median_low
+from typing import Any
+
+from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout
+from benchlib.core.stats import summary
+from benchlib.core.text import quantity, seconds
+
+Row = Mapping[str, Any]
+# The parts in the order of the picture. ``WASTE`` does no work; what is left is the work itself.
+PARTS = {
+    "compute": "matrix products and attention",
+    "elementwise": "memory-bound kernels",
+    "optimizer": "the optimizer",
+    "launch": "launching kernels, Python and gaps",
+    "data": "waiting for data",
+    "communication": "exposed communication",
+    "waiting": "waiting for the slowest rank",
+    "bubble": "the bubble of the pipeline",
+}
+WASTE = ("launch", "data", "communication", "waiting", "bubble")
+NOTICED = 0.2  # share of a step from which on waste is the bottleneck, however long the work takes
+PLANTED = {"data": "data", "rank": "waiting", "communication": "communication"}
+COMPUTE, MEMORY_BOUND = ("matmul", "attention"), ("elementwise", "copy", "other")
+TIED = 0.03  # share within which two rates are the same where an interval is missing
+MAX_ERROR = 0.5  # of steps over predicted ones, less 1: a model that misses half of them by more predicts nothing
+
+
+def waterfall(row: Row, kernels: Sequence[Row]) -> dict[str, float]:
+    """Return the seconds of each part of a step of ``row``; they add up to the median step.
+
+    ``kernels`` are the rows of the same key: their shares divide the forward and backward pass. What they leave is
+    ``launch``; where the profiler stretched them beyond it, they are scaled down to it.
+    """
+    step, own = median(row["steps_s"]), row["rank_own_s"]
+    # A typical rank waits for the slowest one by the difference of their work; ranks together wait less on average.
+    # Both and the communication are of traced steps, which take longer.
+    scale = min(1.0, step / max(fmean(own) + row["exposed_s"], 1e-12))
+    waited = scale * (max(own) - fmean(own))
+    bubble = max(0.0, (row.get("bubble_share") or 0.0) * step - waited)
+    waste = {"data": row["data_s"], "optimizer": row["optimizer_s"], "bubble": bubble}
+    waste["waiting"] = scale * (max(own) - median_low(own))
+    waste["communication"] = max(0.0, scale * row["exposed_s"] - waited - bubble)
+    if (total := sum(waste.values())) > step:  # parts were measured in other steps than the whole
+        waste = {name: value * step / total for name, value in waste.items()}
+    passes = max(0.0, step - sum(waste.values()))
+    times = {item["class"]: item["time_s"] for item in kernels}
+    compute, elementwise = (sum(times.get(name, 0.0) for name in group) for group in (COMPUTE, MEMORY_BOUND))
+    if not compute + elementwise:  # nothing was traced: the passes are work of a kind that is not known
+        compute = passes
+    scale = min(1.0, passes / max(compute + elementwise, 1e-12))
+    parts = waste | {"compute": compute * scale, "elementwise": elementwise * scale}
+    parts["launch"] = max(0.0, step - sum(parts.values()))
+    return {name: parts[name] for name in PARTS}
+
+
+def columns(row: Row, kernels: Sequence[Row]) -> dict[str, Any]:
+    """Return the parts of a step as columns of its row, with the bottleneck and the most that a step gains without it.
+
+    The bottleneck is the largest waste where it is noticed, else the largest part.
+    """
+    parts = waterfall(row, kernels)
+    step, worst = sum(parts.values()), max(WASTE, key=parts.__getitem__)
+    if parts[worst] < NOTICED * step:
+        worst = max(parts, key=parts.__getitem__)
+    stated = {f"{name}_part_s": value for name, value in parts.items()}
+    return stated | {"bottleneck": worst, "faster_without": step / max(step - parts[worst], 1e-12)}
+
+
+def sentence(row: Row, rank_flops: float) -> str:
+    """Say in one sentence what holds a row's strategy back, with the upper bound of removing it."""
+    step, part = median(row["steps_s"]), row["bottleneck"]
+    largest = row[f"{part}_part_s"]
+    share = f"{largest / step:.0%} of a step ({seconds(largest)} of {seconds(step)})"
+    start = f"{row['model']} by {row['way']}: {share} is {PARTS[part]}"
+    if part != "compute":
+        return f"{start}; without it a step would be {row['faster_without']:.2f} × as fast at most."
+    least = row["flops"] / row["world"] / rank_flops
+    if least >= largest:
+        return f"{start}: the device is busy with the work itself, and only more or faster devices help."
+    start += f", which take {seconds(least)} at the measured peak: with all of them at the peak"
+    return f"{start} a step would be {step / (step - largest + least):.2f} × as fast at most."
+
+
+def same(row: Row, best: Row) -> bool:
+    """Tell whether the noise of the steps is larger than what the best row is ahead."""
+    if row["high"] and best["low"]:
+        return bool(row["high"] >= best["low"])
+    return bool(row["samples_per_s"] >= (1 - TIED) * best["samples_per_s"])
+
+
+def advice(rows: Sequence[Row], memory_gb: float, one_device_lacks_memory: bool = False) -> str:
+    """Say which strategy to take: the fastest that fits ``memory_gb``; of equals the one that needs least memory."""
+    model, fits = rows[0]["model"], [row for row in rows if _peak_gb(row) <= memory_gb]
+    if not fits:
+        return f"{model}: no strategy fits the memory of a device: take more devices, checkpointing or fewer samples."
+    best, *others = sorted(fits, key=lambda row: -row["samples_per_s"])
+    least = min([best, *(row for row in others if row["world"] >= best["world"] and same(row, best))], key=_peak_gb)
+    words, rate = f"{model}: take {_name(least)}", f"{quantity(best['samples_per_s'])} samples/s"
+    if least is not best:
+        share = _peak_gb(least) / _peak_gb(best)
+        words += f", as fast as {_name(best)} within the noise and with {share:.0%} of its memory"
+    elif others:
+        ahead = best["samples_per_s"] / others[0]["samples_per_s"]
+        clear = ", within the noise" if same(others[0], best) else ""
+        words += f", the fastest: {rate}, {ahead:.2f} × the next one ({_name(others[0])}){clear}"
+    else:
+        words += f", the only one that ran and fits: {rate}"
+    lacks = one_device_lacks_memory or any(row["strategy"] == "single" and _peak_gb(row) > memory_gb for row in rows)
+    return words + ("; the model does not fit one device." if lacks else ".")
+
+
+def _name(row: Row) -> str:
+    layout = Layout(**{axis: row[axis] for axis in vars(Layout())})
+    return f"{row['way']} ({layout})" if len(STRATEGIES[row["strategy"]]) > 1 else str(row["way"])
+
+
+def _peak_gb(row: Row) -> float:
+    return float(row["peak_gb"] or 0.0)  # 0 where nobody counts it
+
+
+def off(rows: Sequence[Row]) -> float | None:
+    """Return how far measured steps are from the predicted ones, as a share of these: the median over strategies."""
+    own = [row for row in rows if row["status"] == "ok" and not row["scaling"] and row.get("predicted_step_s")]
+    return median(abs(median(row["steps_s"]) / row["predicted_step_s"] - 1) for row in own) if own else None
+
+
+def points(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield strong and weak scaling of each strategy, from one rank (the single device) to all.
+
+    ``low`` to ``high`` is the interval of ``efficiency``, ``predicted`` the model's, ``error`` the measured over the
+    predicted step less one: above zero the machine is slower. A model that is ``off`` predicts nothing.
+    """
+    error = off(rows)
+    trusted = error is not None and error <= MAX_ERROR
+    ran = [row for row in rows if row["status"] == "ok"]
+    for kind in ("strong", "weak"):
+        for last in (row for row in ran if not row["scaling"] and row["world"] > 1):
+            alike = {("single", ""), (last["strategy"], last["schedule"])}
+            curve = [row for row in ran if row["scaling"] == kind and (row["strategy"], row["schedule"]) in alike]
+            first, *others = sorted([*curve, last], key=lambda row: int(row["world"]))
+            for row in [first, *others] if first["world"] == 1 else ():
+                yield {"key": last["key"], "kind": kind} | _point(row, first, trusted)
+
+
+def _point(row: Row, base: Row, trusted: bool) -> dict[str, Any]:
+    steps, first = summary(row["steps_s"]), summary(base["steps_s"])
+    ideal = row["world"] * base["batch_size"] / first.median  # n times the rate of one device
+    rate = row["batch_size"] / steps.median
+    point: dict[str, Any] = {"world": row["world"], "samples_per_s": rate, "efficiency": rate / ideal, "why": {}}
+    if row is base:
+        point |= {"low": 1.0, "high": 1.0}
+    elif steps.ci_low and steps.ci_high and first.ci_low and first.ci_high:
+        longer, shorter = first.ci_high / steps.ci_low, first.ci_low / steps.ci_high  # times of one device over these
+        scale = rate / ideal * steps.median / first.median
+        point |= {"low": scale * shorter, "high": scale * longer}
+    else:
+        point["why"] |= dict.fromkeys(("low", "high"), f"{steps.n} steps have no interval")
+    if (predicted := row.get("predicted_step_s")) and trusted:
+        return point | {"predicted": row["batch_size"] / predicted / ideal, "error": steps.median / predicted - 1}
+    point["why"] |= dict.fromkeys(("predicted", "error"), "no prediction, or one of a model that is too far off")
+    return point

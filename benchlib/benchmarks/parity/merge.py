@@ -1,0 +1,340 @@
+"""Results of parity by machine, backend and member, from run folders and from files that other machines left, as files again.
+
+A file is ``<folder>/<backend>/test_results.json``: a row for each result of one backend, on any number of machines, fit to
+be committed. Of each machine, backend and member the newest row counts. The same results give the same bytes, in an
+order that does not depend on who merged them when, so that a change in a repository shows what changed.
+"""
+
+import datetime
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.spec import cosines, logits, members, outcomes, worst
+from benchlib.core.errors import UserError
+from benchlib.core.files import home, read_object, write_text
+from benchlib.core.machine import BACKENDS
+from benchlib.core.text import counted
+from benchlib.results.run import Run, find_runs, is_run
+from benchlib.show.markup import escaped
+from benchlib.spec.tables import Rows
+
+KIND, SCHEMA = "benchlib.parity.results", 2
+FILE, CROSS, PAGE = "test_results.json", "cross_backend_validation.json", "PARITY.md"
+LATEST = 50  # runs of one machine and backend that are read, from the newest on: older ones hold no newest result
+WHOLE = "all"  # stands for a member where a run as a whole has an outcome and no member has one
+NOT_COMPARED = "NOT COMPARED"
+TEXTS = (
+    *("machine", "backend", "member", "outcome", "reason", "ended_at", "run", "tier", "model", "model_sha256"),
+    *("inputs_sha256", "reference", "reference_sha256", "device", "precision", "accuracy"),
+)
+NUMBERS = ("max_difference", "limit", "one_minus_cosine", "latency_ms")
+Row = dict[str, Any]
+# A row in which nothing is stated; its values say of which type the others are.
+EMPTY: Row = {**dict.fromkeys(TEXTS, ""), "gates": True, **dict.fromkeys(NUMBERS), "environment": {}, "quantities": {}}
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The newest rows in the order of backends, machines and members.
+
+    ``left_out`` are sentences on what is damaged, ``uncounted`` on runs that are in order and say nothing.
+    """
+
+    rows: list[Row]
+    left_out: list[str]
+    uncounted: list[str]
+
+
+def committed() -> Path:
+    """Return the folder of results that are committed: ``parity-results/`` of the checkout."""
+    return home() / "parity-results"
+
+
+def read_file(path: Path) -> list[Row]:
+    """Read a file of results; ``UserError`` where it is missing, cut, altered or of another kind."""
+    values = read_object(path, {"kind": str, "backend": str, "results": list}, SCHEMA)
+    if (values["kind"], values.get("schema_version")) != (KIND, SCHEMA):
+        raise UserError(f"{path}: not results of parity of this version: merge its runs again")
+    for row in values["results"]:
+        if wrong := _misfits(row, values["backend"]):
+            raise UserError(f"{path}: a result does not fit ({wrong}): restore the file, or merge its runs again")
+    return values["results"]  # type: ignore[no-any-return]
+
+
+def _misfits(row: Any, backend: str) -> str:
+    if not isinstance(row, dict) or row.keys() != EMPTY.keys():
+        return "its fields"
+    kinds = {name: type(value) if value is not None else int | float | None for name, value in EMPTY.items()}
+    wrong = [name for name, kind in kinds.items() if not isinstance(row[name], kind)]
+    wrong += ["backend"] if row["backend"] != backend else []
+    if not wrong and row["outcome"] == "PASS" and not (row["max_difference"] or 0.0) <= (row["limit"] or 0.0):
+        wrong = ["PASS, and its difference is above its limit"]
+    return ", ".join(wrong)
+
+
+def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
+    """Return a row for each member of a run, whole or broken, or why it says nothing; ``machine`` replaces its host name.
+
+    Raises ``UserError`` for a damaged run.
+    """
+    config: Any = run.config
+    result, status = run.result, run.status or {}
+    if config.benchmark != "parity":
+        return [], f"a run of {config.benchmark}, not of parity"
+    if config.planted_layer >= 0:
+        return [], f"a fault was planted in it on purpose, it tells nothing about {config.backend}"
+    if status.get("outcome") == "stopped":
+        return [], "it was stopped by its user before it could say what came out"
+    ended_at = (result.ended_at if result else None) or status.get("ended_at")
+    if ended_at is None:
+        return [], "it has not ended, or was cut off before it wrote a result"
+    facts, moment = result.facts if result else {}, datetime.datetime.fromtimestamp(round(ended_at), datetime.UTC)
+    torch = facts.get("reference_torch")
+    common = {
+        "machine": machine or str(run.machine.get("host") or "this machine"),
+        "backend": config.backend,
+        "run": run.path.name,
+        "tier": config.tier,
+        "ended_at": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "model": facts.get("model", "") + (", random weights" if facts.get("init") == "random" else ""),
+        "model_sha256": facts.get("weights_sha256", ""),
+        "inputs_sha256": facts.get("cases_sha256", ""),
+        "reference": f"eager on {facts['reference_backend']}, torch {torch}" if torch else "",
+        "reference_sha256": facts.get("outputs_sha256", ""),
+        "environment": _environment(run.machine, config.backend),
+    }
+    own = _members(Rows.of(run)) if result and result.status == "complete" else []
+    return [EMPTY | common | row for row in own or [_whole(run, status)]], ""
+
+
+def _whole(run: Run, status: Mapping[str, Any]) -> Row:
+    """Return the row of a run that no member has an outcome of."""
+    result = run.result
+    if (result and result.status == "skipped") or status.get("outcome") == "skipped":
+        outcome, reason = "SKIPPED", result.reason if result and result.reason else str(status["reason"])
+    elif result and result.status == "complete" and status.get("outcome", "complete") == "complete":
+        outcome, reason = NOT_COMPARED, "only the reference was recorded"
+    else:
+        outcome, reason = "FAIL", f"the run broke: {status.get('reason') or 'it left no complete result'}"
+    return {"member": WHOLE, "outcome": outcome, "reason": reason}
+
+
+def _members(run: Rows) -> list[Row]:
+    rows = []
+    for row, answer in outcomes(run):
+        of = {"member": row["member"]}
+        first, angle = (next(iter(table.where(**of).rows(run)), {}) for table in (logits, cosines))
+        cells = {"max_difference": (logits["value"], first), "limit": (logits["limit"], first)}
+        cells |= {"one_minus_cosine": (cosines["value"], angle), "latency_ms": (members["latency_ms"], row)}
+        numbers = {name: ref.finite(cell, run) for name, (ref, cell) in cells.items()}
+        value, bound = worst["value"], worst["limit"]
+        largest = {
+            item["quantity"]: [value.finite(item, run), bound.finite(item, run)] for item in worst.where(**of).rows(run)
+        }
+        texts = {"outcome": answer.status, "reason": answer.reason if answer.status != "PASS" else ""}
+        texts |= {"device": row.get("device") or "", "accuracy": members["accuracy"].raw(row, run) or ""}
+        about = {name: row[name] for name in ("member", "precision", "gates")}
+        rows.append({**about, **texts, **numbers, "quantities": largest})
+    return rows
+
+
+def _environment(machine: Mapping[str, Any], backend: str) -> dict[str, str]:
+    """Return what is worth knowing of a machine, as texts by name; what is not known is left out."""
+    cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
+    device = machine.get("devices", {}).get("backends", {}).get(backend, {})
+    names = ", ".join(dict.fromkeys(map(str, device.get("names", [])))) if backend != "cpu" else ""
+    texts = {
+        "devices": f"{device.get('count', 1)} x {names}" if names else "",
+        "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores" if cpu.get("model") else "",
+        "system": machine.get("system"),
+        **{f"driver {name}": version for name, version in (machine.get("drivers") or {}).items()},
+        **{name: versions.get(name) for name in ("python", "torch", "transformers", "benchlib")},
+    }
+    return {name: str(text) for name, text in texts.items() if text}
+
+
+def collect(sources: Iterable[Path], machine: str = "") -> Merged:
+    """Read ``sources`` into the newest results: runs, folders of runs, files of results, folders of those.
+
+    ``machine`` replaces the host names of runs. Raises ``UserError`` for a source that is not there at all.
+    """
+    rows, left_out, uncounted = list[Row](), list[str](), list[str]()
+    for path in itertools.chain.from_iterable(map(_found, sources)):
+        short = "/".join(path.parts[-2:])
+        try:
+            own, why = read_run(Run(path), machine) if path.is_dir() else (read_file(path), "")
+            rows += own
+            uncounted += [f"{short}: {why}"] if why else []
+        except UserError as error:
+            left_out.append(str(error).replace(str(path), short))
+        except (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError) as error:
+            left_out.append(f"{short}: not a result of parity of this version ({type(error).__name__}: {error})")
+    return newest(rows, left_out, uncounted)
+
+
+def _found(path: Path) -> list[Path]:
+    """Return the runs and files that a source stands for; of a folder of runs the newest, by names that say their backend."""
+    if path.is_file() or (path.is_dir() and is_run(path)):
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such run, folder or file of results")
+    one_day = sorted((each.parent for each in path.glob("*/config.json")), reverse=True)
+    by_backend: dict[str, list[Path]] = {}
+    for run in (*find_runs(path), *one_day):
+        if run.name.startswith("parity-"):
+            by_backend.setdefault(run.name.split("-")[1], []).append(run)
+    runs = [run for runs in by_backend.values() for run in runs[:LATEST]]
+    files = sorted([*path.glob(FILE), *path.glob(f"*/{FILE}")])
+    if not runs and not files:
+        raise UserError(f"{path} holds neither runs of parity nor a {FILE}")
+    return [*runs, *files]
+
+
+def newest(rows: Iterable[Row], left_out: Sequence[str] = (), uncounted: Sequence[str] = ()) -> Merged:
+    """Keep of each machine, backend and member the newest row.
+
+    A run as a whole (skipped, broken) counts where nothing newer is there of its machine and backend, one that only
+    recorded the reference where no run of these compared anything.
+    """
+    last, groups = dict[tuple[str, str, str], Row](), dict[tuple[str, str], list[Row]]()
+    for row in sorted(rows, key=lambda row: (row["ended_at"], row["run"])):
+        last[row["machine"], row["backend"], row["member"]] = row
+    for row in last.values():
+        groups.setdefault((row["machine"], row["backend"]), []).append(row)
+    kept = list[Row]()
+    for group in groups.values():
+        group = [row for row in group if row["outcome"] != NOT_COMPARED] or group
+        latest = max(row["ended_at"] for row in group)
+        kept += [row for row in group if row["member"] != WHOLE or row["ended_at"] == latest]
+    ranks = [{name: place for place, name in enumerate(names)} for names in (BACKENDS, MEMBERS)]
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return ranks[0].get(row["backend"], 99), row["machine"], ranks[1].get(row["member"], 99), row["member"]
+
+    return Merged(sorted(kept, key=place), *(sorted(dict.fromkeys(texts)) for texts in (left_out, uncounted)))
+
+
+def standing(merged: Merged, backend: str) -> tuple[str, str, list[str]]:
+    """Return the outcome of a backend over all machines, why, and the machines: FAIL before PASS.
+
+    PASS only where something was compared. Members that do not gate cannot fail it, and cannot make it pass.
+    """
+    rows = [row for row in merged.rows if row["backend"] == backend]
+    if not rows:
+        return NOT_COMPARED, "no result from any machine", []
+    machines, gated = list(dict.fromkeys(row["machine"] for row in rows)), [row for row in rows if row["gates"]]
+
+    def named(*words: str) -> str:
+        return ", ".join(f"{row['member']} on {row['machine']}" for row in gated if row["outcome"] in words)
+
+    passed = [row for row in gated if row["outcome"] == "PASS"]
+    if failed := named("FAIL"):
+        return "FAIL", f"{failed}: {next(row['reason'] for row in gated if row['outcome'] == 'FAIL')}", machines
+    if passed:
+        left = named("SKIPPED", NOT_COMPARED)
+        reason = f"{len(passed)} of {len(gated)} gated results are within their limits"
+        return "PASS", reason + (f"; not compared: {left}" if left else ""), machines
+    outcome = "SKIPPED" if all(row["outcome"] == "SKIPPED" for row in gated or rows) else NOT_COMPARED
+    return outcome, next((row["reason"] for row in gated if row["reason"]), "no gated member was compared"), machines
+
+
+def agreement(merged: Merged) -> list[Row]:
+    """Return for each pair of backends how far their fp32 results can be apart at most.
+
+    Both were compared with the same recorded logits; by the triangle inequality their distance is at most the sum of both
+    distances to them. Two references are no common point, not even by the same software: rounding differs by processor.
+    """
+    shared = ("model_sha256", "inputs_sha256", "reference", "reference_sha256")
+    far: dict[tuple[str, ...], dict[str, Row]] = {}
+    fp32 = (row for row in merged.rows if row["gates"] and row["precision"] == "fp32" and row["reference_sha256"])
+    for row in (row for row in fp32 if row["max_difference"] is not None):
+        group = far.setdefault(tuple(row[name] for name in shared), {})
+        group[row["backend"]] = max(group.get(row["backend"], row), row, key=lambda item: item["max_difference"])
+    return [
+        {"backends": [a, b], "members": [group[a]["member"], group[b]["member"]], **dict(zip(shared, key, strict=True))}
+        | {"at_most": group[a]["max_difference"] + group[b]["max_difference"]}
+        for key, group in sorted(far.items())
+        for a, b in itertools.combinations(group, 2)
+    ]
+
+
+def write(merged: Merged, folder: Path, untouched: Iterable[str] = ()) -> list[Path]:
+    """Write the files of merged results and return them. Files of the backends ``untouched`` stay as they are."""
+    texts = dict[Path, str]()
+    for backend in BACKENDS:
+        rows = [row for row in merged.rows if row["backend"] == backend]
+        if rows and backend not in untouched:
+            texts[folder / backend / FILE] = _json(KIND, backend=backend, results=rows)
+    fields = ("outcome", "reason", "machines")
+    texts[folder / CROSS] = _json(
+        "benchlib.parity.cross_backend_validation",
+        backends={name: dict(zip(fields, standing(merged, name), strict=True)) for name in BACKENDS},
+        matrix=[{name: row[name] for name in ("backend", "machine", "member", "outcome")} for row in merged.rows],
+        agreement=agreement(merged),
+        left_out=merged.left_out,
+    )
+    texts[folder / PAGE] = page(merged)
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)
+
+
+def _json(kind: str, **fields: Any) -> str:
+    fields = {"schema_version": SCHEMA, "kind": kind, **fields}
+    return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+RESULTS = ("backend", "machine", "member", "outcome", *NUMBERS, "accuracy", "reason")
+SUM = "Derived: at most the sum of their fp32 differences from the same recorded reference."
+MACHINES = ("backend", "machine", "environment", "model", "reference", "inputs_sha256", "tier", "ended_at")
+
+
+def page(merged: Merged) -> str:
+    """Return the Markdown page: outcome by backend, every result, the machines, what lies between backends."""
+    standings = [(name, *standing(merged, name)) for name in BACKENDS]
+    parts = ["# Parity across backends", _summary(merged)]
+    parts += [table(("backend", "outcome", "why", "machines"), [(*words, ", ".join(on)) for *words, on in standings])]
+    if merged.rows:
+        about = {(row["backend"], row["machine"]): row for row in merged.rows}.values()
+        parts += ["## Results", table(RESULTS, ([_cell(row, name) for name in RESULTS] for row in merged.rows))]
+        parts += ["## Machines", table(MACHINES, ([_cell(row, name) for name in MACHINES] for row in about))]
+    if pairs := agreement(merged):
+        cells = [(" and ".join(pair["backends"]), f"{pair['at_most']:.2g}") for pair in pairs]
+        parts += ["## Between backends", SUM, table(("backends", "differ by at most"), cells)]
+    if merged.left_out:
+        parts += ["## Left out", "\n".join(f"- {escaped(sentence)}" for sentence in merged.left_out)]
+    parts += [f"Written by `benchlib parity merge`, which reads the `{FILE}` beside this page: do not edit."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(merged: Merged) -> str:
+    if not merged.rows:
+        return "No results yet: run `benchlib run parity`, then `benchlib parity merge`."
+    count = [len({row[name] for row in merged.rows}) for name in ("backend", "machine")]
+    return (
+        f"{counted(len(merged.rows), 'result')} of {counted(count[0], 'backend')} on {counted(count[1], 'machine')}, the newest of "
+        f"{max(row['ended_at'] for row in merged.rows)[:10]}. Each is the newest of its machine, backend and member. DIFFERS "
+        "is a difference beyond a limit in a member that does not gate; NOT COMPARED is never a pass."
+    )
+
+
+def _cell(row: Row, name: str) -> str:
+    value = row[name]
+    if name == "outcome" and value == "FAIL" and not row["gates"]:
+        return "DIFFERS"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {text}" for key, text in value.items())
+    text = f"{value:.2g}" if isinstance(value, float) else str(value or "")
+    return text[:8] if name == "inputs_sha256" else text
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table."""
+    names = [name.replace("_", " ") for name in columns]
+    lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (names, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(names), *lines[1:]])

@@ -1,0 +1,446 @@
+"""What a parity run states: each difference of each member with its limit, and how far all are from double precision."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from benchlib.benchmarks.parity import golden
+from benchlib.benchmarks.parity.config import chosen
+from benchlib.core.text import days, listing, stand_ins
+from benchlib.judge.checks import Check as Judged
+from benchlib.judge.numbers import within
+from benchlib.spec.charts import Line, bars, grid, lines
+from benchlib.spec.checks import Check, below, compare, judge, zero
+from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
+from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
+from benchlib.workloads.numerics import COSINE, CURVE, F1, GRADIENTS, LAYERS, LOGITS, QUANTITIES, SPANS, Limit, limit
+
+FACTOR = 2  # two roundings of one sum differ by as much from the exact one by chance
+DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
+NAMED = 3
+COMPARED = ("PASS", "FAIL")
+NOTHING = "No member was compared."
+
+
+def _accuracy(own: float, reference: float) -> str:
+    return "closer" if own < reference / FACTOR else "farther" if own > FACTOR * reference else "as close"
+
+
+def _share(value: float, limit: float) -> float:
+    return value / limit if limit else 2.0 * (value != 0)  # of zero nothing is a share
+
+
+def _others(weights: str, inputs: str, *reference: str) -> int:
+    return sum(own != other for own, other in zip((weights, inputs), reference, strict=True))
+
+
+scope = Col("scope", of=str, needs="stand_in")
+hashes = "model_sha256 inputs_sha256 weights_sha256 cases_sha256"
+members = Table(
+    "members",
+    "{member}",
+    [
+        *cols("member what backend device precision mode executor model_sha256 inputs_sha256"),
+        Col("others", "count", "hashes that are not the reference's", _others, hashes),
+        Col("seconds", "s", "process"),
+        Col("latency_ms", "ms", "latency", samples=True),
+        Col("queries_per_s", "queries/s", "queries/s", lambda times: 1e3 / fmean(times), "latency_ms"),
+        Col("truth_max_abs", "error", "distance from fp64"),
+        Col("reference_max_abs", "error", "the reference's"),
+        Col("twice", "error", of=lambda own: FACTOR * own, needs="reference_max_abs"),
+        Col("accuracy", of=_accuracy, needs="truth_max_abs reference_max_abs"),
+        scope,
+    ],
+)
+differences = Table(
+    "differences",
+    "{quantity} {at}",
+    [
+        *cols("member precision quantity at note eased"),
+        Col("index", "number"),
+        Col("value", "error", "difference", derived=True),
+        Col("limit", "error"),
+        Col("share", "ratio", "share of the limit", _share, "value limit"),
+        Col("because", "", "why", str, "reason"),
+        scope,
+    ],
+    note="{note}",
+)
+environment = Table("environment", "{fact}", cols("fact reference members"))
+run = run_table(
+    *cols("model init description stand_in identity golden weights_sha256 cases_sha256 outputs_sha256"),
+    *cols("reference_backend reference_torch reference_case"),
+    *cols("parameters cases", "count"),
+    Col("dev_f1", "number", "F1 of the reference"),
+    Col("reference_error", "error", "distance of the reference from fp64"),
+    Col("reference_limit", "error"),
+    Col("golden_age_s", "s", "age of the recording"),
+)
+
+
+def _in_order(quantity: str, heading: str) -> Table:
+    """Return the differences of a quantity, with a column of their places."""
+    place = Col("place", "number", heading, of=int, needs="index")
+    table = replace(differences, title="{member}, {at}", cols=[*differences.cols, place])
+    return table.where(quantity=quantity)
+
+
+compared = members.ran()
+precise = compared.where(precision=("fp32", "fp64"))
+worst = differences.most("share", per="member quantity")
+logits, cosines = (differences.where(quantity=name).most("value", per="member") for name in (LOGITS, COSINE))
+layers = _in_order(LAYERS, "embeddings, then layers")
+curve = _in_order(CURVE, "step")
+gradients = replace(worst.where(quantity=GRADIENTS), title="{member}: {at}")
+
+
+def _all_skipped(run: Rows) -> str:
+    return "" if compared.rows(run) else "no member was compared"
+
+
+def _outcome(check: Check, run: Rows) -> Judged:
+    """Judge a member: what became of its process, then each difference by its own limit."""
+    (member, *_), (differing, bound) = check.over[0][0].table.rows(run), check.over[1]
+    status, reason, gates = member.get("status", "ok"), str(member.get("reason") or ""), bool(member.get("gates", True))
+    if status != "ok":
+        return check.answer("SKIPPED" if status == "skipped" and reason else "FAIL", reason, gates=gates)
+    own = differing.table
+    # A layer beyond its limit says where; whether it matters is for the outputs to say.
+    answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
+    more: dict[str, Any] = {"gates": gates}
+    for row in own.where(quantity=LOGITS).most("value").rows(run):
+        more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
+    if answer.status == "FAIL" and (beyond := _beyond(run, own.where(quantity=LAYERS).rows(run))):
+        more["reason"] = f"{answer.reason}; the first layer beyond its limit is {beyond[0]['at']}"
+    return answer.model_copy(update=more)
+
+
+def _beyond(run: Rows, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not within(differences["share"].number(row, run), 1)]
+
+
+MATCHES = below(
+    "parity {member}",
+    "Does it match the reference, each quantity within its limit?",
+    (members["member"], 0.0),
+    (differences["value"], differences["limit"]),
+    judge=_outcome,
+    when=lambda config: not config.record,
+    kind="target",
+)
+
+
+def outcomes(run: Rows) -> list[tuple[Row, Judged]]:
+    """Return each member's row with the answer to whether it matches the reference."""
+    return list(zip(members.rows(run), judge(MATCHES, run, []), strict=False))
+
+
+def _whole(check: Check, run: Rows) -> Judged:
+    """Sum the members up: each has a gating check of its own. Without any that gates and was compared nothing passes."""
+    answers = outcomes(run)
+    groups = dict[str, list[str]]()
+    for row, answer in answers:
+        if answer.gates:
+            groups.setdefault(answer.status, []).append(row["member"])
+    if set(groups) & set(COMPARED):
+        words = "; ".join(f"{', '.join(names)}: {status}" for status, names in groups.items())
+        return check.answer("FAIL" if "FAIL" in groups else "PASS", words)
+    reasons = list(dict.fromkeys(answer.reason for _, answer in answers if answer.status not in COMPARED))
+    informative = [row["member"] for row, answer in answers if answer.status in COMPARED]
+    reasons += [f"{', '.join(informative)} only informs: name a member that gates"] * bool(informative)
+    reasons = reasons or ["only the reference was asked for"]
+    return check.answer("SKIPPED", f"no member that gates was compared: {'; '.join(reasons[:NAMED])}", gates=True)
+
+
+def _sensitive(check: Check, run: Rows) -> Judged:
+    """Compare bf16 with the limits of fp32, which it must miss: one that cannot fail proves nothing."""
+    blind, words = list[str](), list[str]()
+    for row in compared.where(precision="bf16", mode="exact").rows(run):
+        beyond = []
+        for quantity in (LOGITS, COSINE):
+            ways = differences.where(quantity=quantity)
+            bounds = [ways["limit"].number(other, run) or 0.0 for other in ways.where(precision="fp32").rows(run)]
+            allowed = max([limit(run.config.backend, "fp32", quantity, run.run["reference_backend"]).value, *bounds])
+            values = [ways["value"].number(own, run) or 0.0 for own in ways.where(member=row["member"]).rows(run)]
+            beyond += [value for value in values if not within(value, allowed)]
+            words.append(f"{row['member']} {quantity} {write(max(values, default=0.0), 'error')}, fp32 {allowed:.2g}")
+        blind += [] if beyond else [row["member"]]
+    if not words:
+        return check.answer("SKIPPED", "no bf16 member was compared: whether the limits detect an error is unknown")
+    reason = "; ".join(words)
+    if blind:
+        reason += f": {', '.join(blind)} computed in full precision, or the comparison detects nothing"
+    return check.answer("FAIL" if blind else "PASS", reason)
+
+
+def _unchanged(check: Check, run: Rows) -> Judged:
+    """Compare the distances with the accepted run digit by digit: a driver that computes otherwise changes them."""
+    comparison = run.comparison
+    if comparison.baseline is None:
+        comparable = comparison.status == "NOT_COMPARABLE"
+        return check.answer("NOT_COMPARABLE" if comparable else "NO_BASELINE", comparison.reason)
+    accepted = {metric.name: metric.value for metric in comparison.baseline.latest.metrics}
+    exact = {row["member"] for row in compared.where(mode="exact").rows(run)}
+    changed, equal = list[str](), 0
+    for metric in (LOGITS_METRIC, COSINE_METRIC):
+        for name, row in metric.rows(run):
+            if row["member"] in exact and name in accepted:
+                now, was = metric.of.number(row, run), accepted[name]
+                equal += now == was
+                changed += [f"{name} was {was:.6g}, is {now:.6g}"] if now != was else []  # type: ignore[str-format]
+    if not changed and not equal:
+        return check.answer("SKIPPED", "the baseline has no difference in common with this run")
+    more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    same = f"{equal} differences equal those of {comparison.baseline.latest.run}"
+    return check.answer("FAIL" if changed else "PASS", "; ".join(changed[:NAMED]) + more if changed else same)
+
+
+def _not_finite(row: Row, run: Rows) -> str:
+    """Return why a row does not count: what only informs must not fail the run."""
+    finite = differences["value"].finite(row, run) is not None
+    return "" if row.get("gates", True) or finite else f"not finite: {row.get('note') or row['at']}"
+
+
+apart = partial(Metric, basis="the worst case, {at}", better="lower", unless=_not_finite)
+LOGITS_METRIC = apart(
+    "{member}_logits_max_difference{scope}",
+    logits["value"],
+    "{member}: difference of logits",
+    may_lose=DOUBLE,
+    headline=True,
+)
+COSINE_METRIC = apart("{member}_one_minus_cosine{scope}", cosines["value"], "{member}: 1 - cosine of logits")
+LATENCY, QUERIES = compared["latency_ms"], compared["queries_per_s"]
+
+
+def _of_outcome(run: Rows) -> list[dict[str, str]]:
+    """Return each member's outcome beside its largest difference, its accuracy and its speed."""
+    rows = []
+    for row, answer in outcomes(run):
+        first, angle = (next(iter(table.where(member=row["member"]).rows(run)), {}) for table in (logits, cosines))
+        computes = f"{row['precision']}, {row['mode']}" + ("" if row["gates"] else ", informative")
+        cells = {"member": row["member"], "outcome": answer.word, "computes": computes}
+        cells |= {"difference": logits["value"].text(first, run), "limit": logits["limit"].text(first, run)}
+        cells["1 - cosine"] = cosines["value"].text(angle, run)
+        for name in ("accuracy", "latency_ms", "queries_per_s"):
+            cells[members.col(name).heading] = members[name].text(row, run)
+        rows.append(cells | {"reason": answer.reason if answer.status != "PASS" else ""})
+    return rows
+
+
+def _limits(run: Rows) -> list[dict[str, str]]:
+    """Return the limits that the config's members are judged by, and where each comes from."""
+    if run.config is None or run.config.record:
+        return []
+    rows = []
+    for quantity, measures in QUANTITIES.items():
+        of = dict[Limit, list[str]]()
+        for precision in dict.fromkeys(way.precision for way in chosen(run.config)):
+            entry = limit(run.config.backend, precision, quantity, run.config.reference)
+            of.setdefault(entry, []).append(precision)
+        texts = ((", ".join(precisions), f"{entry.value:g}", entry.why) for entry, precisions in of.items())
+        rows += [(quantity, measures, *cells) for cells in texts]
+    return [dict(zip(("quantity", "measures", "precision", "limit", "why"), row, strict=True)) for row in rows]
+
+
+def _executors(run: Rows) -> list[dict[str, str]]:
+    """Return what really ran for each member, as it said itself; its switches are in the result."""
+    rows = [{"member": row["member"], **(row.get("executor") or {})} for row in compared.rows(run)]
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict))
+    return [{name: str(row.get(name, "")) for name in names} for row in rows]
+
+
+def _matching(run: Rows) -> str:
+    """Title the picture of all members by what came of them."""
+    answers = [(row["member"], answer) for row, answer in outcomes(run) if answer.status in COMPARED]
+    gated = [name for name, answer in answers if answer.gates]
+    failed = [name for name, answer in answers if answer.status == "FAIL"]
+    passed = f"{len({*gated} - {*failed})} of {len(gated)} members match the reference"
+    return f"{passed}; beyond a limit: {listing(failed)}" if failed else passed
+
+
+def _diverging(run: Rows) -> str:
+    """Title the picture of layers by the first one beyond its limit."""
+    first = {row["member"]: row["at"] for row in reversed(_beyond(run, layers.rows(run)))}
+    if not first:
+        return "No layer is beyond its limit"
+    member = next(iter(first))
+    more = f"; so are layers of {len(first) - 1} other members" if len(first) > 1 else ""
+    return f"{member} is beyond its limit from {first[member]} on{more}"
+
+
+def _apart(run: Rows) -> str:
+    last = {row["member"]: row for row in curve.rows(run) if curve["value"].finite(row, run) is not None}
+    far = max(last.values(), key=lambda row: row["value"])
+    return f"After {far['index']} steps the loss of {far['member']} is {curve['value'].text(far, run)} away"
+
+
+def _said(run: Rows) -> Iterator[str]:
+    """Say what matches, what bf16 costs and what was not computed."""
+    answers = outcomes(run)
+    passed = [row["member"] for row, answer in answers if answer.status == "PASS" and answer.gates]
+    if passed:
+        largest = {row["member"]: logits["value"].number(row, run) for row in logits.rows(run)}
+        bits = [name for name in passed if largest.get(name) == 0]
+        yield f"Within the limits: {listing(passed)}" + (f"; equal bit by bit: {listing(bits)}." if bits else ".")
+    for row in compared.where(precision="bf16").rows(run):
+        cells = {item["quantity"]: item for item in worst.where(member=row["member"]).rows(run)}
+        spans, points = (worst["value"].finite(cells[name], run) if name in cells else None for name in (SPANS, F1))
+        moved = ", ".join(logits["value"].text(item, run) for item in logits.where(member=row["member"]).rows(run))
+        costs = [f"moves a logit by up to {moved}"]
+        costs += [] if spans is None else [f"changes the span of {spans:.0%} of the decided rows"]
+        costs += [] if points is None else [f"moves F1 by {points:.2g} points"]
+        yield f"{row['member']} {listing(costs)}."
+    worse = [row["member"] for row in precise.where(accuracy="farther").rows(run)]
+    if worse:
+        yield f"More than twice as far from double precision as the reference, so worse and not only different: {listing(worse)}."
+    missing: dict[str, list[str]] = {}
+    for row, answer in answers:
+        if answer.status not in COMPARED:
+            missing.setdefault(answer.reason, []).append(row["member"])
+    yield from (f"Not computed: {listing(names)} ({reason})." for reason, names in missing.items())
+
+
+def _golden(run: Rows) -> Iterator[str]:
+    if run.run.get("golden"):
+        rows = environment.rows(run)
+        other = [
+            f"{row['fact']} {row['reference']} there, {row['members']} here"
+            for row in rows
+            if row["members"] and row["reference"] != row["members"]
+        ]
+        age = days(run.run["golden_age_s"])
+        yield f"The reference is the golden folder {run.run['golden']}, recorded {age} ago" + (
+            f"; other: {'; '.join(other)}." if other else "."
+        )
+
+
+def _warnings(run: Rows) -> list[str]:
+    """Return what limits the meaning of the result: stand-ins for the model, a planted difference."""
+    sentences = stand_ins("", {"name": run.run.get("model"), "init": run.run.get("init")})
+    if run.config.planted_layer >= 0:
+        sentences.append(
+            f"The output of encoder layer {run.config.planted_layer} was changed on purpose in every member "
+            "(planted_layer), to test whether the comparison detects it."
+        )
+    return sentences
+
+
+def _missed(run: Rows) -> dict[str, list[str]]:
+    ran = {row["member"] for row in members.rows(run) if row.get("status") != "skipped"}
+    return {"members": [name for name in run.config.members if name not in ran]}
+
+
+def _asked(config: Any) -> bool:
+    return not config.record
+
+
+SPEC = Spec(
+    tables=[members, differences, environment, run],
+    metrics=[
+        LOGITS_METRIC,
+        COSINE_METRIC,
+        Metric("{member}_latency_ms{scope}", LATENCY, "{member}: latency", "one row, synchronised", "lower"),
+        Metric("{member}_queries_per_s{scope}", QUERIES, "{member}: queries", "1 / mean latency", "higher"),
+        *run_metrics(run),
+    ],
+    checks=[
+        Check("parity", "Does this backend match the reference?", judge=_whole, kind="target", informs=True),
+        MATCHES,
+        zero(
+            "same weights and inputs",
+            "Did every member use the reference's weights and inputs?",
+            members["others"],
+            when=_asked,
+        ),
+        Check(
+            "tolerance sensitivity",
+            "Does bf16 exceed the limits of fp32, as it must?",
+            [(logits["value"], logits["limit"])],
+            judge=_sensitive,
+            when=_asked,
+        ),
+        below(
+            "reference accuracy",
+            "Is the reference itself close enough to double precision?",
+            (run["reference_error"], run["reference_limit"]),
+            unless=_all_skipped,
+        ),
+        below(
+            "accuracy against double precision",
+            "Is every member but bf16 within twice the reference's distance from double precision?",
+            (precise["truth_max_abs"], precise["twice"]),
+            unless=lambda run: "" if precise.rows(run) else "no member but bf16 was compared",
+            kind="target",
+            informs=True,
+        ),
+        Check(
+            "numerics unchanged",
+            "Are all differences identical to those of the baseline?",
+            judge=_unchanged,
+            unless=_all_skipped,
+            kind="target",
+            informs=True,
+        ),
+    ],
+    says=[
+        each(
+            run,
+            "{model}, {parameters} parameters, computed on {cases} inputs; the reference is eager attention in fp32 on {reference_backend}.",
+        ),
+        _golden,
+        _said,
+    ],
+    shows=[
+        Show("Outcomes", members, make=_of_outcome),
+        Show("Closest to its limit, by quantity", worst, "quantity value", across="member"),
+        Show("Beyond a limit", differences.ran().pick(_beyond), "member quantity at value limit note"),
+        Show("Not compared", differences.where(status="skipped"), "member quantity because"),
+        Show("Eased limits of logits", worst.where(eased=bool, quantity=LOGITS), "member at limit eased"),
+        Show("Limits and their sources", members, make=_limits),
+        Show("Executed configuration", members, make=_executors),
+        Show("Environments of reference and members", environment),
+    ],
+    charts=[
+        grid(
+            "members",
+            replace(worst, title="{member}, {quantity}")["share"],
+            x="member",
+            y="quantity",
+            title=_matching,
+            empty=NOTHING,
+        ),
+        lines(
+            "divergence-by-depth",
+            Line(layers["value"], "member"),
+            Line(layers["limit"], "precision", "limit"),
+            x="place",
+            y="relative L2 distance of hidden states",
+            title=_diverging,
+            empty="No layer was compared.",
+            even=True,
+        ),
+        bars(
+            "gradients",
+            gradients["share"],
+            title="The gradient farthest from the reference's is at {share} of its limit: {member}, {at}",
+            empty="No gradients were compared.",
+            line=1.0,
+        ),
+        lines(
+            "loss-curves",
+            Line(curve["value"], "member"),
+            Line(curve["limit"], "precision", "limit"),
+            x="place",
+            y="|loss - the reference's|",
+            title=_apart,
+            empty="No training steps were compared.",
+            even=True,
+        ),
+    ],
+    warnings=_warnings,
+    refuse=golden.refuse,
+    missed=_missed,
+)

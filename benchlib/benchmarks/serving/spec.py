@@ -1,0 +1,395 @@
+"""What a run on servers states: rates of each worker and of all, load against latency up to the knee, and that no query is lost."""
+
+from functools import partial
+from operator import truediv
+from typing import Any
+
+from benchlib.benchmarks.serving.config import ServingConfig
+from benchlib.config import addresses
+from benchlib.config.cluster import ELSEWHERE
+from benchlib.core import model_files
+from benchlib.core.stats import percentile
+from benchlib.judge.checks import Check as Judged
+from benchlib.spec.charts import Line, lines, steps
+from benchlib.spec.checks import Check, below, reached, within, zero
+from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics
+from benchlib.spec.tables import Col, Rows, Table, cols
+
+MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
+COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
+HOUR_S = 3600
+OUTCOMES = {"met": "met", "missed": "missed", "late": "the client was late"}
+# Fields that change how much is sent to whom, and not what a query is.
+WAYS = (
+    *("workers", "engine", "worker_count", "worker_slots", "sim_step_ms", "queries", "rounds", "arrivals", "loads"),
+    *("point_s", "refine", "concurrencies", "ttft_ms", "tpot_ms", "percentile", "deadline_s", "stall_s", "gone_s"),
+    *("recovery", "target_efficiency", "project_samples"),
+)
+rate = partial(Col, unit="queries/s", samples=True)
+
+
+def _efficiency(together: list[float], alone: list[float]) -> list[float]:
+    return [joint / single for joint, single in zip(together, alone, strict=True)]
+
+
+def _hours(samples: int, rates: list[float]) -> list[float]:
+    return [samples / value / HOUR_S for value in rates]
+
+
+scope = Col("work", of=str, needs="scope")  # of the run: what stands in for the work of a real user
+workers = Table(
+    "workers",
+    "worker {worker}",
+    [
+        scope,
+        Col("worker", "number"),
+        *cols("url model asked_in"),
+        rate("alone_per_s", label="alone"),
+        Col("answered", "count", "answered in joint runs"),
+        Col("cpu_share", "ratio", "CPU of its process"),
+        *cols("resident_bytes device_bytes", "B"),
+        Col("resident_gb", "GB", "memory", lambda held: held / 1e9, "resident_bytes", derived=False),
+        Col("device_gb", "GB", "device memory", lambda held: held / 1e9, "device_bytes", derived=False),
+    ],
+)
+scaling = Table(
+    "scaling",
+    "{size} workers",
+    [
+        scope,
+        Col("size", "number", "workers"),
+        Col("all"),
+        rate("samples_per_s", label="together", derived=True),
+        Col("tokens_per_s", "tokens/s", samples=True, derived=True),
+        rate("sum_per_s", label="sum of each alone", derived=True),
+        Col("efficiency", "ratio", "", _efficiency, "samples_per_s sum_per_s", samples=True),
+        Col("least_efficiency", "number", "least share of the sum of each alone", min, "efficiency"),
+        Col("full_set", "count", "", int, "project_samples"),
+        Col("projected_hours", "h", "", _hours, "project_samples samples_per_s", samples=True),
+    ],
+)
+ms = partial(Col, unit="ms")
+TIMES = {"ttft": "first token", "tpot": "further tokens", "latency": "end to end", "late": "lateness of the client"}
+load = Table(
+    "load",
+    "{phase} {rate} {concurrency}",
+    claim=lambda row, run: {"latencies.of_tokens": True},
+    cols=[
+        scope,
+        *cols("phase"),
+        Col("outcome", label="limits", words=OUTCOMES),
+        Col("rate", "queries/s", "sent", derived=True),
+        Col("concurrency", "number", "at once"),
+        *cols("queries failed repeated", "count"),
+        Col("seconds", "s"),
+        Col("percentile", "number"),
+        Col("samples_per_s", "queries/s", "answered"),
+        Col("tokens_per_s", "tokens/s"),
+        Col("goodput_per_s", "queries/s", "goodput", derived=True),
+        ms("ttft_ms", label="first token", samples=True, role="latencies.samples_s"),
+        *(ms(f"{kind}_ms", label=words, samples=True) for kind, words in TIMES.items() if kind != "ttft"),
+        *(
+            ms(
+                f"{kind}_p{part}_ms",
+                label=f"{words}, p{part}",
+                of=partial(percentile, share=part / 100),
+                needs=f"{kind}_ms",
+            )
+            for kind, words in TIMES.items()
+            for part in (50, 90, 99)
+        ),
+        *(ms(f"{kind}_limit_ms", label=f"limit of the {TIMES[kind]}") for kind in ("ttft", "tpot")),
+    ],
+)
+recovery = Table(
+    "recovery",
+    "{queries} queries, {requeued} sent again, killed after {killed_s}, back after {back_s} with {after_return} after it",
+    [
+        *cols("queries failed repeated requeued answers same_answers after_return", "count"),
+        Col("exact"),
+        *cols("killed_s back_s", "s"),
+        Col(
+            "other_answers", "count", "", lambda all_, same, exact: (all_ - same) * exact, "answers same_answers exact"
+        ),
+    ],
+)
+losses = Table(
+    "losses",
+    "worker {worker}",
+    [Col("t_s", "s", "after"), Col("worker", "number"), *cols("event because"), Col("times", "count")],
+)
+inflight = Table("inflight", "worker {worker}", [Col("worker", "number"), Col("open", "number", "requests in flight")])
+run = Table(
+    "run",
+    "{issued} queries",
+    note="{errors}",
+    cols=[
+        Col("startup_s", "s"),
+        Col("total_s", "s"),
+        scope,
+        *cols("scope errors"),
+        *cols("issued failed repeated stated counted paid_devices project_samples", "count"),
+        Col("count_ratio", "number", "tokens counted over those that servers state", truediv, "counted stated"),
+        Col("dispatcher_cpu_ms", "ms", samples=True),
+        Col("worker_startup_s", "s", samples=True),
+    ],
+)
+
+joint, single = scaling.where(all=True), scaling.where(size=1)
+scaled = joint.unless(size=1)
+opened, closed = load.unless(phase="closed"), load.where(phase="closed")
+knee = opened.where(phase="confirmation", outcome="met")
+WORDS = {"ttft": "First token", "tpot": "Further tokens"}
+
+
+def _one_worker(run: Rows) -> str:
+    if len(workers.rows(run)) == 1:
+        return "one worker: there is nothing to scale"
+    return "" if run.config.mode == "both" else "mode = both measures it"
+
+
+def _knee(check: Check, run: Rows) -> Judged:
+    """Pass for a confirmed knee; where the client was late no rate says anything about the workers."""
+    rows, text = opened.rows(run), partial(opened.text, run=run)
+    for row in knee.rows(run):
+        return check.answer("PASS", text("{rate}, confirmed at p{percentile} by {queries} queries", row))
+    if late := [row for row in rows if row["outcome"] == "late"]:
+        why = text("undecided: at {rate} the client sent {late_p99_ms} late (p99) or at another rate", late[-1])
+        return check.answer("SKIPPED", f"{why}; a quieter machine for the client decides it", gates=True)
+    missed = (
+        text("{rate}: {failed} failed, p99 of the first token {ttft_p99_ms}, of further ones {tpot_p99_ms}", rows[-1])
+        if rows
+        else ""
+    )
+    return check.answer("FAIL", missed or "no rate was tried")
+
+
+def _undecided(run: Rows) -> dict[str, list[str]]:
+    """Name the limits that could not be judged: one worker alone, a client that was late."""
+    late = any(row["outcome"] == "late" for row in opened.rows(run)) and not knee.rows(run)
+    lost = ("ttft_ms", "tpot_ms") if run.config.mode == "single" or late else ()
+    return {name: [f"= {getattr(run.config, name):g}"] for name in lost}
+
+
+def _warnings(run: Rows) -> list[str]:
+    simulated = run.run.get("scope") == "sim"
+    words = [
+        "The engine `sim` computes nothing: rates and times are those of clients, network and dispatcher."
+        if simulated
+        else "Prompts are random tokens of a chosen length: speed only, no quality."
+    ]
+    if run.config and not run.config.workers and run.config.worker_count > 1 and not simulated:
+        words.append("All workers share this machine: what one of them gains, another may lose.")
+    if any(row.get("asked_in") == "text" for row in workers.rows(run)):
+        words.append(
+            "Servers gave no token ids: they were asked in texts, and tokens are those that the tokenizer finds in their answers."
+        )
+    few = min((row["queries"] for row in opened.rows(run)), default=100)
+    if few < 100:
+        words.append(f"The shortest run of the sweep has {few} queries: its p99 is the largest. Set point_s higher.")
+    return words
+
+
+def _refuse(config: ServingConfig) -> None:
+    """Refuse workers that refuse our token, and a model folder that is not whole."""
+    if config.launcher not in ELSEWHERE:
+        addresses.check_token(config.workers)
+    if not config.workers and config.engine != "sim":
+        model_files.check(config.model, tokenizer=False)
+
+
+def _up_to(run: Rows) -> str:
+    texts = [knee.text("Both limits hold up to {rate}", row, run) for row in knee.rows(run)]
+    return next(iter(texts), "No rate met both limits in the longer run")
+
+
+def _raised(kind: str) -> Any:
+    """Return the picture of one time by the rate that was sent, with its limit and the confirmed rate."""
+    fair = opened.unless(outcome="late")
+    swept = fair.unless(phase="confirmation")
+    return lines(
+        f"load-{kind}",
+        *(Line(swept[f"{kind}_p{part}_ms"], "") for part in (50, 99)),
+        Line(knee[f"{kind}_p99_ms"], "", "claim", words="confirmed"),
+        Line(fair[f"{kind}_limit_ms"], "", "limit"),
+        x="rate",
+        y=f"{TIMES[kind]} (ms)",
+        title=_up_to,
+        empty="No rate was measured with a client on time.",
+    )
+
+
+metric = partial(Metric, better="higher")
+at_knee = partial(Metric, better="lower", basis="of {queries} queries; open loop, from the schedule on")
+LIMITS = "highest rate with both limits met at p{percentile}, confirmed by {queries} queries"
+TOGETHER = "{size} workers together at equal concurrency, by round"
+SPEC = Spec(
+    tables=[workers, scaling, load, recovery, losses, inflight, run],
+    metrics=[
+        metric(
+            "samples_per_s_all_{work}",
+            joint["samples_per_s"],
+            "All workers together",
+            TOGETHER,
+            may_lose=0.25,
+            headline=True,
+        ),
+        metric("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", TOGETHER, may_lose=0.25),
+        metric("samples_per_s_sum_{work}", joint["sum_per_s"], "Sum of each alone", "by round"),
+        metric(
+            "scaling_efficiency_{work}",
+            joint["efficiency"],
+            "Scaling efficiency",
+            "all together over the sum of each alone, in the same round",
+            headline=True,
+            unless=lambda row, run: _one_worker(run),
+        ),
+        metric(
+            "knee_per_s_{work}", knee["rate"], "Highest rate within the limits", LIMITS, may_lose=0.35, headline=True
+        ),
+        metric("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
+        *(
+            at_knee(f"{kind}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, median", may_lose=lose)
+            for (kind, words), lose in zip(WORDS.items(), (1.0, 0.5), strict=True)
+        ),
+        *(
+            at_knee(
+                f"{kind}_p{part}_at_knee_ms_{{work}}",
+                knee[f"{kind}_ms"],
+                f"{words}, p{part}",
+                percentile=part / 100,
+                headline=part == 99,
+            )
+            for kind, words in WORDS.items()
+            for part in (90, 99)
+        ),
+        Metric(
+            "worker_memory_gb_{work}",
+            workers.most("resident_bytes")["resident_gb"],
+            "Memory of the fullest worker",
+            better="lower",
+        ),
+        Metric("device_memory_gb_{work}", workers.most("device_bytes")["device_gb"], "Device memory", better="lower"),
+        Metric(
+            "dispatcher_cpu_ms_{work}",
+            run["dispatcher_cpu_ms"],
+            "Dispatcher, CPU per query",
+            better="lower",
+            headline=True,
+        ),
+        Metric(
+            "client_late_p99_ms_{work}",
+            opened.most("late_p99_ms")["late_p99_ms"],
+            "Lateness of the client, p99",
+            better="lower",
+        ),
+        Metric(
+            "projected_hours_{work}",
+            joint["projected_hours"],
+            "Projection, full set",
+            "{full_set} such samples / rate; start-up is apart",
+            better="lower",
+            headline=True,
+        ),
+        Metric("worker_startup_s", run["worker_startup_s"], "Start of a worker", better="lower"),
+        *run_metrics(run),
+    ],
+    checks=[
+        zero(
+            "every query answered",
+            "Did every query get one answer, with exactly the tokens that its server counted?",
+            run["failed"],
+            run["repeated"],
+        ),
+        below(
+            "possible scaling",
+            "Are all workers together at most as fast as the sum of each alone?",
+            (scaled["least_efficiency"], MAX_EFFICIENCY),
+            unless=_one_worker,
+        ),
+        Check(
+            "limits met",
+            "Is there a rate at which both limits were met, also in a run three times as long?",
+            judge=_knee,
+            when=lambda config: config.mode != "single",
+            kind="target",
+        ),
+        zero(
+            "recovery",
+            "Is no query lost when a worker is killed, and are the answers the same?",
+            *(recovery[name] for name in ("failed", "repeated", "other_answers")),
+            when=lambda config: config.recovery and config.worker_count > 1 and config.mode != "single",
+        ),
+        reached(
+            "target efficiency",
+            "Does throughput scale with the number of workers?",
+            scaled["efficiency"],
+            "target_efficiency",
+            when=lambda config: config.target_efficiency is not None,
+        ),
+        within(
+            "tokens counted",
+            "Does the tokenizer of model find as many tokens as the servers state?",
+            (run["count_ratio"], 1 - COUNT_SHARE),
+            most=1 + COUNT_SHARE,
+            when=lambda config: bool(config.workers),
+        ),
+    ],
+    says=[
+        each(scaled, "Together the {size} workers answer {samples_per_s}: {efficiency} of the sum of each alone."),
+        each(knee, "Both limits hold up to {rate}."),
+        each(joint, "{full_set} such queries would take {projected_hours} at the rate of all, after the start-up."),
+    ],
+    shows=[
+        Show("Workers", workers, "worker url model asked_in alone_per_s answered cpu_share resident_gb device_gb"),
+        Show("Scaling", scaling, "size samples_per_s sum_per_s efficiency"),
+        Show(
+            "Open loops",
+            opened,
+            "phase rate queries samples_per_s goodput_per_s ttft_p99_ms tpot_p99_ms late_p99_ms outcome",
+        ),
+        Show(
+            "Closed loops",
+            closed,
+            "concurrency queries samples_per_s tokens_per_s ttft_p50_ms tpot_p50_ms latency_p50_ms",
+        ),
+        Show("Lost and taken back", losses),
+        Show("Recovery", recovery, "queries failed requeued answers same_answers killed_s back_s after_return"),
+    ],
+    charts=[
+        _raised("ttft"),
+        _raised("tpot"),
+        lines(
+            "concurrency",
+            Line(closed["samples_per_s"], ""),
+            x="concurrency",
+            y="queries/s",
+            title="{concurrency} queries at once give {samples_per_s}, {latency_p50_ms} each",
+            empty="No closed loop was run.",
+            log=False,
+        ),
+        lines(
+            "scaling",
+            Line(scaling["samples_per_s"], ""),
+            Line(scaling["sum_per_s"], "", "limit"),
+            x="size",
+            y="queries/s at equal concurrency per worker",
+            title="{size} workers reach {efficiency} of the sum of each alone",
+            about=scaled,
+            empty="No worker was measured.",
+            log=False,
+        ),
+        steps(
+            "in-flight",
+            inflight["open"],
+            title="Requests in flight of each worker while one is killed and comes back",
+            x="time of the run (%)",
+            empty="No worker was killed.",
+        ),
+    ],
+    warnings=_warnings,
+    refuse=_refuse,
+    missed=_undecided,
+    rate="tokens_per_s_all",
+    ways=WAYS,
+)

@@ -1,0 +1,185 @@
+"""A piece of work in a process of its own, with a time-out, signs of life and last words: what crashes or hangs there ends nothing here.
+
+    ended = run(work, *args, timeout_s=60, tell=print)      # calls work(*args, tell), a function of a module
+
+On Linux a child is forked by multiprocessing's fork server, which loads torch and the module of the work once and opens no
+device; elsewhere each starts from a new interpreter.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+from benchlib.core.errors import BackendUnavailable, StorageError
+from benchlib.core.files import is_storage_error, not_written
+from benchlib.launch.processes import kill_marked, signal_name
+
+MARK = "BENCHLIB_CHILD"  # in the environment of all that a child starts: how it is identified
+SILENT_S = 3.0  # between signs of life of a child that reports no progress
+STACKS_S = 3.0  # for a child whose time is over to write where it is
+STACK = "most recent call first"  # how faulthandler begins the stack of a thread
+LAST_LINES = 3
+BLAS = "OPENBLAS_NUM_THREADS"
+SERVER = threading.Lock()  # held while the fork server starts in an environment of its own
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: with the ``value`` that the work returned, or the ``reason`` why there is none; ``seconds`` of the process."""
+
+    status: Literal["done", "unavailable", "crashed", "timeout"]
+    value: Any
+    reason: str
+    seconds: float
+
+
+def run(
+    work: Callable[..., Any],
+    *args: Any,
+    timeout_s: float,
+    tell: Callable[[Any], None],
+    log: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    preload: Sequence[str] = (),
+) -> Ended:
+    """Call ``work(*args, tell)`` in a process of its own and wait for it, at most ``timeout_s``.
+
+    What the work tells reaches ``tell`` here, and None every few seconds of silence. Its output goes to ``log``.out and .err, from
+    which the reason of a crash or time-out says where it was. ``variables`` are set in its environment; the server loads the modules
+    ``preload`` beside torch. When this returns or
+    is interrupted, nothing that the child started is left. ``BackendUnavailable`` becomes the status unavailable. Raises
+    ``StorageError`` where the work could not write a file: the next one could not either.
+    """
+    began, mark, err = time.monotonic(), str(Path(uuid.uuid4().hex).resolve()), Path(f"{log}.err")
+    for kind in ("out", "err") if log else ():
+        Path(f"{log}.{kind}").unlink(missing_ok=True)
+    context = _context(["torch", work.__module__, *preload])
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_main, args=(work, args, there, log, {**(variables or {}), MARK: mark}))
+    try:
+        process.start()
+        there.close()
+        status, value = _watch(here, process.sentinel, began + timeout_s, tell)
+        if status == "timeout":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+            end = time.monotonic() + STACKS_S
+            while log and not any(STACK in line for line in _lines(err)) and time.monotonic() < end:
+                time.sleep(0.02)
+            value = f"not done after {timeout_s:g} s{_last(err)}"
+        elif status == "died":
+            process.join()
+            code = process.exitcode
+            value = (f"ended by {signal_name(-code)}" if code < 0 else f"exit code {code}") + _last(err)
+    finally:
+        if process.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+            kill_marked(mark, mark=MARK)  # also what is in a session of its own
+        here.close()
+    if status == "storage":
+        raise StorageError(*value)
+    ends: Any = "crashed" if status == "died" else status
+    done, reason = (value, "") if status == "done" else (None, value)
+    return Ended(ends, done, reason, time.monotonic() - began)
+
+
+def _context(modules: list[str]) -> Any:
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    with SERVER:
+        forkserver.set_forkserver_preload(modules)
+        before = os.environ.pop(BLAS, None)
+        os.environ[BLAS] = (
+            "1"  # a fork keeps only the thread that forks, and numpy's library starts threads when it is loaded
+        )
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.pop(BLAS)
+            os.environ |= {BLAS: before} if before is not None else {}
+    return multiprocessing.get_context("forkserver")
+
+
+def _watch(here: Connection, sentinel: int, end: float, tell: Callable[[Any], None]) -> tuple[str, Any]:
+    """Pass on what the child tells until it ends; return how, and with what."""
+    while (left := end - time.monotonic()) > 0:
+        if not wait([here, sentinel], min(SILENT_S, left)):
+            tell(None)
+            continue
+        try:
+            status, value = here.recv() if here.poll() else ("died", None)
+        except EOFError:
+            return "died", None
+        if status != "progress":
+            return status, value
+        tell(value)
+    return "timeout", None
+
+
+def _lines(err: Path) -> list[str]:
+    text = err.read_text(encoding="utf-8", errors="replace") if err.exists() else ""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _last(err: Path) -> str:
+    """Return the last words as the end of a sentence: where a crash or a hang was, else the last lines."""
+    lines = _lines(err)
+    stacks = [number for number, line in enumerate(lines) if STACK in line and line.startswith(("Current", "Thread"))]
+    if stacks:
+        fatal = [line for line in lines[: stacks[0]] if line.startswith("Fatal Python error")]
+        current = next((number for number in stacks if lines[number].startswith("Current")), stacks[-1])
+        lines = [*fatal, *lines[current + 1 : current + 2]]
+    return ": " + " | ".join(lines[-LAST_LINES:])[-500:] if lines else ""
+
+
+def _main(
+    work: Callable[..., Any], args: Any, pipe: Connection, log: Path | None, variables: Mapping[str, str]
+) -> None:
+    """Be the child; does not return."""
+    os.setsid()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.environ |= variables
+    message: tuple[str, Any]
+    try:
+        for descriptor, kind in ((1, "out"), (2, "err")) if log else ():
+            os.dup2(os.open(f"{log}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), descriptor)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        message = "done", work(*args, lambda progress: pipe.send(("progress", progress)))
+    except BackendUnavailable as error:
+        message = "unavailable", " ".join(str(error).split())
+    except BaseException as error:
+        message = "crashed", " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        if isinstance(error, OSError) and (isinstance(error, StorageError) or is_storage_error(error)):
+            full = not_written(error.filename or "a file", error)
+            message = "storage", (" ".join(str(full).split()), full.errno, full.strerror)
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    with contextlib.suppress(OSError):
+        pipe.send(message)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # they may lie on a full disk
+            stream.flush()
+    os._exit(0)  # without the second that torch needs to take itself apart, and whatever threads are left
+
+
+def _die_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os.killpg(0, signal.SIGKILL)

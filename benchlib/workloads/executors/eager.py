@@ -1,0 +1,312 @@
+"""What computes a model's outputs: the protocol of all executors, those of torch, and export for other runtimes.
+
+Eager is torch call by call, compiled is torch.compile (Dynamo's graph, Inductor's kernels), aotinductor a package that
+was exported and compiled ahead of time and runs without Dynamo. Sizes are dynamic, with one exception that is torch's
+own: a size of 1 is a constant to torch.compile, so that a batch of one row gets a graph of its own.
+
+Letters: B rows, S tokens, H width.
+"""
+
+import contextlib
+import importlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.machine import cpu_model
+from benchlib.runtime import devices
+from benchlib.workloads.executors import Member
+from benchlib.workloads.stablehlo.export import Answers, pair, quiet, trace_inputs
+
+_NO_KERNEL = ("No available kernel", "No viable backend")  # how scaled_dot_product_attention says that none fits
+_XLA_BACKEND = "openxla"  # torch_xla's own name in torch.compile
+# One input of a model: its keyword arguments (input_ids, attention_mask and, where the model takes them,
+# token_type_ids), int64 (B, S) each, on the CPU.
+Inputs = Mapping[str, torch.Tensor]
+Logits = tuple[torch.Tensor, torch.Tensor]
+
+
+class Executor(Protocol):
+    """One way to compute, made by a function of the type ``Make``.
+
+    ``module`` is called with an input's keyword arguments on the device and returns start and end logits with gradients
+    (see ``export.pair``); None for a compiled graph that has none. ``model`` stays the owner of the parameters:
+    gradients are read from it and an optimiser changes it in place, and ``module`` follows. ``description`` says what
+    really ran, in plain JSON values: kernel, versions, actual precision.
+    """
+
+    module: torch.nn.Module | None
+    description: dict[str, Any]
+
+    def forward(self, inputs: Inputs) -> Logits:
+        """Return (start, end), float32 or float64 (B, S) each, on the CPU and without gradients."""
+
+    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
+        """Return what embeddings and layers put out, (B, S, H) each, on the CPU; nothing where a graph hides them."""
+
+    def timed(self, inputs: Inputs) -> Callable[[], None]:
+        """Return a call that does one forward pass and waits for it; the inputs are placed before, once."""
+
+    def close(self) -> None:
+        """Free what the executor holds. The model is not used after it."""
+
+
+# ``model`` is the question answering model with the weights to use, in eval mode, in fp32, on the CPU, its attention as
+# the member wants it; the executor may move and convert it in place. ``where`` is the device. ``example`` is one input
+# with padding, to trace with and to warm up; batch and length change from call to call, so a compiled executor takes
+# both as dynamic. ``folder`` is empty, for files of the executor's own.
+Make = Callable[[Any, Member, torch.device, Inputs, Path], Executor]
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a result on the CPU, in float32 or, of a model in double precision, float64."""
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class TorchExecutor:
+    """What torch's own executors share. ``run`` computes (start, end), (B, S) each, from inputs on the device."""
+
+    module: torch.nn.Module | None = None
+
+    def __init__(self, where: torch.device, description: dict[str, Any]) -> None:
+        self.where, self.description = where, description
+
+    def run(self, placed: Inputs) -> Logits:
+        raise NotImplementedError
+
+    def forward(self, inputs: Inputs) -> Logits:
+        start, end = map(plain, self.run(self.placed(inputs)))
+        return start, end
+
+    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
+        return []
+
+    def timed(self, inputs: Inputs) -> Callable[[], None]:
+        placed = self.placed(inputs)
+
+        def once() -> None:
+            self.run(placed)
+            devices.synchronize(self.where)
+
+        return once
+
+    def close(self) -> None:
+        self.module = None
+
+    def placed(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self.where) for name, tensor in inputs.items()}
+
+
+def autocast(member: Member, where: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which the member's matrix products run in bf16; nothing changes for fp32 and fp64."""
+    return devices.autocast("bf16" if member.precision == "bf16" else "fp32", where)
+
+
+def described(runtime: str, member: Member) -> dict[str, Any]:
+    """Return the begin of a description: the runtime with torch's version, the kernel, the precision, the threads."""
+    sdpa = f"scaled_dot_product_attention: {member.kernel or 'of torch’s choice'}"
+    return {
+        "runtime": runtime.format(f"torch {torch.__version__}"),
+        "kernel": "matrix products and softmax" if member.attention == "eager" else sdpa,
+        "precision": "bf16 products, fp32 weights (autocast)" if member.precision == "bf16" else member.precision,
+        "threads": torch.get_num_threads(),
+    }
+
+
+class Eager(TorchExecutor):
+    """Torch call by call. In bf16 the weights stay fp32 and autocast chooses what is rounded; fp64 rounds nothing."""
+
+    def __init__(self, model: Any, member: Member, where: torch.device) -> None:
+        super().__init__(where, described("{}, call by call", member))
+        self.member = member
+        self.module = (model.double() if member.precision == "fp64" else model).to(where)
+
+    def run(self, placed: Inputs) -> Logits:
+        return pair(self._called(placed))
+
+    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
+        output = self._called({**self.placed(inputs), "output_hidden_states": True})
+        return [plain(tensor) for tensor in output.hidden_states or ()]
+
+    def _called(self, arguments: Mapping[str, Any]) -> Any:
+        assert self.module is not None, "closed"
+        with torch.no_grad(), autocast(self.member, self.where):
+            return self.module(**arguments)
+
+
+def eager(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Eager:
+    """See ``Make``. Raises ``BackendUnavailable`` where the device lacks the precision or the attention kernel."""
+    if member.precision == "bf16" and where.type != "cpu":  # a CPU without the instructions computes the same, slower
+        has, reason = devices.supports("bf16", where)
+        if not has:
+            raise BackendUnavailable(reason)
+    if member.precision == "fp64" and where.type == "xpu" and not torch.xpu.get_device_properties(where).has_fp64:
+        raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
+    executor = Eager(model, member, where)
+    try:
+        executor.forward(example)
+    except RuntimeError as error:
+        if member.kernel and any(text in str(error) for text in _NO_KERNEL):
+            raise BackendUnavailable(
+                f"the {member.kernel} attention kernel does not run this model on {device_name(where)} in "
+                f"{member.precision}: it is not built in, or takes no attention mask, which padded inputs need"
+            ) from error
+        raise
+    return executor
+
+
+def device_name(where: torch.device) -> str:
+    """Return the name of a device as its driver gives it, of a CPU its model."""
+    if where.type in ("cuda", "xpu"):
+        return str(torch.get_device_module(where).get_device_name(where))
+    if where.type == "xla":
+        return str(importlib.import_module("torch_xla.runtime").device_type())
+    return cpu_model() if where.type == "cpu" else str(where.type)
+
+
+class Compiled(TorchExecutor):
+    """A compiled model. Its hidden states are not asked for: other code would be compared than what users run."""
+
+    def __init__(self, model: torch.nn.Module, where: torch.device, description: dict[str, Any]) -> None:
+        super().__init__(where, description)
+        self.module = Answers(model.to(where))
+        with quiet():
+            self.module.compile(dynamic=True, backend=_XLA_BACKEND if where.type == "xla" else "inductor")
+
+    def run(self, placed: Inputs) -> Logits:
+        """Compute by the compiled graph, which a new shape may add to."""
+        assert self.module is not None, "closed"
+        with torch.no_grad(), quiet(), built():
+            logits: Logits = self.module(**placed)
+        # The counter that torch's own guide to recompilations reads; there is no public name for it.
+        self.description["graphs"] = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return logits
+
+    def close(self) -> None:
+        super().close()
+        torch.compiler.reset()
+
+
+def compiled(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Compiled:
+    """Compile for any B and S; see ``Make``. Raises ``BackendUnavailable`` without a C++ compiler.
+
+    ``description["graphs"]`` counts the graphs up to the last ``forward``: one for B > 1, one for B = 1, one for each
+    mode of training before it, and more where the model's code breaks them.
+    """
+    require_fp32(member)
+    description = described("torch.compile of {}", member)
+    description["dynamic"] = "batch and length; batch 1 is compiled apart"
+    if where.type != "xla":
+        description["compiler"] = require_compiler()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    executor = Compiled(model, where, description)
+    begin = time.monotonic()
+    executor.forward(trace_inputs(example))
+    description["compile_s"] = time.monotonic() - begin
+    return executor
+
+
+def require_fp32(member: Member) -> None:
+    """Raise ``UserError`` where the member asks for another precision: what was exported in fp32 would pass for it."""
+    if member.precision != "fp32":
+        raise UserError(
+            f"member {member.name}: precision = {member.precision}, but {member.executor} takes the model in fp32: "
+            "use fp32"
+        )
+
+
+def require_package(name: str) -> Any:
+    """Import and return a package of the extra ``parity``; raise ``BackendUnavailable`` where it is lacking or broken."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BackendUnavailable(f"{name} cannot be imported ({error}): pip install 'benchlib[parity]'") from error
+
+
+def require_compiler() -> str:
+    """Return the C++ compiler that Inductor takes: CXX, else the system's own. ``BackendUnavailable`` without one."""
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    compiler = shutil.which(name)
+    if not compiler:
+        raise BackendUnavailable(
+            f"Inductor needs a C++ compiler and there is no {name}: install it (Debian: apt install g++; "
+            "macOS: xcode-select --install), or name another one in CXX"
+        )
+    return compiler
+
+
+@contextlib.contextmanager
+def built() -> Iterator[None]:
+    """Tell a compiler that lacks its headers apart from one that fails: the former is ``BackendUnavailable``."""
+    try:
+        yield
+    except Exception as error:  # Inductor wraps the compiler's words in errors of several kinds
+        if "Python.h" not in str(error):
+            raise
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise BackendUnavailable(
+            f"the C++ compiler finds no Python.h: install the headers of Python {version} "
+            "(Debian: apt install python3-dev)"
+        ) from error
+
+
+def export(model: torch.nn.Module, example: Inputs, where: torch.device) -> torch.export.ExportedProgram:
+    """Return the graph of a model on ``where``: from the example's arguments to (start, end), B and S free.
+
+    Raises what ``torch.export`` raises where the model fixes B or S.
+    """
+    inputs = {name: tensor.to(where) for name, tensor in trace_inputs(example).items()}
+    free = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)  # DYNAMIC: an error, not a constant, where it is not free
+    shapes = {name: dict(free) for name in inputs}
+    with torch.no_grad(), quiet():
+        return torch.export.export(Answers(model), (), inputs, dynamic_shapes=shapes, strict=False)
+
+
+class Packaged(TorchExecutor):
+    """A loaded package of AOTInductor, without gradients."""
+
+    def __init__(self, package: Any, where: torch.device, description: dict[str, Any]) -> None:
+        super().__init__(where, description)
+        self._package = package
+
+    def run(self, placed: Inputs) -> Logits:
+        with torch.no_grad():
+            start, end = self._package(**placed)
+        return start, end
+
+    def close(self) -> None:
+        self._package = None
+
+
+def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Packaged:
+    """Export and compile for any B and S into ``folder/model.pt2``; see ``Make``.
+
+    Raises ``BackendUnavailable`` without a C++ compiler.
+    """
+    require_fp32(member)
+    compiler = require_compiler()
+    path = folder / "model.pt2"
+    begin = time.monotonic()
+    program = export(model.to(where), example, where)
+    exported = time.monotonic()
+    # torch._inductor is where torch's documentation has these two functions: there is no other name.
+    with torch.no_grad(), quiet(), built():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    package = torch._inductor.aoti_load_package(str(path), device_index=-1 if where.index is None else where.index)
+    description = described("AOTInductor of {}", member) | {
+        "dynamic": "batch and length",
+        "compiler": compiler,
+        "export_s": exported - begin,
+        "compile_s": time.monotonic() - exported,
+        "package_bytes": path.stat().st_size,
+    }
+    return Packaged(package, where, description)

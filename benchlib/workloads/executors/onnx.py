@@ -1,0 +1,203 @@
+"""The model through runtimes that read an ONNX file: ONNX Runtime on a CPU or an NVIDIA GPU, OpenVINO on a CPU.
+
+OpenVINO by default computes in bfloat16 on a CPU that has the instructions, without saying so: here it is held to f32.
+
+Letters: B rows, S tokens.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchlib.core.errors import BackendUnavailable
+from benchlib.workloads.executors import Member
+from benchlib.workloads.executors.eager import Inputs, Logits, export, require_fp32, require_package
+from benchlib.workloads.stablehlo.export import quiet
+
+OUTPUTS = ["start", "end"]
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A file whose inputs bear the names of the model's arguments and whose outputs are those of ``OUTPUTS``."""
+
+    path: Path
+    description: dict[str, Any]
+
+
+def write_onnx(model: torch.nn.Module, example: Inputs, folder: Path) -> OnnxFile:
+    """Write ``folder/model.onnx``, its weights beside it, for any B and S.
+
+    Raises ``BackendUnavailable`` where the exporter's packages are lacking.
+    """
+    for name in ("onnx", "onnxscript"):
+        require_package(name)
+    path = folder / "model.onnx"
+    begin = time.monotonic()
+    program = export(model, example, torch.device("cpu"))
+    with torch.no_grad(), quiet():
+        converted = torch.onnx.export(
+            program, dynamo=True, input_names=list(example), output_names=OUTPUTS, verbose=False
+        )
+        assert converted is not None  # only the old exporter returns nothing
+        converted.save(str(path), external_data=True)
+    description = {
+        "export_s": time.monotonic() - begin,
+        "opset": int(converted.model.opset_imports[""]),
+        "dynamic": "batch and length",
+        "onnx": require_package("onnx").__version__,
+    }
+    return OnnxFile(path, description)
+
+
+class Graph:
+    """What both runtimes share: no gradients, and nothing to be seen of the layers."""
+
+    module = None
+    description: dict[str, Any]
+    _loaded: Any
+
+    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
+        return []
+
+    def close(self) -> None:
+        self._loaded = None
+
+
+class Session(Graph):
+    """A session of ONNX Runtime on one provider."""
+
+    def __init__(self, session: Any, where: torch.device, description: dict[str, Any]) -> None:
+        self._loaded, self._where, self.description = session, where, description
+        self._takes = [argument.name for argument in session.get_inputs()]
+
+    def forward(self, inputs: Inputs) -> Logits:
+        start, end = self._loaded.run(OUTPUTS, {name: inputs[name].numpy() for name in self._takes})
+        return torch.from_numpy(start), torch.from_numpy(end)
+
+    def timed(self, inputs: Inputs) -> Callable[[], None]:
+        """Return a call on inputs and outputs that are on the device, which waits for it."""
+        runtime = require_package("onnxruntime")
+        place = (self._where.type, self._where.index or 0)
+        binding = self._loaded.io_binding()
+        for name in self._takes:
+            binding.bind_ortvalue_input(name, runtime.OrtValue.ortvalue_from_numpy(inputs[name].numpy(), *place))
+        for name in OUTPUTS:
+            binding.bind_output(name, *place)
+
+        def once() -> None:
+            self._loaded.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+
+        return once
+
+
+def onnxruntime(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Session:
+    """Export to ``folder`` and open a session on it; see ``eager.Make``.
+
+    Raises ``BackendUnavailable`` where the packages are lacking, and as ``start_onnxruntime`` does.
+    """
+    require_fp32(member)
+    _provider(require_package("onnxruntime"), where)
+    return start_onnxruntime(write_onnx(model.to("cpu"), example, folder), where)
+
+
+def start_onnxruntime(file: OnnxFile, where: torch.device) -> Session:
+    """Open a session on ``where``, on a GPU without TF32.
+
+    Raises ``BackendUnavailable`` where the provider of ``where`` is lacking or does not start: ONNX Runtime by itself
+    falls back to the CPU without an error.
+    """
+    runtime = require_package("onnxruntime")
+    provider = _provider(runtime, where)
+    begin = time.monotonic()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = _ERRORS_ONLY
+    settings = {"device_id": where.index or 0, "use_tf32": 0} if where.type == "cuda" else {}
+    session = runtime.InferenceSession(str(file.path), options, providers=[(provider, settings)])
+    active = session.get_providers()
+    if active[0] != provider:
+        raise BackendUnavailable(
+            f"onnxruntime {runtime.__version__} has {provider} but it did not start (active: {', '.join(active)}): "
+            "install the CUDA and cuDNN libraries of its version, for instance with "
+            "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        )
+    description = file.description | {
+        "runtime": f"ONNX Runtime {runtime.__version__}, {provider}",
+        "precision": "fp32",
+        "threads": torch.get_num_threads(),
+        "load_s": time.monotonic() - begin,
+    }
+    return Session(session, where, description)
+
+
+def _provider(runtime: Any, where: torch.device) -> str:
+    wanted = _PROVIDERS.get(where.type, f"provider for {where.type}")
+    has = runtime.get_available_providers()
+    if wanted not in has:
+        gpu = "pip uninstall onnxruntime, then pip install onnxruntime-gpu"
+        remedy = gpu if where.type == "cuda" else "use cpu or cuda"
+        raise BackendUnavailable(
+            f"onnxruntime {runtime.__version__} has no {wanted} (it has {', '.join(has)}): {remedy}"
+        )
+    return wanted
+
+
+class Request(Graph):
+    """A compiled model of OpenVINO with one request."""
+
+    def __init__(self, compiled: Any, description: dict[str, Any]) -> None:
+        self._loaded, self.description = compiled, description
+        self._takes = [argument.any_name for argument in compiled.inputs]
+
+    def forward(self, inputs: Inputs) -> Logits:
+        outputs = self._loaded({name: inputs[name].numpy() for name in self._takes})
+        start, end = (torch.from_numpy(outputs[name].copy()) for name in OUTPUTS)
+        return start.float(), end.float()
+
+    def timed(self, inputs: Inputs) -> Callable[[], None]:
+        runtime = require_package("openvino")
+        request = self._loaded.create_infer_request()
+        for name in self._takes:
+            request.set_tensor(name, runtime.Tensor(inputs[name].numpy()))
+
+        def once() -> None:
+            request.infer(share_outputs=True)  # waits; without sharing it would copy the outputs
+
+        return once
+
+
+def openvino(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Request:
+    """Export to ``folder`` and compile it; see ``eager.Make``.
+
+    Raises ``BackendUnavailable`` where the packages are lacking, and for a device that is no CPU.
+    """
+    require_fp32(member)
+    if where.type != "cpu":
+        raise BackendUnavailable(f"OpenVINO is compared on CPUs, not on {where.type}: use backend cpu")
+    require_package("openvino")
+    return start_openvino(write_onnx(model.to("cpu"), example, folder))
+
+
+def start_openvino(file: OnnxFile) -> Request:
+    """Compile a file for the CPU, held to f32."""
+    runtime = require_package("openvino")
+    begin = time.monotonic()
+    core = runtime.Core()
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(core.read_model(file.path), "CPU", settings)
+    hint = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    description = file.description | {
+        "runtime": f"OpenVINO {runtime.get_version()}",
+        "precision": {"f32": "fp32"}.get(hint, hint),
+        "threads": int(compiled.get_property("INFERENCE_NUM_THREADS")),
+        "load_s": time.monotonic() - begin,
+    }
+    return Request(compiled, description)

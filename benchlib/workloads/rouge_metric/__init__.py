@@ -1,1 +1,0 @@
-"""ROUGE as MLPerf computes it, as a local metric of ``evaluate``."""

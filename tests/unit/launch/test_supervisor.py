@@ -1,0 +1,121 @@
+"""The table of a run's states: where signs lead, and that no state lasts for ever or hides a failure."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchlib.launch import nodes
+from benchlib.launch.diagnosis import RankRecord
+from benchlib.launch.jobs import Job
+from benchlib.launch.nodes import Node
+from benchlib.launch.ranks import Ending
+from benchlib.launch.states import NEXT, Sign, State
+from benchlib.launch.supervise import Supervisor
+
+
+def walk(state: State, *signs: Sign) -> State:
+    for sign in signs:
+        state = NEXT[state].get(sign, state)
+    return state
+
+
+S, Q = State.STARTING, State.QUEUED
+
+
+@pytest.mark.parametrize(
+    ("state", "signs", "end"),
+    [
+        (S, [Sign.LATE, Sign.READY, Sign.READY], State.WORKING),
+        (Q, [Sign.READY, Sign.LATE], State.QUEUED),  # a queue is no fault: nothing counts until a rank was heard
+        (Q, [Sign.HEARD, Sign.READY, Sign.LATE], State.STARTING),  # one more pod has come
+        (S, [Sign.READY, Sign.DIED, Sign.ENDED, Sign.LATE], State.FAILING),
+        (S, [Sign.READY, Sign.ENDED, Sign.LATE], State.LEAVING),  # who is at work no more is not late
+        (S, [Sign.READY, Sign.ENDED, Sign.DIED], State.FAILING),
+        (S, [Sign.READY, Sign.ENDED, Sign.RETRY, Sign.ENDED], State.AGAIN),
+        (S, [Sign.READY, Sign.RETRY, Sign.BEGUN, Sign.READY], State.WORKING),
+        (S, [Sign.READY, Sign.ENDED, Sign.BEGUN], State.STARTING),  # the agent was faster than its report
+        (S, [Sign.READY, Sign.RETRY, Sign.DIED, Sign.BEGUN], State.FAILING),  # the agent gave up
+    ],
+)
+def test_signs_lead_from_state_to_state(state: State, signs: list[Sign], end: State) -> None:
+    assert walk(state, *signs) is end
+
+
+def test_each_state_can_be_reached_and_left_and_none_misses_a_death() -> None:
+    assert set(NEXT) == set(State)
+    reached = {S, Q} | {end for row in NEXT.values() for end in row.values()}
+    assert reached == set(State) - {State.OVER}, "the supervisor alone ends a run"
+    for state in set(State) - {State.OVER}:
+        assert walk(state, Sign.DIED) is State.FAILING, state
+
+
+@pytest.fixture
+def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
+    """Make supervisors that leave this process's signals and children alone."""
+    monkeypatch.setattr("benchlib.launch.supervise.Lifeline", lambda: None)
+    monkeypatch.setattr("benchlib.launch.ranks.adopt_orphans", lambda: None)
+    there: list[Supervisor] = []
+
+    def make(**job: object) -> Supervisor:
+        there.append(Supervisor(tmp_path, Job("x", [], **job)))  # type: ignore[arg-type]
+        return there[-1]
+
+    yield make
+    for supervisor in there:
+        supervisor.writer.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_no_state_lasts_for_ever(supervise: Callable[..., Supervisor], remote: bool) -> None:
+    """At work it is the silence that is limited, which the state lasts at least."""
+    supervisor = supervise(ranks=0 if remote else 2, startup_s=7.0, queue_s=9.0, stop_s=3.0, stall_s=5.0)
+    assert supervisor.state is (State.QUEUED if remote else State.STARTING)
+    patience = {}
+    for supervisor.state in set(State) - {State.OVER}:
+        patience[supervisor.state.name] = supervisor._limit()[0]
+    leaving_s = 13.0 if remote else 10.0  # the agent of a job elsewhere also takes it back
+    expected = {"QUEUED": 9.0, "STARTING": 7.0, "WORKING": 5.0, "FAILING": 1.0}
+    assert patience == expected | {"LEAVING": leaving_s, "AGAIN": 17.0}
+
+
+def test_a_failure_without_a_cause_here_names_the_other_nodes(
+    supervise: Callable[..., Supervisor], tmp_path: Path
+) -> None:
+    supervisor, echo = supervise(ranks=1, endpoint="10.0.0.1:29400"), Ending("failed", "connection closed", 0)
+    assert supervisor._elsewhere(echo) == echo, "they never met"
+    nodes.write(tmp_path, [Node(supervisor.id, "vm", "10.0.0.1", (0,)), Node("you", "vm", "10.0.0.2", (1, 2))])
+    ending = supervisor._elsewhere(echo)
+    assert ending.reason.endswith(": node vm (10.0.0.2) with ranks 1, 2") and "10.0.0.1" not in ending.reason
+    assert supervise(ranks=1)._elsewhere(echo) == echo, "a run of one node has no others"
+
+
+WAITS = 'Thread 1 (most recent call first):\n  File "/x/torch/distributed/distributed_c10d.py", line 1 in barrier\n'
+BUSY = 'Thread 1 (most recent call first):\n  File "/x/train.py", line 1 in work\n'
+
+
+@pytest.mark.parametrize(
+    ("looks", "culprit"),
+    [
+        ([BUSY], 0),
+        ([WAITS, WAITS, WAITS], None),  # for a rank at work
+        ([WAITS, BUSY], None),  # it may have gone on the moment before
+        ([WAITS, BUSY, BUSY], 0),
+        ([WAITS, BUSY, WAITS, BUSY], None),
+    ],
+)
+def test_who_waited_for_a_rank_at_work_gets_time_to_say_that_it_went_on(
+    supervise: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch, looks: list[str], culprit: int | None
+) -> None:
+    """One look after the other, each when the whole limit has passed since the one before; rank 1 is heard all the time."""
+    supervisor, long_ago = supervise(ranks=2, stall_s=5.0), time.monotonic() - 100.0
+    supervisor.since = long_ago
+    supervisor.ranks.records = {0: RankRecord(0), 1: RankRecord(1, heard_at=time.monotonic() + 100.0)}
+    quiet = supervisor.ranks.records[0]
+    endings = []
+    for stacks in looks:
+        monkeypatch.setattr(supervisor.ranks, "dump_stacks", lambda stacks=stacks: setattr(quiet, "stacks", stacks))
+        quiet.waited_at = min(quiet.waited_at, long_ago)
+        endings.append(supervisor._stalled())
+    assert [ending and ending.culprit for ending in endings] == [None] * (len(looks) - 1) + [culprit]

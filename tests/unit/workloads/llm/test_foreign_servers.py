@@ -1,0 +1,139 @@
+"""Servers and clients that are not the kit's: `transformers serve` asked by the dispatcher, and OpenAI's client at a worker."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from llm_servers import TOKEN, Hosted
+from transformers import AutoModelForCausalLM
+from transformers.utils.import_utils import is_serve_available
+
+from benchlib.workloads.llm.articles import load
+from benchlib.workloads.llm.batches import Static
+from benchlib.workloads.llm.decoders import TINY
+from benchlib.workloads.llm.dispatch import Dispatcher
+from benchlib.workloads.llm.engines import Policy, Settings
+from benchlib.workloads.llm.load import Client
+from benchlib.workloads.llm.server import Limits, Server
+from benchlib.workloads.llm.texts import Codec
+
+LONG_S = 240  # for what hangs: no test depends on how busy the machine is
+NEW = 24
+CONTINUOUS = ("--continuous-batching", "--cb-num-blocks", "64", "--cb-block-size", "32")
+PATIENT = Policy(
+    cap=4, deadline_s=LONG_S, stall_s=LONG_S, gone_s=LONG_S, probe_s=0.1, probe_limit_s=LONG_S, start_s=LONG_S
+)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return load("mininews", "", 6, 0, "tiny").prompts
+
+
+@pytest.fixture(scope="module")
+def answers(prompts):
+    """Return the token ids that the model's own ``generate`` gives for each prompt alone."""
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        every = [model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False)[0] for ids in prompts]
+    return [ids[len(prompt) :].tolist() for ids, prompt in zip(every, prompts, strict=True)]
+
+
+@pytest.fixture(params=[(), CONTINUOUS], ids=["one by one", "continuous"])
+def served(request, tmp_path):
+    """Start `transformers serve` with the embedded model, which it finds in no cache, on a free port; return URL and process."""
+    if not is_serve_available():
+        pytest.skip("`transformers serve` needs fastapi, openai and uvicorn: pip install 'transformers[serving]'")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(TINY), *request.param]
+    command += ["--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]
+    alone = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, env=alone, stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """Host a worker of the kit that computes with the embedded model."""
+    engine = Static(Settings(model="tiny", slots=4, threads=1))
+    engine.start()
+    hosted = Hosted(Server(engine, "tiny", Limits(), TOKEN, "static", Codec("tiny")).application)
+    yield hosted
+    hosted.cut()
+    engine.stop()
+
+
+@pytest.fixture
+def client(prompts):
+    """Return a function that opens a dispatcher to servers and gives a client of it."""
+    dispatchers = []
+
+    def make(*urls):
+        dispatchers.append(Dispatcher(Settings(model="tiny", urls=urls, token=TOKEN), PATIENT))
+        dispatchers[-1].start()
+        return Client(dispatchers[-1], prompts, NEW, LONG_S)
+
+    yield make
+    for dispatcher in dispatchers:
+        dispatcher.stop()
+
+
+def texts(answers):
+    return [Codec("tiny").decode(ids) for ids in answers]
+
+
+def test_transformers_serve_answers_what_the_model_says(served, client, answers):
+    url, _ = served
+    asked = client(url)
+    table, record = asked.at_once(len(answers)), asked.engine.record()
+    assert not table["failed"].any() and (table["attempt"] == 1).all(), asked.log.errors
+    assert texts(asked.answers[sample] for sample in range(len(answers))) == texts(answers)
+    assert record["workers"][0]["asked_in"] == "text"
+    assert 0 < record["stated"] == pytest.approx(record["counted"], rel=0.05)
+
+
+@pytest.mark.parametrize("served", [()], indirect=True, ids=["one by one"])
+def test_a_worker_takes_over_when_transformers_serve_is_killed(served, client, worker, answers):
+    """Halted first, so that queries wait there: the answers are the same, whoever gives them."""
+    url, process = served
+    asked, tables = client(url, worker.url), []
+    process.send_signal(signal.SIGSTOP)
+    sending = threading.Thread(target=lambda: tables.append(asked.at_once(4 * len(answers))))
+    sending.start()
+    end = time.monotonic() + LONG_S
+    while not asked.engine.workers[0].open and time.monotonic() < end:
+        time.sleep(0.01)
+    process.kill()
+    sending.join()
+    (table,) = tables
+    assert not table["failed"].any() and asked.log.unended == asked.log.repeated == 0
+    assert set(table["worker"]) == {1} and table["attempt"].max() == 2
+    assert texts(asked.answers[sample] for sample in range(len(answers))) == texts(answers)
+
+
+def test_openais_client_reads_whole_and_streamed_answers(worker, prompts, answers):
+    openai = pytest.importorskip("openai")
+    (text,), asked = texts(answers[:1]), {"model": "tiny", "prompt": prompts[0], "max_tokens": NEW, "temperature": 0}
+    with openai.OpenAI(base_url=f"{worker.url}/v1", api_key=TOKEN, timeout=LONG_S) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        whole = client.completions.create(**asked)
+        assert (whole.choices[0].text, whole.usage.completion_tokens) == (text, len(answers[0]))
+        events = list(client.completions.create(**asked, stream=True))
+        assert "".join(event.choices[0].text for event in events) == text and len(events) > 3
+    with (
+        openai.OpenAI(base_url=f"{worker.url}/v1", api_key="wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.completions.create(**asked)

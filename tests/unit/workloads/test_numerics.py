@@ -1,0 +1,113 @@
+"""Distances against exact fractions and known angles; limits against the requirement, and how far they follow the logits."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from benchlib.core.machine import BACKENDS
+from benchlib.workloads import numerics
+from benchlib.workloads.numerics import Limit, eased, eased_loss, limit, max_abs, norm, one_minus_cosine, relative_l2
+
+f32 = np.float32
+
+
+@pytest.mark.parametrize("angle", [1.0, 1e-3, 1e-6, 1.5e-6, 1e-8])
+def test_one_minus_cosine_near_one(angle):
+    """1 - cos of a known angle, from 0.46 down to 5e-17, where 1 - dot has no digit left."""
+    draw = np.random.default_rng(1)
+    u, v = np.linalg.qr(draw.standard_normal((300, 2)))[0].T
+    turned = 7.0 * (math.cos(angle) * u + math.sin(angle) * v)
+    exact = 2 * math.sin(angle / 2) ** 2
+    assert one_minus_cosine(turned, u) == pytest.approx(exact, rel=1e-6 if angle > 1e-7 else 1e-3)
+
+
+def test_one_minus_cosine_of_exact_fractions():
+    a, b = np.array([1.0, 2.0, 2.0]), np.array([1.0, 2.0, 2.0 + 3e-6])
+    dot = sum(Fraction(x) * Fraction(y) for x, y in zip(a, b, strict=True))
+    square = sum(Fraction(y) ** 2 for y in b) * 9
+    exact = float((1 - dot**2 / square) / 2)  # 1 - cos = (1 - cos^2) / (1 + cos), and 1 + cos is 2 to 12 digits
+    assert exact == pytest.approx(2.8e-13, rel=0.02)
+    assert one_minus_cosine(a, b) == pytest.approx(exact, rel=1e-6)
+
+
+def test_cosine_sees_directions_only():
+    a = np.array([3.0, -4.0])
+    assert one_minus_cosine(1e-200 * a, 1e200 * a) == pytest.approx(0.0, abs=1e-31)
+    assert one_minus_cosine(a, -a) == pytest.approx(2.0)
+    assert one_minus_cosine(a, np.array([4.0, 3.0])) == pytest.approx(1.0)
+    assert one_minus_cosine(np.zeros(2), np.zeros(2)) == 0.0
+    assert one_minus_cosine(np.zeros(2), a) == 1.0
+
+
+def test_distances():
+    a, b = np.array([[1.0, -2.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [0.0, 5.0]])
+    assert max_abs(a, b) == 4.0
+    assert relative_l2(a, b) == pytest.approx(math.sqrt(17 / 30))
+    assert relative_l2(a, b, floor=100.0) == pytest.approx(math.sqrt(17) / 100)
+    assert relative_l2(a, np.zeros((2, 2))) == math.inf
+    assert relative_l2(np.zeros(2), np.zeros(2)) == 0.0
+    assert norm(np.array([3e-300, 4e-300])) == pytest.approx(5e-300)
+    assert norm(np.array([3e300, 4e300])) == pytest.approx(5e300)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("measure", [max_abs, relative_l2, one_minus_cosine])
+def test_what_is_no_number_is_no_small_difference(measure, bad):
+    good, broken = np.ones(3, f32), np.array([1.0, bad, 1.0], f32)
+    for pair in ((good, broken), (broken, good), (broken, broken)):
+        assert math.isnan(measure(*pair))
+
+
+def test_other_shapes_are_not_stretched():
+    with pytest.raises(ValueError, match="shapes"):
+        max_abs(np.ones(3), np.ones((1, 3)))
+
+
+def test_limits_of_logits_are_those_of_the_requirement():
+    cosine = {"cpu": 1e-10, "cuda": 1e-4, "mps": 1e-4, "xpu": 1e-4, "rocm": 1e-3, "tpu": 1e-3}
+    for backend, apart in cosine.items():
+        largest = 1e-5 if backend == "cpu" else apart
+        for precision, limits in (("fp32", (largest, apart)), ("fp64", (largest, apart)), ("bf16", (3e-2, 2e-4))):
+            found = (limit(backend, precision, name).value for name in (numerics.LOGITS, numerics.COSINE))
+            assert tuple(found) == limits, (backend, precision)
+
+
+def test_every_limit_has_a_reason_and_the_derived_ones_their_factor():
+    for backend, precision, quantity in itertools.product(BACKENDS, numerics.PRECISIONS, numerics.QUANTITIES):
+        assert limit(backend, precision, quantity).why.startswith(("set", "derived", "measured", "not measured"))
+        assert limit(backend, precision, "loss").value == 2 * limit(backend, precision, "logits").value
+    with pytest.raises(ValueError, match="did you mean loss"):
+        limit("cpu", "fp32", "los")
+
+
+def test_a_gpu_that_is_the_reference_may_differ_as_a_gpu_may():
+    assert limit("cpu", "fp32", numerics.LOGITS, "cuda").value == 1e-4
+    assert limit("rocm", "fp32", numerics.COSINE, "cuda").value == 1e-3
+    assert limit("cpu", "bf16", numerics.LOGITS, "tpu").value == 3e-2
+
+
+@pytest.mark.parametrize(
+    ("entry", "largest", "error", "value"),
+    [
+        ("fp32", 30.0, None, 1e-5),
+        ("fp32", 30.0, 3e-6, 1e-5),  # below a third of the limit
+        ("fp32", 30.0, 1e-5, 3e-5),
+        ("fp32", 30.0, 1.0, 1e-4),  # ten times at most
+        ("bf16", 0.5, 1.0, 3e-2),
+        ("bf16", 20.0, 1.0, 0.6),
+    ],
+)
+def test_limits_of_logits_follow_the_references_own_error_and_in_bf16_their_size(entry, largest, error, value):
+    found = eased(limit("cpu", entry, numerics.LOGITS), entry, largest, error)
+    assert found.value == pytest.approx(value)
+
+
+def test_limits_of_losses_follow_the_logits():
+    """With logits up to 20 a loss in bf16 may be off by 0.2, in fp32 by twice what its logits may."""
+    assert eased_loss(Limit(0.06, "set"), "bf16", 20.0, 0.6).value == pytest.approx(0.2)
+    assert eased_loss(Limit(0.06, "set"), "bf16", 2.0, 0.6) == Limit(0.06, "set")
+    assert eased_loss(Limit(2e-5, "set"), "fp32", 20.0, 3e-5).value == pytest.approx(6e-5)
+    assert "logit" in eased_loss(Limit(2e-5, "set"), "fp32", 20.0, 3e-5).eased
