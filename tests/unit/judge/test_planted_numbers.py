@@ -35,8 +35,8 @@ def stored(tmp_path):
 
     def make(name, change=None):
         folder = tmp_path / name
-        shutil.copytree(HONEST / name, folder)
-        samples = json.loads((folder / "samples.json").read_text())
+        packed = unpack("squad", folder)
+        samples = packed.samples | packed.row_samples
         result = json.loads((folder / "result.json").read_text())
         if change:
             change(Edit(result, samples, folder))
@@ -64,6 +64,19 @@ class Edit:
             full = next(known for known in self.samples if known.removesuffix("_minisquad_tiny") == name)
             self.samples[full] = [factor * value for value in self.samples[full]]
 
+    def set(self, column, change):
+        """Change each raw number of a column of a row, and the median that the row holds of them."""
+        table, _, name = column.rpartition(".")
+        row, key = (self.tables[table][0], f"{table}[0].{name}") if table else (self.facts, f"run[0].{name}")
+        self.samples[key] = [change(value) for value in self.samples[key]]
+        row[name] = statistics.median(self.samples[key])
+
+    def state(self, name, value):
+        """State a number of the run in its row, in its metric and in the samples."""
+        self.facts[name] = value
+        self.metrics[name] |= {"value": value}
+        self.samples[self.metrics[name]["name"]] = [value]
+
     def swap(self, name):
         """Exchange the ends of an interval."""
         metric = self.metrics[name]
@@ -82,29 +95,30 @@ def test_a_recorded_run_passes(stored, tmp_path):
 
 
 SQUAD = [
-    ("numbers agree", "median of its", lambda run: run.scale("train_samples_per_s", 10, raw=False)),
-    ("numbers agree", "multiplied by the 8 steps", lambda run: run.scale("train_samples_per_s", 8)),
-    ("numbers agree", "times what the steps give", lambda run: run.scale("train_samples_per_s", 0.5)),
-    ("numbers agree", "no sample is that short or long", lambda run: run.scale("train_tokens_per_s", 4)),
-    ("numbers agree", "160 samples counted", lambda run: run.scale("end_to_end_samples_per_s", 2)),
-    ("numbers agree", "rate of one of the 2 ranks", lambda run: run.scale("end_to_end_samples_per_s", 0.5)),
-    ("numbers agree", "does not follow", lambda run: run.scale("mfu", 2)),
-    ("numbers agree", "is impossible", lambda run: run.scale("mfu", 20)),
-    ("numbers agree", "the factor of all_reduce", lambda run: run.scale("allreduce_algbw_gbps", 2)),
-    ("numbers agree", "p50", lambda run: run.tables["ranks"][0].update(step_s_p05=9.0)),
-    ("possible speed", "of the measured peak", lambda run: run.scale("flops_per_s", 4)),
-    ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
-    ("all-reduce right", "missing", lambda run: run.facts.pop("allreduce_wrong_elements")),
-    ("sample count", "no count", lambda run: run.facts.update(samples_seen=[80.0, 80])),
-    ("sample count", "no count", lambda run: run.facts.update(samples_expected="160")),
+    ("numbers agree", "its row says", lambda run: run.scale("train_samples_per_s", 10, raw=False)),
+    ("numbers agree", "its row says", lambda run: run.scale("train_samples_per_s", 8)),
+    ("numbers agree", "its row says", lambda run: run.scale("train_samples_per_s", 0.5)),
+    ("numbers agree", "its row says", lambda run: run.scale("train_tokens_per_s", 4)),
+    ("numbers agree", "its row says", lambda run: run.scale("end_to_end_samples_per_s", 2)),
+    ("numbers agree", "its row says", lambda run: run.scale("end_to_end_samples_per_s", 0.5)),
+    ("numbers agree", "its row says", lambda run: run.scale("mfu", 2)),
+    ("possible speed", "of the measured peak", lambda run: run.set("steps.flops", lambda value: 20 * value)),
+    ("numbers agree", "its row says", lambda run: run.scale("mfu", 20)),
+    ("numbers agree", "its row says", lambda run: run.scale("allreduce_algbw_gbps", 2)),
+    ("numbers agree", "its row says", lambda run: run.tables["steps"][0].update(step_s=9.0)),
+    ("numbers agree", "its row says", lambda run: run.set("steps.flops", lambda value: 4 * value)),
+    ("all-reduce right", "wrong elements 3, not = 0", lambda run: run.facts.update(wrong_elements=3)),
+    ("all-reduce right", "missing", lambda run: run.facts.pop("wrong_elements")),
+    ("sample count", "valid integer", lambda run: run.facts.update(samples_seen=[80.5, 80])),
+    ("finite", "no number", lambda run: run.facts.update(samples_expected="160")),
     ("sample count", "does not report", lambda run: run.facts.pop("samples_seen")),
-    ("learning rate", "no number", lambda run: run.facts["learning_rates"].update(min="1e-6")),
-    ("learning rate", "below zero", lambda run: run.facts["learning_rates"].update(min=-1e-6)),
+    ("finite", "no number", lambda run: run.facts.update(learning_rate_min="1e-6")),
+    ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=-1e-6)),
     ("finite", "epoch_share is nan", lambda run: run.facts.update(epoch_share="NaN")),
     ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
-    ("learning rate", "nothing is trained at zero", lambda run: run.facts["learning_rates"].update(min=0.0)),
-    ("loss decreases", "nothing was learnt", lambda run: run.samples.update(loss=[5.9] * 10)),
-    ("possible quality", "not within 0 and 100", lambda run: run.scale("f1", 2)),
+    ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=0.0)),
+    ("loss decreases", "nothing was learnt", lambda run: run.set("loss", lambda _: 5.9)),
+    ("possible quality", "not within 0 and 100", lambda run: run.facts.update(f1=152.5)),
     ("finite", "below zero", lambda run: run.scale("step_s", -1, raw=False)),
     ("finite", "train_s is missing", lambda run: run.metrics["train_s"].update(value=None)),
 ]
@@ -242,7 +256,7 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
-    folder = stored("squad-run", lambda run: run.scale("mfu", 20))
+    folder = stored("squad-run", lambda run: run.set("steps.flops", lambda value: 20 * value))
     data = embedded.link(load(folder))
     path = tmp_path / "report.html"
     link = f'<a {embedded.ATTRIBUTE}="{data.version}" data-sha256="{data.sha256}" href="{data.href}">data</a>'
@@ -325,8 +339,7 @@ def keep_records(run):
     (folder / "answers.json").write_text(json.dumps(gold))
     run.facts["answers_sha256"] = sha256(folder / "answers.json")
     for name, value in (("f1", (100 + 100 + 200 / 3) / 8), ("exact_match", 25.0)):
-        run.metrics[name] |= {"value": value}
-        run.samples[run.metrics[name]["name"]] = [value]
+        run.state(name, value)
     losses, times = run.samples["loss"], run.samples[run.metrics["step_s"]["name"]]
     rates = run.samples[run.metrics["train_samples_per_s"]["name"]]
     (folder / "events-rank1.jsonl").write_text("")
@@ -346,8 +359,7 @@ def keep_records(run):
 
 def forged_f1(run):
     for name in ("f1", "exact_match"):
-        run.metrics[name] |= {"value": 88.5}
-        run.samples[run.metrics[name]["name"]] = [88.5]
+        run.state(name, 88.5)
 
 
 def faster(run):
