@@ -17,7 +17,7 @@ from benchlib.launch.launch import write_lost
 from benchlib.results.run import Run
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
-FAULT = {"checkpoints_passed_over": ["step-00000012: model.safetensors was altered"]}
+FAULT = {"checkpoint_faults": ["step-00000012: model.safetensors was altered"]}
 AGAIN = r"was started again 1 time after failures.*run it again"
 RESUMED = r"was resumed at step 8 of another run: its times hold only a part.*run it again"
 
