@@ -22,7 +22,7 @@ from benchlib.results.run import Run
 from benchlib.show import figures, index, markup, report
 from benchlib.show.exports import junit, openmetrics
 from benchlib.show.figures import png
-from benchlib.spec.unported import Unported
+from benchlib.spec.spec import Spec
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def few_pictures(monkeypatch, request):
     """Most of a report's time goes into pictures; two that are drawn and not painted do for the tests of everything else."""
     if request.node.name not in ("test_whole_run", "test_a_print_takes_few_pages", "test_huge_outputs_are_cut"):
         kept = {name: BENCHMARKS["squad"].spec.figures()[name] for name in ("loss-curve", "memory")}
-        monkeypatch.setattr(Unported, "figures", lambda own, report=None: kept)
+        monkeypatch.setattr(Spec, "figures", lambda own, report=None: kept)
         if request.node.name != "test_picture_of_the_records_is_not_shown_twice":
             monkeypatch.setattr(figures, "png", lambda figure: f"{figure.alt} {figure.theme.card}".encode())
 
