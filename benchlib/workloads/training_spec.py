@@ -5,6 +5,7 @@ A benchmark adds its own columns to the table of the run. ``speed_scope`` and ``
 its metrics of speed and of learning: '' for the real thing, else what stands in for it.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from operator import truediv
@@ -54,15 +55,16 @@ def _largest(*parts: Any) -> str:
 def _of_steps(row: Row, run: Rows) -> dict[str, Any]:
     """Return what no column of the counted steps states: full batches, and the parts of a step as those of a whole."""
     batch, times = run.run.get("global_batch"), row["step_s"]
-    parts = {name: row[name] for name in PARTS_S.split() if row.get(name)}
-    medians, means = ({name: of(values) for name, values in parts.items()} for of in (median, fmean))
-    wholes: list[dict[str, Any]] = [
-        {"name": "the training", "whole": run.run.get("train_s"), "parts": {"its counted steps": sum(times)}}
-    ]
-    if parts:
-        wholes.append({"name": "the median step", "whole": median(times), "parts": medians})
-        wholes.append({"name": "the mean step", "whole": fmean(times), "parts": means, "apart": True})
-    speed: dict[str, Any] = {"speed.ranks": run.world, "speed.batches_full": set(row.get("samples") or ()) == {batch}}
+    wholes = list[dict[str, Any]]()
+    if isinstance(times, list):  # a baseline and a shared report carry their medians alone
+        counted_s = {"its counted steps": sum(times)}
+        wholes.append({"name": "the training", "whole": run.run.get("train_s"), "parts": counted_s})
+        if parts := {name: row[name] for name in PARTS_S.split() if row.get(name)}:
+            medians, means = ({name: of(values) for name, values in parts.items()} for of in (median, fmean))
+            wholes.append({"name": "the median step", "whole": median(times), "parts": medians})
+            wholes.append({"name": "the mean step", "whole": fmean(times), "parts": means, "apart": True})
+    samples = set(counted_steps["samples"].numbers(row, run))
+    speed: dict[str, Any] = {"speed.ranks": run.world, "speed.batches_full": samples == {batch}}
     speed["speed.batch_per_rank"] = batch // run.world if batch else None
     return {**speed, "compute.ranks": run.world, "compute.peak_kind": "measured", "wholes": wholes}
 
@@ -123,21 +125,25 @@ by_device = Table(
 TABLES = [counted_steps, by_rank, by_device]
 
 
+def _loss_at(place: int, losses: list[float]) -> float:
+    """Return the smoothed loss of the last step, or of the first one with a whole window (``place`` 0)."""
+    return float(smoothed(losses)[place or smoothing_window(len(losses)) - 1])
+
+
 def _of_run(row: Row, run: Rows) -> dict[str, Any]:
     """Return what no column of the run states: ranks, shares, and the times that follow each other within the whole."""
     parts = {name: row[name] for name in ("startup_s", "train_s", "evaluate_s") if row.get(name) is not None}
     wholes = [{"name": "the run", "whole": row.get("total_s"), "parts": parts, "apart": True}]
     exchange = {"collective.operation": "all_reduce", "collective.ranks": run.world}
     shares = {"padding_share": row["padding_share"]} if row.get("padding_share") is not None else {}
-    return {"speed.ranks": run.world, "learning.shares": shares, "wholes": wholes, **exchange}
+    losses, learning = row.get("loss"), dict[str, Any]()
+    if losses and isinstance(losses, list) and all(map(math.isfinite, losses)):  # not the median alone
+        learning = {"learning.loss_first": _loss_at(0, losses), "learning.loss_last": _loss_at(-1, losses)}
+    return {"speed.ranks": run.world, "learning.shares": shares, "wholes": wholes, **learning, **exchange}
 
 
 def run_of_training(*more: Col) -> Table:
     """Return the table ``run`` of a training, with columns of the benchmark's own."""
-
-    def at(place: int, losses: list[float]) -> float:
-        return float(smoothed(losses)[place or smoothing_window(len(losses)) - 1])
-
     table = run_table(
         *cols("speed_scope quality precision cut_by peak_of checksums identity"),
         *cols("planned_steps total_steps samples_expected trained_samples samples_seen resumed_step restarts", "count"),
@@ -149,8 +155,8 @@ def run_of_training(*more: Col) -> Table:
         Col("learning_rate_min", "error", "smallest learning rate", role="learning.learning_rate_min"),
         Col("learning_rate_max", "error"),
         series("loss", "number"),
-        Col("loss_first", "number", "", partial(at, 0), "loss", role="learning.loss_first"),
-        Col("loss_final", "number", "", partial(at, -1), "loss", role="learning.loss_last"),
+        Col("loss_first", "number", "", partial(_loss_at, 0), "loss"),
+        Col("loss_final", "number", "", partial(_loss_at, -1), "loss"),
         Col("window", "count", "", lambda losses: smoothing_window(len(losses)), "loss"),
         Col("end_to_end", RATE, "", truediv, "trained_samples train_s"),
         Col("peak_flops", "FLOP/s", "peak of matrix products"),

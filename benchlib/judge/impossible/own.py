@@ -158,6 +158,8 @@ def quantities(numbers: Numbers) -> list[Quantity]:
 
 def _most(numbers: Numbers, name: str, unit: str) -> float | None:
     """Return the most that a reading of the run's machine can be, by what the machine has; None where that is not known."""
+    if unit == "points":  # of F1 and exact match
+        return 100.0
     backend = numbers.config.backend if numbers.config else ""
     cores, memory = (numbers.machine.get("cpu") or {}).get("logical_cores"), numbers.machine.get("memory_bytes")
     if name == "utilization" and unit == "%":

@@ -43,8 +43,8 @@ def _run(folder: Path, restarts: int | None, facts: dict[str, Any] | None = None
         (None, {"restarts": 1}, "no restart", "AMBIGUOUS", AGAIN),  # in the result alone: another node's status
         (None, {"resumed_step": 8}, "no restart", "AMBIGUOUS", RESUMED),
         (None, {"resumed_step": 0}, "no restart", None, ""),
-        (None, {**FAULT, "resumed_step": 8}, "newest checkpoint", "AMBIGUOUS", RESUMED),
-        (None, {**FAULT, "resumed_step": 0}, "newest checkpoint", "AMBIGUOUS", ""),
+        (0, {**FAULT, "resumed_step": 8}, "newest checkpoint", "AMBIGUOUS", RESUMED),
+        (0, {**FAULT, "resumed_step": 0}, "newest checkpoint", "AMBIGUOUS", ""),
     ],
 )
 def test_a_run_of_parts_is_reported_and_not_accepted(
