@@ -5,7 +5,6 @@ import copy
 import pytest
 import yaml
 from click.testing import CliRunner
-from make_run import make_run
 
 from benchlib.cli import main
 from benchlib.config.schema import build, resolve, save_config
@@ -327,7 +326,9 @@ def test_what_is_not_the_same_stands_beside_nothing(tmp_path, changes, left):
 
 
 def test_a_stand_in_on_a_processor_is_told_that_nothing_is_comparable(tmp_path):
-    run = Run(make_run(tmp_path / "run", steps=300))
+    run = squad_run(
+        tmp_path / "run", device="Imaginary 3000 CPU", data="minisquad", train_questions=160, eval_questions=64
+    )
     told = section(run)
     assert told["rows"] == []
     assert told["sentence"].startswith("No published figure is comparable with this run: ")

@@ -34,11 +34,9 @@ def test_what_is_read_is_what_was_written(store):
     assert {run.series for run in runs} == {newest.series} != {""}
 
 
-def history_of(store, values, **facts):
+def history_of(store, values, name="train_samples_per_s", **facts):
     for age, value in enumerate(reversed(values)):
-        folder = place(
-            store, START - age * DAY, metrics=[_metric("train_samples_per_s", value, "samples/s", "higher", 1)]
-        )
+        folder = place(store, START - age * DAY, metrics=[_metric(name, value, "samples/s", "higher", 1)])
         if age < 4 and facts:
             on_machine(folder, **facts)
     verdict = trends.judge_history(trends.read_history(*trends.choose_store(str(store))))
@@ -68,6 +66,14 @@ def test_a_level_that_came_back_or_got_better_passes(tmp_path):
     slow = [value * 0.8 for value in STEADY[:6]]
     assert history_of(tmp_path / "back", [*STEADY, *slow, *STEADY])[0].verdict == "PASS"
     assert history_of(tmp_path / "better", [*slow, *STEADY])[0].verdict == "PASS"
+
+
+def test_a_newest_run_off_its_band_is_open_only_on_the_worse_side(tmp_path):
+    """Of a metric without a limit its own past is all there is to judge by."""
+    verdict, checks = history_of(tmp_path / "worse", [*STEADY, 50.0], "mfu")
+    assert verdict.verdict == checks["newest run"].status == "AMBIGUOUS"
+    assert "repeat" in checks["newest run"].reason
+    assert history_of(tmp_path / "better", [*STEADY, 70.0], "mfu")[0].verdict == "PASS"
 
 
 def test_a_newest_run_beyond_its_limit_fails_only_on_the_worse_side(tmp_path):
