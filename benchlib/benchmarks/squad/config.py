@@ -19,7 +19,6 @@ class SquadConfig(BaseConfig):
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"train_file": True, "eval_file": True, "resume": True, "model": False}
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("f1",)
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "train_file", "learning_rate": "model"}
     GONE: ClassVar[dict[str, str]] = {
         "fast_dropout": "dropout is torch's own on every device; leave it out",

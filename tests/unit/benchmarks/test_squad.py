@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from make_smoke import unpack
 
 from benchlib.benchmarks.squad import run, spec
 from benchlib.benchmarks.squad.config import SquadConfig
@@ -22,7 +23,6 @@ from benchlib.runtime.steps import COLUMNS
 from benchlib.spec.tables import Rows
 from benchlib.workloads import training
 from benchlib.workloads.collective_timing import AllReduce
-from tests.fixtures.make_smoke import unpack
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from make_smoke import unpack
 
 from benchlib.benchmarks.squad.spec import SPEC
 from benchlib.cli import main
@@ -24,7 +25,6 @@ from benchlib.results.metrics import derived, measured
 from benchlib.results.record import load
 from benchlib.results.run import Run, save_result
 from benchlib.spec.tables import Rows
-from tests.fixtures.make_smoke import unpack
 
 HONEST = Path(__file__).parents[2] / "fixtures" / "honest"
 
