@@ -1,16 +1,17 @@
 """How much faster is the tuned encoder-decoder, what does the frame cost, and do its samples come fast enough?
 
 Question: how much work does `engine=tuned` do in the time of the usual loop, at the default size, and which share of a
-step goes to the frame around it (timing, events, sensors)? How long do 100,000 samples of 2 x 256 tokens take to generate, and which share of the raw sequential rate of
-the same shards does the loader deliver?
+step goes to the frame around it (timing, events, sensors)? How long do 100,000 samples of 2 x 256 tokens take to
+generate, and which share of the raw sequential rate of the same shards does the loader deliver?
 
-Method: the engines take steps in turns on the same batches, in one process on all cores; the ratio is formed per pair of
-steps, by the clock and by processor time, which other programs disturb less. The frame: the time that the benchmark's loop spends
-outside of its steps, as a share of them, and the share of the processors that its sensors take beside it; blocks of framed and bare
-steps in turns differ by more than both. Generation in batches on one thread, several times. Then shards are written (or found) in a folder of the disk to test and
-read in turns by fio, or by the kit's own reader where fio is not installed, in order in blocks of 1 MiB with 8 under way (one
-through the page cache), and by the loader in batches in the shuffled order of an epoch: raw, loader, loader, raw, ... Before each pass the page cache is put into the same state, and its share of the shards is measured.
-The ratio is the median of the ratios of the rounds. The load of the machine is beside it: a disk test needs an idle one.
+Method: the engines take steps in turns on the same batches, in one process on all cores; the ratio is formed per pair
+of steps, by the clock and by processor time, which other programs disturb less. The frame: the time that the
+benchmark's loop spends outside of its steps, as a share of them, and the share of the processors that its sensors take
+beside it; blocks of framed and bare steps in turns differ by more than both. Generation in batches on one thread,
+several times. Then shards are written (or found) in a folder of the disk to test and read in turns in order in blocks
+of 1 MiB, and by the loader in batches in the shuffled order of an epoch: raw, loader, loader, raw, ... Before each pass
+the page cache is put into the same state, and its share of the shards is measured. The ratio is the median of the
+ratios of the rounds. The load of the machine is beside it: a disk test needs an idle one.
 
     python scripts/bench_seq2seq.py --data-dir /mnt/nvme
     python scripts/bench_seq2seq.py --engines 5 --frame 7
@@ -18,6 +19,7 @@ The ratio is the median of the ratios of the rounds. The load of the machine is 
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -33,16 +35,16 @@ import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.train import Engine, Task, epoch_order, share, train
-from benchlib.core.events import EventWriter
+from benchlib.benchmarks.seq2seq.engine import Engine, Task, epoch_order, share
+from benchlib.core.events import EventWriter, Moment
 from benchlib.core.machine import usable_cores
 from benchlib.core.sensors import Sensors
 from benchlib.runtime import devices
 from benchlib.runtime.group import World
+from benchlib.runtime.measurement import Rank
 from benchlib.workloads.pairs import Pairs, generate
 from benchlib.workloads.shards import disk_rates, open_source
-
-MODES = (("direct", "cold"), ("mmap", "cold"), ("mmap", "warm"))
+from benchlib.workloads.training import Plan, train
 
 
 def generation_s(samples: int, batch: int, rounds: int) -> list[float]:
@@ -57,23 +59,21 @@ def generation_s(samples: int, batch: int, rounds: int) -> list[float]:
     return seconds
 
 
-def disk_row(folder: Path, samples: int, batch: int, rounds: int, read: str, page_cache: str) -> dict[str, Any]:
-    """Return the rates of one way to read, raw and by the loader, and the residency that was measured before."""
-    source = open_source(Pairs(samples, 256, 8192, 0), folder, page_cache=page_cache, read=read, read_ahead=8)
+def disk_row(folder: Path, samples: int, batch: int, rounds: int, page_cache: str) -> dict[str, Any]:
+    """Return the rates raw and by the loader with the page cache in one state, and the residency that was measured
+    before."""
+    source = open_source(Pairs(samples, 256, 8192, 0), folder, page_cache, read_ahead=8)
     assert source.shards
     residency = source.shards.settle()
     used = time.process_time()
-    rates = disk_rates(source, batch, rounds, order=epoch_order(samples, 0, 1))
+    raw, loader = disk_rates(source, batch, epoch_order(samples, 0, 1), rounds)
     used = time.process_time() - used
-    source.shards.close()
-    ratios = [mine / raw for mine, raw in zip(rates.loader_bytes_per_s, rates.raw_bytes_per_s, strict=True)]
+    ratios = [own / plain for own, plain in zip(loader, raw, strict=True)]
     return {
-        "read": source.description,
         "page_cache": page_cache,
         "resident_share": residency,
-        "raw_tool": rates.tool,
-        "raw_mb_per_s": [round(rate / 1e6) for rate in rates.raw_bytes_per_s],
-        "loader_mb_per_s": [round(rate / 1e6) for rate in rates.loader_bytes_per_s],
+        "raw_mb_per_s": [round(rate / 1e6) for rate in raw],
+        "loader_mb_per_s": [round(rate / 1e6) for rate in loader],
         "ratio_of_each_round": [round(value, 2) for value in ratios],
         "ratio": round(statistics.median(ratios), 2),
         "processor_s": round(used, 2),
@@ -85,23 +85,23 @@ def task_of(folder: Path, batch: int, samples: int, precision: str) -> Task:
     torch.set_num_threads(usable_cores())
     config = Seq2seqConfig(batch_size=batch, samples=samples, epochs=1, threads=usable_cores())
     here = World(0, 1, 0, 1, torch.device("cpu"), "gloo")
-    return Task(config, here, EventWriter(folder, "rank0"), precision, batch)
+    rank = Rank(config, folder, here, EventWriter(folder, "rank0"), Moment.now())
+    return Task(rank, open_source(Pairs(samples, 256, 8192, 0)), precision, batch)
 
 
 def engines_row(folder: Path, batch: int, rounds: int, precision: str) -> dict[str, Any]:
     """Return seconds and processor seconds of each engine's steps in turns, and the ratios."""
     task = task_of(folder, batch, batch * (rounds + 1), precision)
-    source = open_source(Pairs(batch * (rounds + 1), 256, 8192, 0))
     engines = {name: Engine(name, task) for name in ("plain", "tuned")}
     wall: dict[str, list[float]] = {name: [] for name in engines}
     cpu: dict[str, list[float]] = {name: [] for name in engines}
-    orders = list(share(task, source.pairs.samples, [(0, step) for step in range(rounds + 1)]))
-    for number, (loaded, (_, weight)) in enumerate(
-        zip(source.batches(order for order, _ in orders), orders, strict=True)
-    ):
+    orders = list(share(task, 0, range(rounds + 1)))
+    batches = task.source.batches(order for order, _ in orders)
+    for number, (loaded, (_, weight)) in enumerate(zip(batches, orders, strict=True)):
         for name in ("plain", "tuned")[:: -1 if number % 2 else 1]:
             began, used = time.perf_counter(), time.process_time()
-            engines[name].step(loaded, weight)
+            engines[name].differentiate(loaded, weight, True, 0, lambda phase: None)
+            engines[name].update()
             wall[name].append(time.perf_counter() - began)
             cpu[name].append(time.process_time() - used)
 
@@ -131,28 +131,32 @@ class Watched(Engine):
 
     seconds = 0.0
 
-    def step(self, *values: Any, **named: Any) -> torch.Tensor:
-        """Do one step, see ``Engine.step``."""
-        began = time.perf_counter()
-        loss = super().step(*values, **named)
-        self.seconds += time.perf_counter() - began
-        return loss
+    def differentiate(self, *values: Any) -> torch.Tensor:
+        """See ``Engine.differentiate``."""
+        self.began = time.perf_counter()
+        return super().differentiate(*values)
+
+    def update(self) -> None:
+        """See ``Engine.update``."""
+        super().update()
+        self.seconds += time.perf_counter() - self.began
 
 
 def frame_row(folder: Path, batch: int, rounds: int, precision: str, steps: int = 6) -> dict[str, Any]:
-    """Return what the benchmark's loop adds to ``steps`` steps: the time between them, and the processor time of the sensors."""
+    """Return what the benchmark's loop adds to ``steps`` steps: the time between them, and the processor time of the
+    sensors."""
     task = task_of(folder, batch, batch * steps, precision)
-    source, engine = open_source(Pairs(batch * steps, 256, 8192, 0)), Watched("tuned", task)
+    engine, plan = Watched("tuned", task), Plan(2 * steps, 2 * steps * batch, 2 * steps, 2 * steps * batch, 1.0)
     end = multiprocessing.get_context("spawn").Event()
     sampler = multiprocessing.get_context("spawn").Process(target=_sample, args=(folder, os.getpid(), end))
     sampler.start()
     time.sleep(4.0)  # its imports are no part of the frame
     sensors = psutil.Process(sampler.pid)
-    between, sensing = [], []
+    between, sensing = list[float](), list[float]()
     for number in range(rounds + 1):
         began, used = time.perf_counter(), sum(sensors.cpu_times()[:2])
         engine.seconds = 0.0
-        epochs_s = sum(train(task, engine, source, 1.0).epoch_s)
+        epochs_s = math.fsum(train(task.rank, engine, plan, [1e-4] * 2 * steps, steps).epoch_s)
         if number:  # the first round compiles
             between.append(epochs_s / engine.seconds - 1)
             passed = time.perf_counter() - began
@@ -197,7 +201,7 @@ def main() -> None:
     dist.destroy_process_group()
     if arguments.data_dir:
         size = (arguments.samples, arguments.batch, arguments.rounds)
-        report["disk"] = [disk_row(arguments.data_dir, *size, read, cache) for read, cache in MODES]
+        report["disk"] = [disk_row(arguments.data_dir, *size, cache) for cache in ("cold", "warm")]
     print(json.dumps(report, indent=2))
 
 

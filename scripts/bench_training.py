@@ -39,7 +39,6 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "trainer-max-fp32-1x": (1, {"engine": "trainer", "trainer_padding": "max_length"}),
     "native-fp32": (2, {}),
     "native-fp32-1x": (1, {}),
-    "native-fp32-torch-dropout": (2, {"fast_dropout": False}),
     "native-bf16": (2, {"precision": "bf16"}),
     "trainer-max-bf16": (2, {"engine": "trainer", "trainer_padding": "max_length", "precision": "bf16"}),
     "trainer-longest-bf16": (2, {"engine": "trainer", "trainer_padding": "longest", "precision": "bf16"}),

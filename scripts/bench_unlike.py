@@ -22,8 +22,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,8 +59,10 @@ def turn(step: int, per_epoch: int, names: Sequence[str]) -> str:
 
 def measure(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
     """Train by turns, then with a drift; rank 0 leaves seconds and plans in measured.json. What every rank executes."""
-    from benchlib.benchmarks.squad import steps, train
+    from benchlib.benchmarks.squad import passes, train
+    from benchlib.core.events import Moment
     from benchlib.runtime.group import world
+    from benchlib.runtime.measurement import Rank
     from benchlib.runtime.steps import Columns
     from benchlib.workloads import features
     from benchlib.workloads.batches import steps_per_epoch
@@ -70,41 +72,45 @@ def measure(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
     names = ["auto", *splits]
     measured: dict[str, Any] = {"steps": [], "drift": []}
     with world(config, run_dir) as here:
-        split, loaded = steps.load_data(config), steps.load_model(config)
+        split, loaded = passes.load_data(config), passes.load_model(config)
         made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
 
         def once(name: str, **changes: Any) -> tuple[list[float], list[list[int]], list[Any]]:
             changed = SquadConfig.model_validate(config.model_dump() | {"balance": "auto"} | changes)
-            task = steps.Task(changed, here, steps.load_model(changed), split.train, made, events, run_dir, time.monotonic() + 3000, 100)  # fmt: skip
+            rank = Rank(changed, run_dir, here, events, Moment.now())
+            task = passes.Task(rank, passes.load_model(changed), split.train, made, 100)
             trained = train.train(task)
-            plans = [(row["from_step"], row["shares"]) for row in trained.more.tables["unlike_plans"]]
+            plans = [(row["from_step"], row["shares"]) for row in trained.tables["splits"]]
             if here.main:
                 print(f"{name}: {trained.train_s:.1f} s, plans {plans}, load {os.getloadavg()[0]:.1f}", flush=True)
             columns = Columns(trained.table)
             return columns["step_s"].max(axis=1).tolist(), columns["samples"].astype(int).tolist(), plans
 
         per_epoch = steps_per_epoch(len(made), config.global_batch)
-        planned, indices = train.Batches.plan, train.Batches.indices
+        planned, indices = passes.Batches.split, passes.Batches.indices
         if "splits" in options["parts"]:
 
-            def by_turns(batches: Any, step: int) -> shares.Plan | None:
-                plan, name = planned(batches, step), turn(step, batches.per_epoch, names)
-                return plan.giving(splits[name]) if plan and name in splits else plan
+            def by_turns(batches: Any, step: int) -> shares.Split | None:
+                plan, name = planned(batches, step), turn(step, per_epoch, names)
+                if plan is None or name not in splits:
+                    return plan
+                pairs = zip(plan.members, splits[name], strict=True)
+                return replace(plan, members=tuple(replace(member, samples=count) for member, count in pairs))
 
             def of_one_epoch(batches: Any, step: int) -> Any:
-                return indices(batches, step % batches.per_epoch)
+                return indices(batches, step % per_epoch)
 
-            with mock.patch.multiple(train.Batches, plan=by_turns, indices=of_one_epoch):
+            with mock.patch.multiple(passes.Batches, split=by_turns, indices=of_one_epoch):
                 step_s, given, _ = once("by turns", epochs=len(names) * options["rounds"])
             for number, (seconds, samples) in enumerate(zip(step_s, given, strict=True)):
                 name, place = turn(number, per_epoch, names), number % per_epoch
                 round_ = number // (per_epoch * len(names))
-                measured["steps"].append({"name": name, "round": round_, "place": place, "split": shares.written(samples), "step_s": seconds})  # fmt: skip
+                measured["steps"].append({"name": name, "round": round_, "place": place, "split": "+".join(map(str, samples)), "step_s": seconds})  # fmt: skip
         if "drift" in options["parts"]:
             middle = 2 * per_epoch
             for number in range(1, options["rounds"] + 1):
-                *_, plans = once(f"drift {number}", epochs=4, planted_drift=[3, 1], planted_drift_step=middle)
-                turned = [step - middle for step, text in plans if step > middle and int(text.split("+")[0]) <= int(text.split("+")[1])]  # fmt: skip
+                *_, plans = once(f"drift {number}", epochs=4, planted_drift_step=middle)
+                turned = [step - middle for step, text in plans if step > middle and text[0] <= text[1]]  # fmt: skip
                 measured["drift"].append(min(turned, default=sys.maxsize))
         if here.main:
             write_json(run_dir / "measured.json", measured)

@@ -8,10 +8,9 @@ The folder holds, by convention:
     run.py        measure(rank): what every rank executes; rows by table
     command.py    command: a verb of its own for the command line (optional)
 
-and what measures. One whose rank forms no process group has ``run(config, run_dir, events)`` in place of ``measure``; one without
-a ``spec.py`` has what ``benchlib.spec.unported`` reads. A benchmark from outside joins by an entry point of the group
-``benchlib.benchmarks``: its name and its package. Parts are imported when they are used, so that the front never loads torch, and
-one from outside that cannot be imported costs only the commands that need it.
+and what measures. One whose rank forms no process group has ``run(config, run_dir, events)`` in place of ``measure``. A benchmark
+from outside joins by an entry point of the group ``benchlib.benchmarks``: its name and its package. Parts are imported when they
+are used, so that the front never loads torch, and one from outside that cannot be imported costs only the commands that need it.
 """
 
 import functools
@@ -85,9 +84,8 @@ class Benchmark:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """What it states: a ``benchlib.spec.spec.Spec``, or what stands for one."""
-        own = self.part("spec", "SPEC", None)
-        return own or importlib.import_module("benchlib.spec.unported").Unported(self.part)
+        """What it states, a ``benchlib.spec.spec.Spec``."""
+        return self.part("spec", "SPEC")
 
     @property
     def command(self) -> Any:
@@ -118,4 +116,4 @@ def of_run(name: str) -> Benchmark | None:
 def spec_of(name: str) -> Any:
     """Return the spec of a benchmark by name; of one that this kit does not have an empty one."""
     benchmark = of_run(name)
-    return benchmark.spec if benchmark else importlib.import_module("benchlib.spec.unported").NONE
+    return benchmark.spec if benchmark else importlib.import_module("benchlib.spec.spec").Spec([], [], [])

@@ -89,8 +89,6 @@ class BaseConfig(BaseModel):
     OMP_WAIT_POLICY: ClassVar[str] = ""
     # Fields that another one decides where that is set: both by hand contradict each other.
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
-    # Metrics whose limit is an amount in their unit, as points of F1; that of all others is a share of the baseline.
-    AMOUNTS: ClassVar[tuple[str, ...]] = ()
     # Fields that there were, with what to use instead.
     GONE: ClassVar[dict[str, str]] = {}
     # Fields that a validator sets, by the field that decides: the origin of such a value names it.
@@ -141,7 +139,8 @@ class BaseConfig(BaseModel):
     def _are_shares(cls, limits: dict[str, float]) -> dict[str, float]:
         large = {name: value for name, value in limits.items() if value > 1}
         # A tier gives its limits to all of its benchmarks: an amount may be that of another one.
-        amounts = [amount for item in loadable() for amount in item.config.AMOUNTS] if large else []
+        stated = [metric for item in loadable() for metric in item.spec.metrics] if large else []
+        amounts = [metric.name.split("{")[0] for metric in stated if metric.amount is not None]
         for name, value in large.items():
             if not any(name == amount or name.startswith(f"{amount}_") for amount in amounts):
                 raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")

@@ -28,6 +28,8 @@ from typing import Any
 
 import psutil
 
+from benchlib.core.events import Event
+
 COMBINED: dict[str, Callable[[list[float]], float]] = {
     "power_w": sum,
     "energy_j": sum,
@@ -309,3 +311,14 @@ class Sensors:
             return dict.fromkeys(names, "processor time is a difference and needs processes and a second reading")
         shares = (used, max(0.0, everybody - used))
         return {name: 100 * share / (now - before) for name, share in zip(names, shares, strict=True)}
+
+
+def resident_gb(events: Sequence[Event]) -> dict[int, list[float]]:
+    """Return the resident memory of each rank in GB from the events of a run: one reading a second."""
+    pids = next((list(map(str, event["ranks"])) for event in reversed(events) if event["kind"] == "launched"), [])
+    read: dict[int, list[float]] = {}
+    for event in events:
+        for pid, size in (event.get("rss_bytes_per_pid") or {}).items() if event["kind"] == "sensor" else ():
+            if pid in pids and isinstance(size, (int, float)):
+                read.setdefault(pids.index(pid), []).append(size / 1e9)
+    return read

@@ -1,20 +1,18 @@
 """Checks and verdicts: named questions with a status, a reason and the numbers behind it."""
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
-from benchlib.core.text import capitalized, counted, quantity
+from benchlib.core.text import capitalized, counted
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
 from benchlib.judge.numbers import InvalidNumber, within
-from benchlib.results.metrics import Metric
 from benchlib.results.run import Run
 from benchlib.results.verdict import Check as Check
 from benchlib.results.verdict import Kind as Kind
@@ -60,21 +58,6 @@ class Ask(NamedTuple):
             return self.fact(
                 False, f"cannot be evaluated ({why}): the result is foreign, altered or of another version"
             )
-
-
-def asks(
-    name: str, question: str, kind: Kind = "sanity"
-) -> Callable[[Callable[Concatenate[Ask, P], Check]], Callable[P, Check]]:
-    """Make a check of a function ``answer(ask, ...) -> Check``, see :meth:`Ask.by`."""
-
-    def decorate(answer: Callable[Concatenate[Ask, P], Check]) -> Callable[P, Check]:
-        @functools.wraps(answer)
-        def check(*args: P.args, **options: P.kwargs) -> Check:
-            return Ask(name, question, kind).by(answer, *args, **options)
-
-        return check
-
-    return decorate
 
 
 BARE = "Nothing that the run was for could be evaluated"
@@ -133,51 +116,16 @@ def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
     run_folder.record_verdict(Path(run_dir))
 
 
-def limit_check(
-    name: str,
-    question: str,
-    metric: Metric | None,
-    limit: float | None,
-    *,
-    source: str,
-    kind: Kind = "target",
-    strict: bool = False,
-    gates: bool = True,
-    of: str = "",
-) -> Check:
-    """Check a metric against an absolute limit, on the side that its direction gives. A boundary value passes.
-
-    ``strict`` makes the boundary fail ("> 30 Gbps"). Without a limit the metric is reported, and SKIPPED says so.
-    ``of`` says whose limit it is, where it is not that of the real benchmark ("for the stand-in").
-    """
-    common: dict[str, Any] = {"name": name, "kind": kind, "question": question, "source": source}
-    if metric is None or metric.provenance == "not_available":
-        reason = metric.reason if metric else "the run has no such metric"
-        shown = "" if limit is None else quantity(limit, metric.unit if metric else "")
-        # A target that nobody measured is not met; where there is no target, nothing is missing.
-        return Check(
-            **common, status="SKIPPED", reason=f"not measured: {reason}", limit=shown, gates=gates and limit is not None
-        )
-    common |= {"value": metric.value, "unit": metric.unit}
-    if limit is None:
-        return Check(**common, status="SKIPPED", reason=f"measured {metric.text}; {source}", gates=False)
-    sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
-    common |= {"limit": f"{sign} {quantity(limit, metric.unit)} {of}".strip(), "gates": gates}
-    if metric.value is None:
-        why = f" ({metric.reason})" if metric.reason else ""
-        return Check(**common, status="FAIL", reason=f"{metric.name} is {metric.fault}{why}")
-    side = {"least": limit} if metric.direction == "higher" else {"most": limit}
-    passed = within(metric.value, **side) and not (strict and metric.value == limit)
-    reason = f"{metric.text} {'meets' if passed else 'misses'} {common['limit']}"
-    return Check(**common, status="PASS" if passed else "FAIL", reason=reason)
-
-
 def fact_check(name: str, question: str, passed: bool, reason: str, *, kind: Kind = "sanity", **numbers: Any) -> Check:
     return Ask(name, question, kind).fact(passed, reason, **numbers)
 
 
-@asks("time budget", "Did the run stay within its tier's time budget?", kind="budget")
-def budget_check(ask: Ask, run: Run) -> Check:
+def budget_check(run: Run) -> Check:
+    ask = Ask("time budget", "Did the run stay within its tier's time budget?", kind="budget")
+    return ask.by(_in_time, run)
+
+
+def _in_time(ask: Ask, run: Run) -> Check:
     budget, total_s = run.config.budget_s, run.result.value("total_s") if run.result else None
     if total_s is None:
         return ask.fact(False, "the run does not say how long it took (total_s)")
@@ -222,13 +170,6 @@ def findings_check(name: str, question: str, findings: Sequence[Finding], missin
             return fact_check(name, question, status == "PASS", reason, **numbers)
     reason = "; ".join(finding.reason for finding in findings) or missing
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-
-
-def right_results_check(claims: Sequence[Claim], ranks: int, name: str = "all-reduce right") -> Check:
-    """Check that no timed exchange between ranks had a wrong element; several ranks that counted none FAIL."""
-    question = "Is every element of every timed exchange correct?"
-    missing = "the number of wrong elements is missing" if ranks > 1 else "one rank has nobody to exchange with"
-    return rule_check(name, question, "right results", claims, missing=missing, needed=ranks > 1)
 
 
 def finite_check(claims: Sequence[Claim]) -> Check:

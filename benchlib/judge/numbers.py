@@ -1,27 +1,19 @@
-"""The numbers of a run as its judges read them: one that is missing or not finite fails every check that reads it.
+"""The numbers of a run as its checks read them: one that is missing or not finite fails every check that reads it.
 
-A judge gets a run whose rows, facts and samples raise :class:`InvalidNumber` where it reads a number that is null, NaN, infinite or
-negative, or that is not there. ``checks.asks`` turns that into the FAIL of the check that asked, with the number's name and
-value as the reason, and "finite" lists all faults of the run. So the code of a check computes with numbers and never asks
-whether they are there.
-
-What a row legitimately lacks is said by ``lacks(table, row, column)`` of the benchmark's ``judge.py``: True where a null has a
-reason (a barrier has no bandwidth, a member was skipped). Facts are one row of the table ``facts``; a fact within a fact has
-a dotted name (``accuracy.failed``). ``SIGNED`` of ``judge.py`` names the columns that may be below zero.
+A check gets rows that raise :class:`InvalidNumber` where it reads a number that is null, NaN, infinite or negative, or that is not
+there. ``checks.Ask.by`` turns that into the FAIL of the check that asked, with the number's name and value as the reason, and
+"finite" lists all faults of the run. So the code of a check computes with numbers and never asks whether they are there.
 """
 
 import contextlib
-import copy
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.text import shortened
 from benchlib.results.metrics import Metric
-from benchlib.results.run import Result, Run
 
-Lacks = Callable[[str, Mapping[str, Any], str], bool]
 SHOWN_FAULTS = 3
 NAMING = 3  # texts at the beginning of a row that tell which one it is
 
@@ -102,80 +94,11 @@ class Cells(dict[str, Any]):
         return [(name, self[name]) for name in self]
 
 
-class JudgedResult(Result):
-    """A result whose metrics raise ``InvalidNumber`` where they have no finite value although they should."""
-
-    def value(self, name: str) -> float | None:
-        """Return the value of a metric, None where it is not available."""
-        return known(self.metric(name))
-
-
 def known(metric: Metric | None) -> float | None:
     """Return the value of a metric, None where it is not available; ``InvalidNumber`` where it is missing or not finite."""
     if metric is not None and metric.fault:
         raise InvalidNumber(f"{metric.name} is {metric.fault} in the metrics")
     return metric.value if metric else None
-
-
-class _View:
-    """Wraps what a run holds, and collects the faults of all its numbers."""
-
-    def __init__(self, lacks: Lacks, signed: Collection[str]) -> None:
-        self.lacks, self.signed, self.faults = lacks, signed, list[str]()
-
-    def _may_lack(self, table: str, row: Mapping[str, Any], column: str) -> bool:
-        try:
-            return self.lacks(table, row, column)
-        except (KeyError, TypeError, AttributeError):  # the row is not even what says why
-            return False
-
-    def cells(
-        self,
-        table: str,
-        row: Mapping[str, Any],
-        place: str,
-        inner: Any = None,
-        prefix: str = "",
-        numeric: Collection[str] = (),
-    ) -> Cells:
-        """Return a row whose faulty numbers raise; ``inner`` is a part of it, under the dotted name ``prefix``.
-
-        ``numeric`` are columns that hold numbers in other rows.
-        """
-        values, wrong = dict(row if inner is None else inner), dict[str, str]()
-        for name, value in values.items():
-            full = f"{prefix}{name}"
-            if full in numeric and poses_as_number(value):
-                wrong[name] = f"{value!r}, which is no number,"
-                self.faults.append(f"{full} is {wrong[name]} in {place}")
-                continue
-            if isinstance(value, Mapping):
-                values[name] = self.cells(table, row, place, value, f"{full}.")
-            elif not (value is None and self._may_lack(table, row, full)) and (
-                fault := fault_of(value, signed=full in self.signed)
-            ):
-                wrong[name] = fault
-                self.faults.append(f"{full} is {fault} in {place}")
-        return Cells(values, place, wrong, prefix)
-
-
-def judged_view(run: Run, lacks: Lacks, signed: Collection[str]) -> tuple[Run, list[str]]:
-    """Return a run as its judges read it, and every fault of its numbers in words."""
-    assert run.result is not None
-    result, view = run.result, _View(lacks, signed)
-    view.faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in result.metrics if metric.fault]
-    tables = {
-        table: [view.cells(table, row, place_of(table, index, row), numeric=numeric) for index, row in enumerate(rows)]
-        for table, rows in result.tables.items()
-        for numeric in [{name for row in rows for name, value in row.items() if type(value) in (int, float)}]
-    }
-    facts = view.cells("facts", result.facts, "the facts")
-    wrong = {name: fault for name, values in run.samples.items() if (fault := fault_of(values, signed=True))}
-    view.faults += [f"{name} is {fault} in the samples" for name, fault in wrong.items()]
-    judged = copy.copy(run)
-    judged.result = JudgedResult.model_construct(**(dict(result) | {"tables": tables, "facts": facts}))
-    judged.samples = Cells(run.samples, "the samples", wrong)
-    return judged, view.faults
 
 
 def place_of(table: str, index: int, row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The largest batch that fits: doubling, then bisection, each trial in a process of its own that may run out of memory."""
+"""The largest batch that fits: doubling, then bisection, each trial in a process that may run out of memory."""
 
 import json
 import os
@@ -18,9 +18,11 @@ import torch
 
 from benchlib.config.schema import load_config
 from benchlib.runtime import devices
-from benchlib.runtime.group import World
+from benchlib.runtime.group import World, all_gather_objects
+from benchlib.runtime.measurement import Rank
 
 FIRST = 8  # batch to double from; where it does not fit, the bisection goes below
+SEARCH_SHARE = 0.4  # of the budget, at most
 STEPS = 2  # of a trial: the second one has the optimizer's state in memory
 TRIAL_S = 45.0  # more means that it swaps
 Trial = dict[str, Any]  # batch, fits, peak_gb, samples_per_s, reason
@@ -32,7 +34,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """``batch`` is the largest that fits (0: none did), ``below`` the smallest known not to, or one above what was asked."""
+    """``batch`` is the largest that fits (0: none did), ``below`` the smallest known not to, or one above ``most``."""
 
     batch: int
     below: int
@@ -62,6 +64,22 @@ def search(trial: Callable[[int], Trial], most: int) -> Found:
     return Found(low, below, sorted(tried, key=lambda row: row["batch"]), complete)
 
 
+def largest_batch(rank: Rank, module: str, limit_bytes: float, most: int) -> Found:
+    """Search the largest batch of one device by trials of ``module``, see :func:`run_trial`. All ranks call it."""
+    end, main = time.monotonic() + SEARCH_SHARE * rank.config.budget_s, rank.world.main
+
+    def trial(batch: int) -> Trial:
+        kind = "progress" if main else "heartbeat"
+        rank.events.emit(kind, phase="batch", done=batch, total=0, unit="samples", step=batch)
+        threads, limit = torch.get_num_threads(), int(limit_bytes)
+        row = in_a_process(module, rank.run_dir, batch, limit, threads, end) if main else None
+        if (row := all_gather_objects(row)[0]) is None:
+            raise OutOfTime
+        return row
+
+    return search(trial, most)
+
+
 def free_bytes(here: World) -> float:
     """Return the bytes that a rank may use: of a CPU its share of what is available."""
     if here.device.type == "cuda":
@@ -70,7 +88,10 @@ def free_bytes(here: World) -> float:
 
 
 def in_a_process(module: str, run_dir: Path, batch: int, limit_bytes: int, threads: int, end: float) -> Trial | None:
-    """Return the row of a trial by ``python -m module RUN_DIR BATCH BYTES THREADS``; None where it would not end before ``end`` (``time.monotonic``)."""
+    """Return the row of a trial by ``python -m module RUN_DIR BATCH BYTES THREADS``.
+
+    None where it would not end before ``end`` (``time.monotonic``).
+    """
     left = end - time.monotonic()
     if left <= 0:
         return None
@@ -101,7 +122,7 @@ def limited(device: torch.device, limit_bytes: int) -> None:
 
 
 def tried(device: torch.device, batch: int, limit_bytes: int, prepare: Callable[[], Callable[[], object]]) -> Trial:
-    """Take ``STEPS`` steps of what ``prepare`` returns within ``limit_bytes`` of this process; whether they fit, and why not."""
+    """Take ``STEPS`` steps of what ``prepare`` returns; whether they fit into ``limit_bytes``, and why not."""
     limited(device, limit_bytes)
     try:
         step = prepare()

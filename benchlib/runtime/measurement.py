@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from benchlib.benchmarks import Benchmark
 from benchlib.core.events import EventWriter, Moment
 from benchlib.launch.nodes import place
@@ -20,7 +18,7 @@ Tables = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Rank:
-    """What a measurement gets: its config, its place in the world, the run folder, and when the rank's process began."""
+    """What a measurement gets: its config, its place in the world, the run folder, and when the ranks were launched."""
 
     config: Any
     run_dir: Path
@@ -49,8 +47,9 @@ def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Ca
         import torch  # a benchmark whose ranks form no group needs none
 
         from benchlib.runtime import group
+        from benchlib.runtime.steps import launched_at
 
-        began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
+        began = launched_at(run_dir)  # the import of torch is part of the start-up
         events.emit("phase", name="init")
         with alone(config) if config.ONE_PROCESS else group.world(config, run_dir) as world:
             startup_s = began.since() if config.ONE_PROCESS else max(group.all_gather_objects(began.since()))

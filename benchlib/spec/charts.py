@@ -19,7 +19,7 @@ LINE = 30  # letters that fit below an axis
 Point = tuple[float, float, Row]
 Title = str | Callable[[Rows], str]
 About = Table | None
-Smooth = Callable[[list[float]], Sequence[float]]
+Smooth = Callable[[list[float]], Any]
 Curve = Callable[[list[float]], tuple[Sequence[float], Sequence[float]]]
 
 
@@ -280,12 +280,12 @@ def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) 
 
 
 def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smooth: Smooth = list) -> Chart:
-    """The samples of each row in their order: losses and times over the steps."""
+    """The samples of each row in their order, for instance losses. ``smooth`` leaves them light behind it."""
 
     def curve(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
         return range(1, len(samples) + 1), smooth(samples)
 
-    return _of_samples(name, ref, title, empty, curve, x, _heading(ref))
+    return _of_samples(name, ref, title, empty, curve, x, _heading(ref), in_order=True)
 
 
 def cumulative(name: str, ref: Ref, *, title: Title, empty: str, limit: Ref | None = None) -> Chart:
@@ -307,6 +307,7 @@ def _of_samples(
     y: str,
     limit: Ref | None = None,
     log: bool = False,
+    in_order: bool = False,
 ) -> Chart:
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
         import pandas as pd
@@ -314,9 +315,13 @@ def _of_samples(
         rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MAX_ROWS]
         ends = []
         for place, row in enumerate(rows):
-            xs, ys = map(pd.Series, map(list, curve(list(filter(math.isfinite, ref.numbers(row, run))))))
+            samples = list(filter(math.isfinite, ref.numbers(row, run)))
+            xs, ys = map(pd.Series, map(list, curve(samples)))
             colour = theme.series[place % len(theme.series)]
-            ends.append(on.draw_line(axes, xs, ys, ref.table.name_of(row, run), colour, marker=""))
+            if in_order:
+                axes.plot(xs, samples, color=colour, alpha=0.3, linewidth=0.9)
+            words = ref.table.name_of(row, run) if rows[1:] or not in_order else write(ys.iloc[-1], ref.col.unit)
+            ends.append(on.draw_line(axes, xs, ys, words, colour, marker="" if len(samples) > 1 else "o"))
             if limit and (at := limit.finite(row, run)) is not None:
                 axes.axvline(at, color=colour, linewidth=1, linestyle=on.DASHED)
         if not rows:

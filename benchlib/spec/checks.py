@@ -5,6 +5,7 @@ missing. Where fewer than three checks would share a kind, ``Check(..., judge=fu
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,8 +125,10 @@ def _apart(series: list[float], others: list[float]) -> float:
     return max(abs(value / other - 1) if other else abs(value) for value, other in zip(series, others, strict=True))
 
 
-def reached(name: str, question: str, ref: Ref, asked: str, beyond: bool = False, **more: Any) -> Check:
-    """The number is at least the target (``beyond``: above it) that the field ``asked`` of the config sets.
+def reached(
+    name: str, question: str, ref: Ref, asked: str, beyond: bool = False, under: bool = False, **more: Any
+) -> Check:
+    """The number is at least the target (``beyond``: above, ``under``: below it) that the field ``asked`` of the config sets.
 
     Without a target what was measured is told, once; a target that nothing was measured for is INCOMPLETE.
     """
@@ -133,9 +136,10 @@ def reached(name: str, question: str, ref: Ref, asked: str, beyond: bool = False
     def target(config: Any) -> float | None:
         return getattr(config, asked)  # type: ignore[no-any-return]
 
-    holds = _outside(lambda value, limit: value > limit if beyond else value >= limit)
+    sign = "<" if under else ">" if beyond else ">="
+    holds = _outside({"<": operator.lt, ">": operator.gt, ">=": operator.ge}[sign])
     asks: dict[str, Any] = {"when": lambda config: "{" not in name or target(config) is not None, "kind": "target"}
-    return Check(name, question, [(ref, target)], holds, ">" if beyond else ">=", _target, asked=asked, **(asks | more))
+    return Check(name, question, [(ref, target)], holds, sign, _target, asked=asked, **(asks | more))
 
 
 def ran(name: str, question: str, table: Table, **more: Any) -> Check:

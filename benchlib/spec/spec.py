@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.core.events import Moment
+from benchlib.core.events import Event, Moment
 from benchlib.core.stats import percentile, percentile_interval
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_check, finite_check
@@ -26,7 +26,20 @@ from benchlib.results.run import Result, Run, save_result
 from benchlib.spec import tables
 from benchlib.spec.charts import Chart
 from benchlib.spec.checks import Check, judge
-from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields, judged, split_samples, with_samples
+from benchlib.spec.tables import (
+    MISSING,
+    Col,
+    Ref,
+    Row,
+    Rows,
+    Table,
+    Tables,
+    cols,
+    fields,
+    judged,
+    split_samples,
+    with_samples,
+)
 
 
 def run_table(*more: Col) -> Table:
@@ -178,11 +191,13 @@ def each(table: Table, form: str) -> Say:
 class Spec:
     """All that a benchmark states. A sentence of ``says`` is a function, or a format string over metrics, see :class:`Said`.
 
-    ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config names and that cannot be used, ``missed`` returns by parameter what was
-    not done. ``listing()`` gives tables of what it can run for `benchlib list`, ``exports`` are formats of the benchmark alone:
-    name, what it is, ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of
-    the name of the metric that counts items per second; ``batch`` are the fields of its config whose product with the ranks is
-    the effective batch, ``ways`` those that change how the work is done and not what is done.
+    ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config
+    names and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the
+    rows that pictures of a run without a result can show. ``listing()`` gives tables of what it can run for `benchlib
+    list`, ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``. ``rate`` makes its runs
+    comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
+    ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
+    change how the work is done and not what is done.
     """
 
     tables: Sequence[Table]
@@ -195,6 +210,7 @@ class Spec:
     published: Sequence[Published] = ()
     refuse: Callable[[Any], None] = lambda config: None
     missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
+    recorded: Callable[[Sequence[Event]], Tables] = lambda events: {}
     listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
     exports: Sequence[tuple[str, str, str]] = ()
     rate: str = ""
@@ -315,7 +331,10 @@ class Spec:
                 parts: dict[str, Any] = {}
                 for role, value in (stated | dict(table.claim(row, run) if stated and table.claim else {})).items():
                     part, _, name = role.partition(".")
-                    parts.setdefault(part, {})[name] = value
+                    if name:
+                        parts.setdefault(part, {})[name] = value
+                    else:
+                        parts[part] = value
                 if "latencies" in parts:
                     parts["latencies"] = [Latency(name=table.name, **parts["latencies"])]
                 if parts:
@@ -334,7 +353,11 @@ class Spec:
     def figures(self, report: bool | None = None) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run, theme) -> Picture``: of the ``report``, of the notebook alone, or all."""
         charts = [chart for chart in self.charts if report in (None, chart.report)]
-        return {chart.name: lambda run, *theme, chart=chart: chart.draw(_shown(run), *theme) for chart in charts}
+        return {chart.name: lambda run, *theme, chart=chart: chart.draw(self._drawn(run), *theme) for chart in charts}
+
+    def _drawn(self, run: Run) -> Rows:
+        """Return the rows of a run for pictures: of one that left no result what its events recorded."""
+        return _shown(run) if _whole(lambda: run.result, None) else Rows(None, 1, self.recorded(run.events))
 
     def warned(self, config: Any, result: Result | None) -> list[str]:
         """Return what limits the meaning of a result; nothing where the run left none."""
@@ -396,8 +419,17 @@ def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
 
 
 def _shown(run: Run) -> Rows:
-    """Return the rows of a run; none where it has no result or a part is damaged, which is told elsewhere."""
+    """Return the rows of a run without its damaged parts, which the reader is told of elsewhere."""
+    if (result := _whole(lambda: run.result, None)) is None:
+        return Rows(_whole(lambda: run.config, None), 1, {})
+    rows = Rows.bare(_whole(lambda: run.config, None), result)
+    samples: dict[str, list[float]] = _whole(lambda: run.row_samples, {})
+    return replace(rows, tables=with_samples(rows.tables, samples), machine=_whole(lambda: run.machine, {}))
+
+
+def _whole(read: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what is read, or something else where the file that holds it is damaged."""
     try:
-        return Rows.of(run) if run.result else Rows(run.config, 1, {})
+        return read()
     except UserError:
-        return Rows(None, 1, {})
+        return otherwise

@@ -4,19 +4,17 @@ Letters: F windows, L longest window, T tokens of all windows, k = ``n_best``.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchlib.core import squad_score
 from benchlib.core.errors import UserError
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
 
 # What the usual recipe predicts where no span is possible; kept, so that predictions compare equal.
 NO_SPAN = "empty"
-
-METRIC = Path(__file__).resolve().parent / "squad_metric"
 
 _CHUNK = 512
 
@@ -110,36 +108,23 @@ def _best_pairs(
 def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[str, Any]:
     """Score ``predictions`` (question id to text) by the rules of SQuAD v1.1.
 
-    Returns {"f1", "exact_match"} in percent over all ``examples`` and "per_question": for each, in their order, {"id",
-    "f1", "exact_match"} in percent. An example without a prediction counts 0. Predictions for other questions are a
-    ``UserError``: they belong to other data.
+    Returns {"f1", "exact_match"} in percent over all ``examples`` and "per_question": (exact match, F1) in percent by id. An
+    example without a prediction counts 0. Predictions for other questions are a ``UserError``: they belong to other data.
     """
     ids = {example.id for example in examples}
     foreign = [name for name in predictions if name not in ids]
     if foreign:
         raise UserError(
-            f"{len(foreign)} predictions are for questions that are not in the data, such as {foreign[0]!r}: give the data they were made for"
+            f"{len(foreign)} predictions are for questions that are not in the data, such as {foreign[0]!r}: give the data "
+            "they were made for"
         )
-    import evaluate  # seconds of import that a training does not need
-
-    metric = evaluate.load(str(METRIC), keep_in_memory=True)
-    result = metric.compute(
-        predictions=[{"id": example.id, "prediction_text": predictions.get(example.id)} for example in examples],
-        references=[
-            {
-                "id": example.id,
-                "answers": {
-                    "text": [text for text, _ in example.answers],
-                    "answer_start": [start for _, start in example.answers],
-                },
-            }
-            for example in examples
-        ],
-        per_question=True,
-    )
-    rows = zip(result["ids"], result["f1_per_question"], result["exact_match_per_question"], strict=True)
+    scores = {
+        example.id: squad_score.best(predictions.get(example.id), [text for text, _ in example.answers])
+        for example in examples
+    }
+    exact, f1 = (100 * sum(part) / len(examples) for part in zip(*scores.values(), strict=True))
     return {
-        "f1": result["f1"],
-        "exact_match": result["exact_match"],
-        "per_question": [{"id": name, "f1": f1, "exact_match": exact} for name, f1, exact in rows],
+        "f1": f1,
+        "exact_match": exact,
+        "per_question": {name: (100 * e, 100 * f) for name, (e, f) in scores.items()},
     }

@@ -4,10 +4,8 @@ Letters: F samples, G samples of a global batch, B samples of a micro-batch, S i
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +15,6 @@ from benchlib.workloads.features import Features
 # Global batches whose samples are sorted together. Larger pads less but makes batches less random; at 50 the padding
 # on SQuAD is below 2%.
 BUCKET = 50
-
-Part = TypeVar("Part")
-Made = TypeVar("Made")
 
 
 def epoch_batches(lengths: np.ndarray, global_batch: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -146,16 +141,3 @@ def collate(features: Features, indices: np.ndarray, pad_id: int, multiple: int 
     ]
     inputs = {name: tensor(array) for name, array in arrays.items()}
     return MicroBatch(inputs, positions[0], positions[1], len(indices), int(lengths.sum()), real.size)
-
-
-def prefetched(make: Callable[[Part], Made], parts: Iterable[Part]) -> Iterator[Made]:
-    """Yield ``make(part)`` for each part, the next one being made in a thread while the caller works on this one."""
-    with ThreadPoolExecutor(1, thread_name_prefix="collate") as pool:
-        waiting: Future[Made] | None = None
-        for part in parts:
-            following = pool.submit(make, part)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = following
-        if waiting is not None:
-            yield waiting.result()

@@ -1,42 +1,26 @@
-"""SQuAD features: windows of tokens, made once and then read from a cache file.
+"""SQuAD features: windows of tokens of questions with their contexts.
 
 A window is a question and a part of its context, with the tokenizer's special tokens; the tokenizer cuts and joins
 them. Letters: F windows, T tokens of all windows.
 """
 
-import contextlib
-import hashlib
 import itertools
 import json
-import logging
-import stat
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
-import safetensors.numpy
-import tokenizers
-from safetensors import SafetensorError, safe_open
 from tokenizers import Encoding, Tokenizer
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import atomic_path
-from benchlib.workloads.squad_text import Example, content_sha256
+from benchlib.workloads.squad_text import Example
 
-log = logging.getLogger(__name__)
-
-# Part of the cache key: raise it with every change of what the arrays hold.
-FORMAT = 2
-
-_BATCH = 1024
+BATCH = 1024  # questions that are tokenised together
 # A question so long that its windows would advance by fewer tokens is cut: one context could give hundreds of windows.
-_LEAST_STEP = 16
+MIN_ADVANCE = 16
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # questions done, questions
 Arrays = dict[str, np.ndarray]
 
 
@@ -63,8 +47,8 @@ class Features:
     token_types: bool
     questions: int
     questions_cut: int  # questions that were too long to leave room for a context
-    from_cache: bool
-    seconds: float  # that building or reading took
+    from_cache: bool = False
+    seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.example_index)
@@ -86,98 +70,6 @@ class Features:
         return types
 
 
-def build(
-    examples: Sequence[Example],
-    tokenizer: Any,
-    max_length: int,
-    doc_stride: int,
-    training: bool,
-    cache_dir: Path | str | None,
-    progress: Progress | None = None,
-) -> Features:
-    """Return the features of ``examples``, from ``cache_dir`` when they are there, else made and left there.
-
-    ``tokenizer`` is a fast tokenizer of transformers; it is not changed. ``max_length`` counts all tokens of a window,
-    ``doc_stride`` those that neighbouring windows share. ``training`` asks for answer positions (of the first gold
-    answer), else the characters of the tokens are kept. ``progress`` gets (questions done, questions), also now and then
-    while another process builds. Without ``cache_dir`` nothing is stored.
-
-    Several processes may call this at once: one builds, the others wait for it and read. A cut or altered file is
-    built anew. Raises ``UserError`` for a slow or foreign tokenizer and for lengths that leave no room.
-    """
-    began = time.perf_counter()
-    if cache_dir is None:
-        arrays, meta = cut(examples, tokenizer, max_length, doc_stride, training, progress)
-        return _features(arrays, meta, False, began)
-    path = Path(cache_dir) / f"features-{_key(examples, tokenizer, max_length, doc_stride, training)}.safetensors"
-    cached = _read(path)
-    if cached is None:
-        with _locked(path, progress):
-            cached = _read(path)  # the process that held the lock has left it here
-            if cached is None:
-                arrays, meta = cut(examples, tokenizer, max_length, doc_stride, training, progress)
-                _store(path, arrays, meta)
-                return _features(arrays, meta, False, began)
-    return _features(*cached, True, began)
-
-
-def _key(examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int, training: bool) -> str:
-    parts = [
-        FORMAT,
-        tokenizers.__version__,
-        plain_tokenizer_json(tokenizer),
-        [tokenizer.cls_token_id, tokenizer.bos_token_id, list(tokenizer.model_input_names)],
-        [max_length, doc_stride, training],
-        content_sha256(examples),
-    ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _read(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
-    try:
-        return read_arrays(path)
-    except FileNotFoundError:
-        return None
-    except (DamagedFile, OSError) as error:
-        log.warning("%s; the features are built anew", error)
-        return None
-
-
-def _store(path: Path, arrays: Arrays, meta: dict[str, Any]) -> None:
-    try:
-        write_arrays(path, arrays, meta)
-    except OSError as error:
-        # A full disk costs the next start its time, not this run its result.
-        log.warning("%s cannot be written (%s); the next start builds the features again", path, error.strerror)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
-    lock = filelock.FileLock(path.with_suffix(".lock"))  # the operating system frees it when its process dies
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while not lock.is_locked:
-            try:
-                lock.acquire(timeout=2)
-            except filelock.Timeout:
-                if progress:
-                    progress(0, 0)
-    except OSError as error:
-        # Where nothing can be written there is nothing to wait for either: each process builds its own.
-        log.warning("%s cannot be locked (%s); the features are built without the cache", path, error.strerror)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _features(arrays: Arrays, meta: dict[str, Any], from_cache: bool, began: float) -> Features:
-    present: dict[str, Any] = (
-        dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays | meta
-    )
-    return Features(**present, from_cache=from_cache, seconds=time.perf_counter() - began)
-
-
 def plain_tokenizer_json(tokenizer: Any) -> str:
     """Return a fast tokenizer as JSON without the truncation and padding that its last user left in it."""
     if not getattr(tokenizer, "is_fast", False):
@@ -186,18 +78,19 @@ def plain_tokenizer_json(tokenizer: Any) -> str:
     return json.dumps(content | {"truncation": None, "padding": None}, sort_keys=True)
 
 
-def cut(
+def build(
     examples: Sequence[Example],
     tokenizer: Any,
     max_length: int,
     doc_stride: int,
     training: bool,
     progress: Progress | None = None,
-) -> tuple[Arrays, dict[str, Any]]:
-    """Cut ``examples`` into windows of at most ``max_length`` tokens that share ``doc_stride``.
+) -> Features:
+    """Cut ``examples`` into windows of at most ``max_length`` tokens, special ones too, that share ``doc_stride``.
 
-    Returns the arrays and the metadata of ``Features``. Raises ``UserError`` when the windows leave no room for a
-    context, and for a tokenizer that is slow or does not join a question and a context as BERT's does.
+    ``tokenizer`` is a fast tokenizer of transformers; it is not changed. ``training`` asks for answer positions (of the
+    first gold answer), else the characters of the tokens are kept. Raises ``UserError`` when the windows leave no room for
+    a context, and for a tokenizer that is slow or does not join a question and a context as BERT's does.
     """
     joining = Tokenizer.from_str(plain_tokenizer_json(tokenizer))
     layout = _layout(tokenizer, joining)
@@ -209,14 +102,14 @@ def cut(
             f"for the question and new context: set max_length to {doc_stride + special + 4} or more, or a smaller doc_stride"
         )
     joining.enable_truncation(max_length, stride=doc_stride, strategy="only_second")
-    longest = budget - min(_LEAST_STEP, budget // 4)
+    longest = budget - min(MIN_ADVANCE, budget // 4)
     # Without its post-processor, which is for the joined text and would trim offsets twice.
     plain = Tokenizer.from_str(json.dumps(json.loads(plain_tokenizer_json(tokenizer)) | {"post_processor": None}))
 
     columns: dict[str, list[np.ndarray]] = {}
     questions_cut = 0
-    for low in range(0, len(examples) or 1, _BATCH):  # no questions give empty arrays
-        part = examples[low : low + _BATCH]
+    for low in range(0, len(examples) or 1, BATCH):  # no questions give empty arrays
+        part = examples[low : low + BATCH]
         # White space before a question is no information, and there are questions with thousands of blanks.
         questions = plain.encode_batch_fast([example.question.lstrip() for example in part])
         # About five questions share a context: each is tokenised once.
@@ -234,10 +127,11 @@ def cut(
             columns.setdefault(name, []).append(array)
         if progress:
             progress(low + len(part), len(examples))
-    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-    arrays["starts"] = np.concatenate([[0], np.cumsum(arrays.pop("lengths"))])
-    meta = {"max_length": max_length, "questions": len(examples), "questions_cut": questions_cut}
-    return arrays, meta | layout
+    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in columns.items()}
+    starts = np.concatenate([[0], np.cumsum(arrays.pop("lengths"))])
+    arrays = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays
+    counts: dict[str, Any] = {"max_length": max_length, "questions": len(examples), "questions_cut": questions_cut}
+    return Features(starts=starts, **arrays, **counts, **layout)
 
 
 def _layout(tokenizer: Any, joining: Tokenizer) -> dict[str, Any]:
@@ -319,44 +213,3 @@ def _answer(characters: np.ndarray, begin: int, end: int) -> tuple[int, int] | N
         return None
     last = int(np.searchsorted(characters[:, 1], end, side="left"))
     return min(int(np.searchsorted(characters[:, 0], begin, side="right")) - 1, last), last
-
-
-class DamagedFile(ValueError):
-    """The file is cut, altered or not of this format; the text says which."""
-
-
-def write_arrays(path: Path | str, arrays: Arrays, meta: Mapping[str, Any]) -> None:
-    """Write ``arrays`` and the JSON values of ``meta`` atomically as safetensors, with a checksum of both."""
-    about = {"meta": meta, "sha256": _digest(arrays, meta)}
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(safetensors.numpy.save(arrays, {"benchlib": json.dumps(about)}))
-
-
-def read_arrays(path: Path | str) -> tuple[Arrays, dict[str, Any]]:
-    """Return the arrays of ``path``, read-only, and the metadata.
-
-    Raises ``DamagedFile`` when the content is not what was written, ``FileNotFoundError`` when there is none.
-    """
-    source = Path(path)
-    if not stat.S_ISREG(source.stat().st_mode):  # to open a pipe would wait for its other end
-        raise DamagedFile(f"{source}: no regular file")
-    try:
-        with safe_open(source, "np") as handle:
-            about = json.loads(handle.metadata()["benchlib"])
-            arrays = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  it is no mapping
-        intact = about["sha256"] == _digest(arrays, about["meta"])
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedFile(f"{source}: cut, extended or not an array file: {error}") from None
-    if not intact:
-        raise DamagedFile(f"{source}: altered: its checksum does not match")
-    for array in arrays.values():
-        array.flags.writeable = False
-    return arrays, about["meta"]
-
-
-def _digest(arrays: Arrays, meta: Mapping[str, Any]) -> str:
-    described = [[name, array.dtype.str, array.shape] for name, array in sorted(arrays.items())]
-    digest = hashlib.sha256(json.dumps([described, meta], sort_keys=True).encode())
-    for _, array in sorted(arrays.items()):
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()

@@ -76,8 +76,8 @@ def foreground(run_dir: Path, function: str = "run") -> subprocess.Popen[str]:
 def in_this_process(run_dir: Path) -> None:
     """Run the benchmark of a prepared folder here, as its one rank: what supervisor and ranks do has tests of its own."""
     from benchlib.benchmarks import BENCHMARKS
-    from benchlib.runtime.measurement import executed
     from benchlib.config.schema import load_config
+    from benchlib.runtime.measurement import executed
 
     config = load_config(run_dir)
     executed(BENCHMARKS[config.benchmark])(config, run_dir, EventWriter(run_dir, "rank0"))

@@ -10,14 +10,17 @@ from typing import Any
 import torch.distributed as dist
 from checkpoint_cases import flip
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.squad import run, train
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.steps import Task
+from benchlib.benchmarks.squad.passes import Task
 from benchlib.core import events
+from benchlib.runtime.measurement import executed
+from benchlib.workloads import training
 
 Config = SquadConfig
 STEP = 8
-run.PEAK_S = run.EXCHANGE_S = 0.02  # how fast it is, nobody asks
+training.PEAK_S = run.EXCHANGE_S = 0.02  # how fast it is, nobody asks
 
 
 def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter, fault: Callable[[Task], None]) -> None:
@@ -26,27 +29,27 @@ def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter,
 
     def saved(task: Task, *rest: Any) -> None:
         save(task, *rest)
-        if rest[4] == STEP:
+        if rest[2] == STEP:
             fault(task)
 
     if events.restarts(run_dir) == 0:
         train.save = saved
-    run.run(config, run_dir, writer)
+    executed(BENCHMARKS["squad"])(config, run_dir, writer)
 
 
 def undisturbed(config: SquadConfig, run_dir: Path, writer: events.EventWriter) -> None:
     """Nothing breaks."""
-    run.run(config, run_dir, writer)
+    executed(BENCHMARKS["squad"])(config, run_dir, writer)
 
 
 def flipped_and_killed(config: SquadConfig, run_dir: Path, writer: events.EventWriter) -> None:
     """One bit of the newest checkpoint changes on the disk, then rank 1 dies."""
 
     def fault(task: Task) -> None:
-        if task.world.main:
-            flip(task.run_dir / f"checkpoints/step-{STEP:08d}/model.safetensors")
+        if task.rank.world.main:
+            flip(task.rank.run_dir / f"checkpoints/step-{STEP:08d}/model.safetensors")
         dist.barrier()
-        if task.world.rank == 1:
+        if task.rank.world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     _broken_once(config, run_dir, writer, fault)
@@ -56,8 +59,8 @@ def waits_for_its_end(config: SquadConfig, run_dir: Path, writer: events.EventWr
     """The node whose run folder is called ``b`` waits to be killed."""
 
     def fault(task: Task) -> None:
-        if task.run_dir.name == "b":
-            (task.run_dir / "waits").touch()
+        if task.rank.run_dir.name == "b":
+            (task.rank.run_dir / "waits").touch()
             time.sleep(600)
 
     _broken_once(config, run_dir, writer, fault)

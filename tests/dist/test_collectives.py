@@ -10,7 +10,6 @@ import torch.distributed as dist
 from worlds import in_ranks, in_world
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.runtime.measurement import executed
 from benchlib.benchmarks.collectives import support
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
@@ -18,6 +17,7 @@ from benchlib.core.events import EventWriter, read_events
 from benchlib.judge.baselines import find
 from benchlib.launch.launch import execute
 from benchlib.results.run import Run
+from benchlib.runtime.measurement import executed
 from benchlib.workloads import collective_timing
 from benchlib.workloads.collective_ops import Place
 from benchlib.workloads.collective_timing import Case, Pace, take_in_turns

@@ -1,8 +1,9 @@
-"""The encoder-decoder on two ranks against one, and from a disk against memory: the same losses to the last digits of fp64."""
+"""The encoder-decoder on two ranks against one, and from a disk against memory: the same losses in fp64."""
 
 import json
-from dataclasses import asdict
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ import pytest
 import torch
 import worlds
 
+from benchlib.benchmarks.seq2seq import run
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.train import Engine, Task, compare, train
-from benchlib.core.events import EventWriter
+from benchlib.benchmarks.seq2seq.engine import Engine, Task, compare, share
+from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime.group import World
+from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import COLUMNS
+from benchlib.workloads import shards, training
 from benchlib.workloads.pairs import Pairs
 from benchlib.workloads.shards import open_source
 
@@ -23,21 +27,31 @@ SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 1, "decoder_layers": 1, "d
 SAMPLES, EPOCHS = 27, 2
 
 
+def task_of(
+    config: Seq2seqConfig, folder: Path, batch: int, data_dir: str = "", rank: int = 0, dtype: Any = torch.float64
+) -> Task:
+    size = config.nproc
+    here = World(rank, size, rank, size, torch.device("cpu"), "gloo")
+    of_rank = Rank(config, folder, here, EventWriter(folder, f"rank{rank}"), Moment.now())
+    source = open_source(Pairs(config.samples, 6, 50, 4), data_dir)
+    return Task(of_rank, source, "fp32", batch, dtype)
+
+
 def trained(rank: int, size: int, folder: Path, data_dir: str = "", engine: str = "tuned") -> dict[str, Any]:
     config = Seq2seqConfig(**SHAPE, sequence=6, samples=SAMPLES, epochs=EPOCHS, nproc=size, seed=4, learning_rate=1e-2)
-    here = World(rank, size, rank, size, torch.device("cpu"), "gloo")
-    task = Task(config, here, EventWriter(folder, f"rank{rank}"), "fp32", 8 // size, torch.float64)
-    source = open_source(Pairs(SAMPLES, 6, 50, 4), data_dir, num_shards=3 if data_dir else 0)
-    made = Engine(engine, task)
-    compared = compare(task, [made], source, 2)
-    made.restart()
-    outcome = train(task, made, source, 1.0)
+    task = task_of(config, folder, 8 // size, data_dir, rank)
+    worker = Engine(engine, task)
+    compared = compare(task, [worker], 2)
+    worker.restart(task.source)
+    steps = task.steps(SAMPLES) * (EPOCHS + 1)
+    plan = training.Plan(steps, SAMPLES * (EPOCHS + 1), steps, SAMPLES * (EPOCHS + 1), 1.0)
+    outcome = training.train(task.rank, worker, plan, [1e-2] * steps, task.steps(SAMPLES))
     return {
         "losses": outcome.table[:, :, 0].sum(axis=1).tolist(),
         "samples": outcome.table[:, :, 1].sum(axis=0).tolist(),
         "compared": compared.losses[engine],
         "equal": [len(set(row)) == 1 for row in outcome.checksums],
-        "weights": {name: value.tolist() for name, value in made.model.state_dict().items() if value.ndim == 1},
+        "weights": {name: value.tolist() for name, value in worker.model.state_dict().items() if value.ndim == 1},
     }
 
 
@@ -59,16 +73,16 @@ def test_two_ranks_compute_what_one_does(group: None, tmp_path: Path) -> None:
     assert len(one["losses"]) == (EPOCHS + 1) * 4
     np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-12)
     np.testing.assert_allclose(two["compared"], one["compared"], rtol=1e-12)
-    for name, values in one["weights"].items():
-        np.testing.assert_allclose(two["weights"][name], values, rtol=1e-9, atol=1e-10, err_msg=name)  # of a key, whose gradient is 0, Adam makes rounding
+    for name, values in one["weights"].items():  # of a key, whose gradient is 0, Adam makes rounding
+        np.testing.assert_allclose(two["weights"][name], values, rtol=1e-9, atol=1e-10, err_msg=name)
     assert two["equal"] == [True] * (EPOCHS + 1)
     assert sum(two["samples"]) == sum(one["samples"]) == (EPOCHS + 1) * SAMPLES
     assert two["samples"][1] < two["samples"][0]
     assert one["losses"][-1] < one["losses"][0] - 0.1
 
 
-def test_a_disk_gives_the_losses_of_memory(group: None, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
+def test_a_disk_gives_the_losses_of_memory(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 9 * 96)  # three shards
     from_disk, from_memory = trained(0, 1, tmp_path, str(tmp_path / "data")), trained(0, 1, tmp_path)
     assert from_disk["losses"] == from_memory["losses"]
     assert len(list(tmp_path.glob("data/*/shard_*.bin"))) == 3
@@ -79,33 +93,26 @@ def test_plain_learns_what_tuned_does(group: None, tmp_path: Path) -> None:
     np.testing.assert_allclose(tuned, plain, rtol=1e-9)
 
 
-def test_a_rank_without_samples_takes_part(group: None, tmp_path: Path) -> None:
-    from benchlib.benchmarks.seq2seq.train import share
-
+def test_a_rank_without_samples_takes_part(tmp_path: Path) -> None:
     config = Seq2seqConfig(**SHAPE, sequence=6, samples=9, nproc=2)
-    events = EventWriter(tmp_path, "rank0")
-    parts = [
-        list(share(Task(config, World(rank, 2, rank, 2, torch.device("cpu"), "gloo"), events, "fp32", 4), 9, [(1, 0), (1, 1)]))
-        for rank in range(2)
-    ]
+    parts = [list(share(task_of(config, tmp_path, 4, rank=rank), 1, (0, 1))) for rank in range(2)]
     assert sorted(np.concatenate([part[0][0] for part in parts] + [parts[0][1][0]]).tolist()) == list(range(9))
     assert parts[1][1][1] == 0.0 and parts[0][1][1] == pytest.approx(1 / 6)
 
 
-def test_a_slow_disk_is_measured_and_named_as_the_limit(group: None, tmp_path: Path) -> None:
-    """Eight samples of 96 bytes take at least 0.19 s at 4 kB/s, and a step 10 ms beside its data, by the injected clock."""
-    from benchlib.benchmarks.seq2seq.judge import data_sentence
-    from benchlib.benchmarks.seq2seq.run import _disk
-    from benchlib.core.disk import Planted
-
+def test_a_slow_disk_shows_in_the_wait_for_data_and_in_its_rate(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of eight samples of 96 bytes takes at least 0.1 s, by injection, and a step 10 ms beside its data."""
+    entire = shards.Shards.read
+    monkeypatch.setattr(shards.Shards, "read", lambda self, indices: time.sleep(0.1) or entire(self, indices))
     config = Seq2seqConfig(**SHAPE, sequence=6, samples=8, epochs=1, budget_s=10, data_dir=str(tmp_path))
-    task = Task(config, World(0, 1, 0, 1, torch.device("cpu"), "gloo"), EventWriter(tmp_path, "rank0"), "fp32", 8)
-    source = open_source(Pairs(8, 6, 50, 4), tmp_path, planted=Planted(4e3))
-    outcome = train(task, Engine("tuned", task), source, 1.0)
+    task = task_of(config, tmp_path, 8, str(tmp_path), dtype=torch.float32)
+    plan = training.Plan(2, 16, 2, 16, 1.0)
+    outcome = training.train(task.rank, Engine("tuned", task), plan, [1e-3] * 2, 1)
     data_s, step_s = (outcome.table[:, :, COLUMNS.index(name)] for name in ("data_s", "step_s"))
-    assert (data_s >= 0.19).all() and (data_s <= step_s).all()
+    assert (data_s >= 0.1).all() and (data_s <= step_s).all()
     step_s[:] = data_s + 0.01
-    rates, limit = _disk(config, source, outcome, task.world, task)
-    assert limit.limit == "disk" and max(rates.loader_bytes_per_s) < 4.08e3
-    assert limit.asked_bytes_per_s == pytest.approx(8 * 96 / 0.01)
-    assert "the disk limits this model" in data_sentence({"data_limit": asdict(limit)}, 0.9)
+    row = run._disk(task.rank, task, task.source, outcome, 1)
+    assert SimpleNamespace(**row).compute_s == pytest.approx(0.01)
+    assert row["sample_bytes"] == 96 and 0 < max(row["loader_mb_per_s"]) <= 8 * 96 / 0.1 / 1e6

@@ -5,10 +5,10 @@ from worlds import in_ranks
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.machine import run
-from benchlib.runtime.measurement import executed
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
 from benchlib.results.run import Run
+from benchlib.runtime.measurement import executed
 from benchlib.workloads.collective_timing import LEAST_ROUNDS, WARMUP, Pace, time_all_reduce
 
 SMALL = {

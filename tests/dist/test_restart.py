@@ -16,8 +16,9 @@ from benchlib.judge import baselines
 from benchlib.judge.verdict import judge
 from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import kill_marked
-from benchlib.results.run import Run, load_result
+from benchlib.results.run import Run
 from benchlib.results.verdict import Verdict
+from benchlib.spec.tables import Rows
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -88,13 +89,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def _same_training(run_dir: Path, undisturbed: Run) -> None:
     """The weights of both ranks, bit for bit, and the loss of each step are those of the undisturbed run."""
-    result, samples, reference = load_result(run_dir), Run(run_dir).samples, undisturbed.result
-    assert result.facts["planned_steps"] == reference.facts["planned_steps"] >= 20
-    assert result.facts["checksums"][-1] == reference.facts["checksums"][-1]
-    assert len(set(result.facts["checksums"][-1])) == 1
-    losses = result.metric("loss"), reference.metric("loss")
-    assert len(samples["loss"]) == result.facts["planned_steps"]
-    assert losses[0] and losses[1] and losses[0].value == losses[1].value
+    again, whole = Rows.of(Run(run_dir)).run, Rows.of(undisturbed).run
+    assert again["planned_steps"] == whole["planned_steps"] == len(again["loss"]) >= 20
+    assert again["checksums"][-1] == whole["checksums"][-1] and len(set(again["checksums"][-1])) == 1
+    assert again["loss"] == whole["loss"]
 
 
 def test_another_node_takes_the_place_of_a_lost_one(
@@ -112,7 +110,7 @@ def test_another_node_takes_the_place_of_a_lost_one(
     assert (third["outcome"], third["restarts"]) == ("complete", 0), third["reason"]
     assert "may lie on another node" in first["earlier_attempts"][0]["reason"]
     (holder,) = [tmp_path / name for name in "ac" if (tmp_path / name / "result.json").exists()]
-    facts = load_result(holder).facts
+    facts = Rows.of(Run(holder)).run
     assert (facts["resumed_step"], facts["restarts"]) == (8, 1)
     assert (tmp_path / "c/checkpoints").is_dir(), "any node may be the next that is lost"
     _same_training(holder, undisturbed)
@@ -141,9 +139,9 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: 
     assert (event["attempt"], event["reason"]) == (2, earlier["reason"])
     assert {path.name for path in (run_dir / "logs/attempt-1").iterdir()} >= {"rank0.err", "rank1.err", "rank1.out"}
     assert (run_dir / "logs/rank1.err").exists(), "of the second attempt"
-    result = load_result(run_dir)
-    assert (result.facts["resumed_step"], result.facts["restarts"]) == (4, 1), "step 8 is there and has a wrong bit"
-    assert any("step-00000008: model.safetensors was altered" in note for note in result.notes)
+    facts = Rows.of(Run(run_dir)).run
+    assert (facts["resumed_step"], facts["restarts"]) == (4, 1), "step 8 is there and has a wrong bit"
+    assert any("step-00000008: model.safetensors was altered" in fault for fault in facts["checkpoint_faults"])
     _same_training(run_dir, undisturbed)
     passed = Verdict(verdict="PASS", sentence="", checks=[])
     with pytest.raises(UserError, match="was started again 1 time after failures"):

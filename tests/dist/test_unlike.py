@@ -1,4 +1,4 @@
-"""Unlike ranks: two and three of them against a single process, whatever the split of each step."""
+"""Heterogeneous ranks: two and three of them against a single process, whatever the split of each step."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,6 @@ from worlds import in_ranks
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import EventWriter
 from benchlib.results.run import load_result, load_samples
-from benchlib.runtime.devices import supports
 from benchlib.runtime.group import world
 
 MISSING = why_not()
@@ -70,39 +69,27 @@ def test_splits_that_change_every_step_give_the_curve_of_one_process(
 
 
 @pytest.fixture(scope="module")
-def planned(two_ranks: Path) -> dict[str, Any]:
-    return json.loads((two_ranks / "plans.json").read_text())
+def splits(two_ranks: Path) -> dict[str, Any]:
+    return json.loads((two_ranks / "splits.json").read_text())
 
 
-def test_a_drift_in_the_middle_is_answered_within_8_steps(planned: dict[str, Any]) -> None:
+def test_a_drift_in_the_middle_is_answered_within_8_steps(splits: dict[str, Any]) -> None:
     """By the injected clock rank 1 takes four times as long as rank 0, from step 8 on a quarter of it."""
-    samples, table = np.array(planned["auto"]["samples"]), planned["auto"]["tables"]
-    moment = next(plan["from_step"] for plan in table["unlike_plans"] if plan["from_step"] > 8)
-    assert moment <= 8 + 8
+    samples, tables = np.array(splits["whole"]["samples"]), splits["whole"]["tables"]
+    moment = next(row for row in tables["splits"] if row["from_step"] > 8)
+    assert moment["from_step"] <= 8 + 8
     whole = samples[samples.sum(axis=1) == 12]
     assert whole[:6].tolist() == [[10, 2]] * 6  # up to step 8
     assert whole[-1, 0] < whole[-1, 1]
-    assert {row["rank"] for row in table["unlike_steps"] if row["step"] < 0} == {0, 1}  # what an even step took
+    assert all(row["even_s"] > 0 for row in tables["shares"])
 
 
-def test_a_plan_from_a_file_is_kept_and_continued_bit_by_bit(planned: dict[str, Any]) -> None:
-    whole, resumed = planned["whole"], planned["resumed"]
-    assert [row[:2] for row in whole["samples"]][:2] == [[9, 3], [9, 3]]
-    assert resumed["resumed"] == 4
-    assert (resumed["losses"], resumed["samples"]) == (whole["losses"], whole["samples"])
-    assert "work of rank 1: the plan has 4, this run 1" in planned["refused"]
-
-
-def test_mixed_precision_is_compared_with_fp32_before_the_training(planned: dict[str, Any]) -> None:
-    has, why = supports("bf16", torch.device("cpu"))
-    if not has:
-        pytest.skip(why)
-    rows = planned["mixed"]["tables"]["mixed_precision"]
-    mixed, alone = (np.array([row[name] for row in rows]) for name in ("mixed", "fp32"))
-    assert len(rows) == 5
-    assert 0 < np.abs(mixed - alone).max() < 0.1
-    assert alone[0] == pytest.approx(planned["auto"]["losses"][0], rel=1e-5)
-    assert mixed[0] == pytest.approx(planned["mixed"]["losses"][0], rel=1e-5)  # the weights were put back
+@pytest.mark.parametrize(("name", "step"), [("before", 4), ("after", 20)])
+def test_splits_are_continued_bit_by_bit(splits: dict[str, Any], name: str, step: int) -> None:
+    """Also across the moment of a new split, which follows from steps that the first part took."""
+    whole, continued = splits["whole"], splits[name]
+    assert continued["resumed"] == step
+    assert (continued["losses"], continued["samples"]) == (whole["losses"], whole["samples"])
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -129,7 +116,7 @@ def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
 
     together = next(folders[name] for name in ("first", "second") if (folders[name] / "result.json").exists())
     results = [load_result(folder) for folder in (together, folders["alone"])]
-    rows = results[0].tables["unlike_ranks"]
+    rows = results[0].tables["shares"]
     assert sum(row["samples"] for row in rows) == 16
     losses = [load_samples(folder)["loss"] for folder in (together, folders["alone"])]
     np.testing.assert_allclose(*losses, rtol=1e-3)

@@ -2,21 +2,23 @@
 
 import functools
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from benchlib.benchmarks.squad import compiled, steps, train
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks.squad import compiled, passes, train
 from benchlib.benchmarks.squad import run as squad
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.core.events import EventWriter
+from benchlib.config.schema import save_config
+from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import write_json
 from benchlib.runtime.group import World, weight_checksum, world
+from benchlib.runtime.measurement import Rank, executed
 from benchlib.runtime.steps import COLUMNS, compare_ranks
-from benchlib.workloads import features
+from benchlib.workloads import features, training
 
 Config = SquadConfig
 PADDINGS = ("longest", "max_length")
@@ -24,7 +26,7 @@ PADDINGS = ("longest", "max_length")
 
 def make_model(folder: Path) -> str:
     """Write a random BERT of one layer with a word vocabulary of the generated data; return its path."""
-    split = steps.load_data(SquadConfig(train_questions=40, eval_questions=4))
+    split = passes.load_data(SquadConfig(train_questions=40, eval_questions=4))
     texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
     words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
     letters = sorted({letter for word in words for letter in word})
@@ -62,24 +64,24 @@ def without_dropout(**changes: Any) -> dict[str, Any]:
     return {"attention_dropout": 0.0, "hidden_dropout": 0.0, **changes}
 
 
-def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter) -> steps.Task:
+def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter) -> passes.Task:
     """Return a task on generated data, and the model that belongs to it."""
-    split = steps.load_data(config)
-    loaded = steps.load_model(config)
+    split = passes.load_data(config)
+    loaded = passes.load_model(config)
     made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
-    return steps.Task(config, here, loaded, split.train, made, events, run_dir, time.time() + config.budget_s, 100)
+    return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, split.train, made, 100)
 
 
-def outcome_of(task: steps.Task) -> dict[str, Any]:
+def outcome_of(task: passes.Task) -> dict[str, Any]:
     """Train and return losses by step, the checksum of the final weights and what else the tests look at."""
     trained = squad.engine(task.config.engine)(task)
     return {
         "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
         "weights": weight_checksum(task.loaded.model),
-        "samples": trained.samples_seen,
+        "samples": trained.table[:, :, COLUMNS.index("samples")].sum(axis=0).tolist(),
         "expected": trained.plan.samples,
         "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
-        "resumed": trained.resumed_step,
+        "resumed": trained.first,
         "columns": {
             name: None if value != value else value
             for name, value in zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)
@@ -87,7 +89,7 @@ def outcome_of(task: steps.Task) -> dict[str, Any]:
     }
 
 
-def gradients_of(task: steps.Task) -> dict[str, torch.Tensor]:
+def gradients_of(task: passes.Task) -> dict[str, torch.Tensor]:
     """Return the gradients of the first step, as they are when they get clipped."""
     found: dict[str, torch.Tensor] = {}
     real = torch.nn.utils.clip_grad_norm_
@@ -106,8 +108,8 @@ def gradients_of(task: steps.Task) -> dict[str, torch.Tensor]:
 
 def whole(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
     """Run the benchmark, whose speed nobody asks: peaks and all-reduces are measured for a moment only."""
-    squad.PEAK_S = squad.EXCHANGE_S = 0.02
-    squad.run(config, run_dir, events)
+    training.PEAK_S = squad.EXCHANGE_S = 0.02
+    executed(BENCHMARKS["squad"])(config, run_dir, events)
 
 
 def trainer(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
@@ -131,6 +133,7 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
             place.mkdir(exist_ok=True)
         torch.distributed.barrier()
         task = task_of(config_of(config.model, 2, **changes), here, place, events)
+        save_config(task.config, place)
         found[name] = outcome_of(task)
 
     # Both trainings through XLA are of the same shapes, and weights are arguments: they share their programs.
@@ -176,8 +179,8 @@ def alone(config: SquadConfig, run_dir: Path) -> dict[str, Any]:
 
 def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
-    split = steps.load_data(config)
-    loaded = steps.load_model(config)
+    split = passes.load_data(config)
+    loaded = passes.load_model(config)
     made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     model = loaded.model.train()
     for index in range(len(made)):

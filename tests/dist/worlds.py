@@ -16,7 +16,7 @@ from benchlib.config.schema import load_config
 from benchlib.core.events import EventWriter
 
 # What ranks need, loaded once: an optimizer and DDP bring Dynamo.
-PRELOADED = ["pytest", "torch.distributed.fsdp", "torch._dynamo", "benchlib.benchmarks.parallel.measure", "benchlib.benchmarks.squad.train", "benchlib.benchmarks.squad.run"]  # fmt: skip
+PRELOADED = ["pytest", "torch.distributed.fsdp", "torch._dynamo", "benchlib.benchmarks.parallel.measure", "benchlib.benchmarks.squad.run"]  # fmt: skip
 
 
 def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[int, int], None]) -> None:

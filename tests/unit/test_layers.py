@@ -19,7 +19,7 @@ ROOMS = {
     "results": "core config",
     "launch": "core config results",
     "runtime": "core config results launch",
-    "workloads": "core config results launch runtime",
+    "workloads": "core config results launch runtime judge show spec",
     "judge": "core config results launch",
     "show": "core config results launch judge",
     "spec": "core config results launch judge show",
@@ -27,7 +27,7 @@ ROOMS = {
     "benchmarks": "core config results launch runtime workloads judge show spec",
 }
 # Of a benchmark's files these are read where no torch is: by the front, before a run and after it.
-FRONT = {"__init__", "config", "judge", "view", "tables", "figures", "command", "spec"}
+FRONT = {"__init__", "config", "command", "spec"}
 WITH_TORCH = {"runtime", "workloads"}
 DOORS = {"__main__", "cli", "session"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}

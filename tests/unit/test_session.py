@@ -3,7 +3,6 @@
 import json
 import re
 import statistics
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -183,15 +182,13 @@ def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
     assert lines == [f"{type(error).__name__}: {error}"]
 
 
-def test_a_benchmark_whose_tables_are_rows_shows_those_of_its_report():
-    run = SimpleNamespace(
-        config=SimpleNamespace(benchmark="compiled"), result=SimpleNamespace(tables={"runtimes": [{"runtime": "x"}]})
-    )
-    assert session.table(run, "One file, several runtimes").to_dict("records") == [{"runtime": "x"}]
-    with pytest.raises(UserError, match="no table 'Program': did you mean Programs"):
-        session.table(run, "Program")
+def test_a_notebook_shows_the_tables_of_the_spec(tmp_path):
+    run = unpack("machine", tmp_path / "run")
+    assert len(session.table(run, "All-reduce by size")) == len(run.result.tables["allreduce"])
+    with pytest.raises(UserError, match="no table 'All-reduce by sizes': did you mean All-reduce by size"):
+        session.table(run, "All-reduce by sizes")
     run.result = None
-    assert session.table(run, "Programs").empty
+    assert session.table(run, "All-reduce by size").empty
 
 
 def test_tables_are_left_aligned_with_thousands():

@@ -24,7 +24,6 @@ class InferenceConfig(BaseConfig):
 
     PATHS: ClassVar[dict[str, bool]] = {"data_file": True, "model": False}
     ONE_PROCESS: ClassVar[bool] = True
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("rouge1",)
     FOLLOWS: ClassVar[dict[str, str]] = {
         **BaseConfig.FOLLOWS,
         "data": "data_file",

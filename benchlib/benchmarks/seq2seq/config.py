@@ -1,4 +1,4 @@
-"""Parameters of the encoder-decoder benchmark: the model and its ladder of sizes, the data and where they lie, the training."""
+"""Parameters of the encoder-decoder benchmark: the model and its sizes, the data and where they lie, the training."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -9,31 +9,35 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.definitions import encoder_decoder_forward_flops, encoder_decoder_parameters
 from benchlib.core.errors import UserError
 
-WHOLE, DOUBLE = 3_750_000, 7_500_000  # samples of the full size, and with full=true
-
-# The ladder: 3.5 M, 52.7 M, 211 M and 2.85 G parameters. Any of the values can be set by itself beside it.
-_FIELDS = ("d_model", "nhead", "encoder_layers", "decoder_layers", "dim_feedforward", "sequence", "batch_size")
-SIZES: dict[str, dict[str, int]] = {
-    size: dict(zip(_FIELDS, values, strict=True))
-    for size, values in {
-        "small": (128, 4, 3, 3, 512, 256, 128),
-        "medium": (512, 8, 6, 6, 2048, 256, 128),
-        "large": (768, 12, 12, 12, 3072, 256, 128),
-        "xl": (2048, 32, 24, 24, 8192, 512, 8),
-    }.items()
+FULL = (3_750_000, 7_500_000)  # samples of the full size, and of twice as much
+# 3.5 M, 52.7 M, 211 M and 2.85 G parameters. Any of the values can be set by itself.
+FIELDS = ("d_model", "nhead", "encoder_layers", "decoder_layers", "dim_feedforward", "sequence", "batch_size")
+SIZES: dict[str, tuple[int, ...]] = {
+    "small": (128, 4, 3, 3, 512, 256, 128),
+    "medium": (512, 8, 6, 6, 2048, 256, 128),
+    "large": (768, 12, 12, 12, 3072, 256, 128),
+    "xl": (2048, 32, 24, 24, 8192, 512, 8),
 }
 
 
 class Seq2seqConfig(BaseConfig):
     """Training of torch's ``nn.Transformer`` on pairs of synthetic token sequences.
 
-    The effective batch is ``batch_size * world_size`` samples. A sample is a source and a target of ``sequence`` tokens each;
-    the decoder sees the target shifted right by one and predicts it.
+    The effective batch is ``batch_size * world_size`` samples. A sample is a source and a target of ``sequence`` tokens
+    each; the decoder sees the target shifted right by one and predicts it.
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"data_dir": True}
-    EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch", "samples": "full"}
-    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(_FIELDS, "size"), "nproc": "single"}
+    EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch"}
+    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(FIELDS, "size")}
+    GONE: ClassVar[dict[str, str]] = {
+        "full": "set samples=7500000",
+        "single": "set nproc=1",
+        "num_shards": "shards hold about 128 MB each; leave it out",
+        "read": "shards are read through the page cache, which page_cache=cold empties first; leave it out",
+        "verify": "a shard whose size or time changed is compared with its checksum; delete data_dir to write all anew",
+        "planted_disk_mb_per_s": "set data_dir to a folder on a slow disk",
+    }
 
     benchmark: Literal["seq2seq"] = "seq2seq"
 
@@ -63,24 +67,13 @@ class Seq2seqConfig(BaseConfig):
         ge=0,
         description="samples of an epoch; 0: the whole set of 3,750,000; cut where the budget does not fit it",
     )
-    full: bool = Field(False, description="train on all of 7,500,000 samples, instead of samples")
     epochs: int = Field(3, ge=1, le=1000, description="counted passes, after one to warm up that is not counted")
     data_dir: str = Field("", description="folder for shards of the samples; '': generated in memory")
-    num_shards: int = Field(0, ge=0, le=100000, description="shards on the disk; 0: of about 128 MB each")
     token_bytes: Literal[8, 2] = Field(8, description="bytes of a token on the disk; 2: compact")
     page_cache: Literal["warm", "cold"] = Field(
         "warm", description="shards are in the page cache before an epoch, or not"
     )
-    read: Literal["mmap", "direct"] = Field(
-        "mmap", description="how shards are read: by memory map or past the page cache"
-    )
     read_ahead: int = Field(4, ge=0, le=64, description="batches made ahead on threads; 0: each when it is asked for")
-    verify: Literal["auto", "always"] = Field(
-        "auto", description="checksums to compare at the start: of shards that have changed, or always of all"
-    )
-    planted_disk_mb_per_s: float = Field(
-        0.0, ge=0, description="rate in MB/s that reads of shards are held to on purpose, to test the report; 0: none"
-    )
 
     engine: Literal["both", "plain", "tuned"] = Field(
         "both", description="plain: the usual loop; tuned: this machine's best; both: compare them, then train tuned"
@@ -88,23 +81,15 @@ class Seq2seqConfig(BaseConfig):
     compare_steps: int = Field(3, ge=1, le=1000, description="with engine=both: steps of each engine, in turns")
     compile: bool = Field(False, description="torch.compile the tuned engine; its time is reported apart")
     amp: bool = Field(True, description="mixed precision where the device has it: bf16, else fp16 with a scaler")
-    single: bool = Field(False, description="one device, however many there are")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="of AdamW, the same in every step")
 
     @model_validator(mode="before")
     @classmethod
     def _size_sets_what_is_not_set(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
+        if not isinstance(values, dict) or values.get("size") not in SIZES:
             return values
-        preset = SIZES.get(str(values.get("size")), {})
+        preset = dict(zip(FIELDS, SIZES[values["size"]], strict=True))
         return {name: preset[name] for name in preset if name != "batch_size" or not values.get("batch")} | values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _single_is_one_rank(cls, values: Any) -> Any:
-        if isinstance(values, dict) and str(values.get("single", "")).lower() in ("true", "1", "yes", "on"):
-            return {"nproc": 1, **values}
-        return values
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Seq2seqConfig":
@@ -115,13 +100,11 @@ class Seq2seqConfig(BaseConfig):
                 f"nhead = {self.nhead} does not divide d_model = {self.d_model}: each head takes an equal share of it; "
                 f"set nhead={nearest}"
             )
-        if self.single and self.world_size > 1:
-            raise ValueError(f"single = true with nproc = {self.nproc} and nnodes = {self.nnodes}: leave both at 1")
         if self.token_bytes == 2 and self.vocabulary > 1 << 16:
             raise ValueError(
                 f"token_bytes = 2 holds tokens below {1 << 16:,}, vocabulary = {self.vocabulary:,}: set token_bytes=8"
             )
-        for name in ("num_shards", "planted_disk_mb_per_s", "page_cache", "read", "token_bytes"):
+        for name in ("page_cache", "token_bytes"):
             if getattr(self, name) != type(self).model_fields[name].default and not self.data_dir:
                 raise ValueError(f"{name} = {getattr(self, name)} is about shards: set data_dir=FOLDER, too")
         if Path(self.data_dir).is_file():
@@ -137,14 +120,14 @@ class Seq2seqConfig(BaseConfig):
         super().check_whole()
         if self.epoch_samples < self.world_size:
             raise UserError(
-                f"samples = {self.epoch_samples:,} are fewer than the {self.world_size} ranks: set samples={self.world_size} "
-                "or more, or fewer ranks (nproc)"
+                f"samples = {self.epoch_samples:,} are fewer than the {self.world_size} ranks: "
+                f"set samples={self.world_size} or more, or fewer ranks (nproc)"
             )
 
     @property
     def epoch_samples(self) -> int:
         """Samples of an epoch as asked for; the budget may cut them."""
-        return DOUBLE if self.full else self.samples or WHOLE
+        return self.samples or FULL[0]
 
     @property
     def shape(self) -> dict[str, int]:
@@ -155,22 +138,22 @@ class Seq2seqConfig(BaseConfig):
     @property
     def parameters(self) -> int:
         """Parameters of the model."""
-        return encoder_decoder_parameters(
-            self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward, self.vocabulary, self.sequence
-        )
+        return encoder_decoder_parameters(*self.shape_of_layers, self.vocabulary, self.sequence)
+
+    @property
+    def shape_of_layers(self) -> tuple[int, int, int, int]:
+        """Width, layers of encoder and decoder, width of the feed-forward parts."""
+        return self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward
 
     @property
     def sample_flops(self) -> float:
         """FLOPs of training on one sample: three times the forward pass."""
-        return 3 * encoder_decoder_forward_flops(
-            self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward, self.vocabulary,
-            self.sequence, self.sequence,
-        )  # fmt: skip
+        return 3 * encoder_decoder_forward_flops(*self.shape_of_layers, self.vocabulary, self.sequence, self.sequence)
 
     @staticmethod
     def scope(samples: int) -> str:
-        """Return the suffix of metrics of an epoch of ``samples``: '' for a full size, else that the set is shortened."""
-        return "" if samples in (WHOLE, DOUBLE) else "_subset"
+        """Return the suffix of metrics of an epoch of ``samples``: '' for a full size, else that of a subset."""
+        return "" if samples in FULL else "_subset"
 
     def expected_work(self) -> str:
         """Say what will be trained, with the parameter count."""
@@ -179,7 +162,7 @@ class Seq2seqConfig(BaseConfig):
         where = f"shards in {self.data_dir} ({self.page_cache} page cache)" if self.data_dir else "memory"
         turns = f"; before that {self.compare_steps} steps of plain and tuned in turns" if self.engine == "both" else ""
         return (
-            f"{'tuned' if self.engine == 'both' else self.engine} trains {self.parameters:,} parameters ({self.size}) on "
-            f"{self.epoch_samples:,} samples from {where}, 1 + {self.epochs} epochs, {batch} per device{total}{turns}; "
-            "cut to fit the budget where the measured speed asks for it"
+            f"{'tuned' if self.engine == 'both' else self.engine} trains {self.parameters:,} parameters ({self.size}) "
+            f"on {self.epoch_samples:,} samples from {where}, 1 + {self.epochs} epochs, {batch} per device{total}"
+            f"{turns}; cut to fit the budget where the measured speed asks for it"
         )

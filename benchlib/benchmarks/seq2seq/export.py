@@ -1,7 +1,8 @@
 """The result of a run as one JSON file for other programs: ``bench_{GPU}_{N}gpu_{TIMESTAMP}.json``.
 
-:class:`Bench` is the schema, ``docs/bench.schema.json`` the same for programs that do not read Python. A field is added with
-the same version; one that is changed or dropped raises it. ``benchlib compare`` reads such a file like the run's folder.
+:class:`Bench` is the schema, ``docs/bench.schema.json`` the same for programs that do not read Python. A field is added
+with the same version; one that is changed or dropped raises it. ``benchlib compare`` reads such a file like the run's
+folder.
 """
 
 import datetime
@@ -76,25 +77,26 @@ class Bench(_Part):
 
 def bench(run: Record) -> Bench:
     """Return the file of a complete run."""
-    assert run.result is not None
     small = run.thin(most_bytes=KEPT_BYTES)
-    assert small.result is not None
-    names, processor = run.device_names, str(run.machine.get("cpu", {}).get("model") or "cpu")
-    gpu = run.backend != "cpu"
+    assert run.result is not None and small.result is not None
+    processor, gpu = str(run.machine.get("cpu", {}).get("model") or "cpu"), run.backend != "cpu"
+    same = ("run", "benchmark", "tier", "backend", "sentence", "machine", "fingerprint")
+    ended = run.result.ended_at
     return Bench(
         metadata=Metadata(
-            **{name: getattr(run, name) for name in ("run", "benchmark", "tier", "backend", "sentence", "machine")},
-            device=names[0] if names else run.backend if gpu else processor,
+            **{name: getattr(run, name) for name in same},
+            device=next(iter(run.device_names), run.backend if gpu else processor),
             gpus=run.result.world_size if gpu else 0,
             ranks=run.result.world_size,
             verdict=run.word,
             started_at=_utc(run.result.started_at),
-            ended_at=None if run.result.ended_at is None else _utc(run.result.ended_at),
-            fingerprint=run.fingerprint,
+            ended_at=None if ended is None else _utc(ended),
             facts=small.result.facts,
         ),
         config=run.config,
-        epochs=[Epoch(**row) for row in run.result.tables.get("epochs", [])],
+        epochs=[
+            Epoch(**{name: row[name] for name in Epoch.model_fields}) for row in run.result.tables.get("epochs", [])
+        ],
         summary=[
             Number(**metric.model_dump(), samples=small.samples.get(metric.name, [])) for metric in run.result.metrics
         ],
@@ -107,8 +109,9 @@ def _utc(seconds: float) -> datetime.datetime:
 
 def file_name(content: Bench) -> str:
     """Return ``bench_{GPU}_{N}gpu_{TIMESTAMP}.json``: device, devices (0 for a CPU backend), start in UTC."""
-    device = re.sub(r"[^A-Za-z0-9.]+", "-", content.metadata.device).strip("-.") or "device"
-    return f"bench_{device}_{content.metadata.gpus}gpu_{content.metadata.started_at:%Y%m%dT%H%M%SZ}.json"
+    about = content.metadata
+    device = re.sub(r"[^A-Za-z0-9.]+", "-", about.device).strip("-.") or "device"
+    return f"bench_{device}_{about.gpus}gpu_{about.started_at:%Y%m%dT%H%M%SZ}.json"
 
 
 def write(runs: Sequence[Record], output: str) -> str:
@@ -119,51 +122,51 @@ def write(runs: Sequence[Record], output: str) -> str:
     files = [bench(run) for run in runs if run.benchmark == NAME and run.complete and run.word != "DAMAGED"]
     if not files:
         raise UserError(f"bench: no complete run of {NAME} among {counted(len(runs), 'run')}; name one")
+    texts = {file_name(content): content.model_dump_json(indent=1) + "\n" for content in files}
+    if output == "-" and len(files) > 1:
+        raise UserError(f"bench: {len(files)} runs do not fit one output: name a folder with --output FOLDER")
     if output == "-":
-        if len(files) > 1:
-            raise UserError(f"bench: {len(files)} runs do not fit one output: name a folder with --output FOLDER")
-        return put(files[0].model_dump_json(indent=1) + "\n", "-", "")
+        return put(next(iter(texts.values())), "-", "")
     folder = Path(output or ".").expanduser()
     if not folder.is_dir():
         raise UserError(f"--output {output}: bench writes files named after device and time: name a folder that exists")
-    names = [file_name(content) for content in files]
-    if len(set(names)) < len(names):
+    if len(texts) < len(files):
         raise UserError(
             "bench: two runs of one device began in the same second and would share a file: export them apart"
         )
-    for name, content in zip(names, files, strict=True):
-        write_text(folder / name, content.model_dump_json(indent=1) + "\n")
-    return f"{', '.join(names)} written to {folder}"
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return f"{', '.join(texts)} written to {folder}"
 
 
 def read(content: Any, name: str) -> Record:
     """Return the run that the content of such a file describes; ``UserError`` names the first thing that is wrong."""
     try:
         file = Bench.model_validate(content)
-        about, word = file.metadata, file.metadata.verdict
-        said = {"verdict": word, "sentence": about.sentence, "checks": []}
-        verdict = None if word in ("UNFINISHED", "RUNNING") else Verdict.model_validate(said)
+        about = file.metadata
+        judged = {"verdict": about.verdict, "sentence": about.sentence, "checks": []}
+        verdict = None if about.verdict in ("UNFINISHED", "RUNNING") else Verdict.model_validate(judged)
     except ValidationError as error:
         raise UserError(f"{name}: not such a file of this version ({explained(error)})") from None
     common = {name: getattr(about, name) for name in ("benchmark", "tier", "backend")}
-    started = about.started_at.timestamp()
+    result = Result(
+        **common,
+        status="complete",
+        world_size=about.ranks,
+        started_at=about.started_at.timestamp(),
+        ended_at=about.ended_at.timestamp() if about.ended_at else None,
+        metrics=[Metric(**number.model_dump(exclude={"samples"})) for number in file.summary],
+        facts=about.facts,
+        tables={"epochs": [epoch.model_dump() for epoch in file.epochs]},
+    )
     return Record(
         **common,
         run=about.run,
         verdict=verdict,
-        started_at=started,
+        started_at=result.started_at,
         config=file.config,
         machine=about.machine,
         fingerprint=about.fingerprint,
         samples={number.name: number.samples for number in file.summary if number.samples},
-        result=Result(
-            **common,
-            status="complete",
-            world_size=about.ranks,
-            started_at=started,
-            ended_at=about.ended_at.timestamp() if about.ended_at else None,
-            metrics=[Metric(**number.model_dump(exclude={"samples"})) for number in file.summary],
-            facts=about.facts,
-            tables={"epochs": [epoch.model_dump() for epoch in file.epochs]},
-        ),
+        result=result,
     )

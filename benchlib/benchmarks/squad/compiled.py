@@ -13,20 +13,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.squad import train as loop
-from benchlib.benchmarks.squad.steps import Task, Trained, total_steps
+from benchlib.benchmarks.squad.passes import Batches, Native, Task
+from benchlib.benchmarks.squad.train import train as native
 from benchlib.core import mlir
 from benchlib.core.events import keep_alive
-from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads.batches import MicroBatch, collate, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
+from benchlib.workloads.training import Trained
 
 
 def train(task: Task) -> Trained:
@@ -34,36 +33,35 @@ def train(task: Task) -> Trained:
     # XLA's pool of threads, which PJRT sizes by this variable when the client is first made: a rank's share of the cores.
     os.environ.setdefault("NPROC", str(torch.get_num_threads()))
     mlir.jax()
-    return loop.train(task, Xla)
+    return native(task, Xla)
 
 
-class Xla:
-    """Forward and backward pass of a micro-batch as one program; see ``squad.train.Passes``."""
+class Xla(Native):
+    """Forward and backward pass of a micro-batch as one program."""
 
     multiple = 64
     unknown: tuple[str, ...] = ("forward_s", "backward_s")
 
-    def __init__(self, task: Task, model: Any, scaler: Any) -> None:
-        config, self._rows = task.config, task.config.batch_size
-        self._loss = export.AnswerLoss(model.eval())  # eval: without dropout
+    def prepare(self) -> None:
+        """Compile the programs of the shapes that are foreseen, and make the gradients' buckets."""
+        task, began = self.task, time.perf_counter()
+        self._loss = export.AnswerLoss(self.model.eval())  # eval: without dropout
         self._family: export.Family | None = None
         self._programs: dict[tuple[int, ...], runtimes.Runtime] = {}  # by (B, S)
-        self.exchange = GradientExchange(Clock(task.world.device))
-        began = time.perf_counter()
-        with keep_alive(task.events, config.startup_timeout_s):
-            for inputs in self._foreseen(task):
+        with keep_alive(task.rank.events, task.config.startup_timeout_s):
+            for inputs in self._foreseen():
                 self._program(inputs)
-        self._buckets = self._made_buckets(int(config.bucket_cap_mb * 2**20))
+        self._buckets = self._made_buckets(int(task.config.bucket_cap_mb * 2**20))
         shapes = ", ".join(f"{rows} x {length}" for rows, length in self._programs)
         runtime = next(iter(self._programs.values())).description["runtime"]
-        self.notes = [
-            f"engine compiled: {runtime}; its programs of {shapes} tokens were ready after {time.perf_counter() - began:.1f} s; dropout is off"
-        ]
+        words = f"{runtime}: programs of {shapes} tokens were ready after {time.perf_counter() - began:.1f} s; dropout is off"
+        if task.rank.world.main:
+            task.rank.events.emit("log", message=words)
 
-    def __call__(
+    def differentiate(
         self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Callable[[str], None]
     ) -> torch.Tensor:
-        """See ``squad.train.Passes``. A rank without work computes nothing."""
+        """See ``Work``. A rank without work computes nothing."""
         loss = self._differentiated(batch, weight) if weight else torch.zeros(())
         if last and dist.get_world_size() > 1:
             self._add_over_ranks()
@@ -73,10 +71,8 @@ class Xla:
     def _differentiated(self, batch: MicroBatch, weight: float) -> torch.Tensor:
         inputs = self._filled(batch, weight)
         program = self._program(inputs)
-        state = {**dict(self._loss.named_buffers()), **dict(self._loss.named_parameters())}
-        arrays = runtimes.arguments(program.manifest, state, inputs)
-        loss = torch.zeros(())
-        gradients = dict(self._loss.named_parameters())
+        gradients, loss = dict(self._loss.named_parameters()), torch.zeros(())
+        arrays = runtimes.arguments(program.manifest, {**dict(self._loss.named_buffers()), **gradients}, inputs)
         for item, value in zip(program.manifest.results, program.run(program.place(arrays)), strict=True):
             array = torch.from_numpy(np.array(value))
             if item.role == "loss":
@@ -87,11 +83,11 @@ class Xla:
                 grad += array
         return loss
 
-    def _foreseen(self, task: Task) -> Iterator[dict[str, torch.Tensor]]:
+    def _foreseen(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield inputs of each shape that this rank's share of the training has."""
-        batches = loop.Batches(task, self.multiple)
-        parts: dict[int, np.ndarray] = {}
-        for step in range(min(total_steps(task.config, len(task.features)), task.config.max_steps or sys.maxsize)):
+        task, batches, parts = self.task, Batches(self.task, self.multiple), dict[int, np.ndarray]()
+        total = max(1, math.ceil(task.config.epochs * task.per_epoch))
+        for step in range(min(total, task.config.max_steps or sys.maxsize)):
             for part, _, _ in batches.parts(step):
                 longest = int(batches.lengths[part].max())
                 parts[padded_length(longest, self.multiple, task.features.max_length)] = part
@@ -101,7 +97,8 @@ class Xla:
     def _filled(self, batch: MicroBatch, weight: float) -> dict[str, torch.Tensor]:
         """Return the program's inputs: B a multiple of the usual rows, where those beyond the batch's repeat its first and weigh 0."""
         assert batch.start is not None and batch.end is not None
-        rows = torch.arange(math.ceil(batch.samples / self._rows) * self._rows)
+        usual = self.task.config.batch_size
+        rows = torch.arange(math.ceil(batch.samples / usual) * usual)
         filler = rows >= batch.samples
         rows[filler] = 0
         inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
@@ -136,9 +133,8 @@ class Xla:
         return buckets
 
     def _add_over_ranks(self) -> None:
-        records = [
-            [self.exchange.clock.stamp(), None, bucket.numel() * bucket.element_size()] for bucket in self._buckets
-        ]
+        sizes = [bucket.numel() * bucket.element_size() for bucket in self._buckets]
+        records = [[self.exchange.clock.stamp(), None, size] for size in sizes]
         self.exchange.intervals += records
         waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
         for record, work in zip(records, waiting, strict=True):

@@ -9,6 +9,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,24 +17,15 @@ import torch
 import transformers
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.steps import (
-    Plan,
-    Task,
-    Trained,
-    flops_of,
-    learning_rate,
-    make_plan,
-    measured_step_s,
-    qa_loss,
-    time_left,
-)
-from benchlib.core.errors import UserError
+from benchlib.benchmarks.squad.passes import Task, flops_of, qa_loss
+from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_step_s
 from benchlib.core.events import Moment
 from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
 from benchlib.workloads.batches import MicroBatch, padded_length, steps_per_epoch
 from benchlib.workloads.squad_text import Example
+from benchlib.workloads.training import Plan, Trained
 
 _TRIALS = 3
 _PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
@@ -43,26 +35,19 @@ def train(task: Task) -> Trained:
     """Fine-tune ``task.loaded.model`` in place with ``transformers.Trainer``. Called by all ranks."""
     import datasets
 
-    config, world = task.config, task.world
-    if config.resume:
-        raise UserError(
-            "resume needs engine=native: the Trainer's checkpoints are pickles, which benchlib does not read"
-        )
-    devices.require_precision(config.precision, world.device)
-    model = task.loaded.model.to(world.device).train()
+    config, rank = task.config, task.rank
+    devices.require_precision(config.precision, rank.world.device)
+    model = task.loaded.model.to(rank.world.device).train()
     rows = prepare(task.examples, task.loaded.tokenizer, config)
-    torch.manual_seed(config.seed + 1 + world.rank)
-    task.events.emit("phase", name="warmup")
+    torch.manual_seed(config.seed + 1 + rank.world.rank)
+    rank.events.emit("phase", name="warmup")
     plan = _plan(task, model, rows)
-    if world.main:
-        task.events.emit("plan", **plan.as_dict())
-    task.events.emit("phase", name="train")
-    devices.reset_peak_memory(world.device)
-    log = StepLog(world, task.events, plan.step_s)
-    rates = [
-        learning_rate(step, plan.planned_steps, config.learning_rate, config.warmup_ratio)
-        for step in range(plan.planned_steps)
-    ]
+    if rank.world.main:
+        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
+    rank.events.emit("phase", name="train")
+    devices.reset_peak_memory(rank.world.device)
+    log = StepLog(rank.world, rank.events, plan.step_s)
+    rates = learning_rates(config, plan.planned_steps)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # Its hints (pinned memory without a GPU and the like) are about the recipe, which is not ours to change.
@@ -75,29 +60,30 @@ def train(task: Task) -> Trained:
             data_collator=_collator(task),
             callbacks=[recorder],
         )
-        trainer.rates = rates
-        trainer.recorder = recorder
+        trainer.rates, trainer.recorder = rates, recorder
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
         trainer.train()
         trainer.accelerator.free_memory()
     log.gather(recorder.times())
-    sizes = _bucket_sizes(model, config)
-    return Trained(
-        plan=plan, table=log.table, learning_rates=rates, samples_seen=log.table[:, :, 1].sum(axis=0).astype(int).tolist(),
-        bucket_bytes=sizes, began=recorder.began, train_s=recorder.train_s, checksums=[compare_ranks(model, world, task.events, math.ceil(config.epochs))],
-        notes=["engine trainer: transformers' Trainer does not tell how a step's time is divided", "bucket sizes are the parameters' cut at bucket_cap_mb"],
-    )  # fmt: skip
+    trained = Trained(plan, rates, recorder.began, table=log.table, train_s=recorder.train_s)
+    trained.bucket_bytes = _bucket_sizes(model, config)
+    trained.checksums = [compare_ranks(model, rank.world, rank.events, math.ceil(config.epochs))]
+    return trained
 
 
 def prepare(examples: Sequence[Example], tokenizer: Any, config: SquadConfig) -> dict[str, list[Any]]:
     """Tokenise and label as transformers' question answering example does; return columns of one entry per window."""
-    padding = "max_length" if config.trainer_padding == "max_length" else False
     rows = tokenizer(
-        [example.question.lstrip() for example in examples], [example.context for example in examples],
-        truncation="only_second", max_length=config.max_length, stride=config.doc_stride,
-        return_overflowing_tokens=True, return_offsets_mapping=True, padding=padding,
-    )  # fmt: skip
+        [example.question.lstrip() for example in examples],
+        [example.context for example in examples],
+        truncation="only_second",
+        max_length=config.max_length,
+        stride=config.doc_stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        padding="max_length" if config.trainer_padding == "max_length" else False,
+    )
     starts, ends = [], []
     for window, offsets in enumerate(rows["offset_mapping"]):
         text, first = examples[rows["overflow_to_sample_mapping"][window]].answers[0]
@@ -122,13 +108,31 @@ def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.Trai
     """Return the Trainer's arguments that stand for ``config``."""
     on_cpu = config.backend == "cpu"
     return transformers.TrainingArguments(
-        output_dir=folder, per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.accumulation,
-        learning_rate=config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, lr_scheduler_type="linear",
-        num_train_epochs=config.epochs, max_steps=plan.planned_steps, seed=config.seed, use_cpu=on_cpu, ddp_backend="gloo" if on_cpu else None,
-        bf16=config.precision == "bf16", fp16=config.precision == "fp16", optim="adamw_torch_fused" if config.fused_optimizer else "adamw_torch",
-        torch_compile=config.compile, ddp_bucket_cap_mb=math.ceil(config.bucket_cap_mb), ddp_find_unused_parameters=False, report_to="none",
-        save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=not on_cpu, remove_unused_columns=False,
-    )  # fmt: skip
+        output_dir=folder,
+        per_device_train_batch_size=config.batch_size,
+        gradient_accumulation_steps=config.accumulation,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        lr_scheduler_type="linear",
+        num_train_epochs=config.epochs,
+        max_steps=plan.planned_steps,
+        seed=config.seed,
+        use_cpu=on_cpu,
+        ddp_backend="gloo" if on_cpu else None,
+        bf16=config.precision == "bf16",
+        fp16=config.precision == "fp16",
+        optim="adamw_torch_fused" if config.fused_optimizer else "adamw_torch",
+        torch_compile=config.compile,
+        ddp_bucket_cap_mb=math.ceil(config.bucket_cap_mb),
+        ddp_find_unused_parameters=False,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=not on_cpu,
+        remove_unused_columns=False,
+    )
 
 
 def _collator(task: Task) -> Any:
@@ -141,29 +145,21 @@ class Recorder(transformers.TrainerCallback):
     """Keeps the time of each step and what it trained on. A step ends where the next one begins."""
 
     def __init__(self, task: Task, log: StepLog, rates: list[float]) -> None:
-        self.task = task
-        self.log = log
-        self.rates = rates
-        self.flops = flops_of(task.loaded)
-        self.began = Moment.now()
-        self.train_s = 0.0
-        clock = Clock(task.world.device)
+        self.log, self.rates, self.flops = log, rates, flops_of(task.loaded)
+        self.began, self.train_s, self.size = Moment.now(), 0.0, task.rank.world.size
+        clock = Clock(task.rank.world.device)
         self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown)
         self._clear()
 
     def _clear(self) -> None:
         self._loss: torch.Tensor | float = 0.0
-        self._samples = self._tokens = self._padded = 0
-        self._flops = 0.0
+        self._counts = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
 
     def count(self, inputs: dict[str, torch.Tensor], loss: torch.Tensor) -> None:
         """Add a micro-batch; its ``loss`` is the rank's mean, already divided by the accumulation."""
         rows, length = inputs["input_ids"].shape
-        self._loss = self._loss + loss.detach() / self.task.world.size
-        self._samples += rows
-        self._tokens += int(inputs["attention_mask"].sum())
-        self._padded += rows * length
-        self._flops += self.flops(rows, length)
+        self._loss = self._loss + loss.detach() / self.size
+        self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, self.flops(rows, length))
 
     def times(self) -> list[dict[str, float]]:
         """Return the times of the steps that were not gathered yet; only the whole step's is known."""
@@ -179,9 +175,8 @@ class Recorder(transformers.TrainerCallback):
         self._timer.end_step()
         done = int(state.global_step)
         epoch = int((done - 1) // max(1, state.max_steps / max(args.num_train_epochs, 1e-9)))
-        step = Step(
-            done, epoch, self.rates[done - 1], self._loss, self._samples, self._tokens, self._padded, self._flops
-        )
+        samples, tokens, padded, flops = self._counts.tolist()
+        step = Step(done, epoch, self.rates[done - 1], self._loss, int(samples), int(tokens), int(padded), flops)
         self._clear()
         if self.log.add(step):
             self.log.gather(self.times())
@@ -205,9 +200,8 @@ class CountingTrainer(transformers.Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return a schedule that gives step t the rate ``rates[t]``."""
-        peak = self.args.learning_rate
         assert self.optimizer is not None
-        factors = [rate / peak for rate in self.rates]
+        factors = [rate / self.args.learning_rate for rate in self.rates]
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer if optimizer is not None else self.optimizer, lambda step: factors[min(step, len(factors) - 1)]
         )
@@ -215,19 +209,18 @@ class CountingTrainer(transformers.Trainer):
 
 
 def _plan(task: Task, model: Any, rows: dict[str, list[Any]]) -> Plan:
-    config, world = task.config, task.world
+    config, device = task.config, task.rank.world.device
     lengths = np.array([len(ids) for ids in rows["input_ids"]])
-    size = padded_length(
-        int(np.median([lengths[part].max() for part in _draws(len(lengths), config)])), _PAD_MULTIPLE, config.max_length
-    )
+    draws = np.random.Generator(np.random.PCG64(config.seed)).integers(0, len(lengths), (32, config.batch_size))
+    size = padded_length(int(np.median(lengths[draws].max(axis=1))), _PAD_MULTIPLE, config.max_length)
     count = config.batch_size
-    ids = torch.full((count, size), task.loaded.tokenizer.unk_token_id or 0, device=world.device)
+    ids = torch.full((count, size), task.loaded.tokenizer.unk_token_id or 0, device=device)
     inputs = {
         name: torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids)
         for name in rows
         if not name.endswith("_positions")
     }
-    zeros = torch.zeros(count, dtype=torch.int64, device=world.device)
+    zeros = torch.zeros(count, dtype=torch.int64, device=device)
     batch = MicroBatch(inputs | {"input_ids": ids}, zeros, zeros, count, count * size, count * size)
 
     def trial(number: int) -> None:
@@ -235,23 +228,10 @@ def _plan(task: Task, model: Any, rows: dict[str, list[Any]]) -> Plan:
             qa_loss(model, batch, config.precision).backward()
         model.zero_grad(set_to_none=True)
 
-    step_s = measured_step_s(trial, _TRIALS, task)
-    tokens = float(config.global_batch * lengths.mean())
-    plan = make_plan(config, len(lengths), step_s, time_left(task, step_s, tokens))
-    samples = _samples(plan.planned_steps, len(lengths), config)
-    return Plan(
-        plan.total_steps,
-        plan.planned_steps,
-        samples / _samples(plan.total_steps, len(lengths), config),
-        samples,
-        step_s,
-        plan.reason,
-    )
-
-
-def _draws(count: int, config: SquadConfig) -> list[np.ndarray]:
-    generator = np.random.Generator(np.random.PCG64(config.seed))
-    return [generator.integers(0, count, config.batch_size) for _ in range(32)]
+    step_s = measured_step_s(task, trial, _TRIALS)
+    plan = make_plan(task, len(lengths), step_s, float(config.global_batch * lengths.mean()))
+    totals = (_samples(steps, len(lengths), config) for steps in (plan.total_steps, plan.planned_steps))
+    return replace(plan, total_samples=next(totals), samples=next(totals))
 
 
 def _samples(steps: int, count: int, config: SquadConfig) -> int:

@@ -87,8 +87,6 @@ class Learning(Part):
     loss_last: float | None = _of("smoothed, at the end")
     f1: float | None = _of("from 0 to 100")
     exact_match: float | None = _of("from 0 to 100")
-    answers_f1: float | None = _of("F1 that the stored answers give, recomputed")
-    answers_exact_match: float | None = _of("exact match that the stored answers give, recomputed")
     shares: dict[str, float] = _of("values that lie between 0 and 1", {})
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -118,7 +117,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
         return []
     try:
         stated = own.spec.claims(numbers) if (own := of_run(numbers.benchmark)) else []
-        return [*stated, Claim(quantities=quantities(numbers), wholes=_whole_run(numbers))]
+        return [*stated, Claim(quantities=[*quantities(numbers), *_recorded(numbers)], wholes=_whole_run(numbers))]
     except (ValidationError, TypeError, KeyError) as error:
         said = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
         raise InvalidNumber(f"the result of {numbers.benchmark} states an invalid number: {said}") from None
@@ -159,6 +158,8 @@ def quantities(numbers: Numbers) -> list[Quantity]:
 
 def _most(numbers: Numbers, name: str, unit: str) -> float | None:
     """Return the most that a reading of the run's machine can be, by what the machine has; None where that is not known."""
+    if unit == "points":  # of F1 and exact match
+        return 100.0
     backend = numbers.config.backend if numbers.config else ""
     cores, memory = (numbers.machine.get("cpu") or {}).get("logical_cores"), numbers.machine.get("memory_bytes")
     if name == "utilization" and unit == "%":
@@ -181,34 +182,8 @@ def _whole_run(numbers: Numbers) -> list[Whole]:
     return [Whole(name="the time from begin to end", whole=numbers.elapsed_s + CLOCKS_S, parts={"total_s": total_s})]
 
 
-# Trainings: what `benchlib.runtime.step_metrics` and the events of rank 0 say of the same steps.
-
-STEP_PARTS = ("time_data_s", "time_forward_s", "time_backward_s", "exchange_exposed_s", "time_optimizer_s")
-
-
-def too_few_steps(row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a row of the table of ranks lacks a percentile because its steps are too few: then it lacks both."""
-    ends = ("step_s_p05", "step_s_p95")
-    return column in ends and all(row.get(name) is None for name in ends)
-
-
-def steps_claim(numbers: Numbers) -> Claim:
-    """Return what a training states twice: the parts of its steps, and series that its events have as well."""
-    parts = {name: value for name in (*STEP_PARTS, "time_exchange_s") if (value := numbers.value(name)) is not None}
-    wholes, raw = [], numbers.raw("step_s")
-    if (step_s := numbers.positive("step_s")) and parts:
-        wholes.append(Whole(name="the median step", whole=step_s, parts=parts))
-    series = {name: numbers.raw(name) for name in STEP_PARTS}
-    if raw and all(len(values) == len(raw) for values in series.values()):
-        means = {name: statistics.fmean(values) for name, values in series.items()}
-        wholes.append(Whole(name="the mean step", whole=statistics.fmean(raw), parts=means, apart=True))
-    if raw and (train_s := numbers.positive("train_s")):
-        wholes.append(Whole(name="the training", whole=train_s, parts={"its counted steps": sum(raw)}))
-    return Claim(subject="steps", wholes=wholes, quantities=_recorded(numbers, len(raw)))
-
-
-def _recorded(numbers: Numbers, counted: int) -> list[Quantity]:
-    """Return the series of steps beside those of the events, which were written while the training went on."""
+def _recorded(numbers: Numbers) -> list[Quantity]:
+    """Return the series of steps beside those of the events, which were written while a training went on."""
     if numbers.folder is None:
         return []
     # A step that was done again after a failure is written again: the later line counts.
@@ -222,7 +197,7 @@ def _recorded(numbers: Numbers, counted: int) -> list[Quantity]:
             for event in events
         ],
     }
-    quantities = []
+    quantities, counted = [], len(numbers.raw("step_s"))
     for name, recorded in series.items():
         metric, samples = numbers.metric(name), numbers.raw(name)
         # The rate of a training whose steps come in bursts is one number.

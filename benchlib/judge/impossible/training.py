@@ -362,13 +362,3 @@ def possible_scores(item: Learning) -> Finding | None:
     stated = ", ".join(f"{name} {value:.2f}" for name, value in scores)
     good = f"{stated}: exact match <= F1 <= 100, shares at most 1" if stated else "shares at most 1"
     return none_wrong(wrong, good) if scores or shares else None
-
-
-@rule("learning", "scores of answers", "scores that the stored answers do not give")
-def scores_of_answers(item: Learning) -> Finding | None:
-    """Stated scores are those that the stored answers give."""
-    pairs = (("F1", item.f1, item.answers_f1), ("exact match", item.exact_match, item.answers_exact_match))
-    both = [(name, stated, own) for name, stated, own in pairs if stated is not None and own is not None]
-    reason = "; ".join(f"{name} {figure(stated)} stated, {figure(own)} by the answers" for name, stated, own in both)
-    good = all(agrees(stated, own, own, absolute=1e-6) for _, stated, own in both)
-    return finding(good, reason, wrong="the scores are of other answers") if both else None

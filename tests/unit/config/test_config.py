@@ -182,7 +182,6 @@ BERT = {"data": "squad", "model": "bert-base-uncased"}
 )
 def test_names_say_what_stands_in_for_squad(values, scope):
     assert squad(**values).quality_scope() == scope
-    assert squad(**values).quality_scope(0.5) == f"{scope}_cut"
 
 
 def test_texts_of_a_command_line_become_values():

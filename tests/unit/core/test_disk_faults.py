@@ -20,9 +20,8 @@ def test_every_writer_says_that_the_disk_is_full_and_leaves_what_was_there(tmp_p
         tmp_path,
         "48k",
         """
-        import json, numpy, torch
+        import json, torch
         from benchlib.runtime import checkpoint
-        from benchlib.workloads.features import write_arrays
         from benchlib.judge.checks import Verdict, save_verdict
         from benchlib.config.schema import resolve, save_config
         from benchlib.core.errors import StorageError
@@ -44,7 +43,6 @@ def test_every_writer_says_that_the_disk_is_full_and_leaves_what_was_there(tmp_p
             "samples.parquet": lambda n: save_result(disk, result(small if n < 9 else large)),
             "verdict.json": lambda n: save_verdict(disk, Verdict(verdict="PASS", sentence=text(n), checks=[])),
             "index.html": lambda n: write_text(disk / "index.html", text(n)),
-            "cache.bin": lambda n: write_arrays(disk / "cache.bin", {"a": numpy.arange(n)}, {}),
             "step-00000001": lambda n: checkpoint.save(disk / "c", 1, tensors(n), {}),
             "events-rank0.jsonl": lambda n: events.emit("log", text=text(n)),
         }
@@ -87,20 +85,20 @@ def test_every_writer_says_that_the_disk_is_full_and_leaves_what_was_there(tmp_p
         """,
     )
     lines = said.splitlines()
-    assert [line.split(" | ")[0] for line in lines[:7]] == [
-        "result.json", "samples.parquet", "verdict.json", "index.html", "cache.bin", "step-00000001", "events-rank0.jsonl",
+    assert [line.split(" | ")[0] for line in lines[:6]] == [
+        "result.json", "samples.parquet", "verdict.json", "index.html", "step-00000001", "events-rank0.jsonl",
     ]  # fmt: skip
-    for line in lines[:7]:
+    for line in lines[:6]:
         name, number, sentence = line.split(" | ")
         assert int(number) == errno.ENOSPC
         assert re.fullmatch(
             rf"/\S*{re.escape(name)} cannot be written: no space left on device; free some space on this disk, or .*",
             sentence,
         )
-    assert lines[7] == "events whole True True"
-    assert re.search(r"(config|machine)\.json cannot be written: no space left", lines[8])
-    assert lines[8].endswith("| []")
-    assert len(lines) == 9
+    assert lines[6] == "events whole True True"
+    assert re.search(r"(config|machine)\.json cannot be written: no space left", lines[7])
+    assert lines[7].endswith("| []")
+    assert len(lines) == 8
 
 
 def test_a_read_only_store_is_judged_and_listed_but_not_written(tmp_path):

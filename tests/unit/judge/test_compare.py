@@ -130,7 +130,7 @@ def test_what_is_said_of_a_rate(make, old, new, word, gate, tone):
         (metric("startup_s", 5.0, "s", "lower"), metric("startup_s", 4.0, "s", "lower"), "ratio", "better"),
         (metric("parameters", 5.0, "", "none"), metric("parameters", 4.0, "", "none"), "ratio", "differs"),
         (metric("padding", 0.0, "", "lower"), metric("padding", 0.5, "", "lower"), "difference", "worse"),
-        (metric("f1_minisquad_tiny", 90.0), metric("f1_minisquad_tiny", 88.5), "ratio", "worse"),
+        (metric("f1_minisquad_tiny", 90.0), metric("f1_minisquad_tiny", 88.5), "difference", "regression"),
     ],
 )
 def test_the_direction_decides(make, old, new, kind, word):

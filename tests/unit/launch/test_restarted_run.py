@@ -17,7 +17,7 @@ from benchlib.launch.launch import write_lost
 from benchlib.results.run import Run
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
-FAULT = {"checkpoints_passed_over": ["step-00000012: model.safetensors was altered"]}
+FAULT = {"checkpoint_faults": ["step-00000012: model.safetensors was altered"]}
 AGAIN = r"was started again 1 time after failures.*run it again"
 RESUMED = r"was resumed at step 8 of another run: its times hold only a part.*run it again"
 
@@ -43,8 +43,8 @@ def _run(folder: Path, restarts: int | None, facts: dict[str, Any] | None = None
         (None, {"restarts": 1}, "no restart", "AMBIGUOUS", AGAIN),  # in the result alone: another node's status
         (None, {"resumed_step": 8}, "no restart", "AMBIGUOUS", RESUMED),
         (None, {"resumed_step": 0}, "no restart", None, ""),
-        (None, {**FAULT, "resumed_step": 8}, "newest checkpoint", "AMBIGUOUS", RESUMED),
-        (None, {**FAULT, "resumed_step": 0}, "newest checkpoint", "AMBIGUOUS", ""),
+        (0, {**FAULT, "resumed_step": 8}, "newest checkpoint", "AMBIGUOUS", RESUMED),
+        (0, {**FAULT, "resumed_step": 0}, "newest checkpoint", "AMBIGUOUS", ""),
     ],
 )
 def test_a_run_of_parts_is_reported_and_not_accepted(

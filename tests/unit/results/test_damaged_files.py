@@ -8,7 +8,7 @@ import time
 
 import pytest
 from stores import command, no_pictures, place  # noqa: F401
-from test_record import CUT, damage
+from test_record import damage
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -18,7 +18,6 @@ from benchlib.judge import verdict as judge
 from benchlib.results.record import load, load_all
 from benchlib.results.run import Run, fingerprint_key, load_samples
 from benchlib.show import report
-from benchlib.workloads.features import DamagedFile, read_arrays, write_arrays
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -76,7 +75,7 @@ def test_the_front_of_a_run_holds_its_folder_after_the_ranks(tmp_path):
 
 
 def test_a_damaged_baseline_fails_the_gate_of_its_runs_and_names_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchlib.benchmarks.squad.judge.checks", lambda run, comparison: [])
+    monkeypatch.setattr("benchlib.spec.spec.Spec.judge", lambda own, run, comparison: [])
     run = place(tmp_path / "out")
     root = tmp_path / "baselines"
     own = f"{fingerprint_key(Run(run).fingerprint)}.json"
@@ -94,29 +93,6 @@ def test_a_damaged_baseline_fails_the_gate_of_its_runs_and_names_itself(tmp_path
     code, said = command("baseline", "list")
     assert code == 2
     assert "0123456789ab.json" in said.replace("\n", "")
-
-
-def test_a_feature_cache_is_whole_or_refused(tmp_path):
-    import numpy as np
-
-    path = tmp_path / "cache.bin"
-    write_arrays(path, {"a": np.arange(100), "b": np.zeros((2, 3), np.float32)}, {"note": "x"})
-    whole = path.read_bytes()
-    arrays, meta = read_arrays(path)
-    assert arrays["a"].tolist() == list(range(100))
-    assert meta == {"note": "x"}
-    for place_ in (whole.index(b'"data_offsets"'), whole.index(b"note"), whole.index(b"I64"), len(whole) - 70):
-        path.write_bytes(whole[: place_ + 2] + bytes([whole[place_ + 2] ^ 1]) + whole[place_ + 3 :])
-        with pytest.raises(DamagedFile, match=r"cache\.bin"):
-            read_arrays(path)
-    for kind in CUT.keys() - {"dangling"}:
-        path.unlink(missing_ok=True)
-        path.write_bytes(whole)
-        damage(path, kind)
-        with pytest.raises(DamagedFile, match=r"cache\.bin"):
-            read_arrays(path)
-        if kind == "folder":
-            path.rmdir()
 
 
 def test_a_cut_file_of_samples_is_named_once_in_plain_words(tmp_path):

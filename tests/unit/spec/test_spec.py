@@ -8,6 +8,8 @@ import pytest
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.judge.impossible.claim import Claim, Collective
+from benchlib.judge.impossible.own import Numbers
+from benchlib.spec.charts import steps
 from benchlib.spec.checks import above, above_zero, below, judge, near, ran, reached, rule, same, within, zero
 from benchlib.spec.spec import Metric, Said, Show, Spec, each, run_table
 from benchlib.spec.tables import Col, Rows, Table, judged, split_samples, with_samples, write
@@ -77,6 +79,7 @@ CASES = [
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.005, 0.5]}], "PASS", "differ by 0.005"),
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.1, 0.5]}], "FAIL", "losses differ by 0.1, not <= 0.01"),
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.0]}], "FAIL", "losses differ by inf"),
+    (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [math.nan, 0.5]}], "FAIL", "losses is nan at 0 in row 2"),
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"group": "y"}], "SKIPPED", "nothing to compare"),
     (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: ""), [{}], "SKIPPED", "nothing to compare"),
     (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: "dropout"), [{}, {}], "SKIPPED", "dropout"),
@@ -87,6 +90,8 @@ CASES = [
     (reached("c", "?", T["count"], "target"), [{"count": 5}], "SKIPPED", "measured 5; the quick tier sets no target"),
     (reached("c", "?", T["count"], "most"), [{"count": 4}], "PASS", "count 4"),
     (reached("c", "?", T["count"], "most", beyond=True), [{"count": 4}], "FAIL", "count 4, not > 4"),
+    (reached("c", "?", T["count"], "most", under=True), [{"count": 4}], "FAIL", "count 4, not < 4"),
+    (reached("c", "?", T["count"], "most", under=True), [{"count": 3}], "PASS", "count 3"),
     (reached("c", "?", T["count"], "most"), [], "SKIPPED", "nothing that the target is for was measured"),
 ]  # fmt: skip
 
@@ -97,6 +102,11 @@ def test_a_kind_of_check(check, rows, status, reason):
     assert (answer.status, reason in answer.reason) == (status, True), (answer.status, answer.reason)
     # A target without its measurement gates; anything else that is skipped does not.
     assert answer.gates == (status != "SKIPPED" or (check.asked == "most" and not rows))
+
+
+def test_a_check_that_informs_gates_nothing():
+    (answer,) = answers(zero("c", "?", T["count"], informs=True), run_of({"count": 2}))
+    assert (answer.status, answer.gates, answer.word) == ("FAIL", False, "DIFFERS")
 
 
 def test_a_name_with_columns_makes_a_check_for_each_name():
@@ -181,6 +191,33 @@ def test_a_label_is_of_the_name_that_says_most():
     names = ("flops_{name}", "flops_{name}_peak")
     spec = Spec([T], [Metric(name, T["count"], label=name) for name in names], [])
     assert [spec.label(name) for name in ("flops_a", "flops_a_peak", "other")] == ["flops_a", "flops_a_peak", "other"]
+
+
+def test_a_name_may_end_with_an_empty_column():
+    """What is measured of the real thing has no suffix."""
+    spec = Spec([T], [Metric("loss{hint}", T["count"], "Loss")], [])
+    assert [metric.name for metric in spec.stated(run_of({}))] == ["loss"]
+    assert (spec.label("loss"), spec.label("loss_tiny"), spec.metric("other")) == ("Loss", "Loss", None)
+
+
+def test_a_row_may_claim_a_whole_and_its_parts():
+    whole = {"wholes": [{"name": "a step", "whole": 2.0, "parts": {"forward": 3.0}}]}
+    table = Table("t", "{name}", [Col("name"), Col("size", role="collective.size_bytes")], lambda row, run: whole)
+    (claim,) = Spec([table], [], []).claims(Numbers("b", [], 1, tables={"t": [{"name": "a", "size": 1}]}))
+    assert claim.wholes[0].parts == {"forward": 3.0} and claim.collective.size_bytes == 1
+
+
+def test_pictures_of_a_run_without_a_result_show_what_its_events_recorded():
+    table = Table("t", "t", [Col("loss", "number", samples=True)])
+    chart = steps("loss", table["loss"], title="{loss}", empty="No step was recorded.")
+
+    def recorded(events):
+        return {"t": [{"loss": [event["loss"] for event in events if event["kind"] == "step"]}]}
+
+    draw = Spec([table], [], [], charts=[chart], recorded=recorded).figures()["loss"]
+    events = [{"kind": "step", "loss": 3.0}, {"kind": "log"}, {"kind": "step", "loss": 2.0}]
+    assert "Medians: t 2.5." in draw(SimpleNamespace(result=None, events=events)).alt
+    assert draw(SimpleNamespace(result=None, events=[])).empty
 
 
 def test_a_sentence_speaks_of_the_row_of_its_metric():

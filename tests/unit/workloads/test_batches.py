@@ -9,12 +9,12 @@ from benchlib.workloads.batches import (
     cut,
     epoch_batches,
     even,
-    prefetched,
     samples_of,
     share,
     steps_per_epoch,
 )
 from benchlib.workloads.features import Features
+from benchlib.workloads.training import prefetched
 
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchlib.benchmarks.seq2seq.config import SIZES, Seq2seqConfig
+from benchlib.benchmarks.seq2seq.config import FIELDS, SIZES, Seq2seqConfig
 from benchlib.workloads import encdec
 from benchlib.workloads.encdec import Plain, Tuned
 
@@ -26,7 +26,7 @@ def pair(dtype: torch.dtype = torch.float64) -> tuple[Plain, Tuned, torch.Tensor
 )
 def test_the_ladder_has_exactly_these_parameters(size: str, parameters: int) -> None:
     config = Seq2seqConfig(size=size)
-    assert {name: getattr(config, name) for name in SIZES[size]} == SIZES[size]
+    assert tuple(getattr(config, name) for name in FIELDS) == SIZES[size]
     with torch.device("meta"):
         model = Plain(**config.shape)
     assert config.parameters == sum(parameter.numel() for parameter in model.parameters()) == parameters

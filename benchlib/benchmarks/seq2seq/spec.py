@@ -1,0 +1,276 @@
+"""What a training of the encoder-decoder states: engines side by side, epochs, the disk, the batch."""
+
+import math
+from functools import partial
+from operator import truediv
+from statistics import median
+
+from benchlib.core.stats import summary
+from benchlib.core.text import stand_ins
+from benchlib.spec.charts import bars
+from benchlib.spec.checks import below, same
+from benchlib.spec.spec import Metric, Show, Spec, each
+from benchlib.spec.tables import Col, Rows, Table, cols
+from benchlib.workloads.training_spec import (
+    RATE,
+    SHOWS,
+    SPEED,
+    TABLES,
+    charts,
+    checks,
+    counted_steps,
+    metrics,
+    recorded,
+    run_of_training,
+    series,
+    warnings,
+)
+
+# How far losses of the two engines may lie apart after some steps, as a share: sums in another order, and with mixed
+# precision roundings at other places. Measured: 1e-6 and 2e-5.
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3, "fp16": 5e-3}
+# Nats: of the density 1 / (2 sqrt(x)) the logarithm has the standard deviation of ln u for a uniform u, which is 1.
+TOKEN_DEVIATION, DEVIATIONS = 1.0, 5.0
+ASTRAY = 0.05  # share of the shards that may be in the page cache, or out of it, against what was asked for
+FORMULA = "3 (L_e [2S(4h² + 2hf) + 4S²h] + L_d [2S(4h² + 2hf) + 4S²h + 8Sh² + 4S²h] + 2ShV) per sample"
+
+
+def _floor(entropy: float, tokens: int, steps: int) -> float:
+    """Return the entropy of a token less the noise of a step's mean: who beats it sees what he predicts."""
+    return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(max(1.0, tokens / max(1, steps)))
+
+
+def _undecided(ratios: list[float]) -> str:
+    """Say where the interval of a ratio, or its range where the samples are too few for one, holds 1."""
+    stats = summary(ratios)
+    low = min(ratios) if stats.ci_low is None else stats.ci_low
+    high = max(ratios) if stats.ci_high is None else stats.ci_high
+    return f", undecided which is faster ({low:.2f} to {high:.2f})" if len(ratios) > 1 and low <= 1 <= high else ""
+
+
+engines = Table(
+    "engines",
+    "{engine}",
+    [
+        *cols("engine"),
+        Col("scope", of=str, needs="speed_scope"),
+        series("step_s", "s", "step"),
+        Col("loss", "number", "losses"),
+        series("ratios", "×", "times the plain rate", derived=True),
+        Col("compile_s", "s", "compiling"),
+        series("rates", RATE, RATE, lambda batch, times: [batch / t for t in times], "global_batch step_s"),
+        Col("tolerance", "error", "", LOSS_TOLERANCE.__getitem__, "precision"),
+        Col("undecided", "", "", _undecided, "ratios"),
+    ],
+)
+epochs = Table(
+    "epochs",
+    "epoch {epoch}",
+    [
+        Col("epoch", "number"),
+        Col("counted"),
+        Col("seconds", "s", "wall time"),
+        Col("loss", "number"),
+        Col("cached", "ratio", "in the page cache before"),
+        Col(
+            "astray",
+            "ratio",
+            "pages not where they should be",
+            lambda share, asked: share if asked == "cold" else 1 - share,
+            "cached page_cache",
+        ),
+    ],
+)
+batches = Table(
+    "batches",
+    "{batch} samples",
+    [*cols("batch", "number"), *cols("fits"), *cols("peak_gb", "GB"), *cols("samples_per_s", RATE)],
+)
+ASKED = "sample_bytes global_batch compute_s"
+
+
+def _limit(asked: float, loader: list[float], raw: list[float]) -> str:
+    if asked <= median(loader):
+        return "nothing"
+    return "the disk" if asked > median(raw) else "the loader"
+
+
+disk = Table(
+    "disk",
+    "disk",
+    [
+        series("raw_mb_per_s", "MB/s", "raw sequential"),
+        series("loader_mb_per_s", "MB/s", "loader"),
+        Col("sample_bytes", "B"),
+        Col("compute_s", "s", "step without waiting for data"),
+        Col("asked_mb_per_s", "MB/s", "asked for", lambda size, batch, s: size * batch / s / 1e6, ASKED),
+        series(
+            "over_raw",
+            "ratio",
+            "loader over raw",
+            lambda own, raw: list(map(truediv, own, raw)),
+            "loader_mb_per_s raw_mb_per_s",
+        ),
+        Col("limit", "", "limit", _limit, "asked_mb_per_s loader_mb_per_s raw_mb_per_s"),
+        Col("turn_samples_per_s", RATE, "", lambda size, own: 1e6 * median(own) / size, "sample_bytes loader_mb_per_s"),
+        Col("turn_batch", "count", "", lambda turn, s: int(turn * s), "turn_samples_per_s compute_s"),
+        Col(
+            "turn_gflop",
+            "number",
+            "",
+            lambda flops, asked, own: flops * asked / median(own) / 1e9,
+            "sample_flops asked_mb_per_s loader_mb_per_s",
+        ),
+    ],
+)
+run = run_of_training(
+    *cols("page_cache batch_limited_by"),
+    *cols("batch_per_rank samples_per_epoch steps_per_epoch epoch_tokens vocabulary batch_below", "count"),
+    Col("sample_flops", "FLOP"),
+    *cols("token_entropy lowest_loss", "number"),
+    Col("floor", "number", "entropy less noise", _floor, "token_entropy epoch_tokens steps_per_epoch"),
+    Col("guess", "number", "", math.log, "vocabulary"),
+    series("epoch_s", "s", "epoch"),
+    Col("epoch_spread", "ratio", "", lambda walls: (max(walls) - min(walls)) / median(walls), "epoch_s"),
+    Col("epochs_end_to_end", RATE, "", lambda n, walls: n * len(walls) / sum(walls), "samples_per_epoch epoch_s"),
+    *cols("memory_limit_gb", "GB"),
+    *cols("data_s", "s"),
+)
+tuned = engines.where(engine="tuned")
+
+
+def _warnings(rows: Rows) -> list[str]:
+    return stand_ins(str(rows.run.get("speed_scope") or "").strip("_"), None) + warnings(rows)
+
+
+TURNS, WALL = "steps in turns on the same batches", "wall time of a counted epoch, after one to warm up"
+FITS = "samples of a device fit within {memory_limit_gb}"
+higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
+SPEC = Spec(
+    tables=[*TABLES, engines, epochs, batches, disk, run],
+    metrics=[
+        *metrics(run, FORMULA, loss_may_lose=0.05),
+        lower("epoch_s{speed_scope}", run["epoch_s"], "Time per epoch", WALL, may_lose=0.25, headline=True),
+        lower(
+            "epoch_spread{speed_scope}",
+            run["epoch_spread"],
+            "",
+            "slowest less fastest epoch over the median",
+            unless=lambda row, rows: "one epoch does not vary" if len(run["epoch_s"].numbers(row, rows)) == 1 else "",
+        ),
+        higher("end_to_end_samples_per_s{speed_scope}", run["epochs_end_to_end"], "", "over the counted epochs"),
+        lower(
+            "data_wait_share{scope}", counted_steps["data_wait_share"], "Waiting for data", "worst rank", headline=True
+        ),
+        higher("{engine}_samples_per_s{scope}", engines["rates"], "Rate, {engine}", TURNS),
+        higher("tuned_over_plain{scope}", tuned["ratios"], "Tuned over plain", TURNS, may_lose=0.15, headline=True),
+        lower("compile_s", tuned["compile_s"], "Compiling", "first pass of the tuned engine beyond a later one"),
+        higher(
+            "disk_raw_mb_per_s",
+            disk["raw_mb_per_s"],
+            "Disk, raw sequential",
+            "the same shards, in turns with the loader",
+        ),
+        higher("loader_mb_per_s", disk["loader_mb_per_s"], "Loader alone", "all ranks at once"),
+        Metric("data_asked_mb_per_s", disk["asked_mb_per_s"], "Data asked for", "of a training that never waits"),
+        higher("loader_over_raw", disk["over_raw"], "Loader over raw", "by round"),
+        lower("data_s", run["data_s"], "Opening the samples"),
+    ],
+    checks=[
+        *checks("whole set"),
+        below(
+            "loss above entropy",
+            "Is the loss never below the entropy of the data (no label leakage)?",
+            # Of the first epoch, where every sample is new: later ones can be learnt by heart.
+            (run["floor"], run["lowest_loss"]),
+        ),
+        same(
+            "engines agree",
+            "Do the plain and the tuned engine compute the same losses?",
+            engines["loss"],
+            per="",
+            share=engines["tolerance"],
+        ),
+        below(
+            "page cache",
+            "Were the shards in the page cache, or not, as asked for before each epoch?",
+            (epochs["astray"], ASTRAY),
+        ),
+    ],
+    says=[
+        *SPEED,
+        each(
+            tuned.where(ratios=bool), "The tuned engine does {ratios} the work of the usual loop, {rates}{undecided}."
+        ),
+        each(
+            run,
+            "The loss goes from {loss_first} to {loss_final}: guessing evenly gives {guess}, knowing how often each "
+            "token comes {token_entropy}.",
+        ),
+        each(
+            disk.ran(),
+            "The training asks for {asked_mb_per_s} and the loader gives {loader_mb_per_s}: {limit} holds it back. "
+            "That turns at {turn_samples_per_s}: a model of {turn_gflop} GFLOP per sample at this speed, or a batch of "
+            "{turn_batch} samples in all.",
+        ),
+        each(run.where(batch_limited_by="memory"), f"{{batch_per_rank}} {FITS}, {{batch_below}} do not."),
+        each(run.where(batch_limited_by="samples"), f"{{batch_per_rank}} {FITS}, and there are no more to try."),
+        each(
+            run.where(batch_limited_by="time"), f"{{batch_per_rank}} {FITS}; the search took its share of the budget."
+        ),
+    ],
+    shows=[
+        Show("Epochs", epochs, "epoch seconds loss cached"),
+        Show("Engines in turns", engines.ran(), "engine step_s rates ratios"),
+        Show("Disk", disk.ran(), "raw_mb_per_s loader_mb_per_s asked_mb_per_s limit turn_samples_per_s turn_batch"),
+        Show("Batches tried", batches),
+        *SHOWS,
+    ],
+    charts=[
+        bars(
+            "engines",
+            engines["rates"],
+            title="Tuned does {ratios} the work of the usual loop{undecided}",
+            about=tuned,
+            empty="No engine ran.",
+        ),
+        bars(
+            "epochs",
+            epochs["seconds"],
+            title="Epoch {epoch} takes longest: {seconds}",
+            mute=lambda row: not row["counted"],
+            empty="No epoch was finished.",
+        ),
+        *charts(run),
+        bars(
+            "batches",
+            batches["peak_gb"],
+            title="{batch} samples fit in {peak_gb}",
+            empty="No batches were tried: batch=auto does.",
+        ),
+        bars(
+            "disk",
+            disk["raw_mb_per_s"],
+            disk["loader_mb_per_s"],
+            disk["asked_mb_per_s"],
+            title="The training asks for {asked_mb_per_s}, the loader gives {loader_mb_per_s}",
+            empty="No disk was measured: data_dir and a whole shard of samples do.",
+        ),
+    ],
+    warnings=_warnings,
+    recorded=recorded,
+    exports=[
+        (
+            "bench",
+            "one JSON file per run of seq2seq: metadata, config, epochs, summary",
+            "benchlib.benchmarks.seq2seq.export:write",
+        )
+    ],
+    rate="train_samples_per_s",
+    batch=["batch_size"],
+    # ``samples``: an epoch's items are compared, which a cut to the budget leaves as they are.
+    ways=[
+        *("samples", "engine", "compile", "compare_steps", "data_dir", "token_bytes", "page_cache", "read_ahead"),
+        *("memory_share", "memory_gb", "batch"),
+    ],
+)

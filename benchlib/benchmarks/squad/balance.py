@@ -1,0 +1,270 @@
+"""Heterogeneous ranks: what each can do, which split follows from it, and what came of it.
+
+Calibration: an even step tells how many samples each rank may get, and passes of a few shapes up to that many are timed, on
+all ranks at the same time and with the threads of their work: so little is extrapolated, and no rank is done long before the
+others. The fit in seconds per micro-batch, sample and token holds for other lengths, too. Memory on an accelerator is the peak
+of such a pass; on a CPU it is what the backward pass keeps, and temporary tensors are not in it. ``Balance`` follows the
+training: from the table that all ranks share anyway each rank comes to the same new split.
+
+Letters: K steps, W ranks, C columns; B samples of a micro-batch, S tokens of each after padding.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from scipy.optimize import nnls
+
+from benchlib.benchmarks.squad import shares
+from benchlib.benchmarks.squad.passes import Native, Task
+from benchlib.benchmarks.squad.shares import IDLE_TOKENS, Member, Split, best_split, fitting, replanned
+from benchlib.core.events import keep_alive
+from benchlib.core.machine import cpu_model
+from benchlib.runtime import checkpoint, devices
+from benchlib.runtime.group import all_gather_objects, barrier
+from benchlib.runtime.measurement import Tables
+from benchlib.runtime.steps import Columns
+from benchlib.runtime.timing import StepTimer
+from benchlib.workloads.batches import MicroBatch, collate
+from benchlib.workloads.training import own_work
+
+# Shapes that are timed: part of the samples that a rank may get, and place of the samples in the order of length.
+SHAPES = ((0.25, 0.9), (0.5, 0.1), (1.0, 0.5))
+MAX_BATCHES = 2  # of the config's batch size in a timed pass: a share of many batches would cost as many steps
+CALIBRATION_S = 0.3  # of rounds over the shapes; at least MIN_ROUNDS
+MIN_ROUNDS = 2  # of which the fastest counts: the first one finds no memory and no kernels at hand
+USABLE = 0.8  # of the memory that is free: other programs and fragments need some, too
+
+
+def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float, float]:
+    """Return seconds per micro-batch, sample and token, none below zero, that fit the times of shapes (B, S) in ratio."""
+    rows = np.array([[1.0, samples, samples * tokens] for samples, tokens in shapes])
+    goal = np.array(times)
+    # Columns of like size: nnls compares gradients with one tolerance.
+    scale = (rows / goal[:, None]).max(axis=0)
+    solution, _ = nnls(rows / goal[:, None] / scale, np.ones(len(goal)))
+    batch_s, sample_s, token_s = (solution / scale).tolist()
+    return batch_s, sample_s, token_s
+
+
+class Balance:
+    """The splits of a training, the newest last, and the steps that they are held against."""
+
+    def __init__(self, task: Task, work: Native) -> None:
+        self.task, self.work, self.world = task, work, task.rank.world
+        self.splits: list[Split] = []
+        self.calibration_s: float | None = None
+        self.even: list[dict[str, float]] = []  # of each rank, the even step before the training
+        self._seen = self._first = 0
+        self._ratios: list[np.ndarray] = []
+
+    def measure(self, timer: StepTimer) -> None:
+        """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
+        data, config, began = self.work.data, self.task.config, time.perf_counter()
+        kept = checkpoint.rng_state(self.world.device)
+        with keep_alive(self.task.rank.events, config.startup_timeout_s):
+            self.work.trial(0)  # libraries load, and DDP orders its buckets
+        timer.begin()
+        self.work.trial(1, timer.mark)
+        timer.end_step()
+        self.even = [rows[0] for rows in all_gather_objects(timer.take())]
+        speeds = 1 / np.array([_own(row) for row in self.even])
+        promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
+        members = all_gather_objects(self._calibrated(promised))
+        checkpoint.set_rng_state(kept, self.world.device)
+        self.calibration_s = time.perf_counter() - began
+        tokens = float(np.mean([data.lengths[data.indices(step)].max() for step in data.typical()]))
+        self._add(best_split(members, config.global_batch, tokens))
+
+    def _calibrated(self, promised: float) -> Member:
+        """Return what this rank can do; ``promised`` is how many samples it may get. Weights and optimizer stay as they are."""
+        config, lengths = self.task.config, self.task.features.lengths
+        order = np.argsort(lengths, kind="stable")
+
+        def batch(samples: int, place: float) -> MicroBatch:
+            first = min(int(place * len(order)), max(0, len(order) - samples))
+            part = order[first : first + samples]
+            return collate(self.task.features, part, self.work.data.pad_id).to(self.world.device)
+
+        # AdamW keeps two moments beside weights and gradients.
+        held = 4.0 * sum(parameter.numel() * parameter.element_size() for parameter in self.work.model.parameters())
+        longest = batch(min(2, config.batch_size), 1.0)
+        token_bytes = self._kept_bytes(longest) / longest.padded_tokens
+        limit = 1e9 * config.memory_limits_gb[self.world.rank] if config.memory_limits_gb else self._free_bytes(held)
+        most = fitting(limit, held, token_bytes, longest.shape[1], config.global_batch)
+        # At least 2, for else nothing tells samples from micro-batches.
+        top = min(max(2, math.ceil(promised)), MAX_BATCHES * config.batch_size, most, len(order))
+        # A rank without memory for a sample still takes part in every exchange.
+        batches = [batch(math.ceil(part * top), at) for part, at in SHAPES] if most else [longest.idle(IDLE_TOKENS)]
+        times: list[list[float]] = [[] for _ in batches]
+        barrier()
+        end, others = time.perf_counter() + CALIBRATION_S, None
+        # A rank that is done goes on until all are: in the training, too, none of them has the machine for itself.
+        while others is None or not others.is_completed():
+            for passed, samples in zip(batches, times, strict=True):
+                samples.append(self._timed(lambda passed=passed: self._pass(passed)))  # type: ignore[misc]
+            self.task.rank.events.emit("heartbeat")
+            if others is None and len(times[0]) >= MIN_ROUNDS and time.perf_counter() >= end:
+                others = dist.barrier(async_op=True)
+        others.wait()
+        batch_s, sample_s, token_s = fit([item.shape for item in batches], [min(item) for item in times])
+        device = self.world.device
+        named = devices.has_events(device)
+        name = torch.get_device_module(device).get_device_name(device) if named else f"{device.type}, {cpu_model()}"
+        speeds: dict[str, Any] = {
+            "step_s": self._optimizer_s(),
+            "batch_s": batch_s,
+            "sample_s": sample_s,
+            "token_s": token_s,
+        }
+        memory = {"held_bytes": held, "token_bytes": token_bytes, "limit_bytes": limit}
+        return Member(name, torch.get_num_threads(), **speeds, **memory, most=most)
+
+    def _pass(self, batch: MicroBatch) -> Any:
+        """Forward and backward pass of no weight, without exchange."""
+        return self.work.differentiate(batch, 0.0, False, 0, lambda phase: None)
+
+    def _timed(self, work: Callable[[], Any]) -> float:
+        devices.synchronize(self.world.device)
+        began = time.perf_counter()
+        work()
+        devices.synchronize(self.world.device)
+        return time.perf_counter() - began
+
+    def _optimizer_s(self) -> float:
+        """Return the seconds of an optimizer's step. At a rate of 0 with gradients of 0 it changes no weight; its state goes again."""
+        optimizer = self.work.optimizer
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.zero_grad(set_to_none=False)
+        self.work.update()
+        seconds = self._timed(self.work.update)
+        optimizer.state.clear()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return seconds
+
+    def _kept_bytes(self, batch: MicroBatch) -> float:
+        """Return the bytes that a pass over a micro-batch needs beside weights, gradients and optimizer state."""
+        device = self.world.device
+        if devices.has_events(device):
+            self._pass(batch)
+            before = torch.get_device_module(device).memory_allocated(device)
+            devices.reset_peak_memory(device)
+            self._pass(batch)
+            return float((devices.peak_memory_bytes(device)[0] or 0.0) - before)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self.work.model.parameters()}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = self.work.loss(batch)
+        del loss
+        return float(sum(kept.values()))
+
+    def _free_bytes(self, held: float) -> float | None:
+        """Return what tensors of this rank may fill, of which ``held`` are there already; None where nothing tells."""
+        device = self.world.device
+        if devices.has_events(device):
+            return USABLE * float(torch.get_device_module(device).get_device_properties(device).total_memory)
+        if device.type == "cpu":
+            return USABLE * (psutil.virtual_memory().available / self.world.local_size) + held
+        return None
+
+    def _add(self, split: Split) -> None:
+        self.splits.append(split)
+        self._ratios = []
+        if self.world.main:
+            words = (
+                f"from step {split.from_step + 1} on the ranks get {'+'.join(map(str, split.shares))} samples of a step"
+            )
+            self.task.rank.events.emit("log", message=words)
+
+    def restore(self, splits: list[dict[str, Any]], first: int) -> None:
+        """Go on with the splits of a checkpoint, which was written after ``first`` steps."""
+        self.splits += [
+            Split(**split | {"members": tuple(Member(**one) for one in split["members"])}) for split in splits
+        ]
+        self._first = first
+
+    def follow(self, table: np.ndarray, next_open: int) -> None:
+        """Compare the steps that ``table`` (K, W, C) has anew with what was expected; add a split from ``next_open`` on if need be."""
+        split = self.splits[-1]
+        for step in range(self._seen, len(table)):
+            if step >= split.from_step:
+                row = Columns(table[step : step + 1])
+                self._ratios.append((own_work(row) / split.expected(row["samples"], row["padded_tokens"]))[0])
+        self._seen = len(table)
+        if better := replanned(split, np.array(self._ratios), next_open):
+            self._add(better)
+
+    def rows(self, table: np.ndarray) -> Tables:
+        """Return the tables shares, splits and balance: what each rank got and took, the splits, what the last one gained."""
+        split, columns = self.splits[-1], Columns(table)
+        own, samples, tokens = own_work(columns), columns["samples"], columns["padded_tokens"]
+        step_s, started = columns["step_s"].max(axis=1), max(split.from_step, self._first)
+        whole = samples.sum(axis=1) == self.task.config.global_batch
+        last = whole & (np.arange(len(table)) >= started)
+        expected = split.expected(samples, tokens)
+        few = f"{int(last.sum())} whole steps under the last split, {shares.WINDOW} are needed"
+        enough = last.sum() >= shares.WINDOW
+        none = {"why": {}} if last.any() else {"why": dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)}
+        rows = []
+        for rank, member in enumerate(split.members):
+            row: dict[str, Any] = {"rank": rank, "work": self.task.config.work_of(rank), "from_step": split.from_step}
+            row |= {name: getattr(member, name) for name in ("device", "threads", "samples", "most")}
+            row |= {name: getattr(member, name) for name in ("step_s", "batch_s", "sample_s", "token_s")}
+            row["micro_batches"] = member.micro_batches(member.samples)
+            row["limit_gb"] = None if member.limit_bytes is None else member.limit_bytes / 1e9
+            row["why"] = dict(none["why"]) | (
+                {} if member.limit_bytes is not None else {"limit_gb": "nothing tells it"}
+            )
+            if last.any():
+                row["trained"] = np.unique(samples[last, rank]).astype(int).tolist()
+                row |= {
+                    "expected_s": float(np.median(expected[last, rank])),
+                    "own_s": float(np.median(own[last, rank])),
+                }
+                row["idle_s"] = float(np.median(step_s[last] - own[last, rank]))
+            row["even_s"] = _own(self.even[rank]) if self.even else None
+            row["why"] |= {} if self.even else {"even_s": "the training was continued"}
+            rows.append(row)
+        gained: dict[str, Any] = {"status": "skipped", "reason": few}
+        if enough:
+            gained = shares.wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
+            gained["slowest_s"] = float(own[last].mean(axis=0).max())
+        waits = (1 - own / own.max(axis=1, keepdims=True)).mean(axis=1).tolist()
+        gained |= {"wait_shares": waits, "calibration_s": self.calibration_s}
+        gained["why"] = {} if self.calibration_s is not None else {"calibration_s": "the training was continued"}
+        splits = [
+            {
+                "from_step": one.from_step,
+                "shares": one.shares,
+                "expected_s": one.step_s,
+                "drifted": one.drifted,
+                "factor": one.factor,
+            }
+            | {
+                "why": {}
+                if one.factor
+                else dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")
+            }
+            for one in self.splits
+        ]
+        return {"shares": rows, "splits": splits, "balance": [gained]}
+
+
+def _own(row: dict[str, float]) -> float:
+    """Return the seconds that a rank worked in a step of the timer."""
+    return float(own_work({name: np.array(value) for name, value in row.items()}))  # type: ignore[arg-type]

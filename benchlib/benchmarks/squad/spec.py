@@ -1,0 +1,434 @@
+"""What a training on SQuAD states: learning, scores and targets, speed, the exchange of gradients, the split."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any
+
+from benchlib.config.schema import EMBEDDED_MODEL
+from benchlib.core import model_files
+from benchlib.core.definitions import algbw_samples, busbw_samples
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_object
+from benchlib.core.text import counted, listing, stand_ins
+from benchlib.judge.checks import Check as Judged
+from benchlib.judge.references import registry
+from benchlib.spec.charts import bars
+from benchlib.spec.checks import Check, below, near, reached, rule, zero
+from benchlib.spec.spec import Metric, Published, Show, Spec, each
+from benchlib.spec.tables import Col, Ref, Row, Rows, Table, cols
+from benchlib.workloads.training_spec import (
+    SHOWS,
+    SPEED,
+    TABLES,
+    charts,
+    checks,
+    metrics,
+    recorded,
+    run_of_training,
+    series,
+    warnings,
+)
+
+F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
+DISTANCE = 1.1  # times the best split; measured over many splits the two nearest to the best are within it
+PREDICTED = 0.25  # of a rank's own work; beyond it the training plans again
+FORMULA = "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes"
+# Hub names and the parameters of the matrix products of their layers, L (4 h² + 2 h f): a folder's name alone proves nothing.
+MODELS = {
+    "bert-base-uncased": ("BERT-base uncased", 12 * (4 * 768**2 + 2 * 768 * 3072)),
+    "bert-large-uncased": ("BERT-large uncased", 24 * (4 * 1024**2 + 2 * 1024 * 4096)),
+}
+DATA = {"squad": "SQuAD v1.1", "minisquad": "generated questions", "files": "the user's files"}
+PARAMETERS_SLACK = 0.02  # the head and the pooler are counted by some and not by others
+
+bandwidth = partial(Col, unit="Gbps", samples=True)
+run = run_of_training(
+    *cols("data fresh_weights checkpoint_faults"),
+    *cols("train_questions eval_questions eval_windows questions_cut matmul_parameters bucket_bytes", "count"),
+    Col("f1", "points", "F1", role="learning.f1"),
+    Col("exact_match", "points", "exact match", role="learning.exact_match"),
+    Col("whole_f1", "points", "F1", lambda f1, share: f1 if share >= 1 else None, "f1 epoch_share"),
+    Col(
+        "whole_loss", "number", "final loss", lambda loss, share: loss if share >= 1 else None, "loss_final epoch_share"
+    ),
+    *cols("features_s evaluate_s", "s"),
+    series("exchange_us", "us", "all-reduce"),
+    Col("message_bytes", "B", "gradients"),
+    Col("wrong_elements", "count", role="collective.wrong_elements"),
+    bandwidth(
+        "busbw_gbps",
+        label="bus bandwidth",
+        of=partial(busbw_samples, "all_reduce"),
+        needs="message_bytes exchange_us world",
+        role="collective.busbw_gbytes_per_s",
+    ),
+    bandwidth(
+        "algbw_gbps",
+        label="algorithm bandwidth",
+        of=algbw_samples,
+        needs="message_bytes exchange_us",
+        role="collective.algbw_gbytes_per_s",
+    ),
+    Col("buckets", "", "", lambda sizes: ", ".join(f"{size / 1e6:.1f}" for size in sizes), "bucket_bytes"),
+)
+misses = Table("misses", "{question}", [*cols("id question prediction answers"), Col("f1", "points", "F1")])
+
+
+def _idle(samples: int, most: int) -> str:
+    """Say why a rank gets no samples; '' where it gets some."""
+    if samples:
+        return ""
+    return "its memory does not hold one sample" if not most else "one sample alone would take it longer than a step"
+
+
+shares = Table(
+    "shares",
+    "rank {rank}",
+    [
+        *cols("rank", "number"),
+        *cols("device"),
+        *cols("threads work samples micro_batches most from_step", "count"),
+        Col("trained", "count", "samples trained on in a step"),
+        *cols("expected_s own_s idle_s even_s", "s"),
+        *cols("step_s batch_s sample_s token_s", "s"),
+        Col("limit_gb", "GB", "memory limit"),
+        Col(
+            "off",
+            "ratio",
+            "own work over predicted, less 1",
+            lambda own, expected: abs(own / expected - 1),
+            "own_s expected_s",
+        ),
+        Col("idle", "", "", _idle, "samples most"),
+    ],
+)
+splits = Table(
+    "splits",
+    "from step {from_step}",
+    [
+        *cols("from_step", "count"),
+        Col("shares", "count"),
+        *cols("expected_s", "s"),
+        Col("drifted", "count"),
+        Col("factor", "number"),
+        Col("samples", "", "samples by rank", lambda counts: "+".join(map(str, counts)), "shares"),
+        Col("first", "count", "", lambda step: step + 1, "from_step"),
+    ],
+)
+balance = Table(
+    "balance",
+    "the last split",
+    [
+        *cols("slowest_s", "s"),
+        *(
+            Col(f"{name}_s", "s", words)
+            for name, words in (
+                ("best", "the best split"),
+                ("other_split", "another split than the best"),
+                ("differing_steps", "steps that differ"),
+                ("exchange", "exchange and the rest"),
+                ("calibration", "calibration"),
+            )
+        ),
+        series("wait_shares", "ratio", "waiting for the slowest rank", derived=True),
+        Col(
+            "distance",
+            "number",
+            "slowest rank over the best split",
+            lambda slowest, best: slowest / best,
+            "slowest_s best_s",
+        ),
+    ],
+)
+
+
+def _open(asked: str, of: Callable[[Any], str], whole: bool) -> Callable[[Rows], str]:
+    """Return why a target that is set is left open: by what stands in for the real thing, or as the user cut the training."""
+
+    def why(rows: Rows) -> str:
+        if getattr(rows.config, asked) is None:
+            return ""
+        if scope := of(rows.config):
+            return f"the target is for a real model on SQuAD v1.1, not for {scope.strip('_').replace('_', ', ')}"
+        short = whole and rows.run.get("cut_by") == "max_steps"
+        return "max_steps ended the training early; the target is for the whole training" if short else ""
+
+    return why
+
+
+def _target(
+    name: str, question: str, ref: Ref, asked: str, of: Callable[[Any], str] = lambda config: "", **more: Any
+) -> Check:
+    return reached(name, question, ref, asked, unless=_open(asked, of, ref.col.name.startswith("whole_")), **more)
+
+
+def _no_stand_in(config: Any) -> str:
+    """The target of the stand-in is that of its own weights."""
+    return "" if config.quality_scope() == "_minisquad_tiny" else str(config.quality_scope())
+
+
+QUALITY, SPEED_OF = (lambda config: config.quality_scope()), (lambda config: config.scope())
+TARGETS = [
+    _target(
+        "final loss", "Is the final smoothed loss low enough?", run["whole_loss"], "target_loss", QUALITY, under=True
+    ),
+    _target("F1 target", "Does F1 on SQuAD v1.1 reach the target?", run["whole_f1"], "target_f1", QUALITY),
+    _target(
+        "all-reduce throughput",
+        "Is the all-reduce of the gradients fast enough?",
+        run["busbw_gbps"],
+        "target_allreduce_gbps",
+        beyond=True,
+    ),
+    _target(
+        "training throughput",
+        "Is training throughput high enough?",
+        TABLES[0]["samples_per_s"],
+        "target_samples_per_s",
+        SPEED_OF,
+        beyond=True,
+    ),
+    _target(
+        "device memory",
+        "Does each rank stay within the memory target?",
+        run["device_memory_gb"],
+        "target_memory_gb",
+        under=True,
+    ),
+    _target(
+        "F1 on embedded data",
+        "Did the model learn to match questions with their sentences?",
+        run["whole_f1"],
+        "target_f1_embedded",
+        _no_stand_in,
+        when=lambda config: config.data == "minisquad",
+        source="target for the stand-in, not for BERT",
+    ),
+]
+
+
+def _reference(check: Check, rows: Rows) -> Judged:
+    """Compare F1 with the published one: informative, since the seed alone moves it by 0.2 points."""
+    row, published = rows.run, rows.config.reference_f1
+    if row["quality"] or published is None:
+        return check.answer(
+            "SKIPPED", "only a whole training on SQuAD v1.1 with reference_f1 is compared with a published F1"
+        )
+    inside = abs(row["f1"] - published) <= F1_TOLERANCE
+    cited = registry().cite_value("f1", published) or "reference_f1 of the config; no figure of the registry"
+    reason = f"{row['f1']:.2f} is {row['f1'] - published:+.2f} from the published {published:.2f}"
+    limit = f"{published:.1f} ± {F1_TOLERANCE}"
+    return check.answer("PASS" if inside else "FAIL", reason, value=row["f1"], limit=limit, source=cited)
+
+
+def _newest(check: Check, rows: Rows) -> Judged:
+    """Name newer checkpoints that were damaged: what was trained after the one that is left was trained again."""
+    faults, step = rows.run["checkpoint_faults"], rows.run["resumed_step"]
+    begun = f"the training went on from step {step:,}" if step else "the training was begun anew"
+    if not faults:
+        return check.answer("PASS", begun)
+    return check.answer("AMBIGUOUS", f"{begun}, since newer checkpoints are damaged: {'; '.join(map(str, faults))}")
+
+
+def _warnings(rows: Rows) -> list[str]:
+    config, row, said = rows.config, rows.run, []
+    if config.planted_work:
+        times = ",".join(map(str, config.planted_work))
+        turned = f", in reverse order after {config.planted_drift_step} steps" if config.planted_drift_step else ""
+        said.append(f"The ranks did their work {times} times on purpose{turned}, and counted it once.")
+    if row.get("restarts"):
+        started = counted(row["restarts"], "time")
+        said.append(
+            f"The ranks were started again {started}: speed is that of the steps after it, total_s has the failures in it."
+        )
+    return [*stand_ins(str(row.get("quality") or ""), None), *said, *warnings(rows)]
+
+
+def _split(rows: Rows) -> list[str]:
+    """Say what the split gives, what it saves, and when it changed."""
+    parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
+    said = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
+    said += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in shares.where(idle=bool).rows(rows)]
+    even, own = (
+        max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0)
+        for name in ("even_s", "own_s")
+    )
+    if even and own:
+        said.append(
+            f"The slowest rank works {own:.3g} s of a step; with even shares it took {even:.3g} s before the training."
+        )
+    moved = splits.where(drifted=lambda rank: rank >= 0)
+    words = (
+        "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it."
+    )
+    return said + [splits.text(words, row, rows) for row in moved.rows(rows)]
+
+
+def _refuse(config: Any) -> None:
+    """Raise ``UserError`` for a model folder that is not whole, and for a run that cannot be resumed."""
+    model_files.check(config.model, weights=config.init != "random")
+    if not config.resume:
+        return
+    folder = Path(config.resume)
+    benchmark = read_object(folder / "config.json", {"benchmark": str})["benchmark"]
+    place = f"resume = {folder}: "
+    if benchmark != config.benchmark:
+        raise UserError(f"{place}a run of {benchmark}; give the folder of an interrupted run of {config.benchmark}")
+    if not (folder / "checkpoints").is_dir():
+        raise UserError(f"{place}this run left no checkpoint; start a new one (checkpoint_every=N stores some)")
+    if (status := folder / "status.json").exists() and read_object(status, {"outcome": str})["outcome"] == "complete":
+        raise UserError(f"{place}this run is finished, nothing is left to train; start a new run without --resume")
+
+
+def _trained(row: Row, rows: Rows) -> dict[str, Any]:
+    """Return the conditions of a score; the batch that counts is the one of a step, over all devices."""
+    config, missing = rows.config, []
+    if row["epoch_share"] < 1:
+        missing.append(f"cut by {'the ' * (row['cut_by'] == 'budget')}{row['cut_by']} to {row['epoch_share']:.0%}")
+    if config.epochs < 1:
+        missing.append(f"{config.epochs:g} epochs")
+    if config.data != "minisquad" and (config.train_questions or config.eval_questions):
+        missing.append("shortened set")
+    whole = "generated set" if config.data == "minisquad" else "whole"
+    return _work(row, rows) | {"training": ", ".join(missing) or whole, "batch": config.global_batch}
+
+
+def _work(row: Row, rows: Rows) -> dict[str, Any]:
+    config = rows.config
+    name, parameters = MODELS.get(PurePath(config.model).name, (config.model, None))
+    if parameters and abs(row["matmul_parameters"] / parameters - 1) > PARAMETERS_SLACK:
+        name = f"{config.model} with {row['matmul_parameters']:,} parameters"
+    model = "the embedded stand-in" if config.model == EMBEDDED_MODEL else name
+    return {
+        "model": f"{model}, random weights" if config.init == "random" else model,
+        "data": DATA[config.data],
+        "sequence_length": config.max_length,
+        "doc_stride": config.doc_stride,
+        "precision": config.precision,
+        "batch": config.batch_size * config.accumulation,
+        "epochs": config.epochs,
+        "learning_rate": config.learning_rate,
+    }
+
+
+def _rate(row: Row, rows: Rows) -> dict[str, Any]:
+    full = rows.config.engine == "trainer" and rows.config.trainer_padding == "max_length"
+    padding = "to the full length" if full else "to the longest of a batch"
+    places = {"devices": rows.world, "nodes": rows.config.nnodes}
+    return _work(row, rows) | places | {"padding": padding, "window": "whole training"}
+
+
+def _message(row: Row, rows: Rows) -> dict[str, Any]:
+    places = {"devices": rows.world, "nodes": rows.config.nnodes}
+    return places | {"definition": "bus bandwidth", "message_bytes": max(row["bucket_bytes"] or [0])}
+
+
+def _balanced(config: Any) -> bool:
+    return bool(config.balance == "auto")
+
+
+AT = "at the gradient buckets of {buckets} MB, every sum checked"
+NEAR_BEST = "Is the own work of the slowest rank near that of the best split at the speeds measured?"
+higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
+SPEC = Spec(
+    tables=[*TABLES, misses, shares, splits, balance, run],
+    metrics=[
+        higher("f1{quality}", run["f1"], "F1", "official rules, percent", amount=1.0, headline=True),
+        higher("exact_match{quality}", run["exact_match"], "Exact match", "official rules, percent", headline=True),
+        *metrics(run, FORMULA, loss_may_lose=0.20),
+        higher("end_to_end_samples_per_s{speed_scope}", run["end_to_end"], "", "all samples over the whole training"),
+        lower("padding_share", run["padding_share"], "Padding", "padding over processed tokens, all steps"),
+        higher("allreduce_gbps", run["busbw_gbps"], "All-reduce (bus)", AT, may_lose=0.15, headline=True),
+        higher("allreduce_algbw_gbps", run["algbw_gbps"], "All-reduce (algorithm)", AT),
+        lower("features_s", run["features_s"], "Tokenising"),
+        lower("evaluate_s", run["evaluate_s"], "Evaluation", "prediction, spans and scores"),
+        lower("calibration_s", balance["calibration_s"], "Calibration", "all ranks at the same time"),
+        lower("balance_distance", balance["distance"], "Split, times the best", "slowest rank over the best split"),
+        lower("balance_wait_share", balance["wait_shares"], "Waiting for slower ranks", "mean over the ranks"),
+    ],
+    checks=[
+        *checks("whole training"),
+        rule("possible quality", "Are all scores within range?", "possible scores", needed=True),
+        zero(
+            "all-reduce right",
+            "Is every element of every timed exchange correct?",
+            run["wrong_elements"],
+            rule="right results",
+        ),
+        Check(
+            "newest checkpoint",
+            "Was the newest checkpoint intact?",
+            judge=_newest,
+            kind="outcome",
+            informs=True,
+            when=lambda config: bool(config.resume or config.max_restarts),
+        ),
+        *TARGETS,
+        Check("F1 reference", "Does F1 match the published value?", judge=_reference, kind="reference", informs=True),
+        below("distance to the best split", NEAR_BEST, (balance["distance"], DISTANCE), when=_balanced),
+        near(
+            "split as planned",
+            "Did each rank train on the samples that its split gives it?",
+            (shares["trained"], shares["samples"]),
+            when=_balanced,
+        ),
+        below(
+            "predicted times",
+            "Does each rank take the time that its speed predicts?",
+            (shares["off"], PREDICTED),
+            when=_balanced,
+            kind="reference",
+            informs=True,
+        ),
+    ],
+    says=[
+        each(
+            run,
+            "The loss goes from {loss_first} to {loss_final}; F1 is {f1}, exact match {exact_match}. The bound is 100; "
+            f"BERT-base reaches F1 {registry().figure('bert-base-f1-paper').text} on SQuAD v1.1.",
+        ),
+        *SPEED,
+        each(run.where(exchange_us=bool), "Gradients are all-reduced at {busbw_gbps} of bus bandwidth."),
+        _split,
+    ],
+    shows=[
+        Show(
+            "Heterogeneous ranks",
+            shares,
+            "rank device work samples micro_batches most expected_s own_s idle_s even_s batch_s sample_s token_s",
+        ),
+        Show("Splits", splits, "from_step samples expected_s drifted factor"),
+        Show("Where a step's time goes", balance.ran(), "best_s other_split_s differing_steps_s exchange_s"),
+        Show("The worst misses", misses, "question prediction answers f1"),
+        *SHOWS,
+    ],
+    charts=[
+        *charts(run),
+        bars(
+            "heterogeneous-ranks",
+            shares["even_s"],
+            shares["own_s"],
+            mark=shares["expected_s"],
+            title="Rank {rank} works {even_s} of an even step, with {samples} samples {own_s}",
+            empty="The ranks share evenly: balance=auto gives each its part.",
+        ),
+    ],
+    warnings=_warnings,
+    missed=lambda rows: {
+        check.asked: [f"= {getattr(rows.config, check.asked):g}"]
+        for check in TARGETS
+        if check.unless and check.unless(rows)
+    },
+    published=[
+        Published("f1", run["f1"], "F1", _trained),
+        Published("exact_match", run["exact_match"], "exact match", _trained),
+        Published("end_to_end_samples_per_s", run["end_to_end"], "throughput", _rate),
+        Published("allreduce_gbps", run["busbw_gbps"], "all-reduce", _message),
+    ],
+    refuse=_refuse,
+    recorded=recorded,
+    rate="train_samples_per_s",
+    batch=("batch_size", "accumulation"),
+    ways=("engine", "attention", "compile", "fused_optimizer", "bucket_cap_mb", "balance"),
+)

@@ -1,0 +1,380 @@
+"""The training loop that benchmarks share, data parallel over any number of ranks, and the rows that it leaves.
+
+Each rank differentiates its part of the mean loss over the global batch, and the gradients are added, not averaged:
+neither the number of ranks nor the size of their shares changes what is computed. A step's time is the slowest rank's.
+
+Letters: K steps, W ranks, C columns.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from benchlib.core.events import Event, Moment, read_events, restarts
+from benchlib.core.sensors import resident_gb
+from benchlib.core.stats import drift_text
+from benchlib.results import peaks as recorded_peaks
+from benchlib.runtime import devices, peaks
+from benchlib.runtime.group import World, all_gather_objects
+from benchlib.runtime.measurement import Rank, Tables
+from benchlib.runtime.steps import Columns, Step, StepLog, agree, compare_ranks
+from benchlib.runtime.timing import GradientExchange, StepTimer, sum_hook
+
+Row = dict[str, Any]
+Part = TypeVar("Part")
+Made = TypeVar("Made")
+PARTS = ("data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s")
+CUT_MARGIN = 0.9  # share of the time that is left which a cut training plans to use: a neighbour may slow it down
+AFTER_S, AFTER_SHARE = 5.0, 0.05  # of the budget, for what comes after the training: the less of both
+PEAK_S = 0.3  # of matrix products of each size
+NO_PARTS = "this engine does not tell how a step's time is divided"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of the training that the config asks for (``total_*``) this run does, and what it was decided by.
+
+    ``step_s`` is the time of a step that was measured before (0: none was), ``left_s`` what the budget left for all of
+    them. ``cut_by`` is "", "max_steps" or "budget".
+    """
+
+    total_steps: int
+    total_samples: int
+    planned_steps: int
+    samples: int
+    step_s: float = 0.0
+    left_s: float = 0.0
+    cut_by: str = ""
+
+    @property
+    def epoch_share(self) -> float:
+        """The share of all samples that the planned steps see."""
+        return self.samples / self.total_samples
+
+
+def fitting(steps: int, step_s: float, left_s: float, least: int = 1) -> int:
+    """Return how many of ``steps`` fit into ``left_s`` seconds, at least ``least``; those of a cut leave a margin."""
+    return steps if steps * step_s <= left_s else min(steps, max(least, int(CUT_MARGIN * left_s / step_s)))
+
+
+def time_left(rank: Rank, later_s: float = 0.0) -> float:
+    """Return the seconds of the budget that a training may take, ``later_s`` is for what follows. All ranks call it."""
+    budget_s = rank.config.budget_s
+    left_s = rank.began.monotonic + budget_s - time.monotonic() - min(AFTER_S, AFTER_SHARE * budget_s) - later_s
+    return -agree(-left_s, rank.world)
+
+
+class Work(Protocol):
+    """What is trained. ``unknown`` are the columns of a step's time that it cannot tell."""
+
+    model: Any
+    optimizer: Any
+    exchange: GradientExchange
+    unknown: tuple[str, ...]
+
+    def batches(self, epoch: int, steps: range) -> Iterator[tuple[Any, float, bool]]:
+        """Yield micro-batches on the device, the weight of their summed loss, whether it is a step's last."""
+
+    def differentiate(
+        self, batch: Any, weight: float, last: bool, step: int, mark: Callable[[str], None]
+    ) -> torch.Tensor:
+        """Add the gradients of ``weight`` times the summed loss of a micro-batch; return that product, a scalar.
+
+        After the step's last micro-batch they are the sum over the ranks. ``mark`` is told where a phase ends.
+        """
+
+    def update(self) -> None:
+        """Let the optimizer take its step and zero the gradients."""
+
+    def cost(self, batch: Any, weight: float) -> tuple[int, int, int, float]:
+        """Return samples, tokens, tokens with padding and FLOPs of a micro-batch; of the weight 0 it has no samples."""
+
+
+@dataclass
+class Trained:
+    """What a training leaves. ``table`` is ``StepLog.table``, ``rates`` the learning rate of each step, ``checksums``
+    those of all ranks' weights at the end of each epoch, ``tables`` further rows, ``passed_over`` what is wrong with checkpoints that were not taken. Steps before ``first`` are of the run
+    that it continued."""
+
+    plan: Plan
+    rates: Sequence[float]
+    began: Moment
+    first: int = 0
+    table: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    train_s: float = 0.0
+    epoch_s: list[float] = field(default_factory=list)
+    checksums: list[list[str]] = field(default_factory=list)
+    bucket_bytes: list[int] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    tables: Tables = field(default_factory=dict)
+
+
+def train(
+    rank: Rank,
+    work: Work,
+    plan: Plan,
+    rates: Sequence[float],
+    per_epoch: int,
+    first: int = 0,
+    table: np.ndarray | None = None,
+    every: int = 0,
+    follow: Callable[[np.ndarray, int], None] = lambda table, next_open: None,
+    save_every: int = -1,
+    save: Callable[[int, np.ndarray], None] = lambda step, table: None,
+) -> Trained:
+    """Take the steps ``first`` to ``plan.planned_steps`` at the learning ``rates``; all ranks call it.
+
+    ``table`` has the steps before ``first``. ``follow(table, next_open)`` sees all steps whenever the ranks have told
+    each other theirs, at least once in ``every`` steps: a change for the step ``next_open`` or later takes effect.
+    ``save`` is called after every ``save_every`` steps and at the end (0: only then, -1: never).
+    """
+    world, config = rank.world, rank.config
+    if world.main:
+        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
+    rank.events.emit("phase", name="train")
+    devices.reset_peak_memory(world.device)
+    log = StepLog(world, rank.events, plan.step_s, table)
+    log.every = min(log.every, every or log.every)
+    timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown)
+    trained = Trained(plan, rates, Moment.now(), first)
+    for epoch in range(first // per_epoch, -(-plan.planned_steps // per_epoch)):
+        steps = range(max(first, epoch * per_epoch), min((epoch + 1) * per_epoch, plan.planned_steps))
+        stream = work.batches(epoch, steps)
+        agree(0.0, world)  # begin together
+        epoch_began = time.perf_counter()
+        timer.begin()
+        for step in steps:
+            for group in work.optimizer.param_groups:
+                group["lr"] = rates[step]
+            loss: torch.Tensor | float = 0.0
+            last, costs = False, list[tuple[int, int, int, float]]()
+            while not last:
+                batch, weight, last = next(stream)
+                timer.mark("data")
+                loss = loss + work.differentiate(batch, weight, last, step, timer.mark)
+                costs.append(work.cost(batch, weight))
+            trained.bucket_bytes = trained.bucket_bytes or [size for *_, size in work.exchange.intervals]
+            work.update()
+            timer.mark("optimizer")
+            timer.end_step()
+            done = step + 1
+            samples, tokens, padded, flops = map(sum, zip(*costs, strict=True))
+            due = log.add(Step(done, epoch, rates[step], loss, samples, tokens, padded, flops))
+            saves = (
+                done == plan.planned_steps if save_every < 1 else done % save_every == 0 or done == plan.planned_steps
+            )
+            saves &= save_every >= 0
+            if due or saves or done == steps.stop:
+                log.gather([{name: row[name] for name in row if name not in work.unknown} for row in timer.take()])
+                timer.mark("report")  # where ranks wait for each other: no rank's own work
+                follow(log.table, done + 1)  # the first micro-batch of the next step may be made already
+            if saves:
+                save(done, log.table)
+                timer.begin()  # a checkpoint is no part of a step's time
+        trained.epoch_s.append(agree(time.perf_counter() - epoch_began, world))
+        trained.checksums.append(compare_ranks(work.model, world, rank.events, epoch + 1))
+    trained.train_s, trained.table = trained.began.since(), log.table
+    return trained
+
+
+def data_parallel(module: torch.nn.Module, exchange: GradientExchange, **options: Any) -> DistributedDataParallel:
+    """Return a module whose gradients DDP adds during the backward pass; ``exchange`` keeps when and how many bytes."""
+    device = exchange.clock.device
+    ddp = DistributedDataParallel(
+        module, device_ids=[device] if devices.has_events(device) else None, gradient_as_bucket_view=True, **options
+    )
+    # Buffers here are constant; without this every forward pass would begin with an exchange of them. (Set here because
+    # the argument's name differs between versions of torch.)
+    ddp.broadcast_buffers = False
+    ddp.register_comm_hook(exchange, sum_hook)
+    return ddp
+
+
+def prefetched(make: Callable[[Part], Made], parts: Iterable[Part], ahead: int = 1) -> Iterator[Made]:
+    """Yield ``make(part)`` for each part, so many ``ahead`` being made on threads while the caller works on one."""
+    if not ahead:
+        yield from map(make, parts)
+        return
+    pool, waiting = ThreadPoolExecutor(ahead, thread_name_prefix="batches"), deque[Any]()
+    try:
+        for part in parts:
+            waiting.append(pool.submit(make, part))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def peak(rank: Rank, precision: str) -> tuple[float | None, str]:
+    """Measure the matrix-product peak of all ranks at once: FLOP/s, and how or why not. All ranks call it."""
+    return peaks.all_ranks_peak(rank.world, precision, PEAK_S)
+
+
+def rows(
+    trained: Trained, rank: Rank, precision: str, measured: Sequence[tuple[float | None, str]], warm: int = 0
+) -> Tables:
+    """Return the tables run, steps, ranks and devices of a training; all ranks call it, right after the training.
+
+    ``measured`` are peaks of matrix products in ``precision``, of which the highest counts: a busy neighbour lowers one
+    and nothing raises it. The first ``warm`` steps of this run do not count for its speed.
+    """
+    world, plan = rank.world, trained.plan
+    device_bytes, no_memory = devices.peak_memory_bytes(world.device)
+    memory = all_gather_objects((device_bytes, devices.peak_resident_bytes()))
+    again = max(all_gather_objects(restarts(rank.run_dir)))  # a node that took another's place was not there before
+    if not world.main:
+        return {}
+    whole, here = Columns(trained.table), Columns(trained.table[trained.first :])
+    steady = Columns(trained.table[trained.first + warm :])
+    flops, peak_of = max(
+        (*measured, recorded_peaks.highest(rank.run_dir, precision, world.size)), key=lambda pair: pair[0] or 0.0
+    )
+    counted = [value for value, _ in memory if value is not None]
+    run: Row = {
+        "planned_steps": plan.planned_steps,
+        "total_steps": plan.total_steps,
+        "epoch_share": plan.epoch_share,
+        "expected_step_s": plan.step_s,
+        "left_s": max(plan.left_s, 0.0),
+        "cut_by": plan.cut_by,
+        "samples_expected": plan.samples,
+        "samples_seen": whole["samples"].sum(axis=0).astype(int).tolist(),
+        "resumed_step": trained.first,
+        "restarts": again,
+        "steady_from_step": trained.first + warm + 1,
+        "learning_rate_min": min(trained.rates),
+        "learning_rate_max": max(trained.rates),
+        "checksums": trained.checksums,
+        "loss": whole["loss"].sum(axis=1).tolist(),
+        "trained_samples": int(here["samples"].sum()),
+        "startup_s": trained.began.monotonic - rank.began.monotonic,
+        "train_s": trained.train_s,
+        "precision": precision,
+        "peak_flops": flops,
+        "peak_of": peak_of,
+        "padding_share": float(1 - here["tokens"].sum() / here["padded_tokens"].sum()),
+        "device_memory_gb": max(counted) / 1e9 if counted else None,
+        "resident_memory_gb": max(resident for _, resident in memory) / 1e9,
+        "why": {} if flops else {"peak_flops": peak_of},
+    }
+    run["why"] |= {} if counted else {"device_memory_gb": no_memory}
+    events = read_events(rank.run_dir, {"sensor", "sensors", "launched"})
+    window = (trained.began.wall, trained.began.wall + trained.train_s)
+    sensed = _sensed(events, *window, rank.config.backend)
+    run |= sensed | {"why": run["why"] | sensed["why"]}
+    steps = _series(steady, world)
+    # Of what has no FLOP rate or no peak there is no MFU.
+    if not flops or steps["flops"] is None:
+        steps["why"]["mfu"] = steps["why"].get("flops") or peak_of
+    steps["drift"] = drift_text([n / s for n, s in zip(steps["samples"], steps["step_s"], strict=True)])
+    return {
+        "run": [run],
+        "steps": [steps],
+        "ranks": _by_rank(steady, run["samples_seen"], memory, no_memory, resident_gb(events)),
+        "devices": _by_device(events, *window),
+        **trained.tables,
+    }
+
+
+def own_work(columns: Columns) -> np.ndarray:
+    """Return the seconds that each rank worked in each step without waiting for others, (K, W); NaN where unknown."""
+    return np.sum([columns[f"{part}_s"] for part in ("data", "forward", "backward", "optimizer")], axis=0)
+
+
+def _series(steady: Columns, world: World) -> Row:
+    """Return the row of the counted steps: each column has a number a step, over all ranks."""
+    row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens")}
+    row |= {"step_s": steady["step_s"].max(axis=1).tolist(), "data_wait_s": steady["data_s"].max(axis=1).tolist()}
+    row |= {name: steady[name].mean(axis=1).tolist() for name in PARTS}
+    work, busy = own_work(steady), steady["exchange_s"]
+    hidden = 1 - np.minimum(steady["exchange_exposed_s"], busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
+    row |= {"exchange_overlap": hidden.tolist(), "rank_skew": (work.max(axis=1) / work.mean(axis=1)).tolist()}
+    row["flops"] = steady["flops"].sum(axis=1).tolist()
+    lacking = {
+        name: NO_PARTS for name in (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew") if np.isnan(row[name]).any()
+    }
+    lacking |= (
+        {"flops": "the model's config does not name layers, hidden and intermediate size"}
+        if np.isnan(row["flops"]).any()
+        else {}
+    )
+    if world.size == 1:
+        lacking |= {"exchange_overlap": "one rank exchanges nothing", "rank_skew": "one rank has nobody to wait for"}
+    return row | dict.fromkeys(lacking) | {"why": lacking}
+
+
+def _by_rank(
+    steady: Columns,
+    samples: Sequence[int],
+    memory: Sequence[tuple[float | None, float]],
+    no_memory: str,
+    read: dict[int, list[float]],
+) -> list[Row]:
+    """Return a row for each rank: medians of its step and its parts, samples, peaks and readings of its memory."""
+    rows = []
+    for rank, (device_bytes, resident) in enumerate(memory):
+        row: Row = {name: float(np.median(steady[name][:, rank])) for name in ("step_s", *PARTS)}
+        why = {name: NO_PARTS for name in PARTS if np.isnan(row[name])}
+        row |= {
+            "rank": rank,
+            "samples": samples[rank],
+            "resident_gb": resident / 1e9,
+            "memory_gb": read.get(rank) or None,
+        }
+        why |= {} if read.get(rank) else {"memory_gb": "no supervisor sampled it"}
+        row["device_gb"] = None if device_bytes is None else device_bytes / 1e9
+        why |= {"device_gb": no_memory} if device_bytes is None else {}
+        rows.append(row | dict.fromkeys(why) | {"why": why})
+    return rows
+
+
+def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -> Row:
+    """Return power, energy, temperature and utilisation over the training: readings, or why there are none."""
+    reasons: dict[str, str] = next(
+        (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
+    )
+    every = [event for event in events if event["kind"] == "sensor"]
+    during = [event for event in every if began <= event["t"] <= ended]
+    lacking = "the sensor gave no value" if during else "no reading fell into the training"
+    lacking = lacking if every else "no supervisor sampled the sensors of this run"
+    used = (
+        "cpu_percent" if backend == "cpu" else "utilization_percent"
+    )  # of a CPU the time of the ranks, 100% is one core
+    keys = {"power_w": "power_w", "temperature_c": "temperature_c", "utilization": used, "energy_j": "energy_j"}
+    row: Row = {
+        name: [float(event[key]) for event in during if isinstance(event.get(key), (int, float))] or None
+        for name, key in keys.items()
+    }
+    energy = row["energy_j"] or [0.0]
+    row["energy_j"] = energy[-1] - energy[0] if energy[1:] else None  # the hardware's own counter
+    why = {name: str(reasons.get(key, lacking)) for name, key in keys.items() if row[name] is None}
+    return row | {"why": why}
+
+
+def _by_device(events: Sequence[Event], began: float, ended: float) -> list[Row]:
+    """Return a row for each device that a sensor tells apart: means, energy, highest temperature and memory."""
+    during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
+    by_time = [event["devices"] for event in during if event.get("devices")]
+    rows = []
+    for device in range(min(map(len, by_time), default=0)):
+
+        def values(name: str, device: int = device) -> list[float]:
+            return [value for reading in by_time if (value := reading[device].get(name)) is not None]
+
+        counter, memory = values("energy_j"), values("device_memory_bytes")
+        row: Row = {name: fmean(values(name)) if values(name) else None for name in ("power_w", "utilization_percent")}
+        row |= {"device": device, "energy_j": counter[-1] - counter[0] if counter[1:] else None}
+        row |= {"temperature_c": max(values("temperature_c"), default=None)}
+        row |= {"memory_in_use_gb": max(memory) / 1e9 if memory else None}
+        rows.append(row | {"why": {name: "the device gives no value" for name in row if row[name] is None}})
+    return rows

@@ -1,0 +1,324 @@
+"""What every training states, by the rows that ``benchlib.workloads.training`` leaves: learning, speed, parts of a
+step, memory.
+
+A benchmark adds its own columns to the table of the run. ``speed_scope`` and ``quality`` are the ends of the names of
+its metrics of speed and of learning: '' for the real thing, else what stands in for it.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from operator import truediv
+from statistics import fmean, median
+from typing import Any
+
+from benchlib.core.events import Event
+from benchlib.core.sensors import resident_gb
+from benchlib.core.stats import smoothed, smoothing_window
+from benchlib.core.text import counted
+from benchlib.judge.checks import Check as Judged
+from benchlib.spec.charts import Chart, cumulative, stacked, steps
+from benchlib.spec.checks import Check, rule
+from benchlib.spec.spec import Metric, Say, Show, each, run_table
+from benchlib.spec.tables import Col, Row, Rows, Table, Tables, cols, why, write
+
+PARTS = {
+    "data": "data",
+    "forward": "forward",
+    "backward": "backward",
+    "exchange_exposed": "exchange",
+    "optimizer": "optimizer",
+}
+BURSTY = 1.5  # of the median step's rate over that of all steps together: neither a hiccup nor noise does that
+RATE = "samples/s"
+PARTS_S = " ".join(f"{name}_s" for name in PARTS)
+series = partial(Col, samples=True)
+
+
+def _rates(amounts: list[float], step_s: list[float]) -> list[float]:
+    """Return the rate of each step; where they come in bursts, so that none is typical, that of all together."""
+    rates, whole = list(map(truediv, amounts, step_s)), sum(amounts) / sum(step_s)
+    return rates if 1 / BURSTY < median(rates) / whole < BURSTY else [whole]
+
+
+def _pace(rates: list[float], step_s: list[float], drift: str) -> str:
+    """Say what the rate is of, and how it moved if it was no steady one."""
+    text = "median step" if len(rates) == len(step_s) else "all steps together, which come in bursts"
+    return f"{text}; no steady state, it {drift}" if drift else text
+
+
+def _largest(*parts: Any) -> str:
+    sizes = [median(part) if isinstance(part, list) else part for part in parts]
+    return list(PARTS.values())[sizes.index(max(sizes))]
+
+
+def _of_steps(row: Row, run: Rows) -> dict[str, Any]:
+    """Return what no column of the counted steps states: full batches, and the parts of a step as those of a whole."""
+    batch, times = run.run.get("global_batch"), row["step_s"]
+    wholes = list[dict[str, Any]]()
+    if isinstance(times, list):  # a baseline and a shared report carry their medians alone
+        counted_s = {"its counted steps": sum(times)}
+        wholes.append({"name": "the training", "whole": run.run.get("train_s"), "parts": counted_s})
+        if parts := {name: row[name] for name in PARTS_S.split() if row.get(name)}:
+            medians, means = ({name: of(values) for name, values in parts.items()} for of in (median, fmean))
+            wholes.append({"name": "the median step", "whole": median(times), "parts": medians})
+            wholes.append({"name": "the mean step", "whole": fmean(times), "parts": means, "apart": True})
+    samples = set(counted_steps["samples"].numbers(row, run))
+    speed: dict[str, Any] = {"speed.ranks": run.world, "speed.batches_full": samples == {batch}}
+    speed["speed.batch_per_rank"] = batch // run.world if batch else None
+    return {**speed, "compute.ranks": run.world, "compute.peak_kind": "measured", "wholes": wholes}
+
+
+counted_steps = Table(
+    "steps",
+    "counted steps",
+    [
+        Col("scope", of=str, needs="speed_scope"),
+        series("step_s", "s", "step", role="speed.step_s"),
+        *(series(f"{name}_s", "s", words) for name, words in PARTS.items()),
+        *(series(name, "s") for name in ("exchange_s", "data_wait_s")),
+        *(series(name, "count") for name in ("samples", "tokens", "flops")),
+        series("exchange_overlap", "ratio", derived=True, signed=True),
+        series("rank_skew", "ratio", derived=True),
+        Col("drift"),
+        series("samples_per_s", RATE, RATE, _rates, "samples step_s", role="speed.samples_per_s"),
+        series("tokens_per_s", "tokens/s", "", _rates, "tokens step_s", role="speed.tokens_per_s"),
+        series("flops_per_s", "FLOP/s", "", _rates, "flops step_s", role="compute.flops_per_s"),
+        Col("peak", "FLOP/s", of=float, needs="peak_flops", role="compute.peak_flops"),
+        series(
+            "mfu", "ratio", "MFU", lambda rates, peak: [r / peak for r in rates], "flops_per_s peak", role="compute.mfu"
+        ),
+        Col("kind", of=str, needs="precision", role="compute.precision"),
+        Col("peak_kind", of=str, needs="precision", role="compute.peak_precision"),
+        Col("data_wait_share", "ratio", "", lambda waits, times: sum(waits) / sum(times), "data_wait_s step_s"),
+        Col("pace", "", "", _pace, "samples_per_s step_s drift"),
+        Col("largest", "", "", _largest, PARTS_S),
+        Col("ranks", "", "", lambda world: counted(world, "rank"), "world"),
+    ],
+    _of_steps,
+)
+by_rank = Table(
+    "ranks",
+    "rank {rank}",
+    [
+        Col("rank", "number"),
+        Col("step_s", "s", "step"),
+        *(Col(f"{name}_s", "s", words) for name, words in PARTS.items()),
+        *cols("exchange_s", "s"),
+        *cols("samples", "count"),
+        *cols("resident_gb device_gb", "GB"),
+        series("memory_gb", "GB", "memory"),
+        Col("largest", "", "", _largest, PARTS_S),
+    ],
+)
+by_device = Table(
+    "devices",
+    "device {device}",
+    [
+        Col("device", "number"),
+        *(Col(f"{name}_{unit.lower()}", unit) for name, unit in (("power", "W"), ("energy", "J"))),
+        Col("temperature_c", "°C", signed=True),
+        Col("utilization_percent", "%"),
+        Col("memory_in_use_gb", "GB"),
+    ],
+)
+TABLES = [counted_steps, by_rank, by_device]
+
+
+def _loss_at(place: int, losses: list[float]) -> float:
+    """Return the smoothed loss of the last step, or of the first one with a whole window (``place`` 0)."""
+    return float(smoothed(losses)[place or smoothing_window(len(losses)) - 1])
+
+
+def _of_run(row: Row, run: Rows) -> dict[str, Any]:
+    """Return what no column of the run states: ranks, shares, and the times that follow each other within the whole."""
+    parts = {name: row[name] for name in ("startup_s", "train_s", "evaluate_s") if row.get(name) is not None}
+    wholes = [{"name": "the run", "whole": row.get("total_s"), "parts": parts, "apart": True}]
+    exchange = {"collective.operation": "all_reduce", "collective.ranks": run.world}
+    shares = {"padding_share": row["padding_share"]} if row.get("padding_share") is not None else {}
+    losses, learning = row.get("loss"), dict[str, Any]()
+    if losses and isinstance(losses, list) and all(map(math.isfinite, losses)):  # not the median alone
+        learning = {"learning.loss_first": _loss_at(0, losses), "learning.loss_last": _loss_at(-1, losses)}
+    return {"speed.ranks": run.world, "learning.shares": shares, "wholes": wholes, **learning, **exchange}
+
+
+def run_of_training(*more: Col) -> Table:
+    """Return the table ``run`` of a training, with columns of the benchmark's own."""
+    table = run_table(
+        *cols("speed_scope quality precision cut_by peak_of checksums identity"),
+        *cols("planned_steps total_steps samples_expected trained_samples samples_seen resumed_step restarts", "count"),
+        *cols("steady_from_step parameters epoch_items global_batch", "count"),
+        Col("counted", "count", "", sum, "samples_seen", role="speed.samples_counted"),
+        Col("planned", "count", "", int, "samples_expected", role="speed.samples_planned"),
+        Col("epoch_share", "ratio", "share of the training"),
+        *cols("expected_step_s left_s train_s", "s"),
+        Col("learning_rate_min", "error", "smallest learning rate", role="learning.learning_rate_min"),
+        Col("learning_rate_max", "error"),
+        series("loss", "number"),
+        Col("loss_first", "number", "", partial(_loss_at, 0), "loss"),
+        Col("loss_final", "number", "", partial(_loss_at, -1), "loss"),
+        Col("window", "count", "", lambda losses: smoothing_window(len(losses)), "loss"),
+        Col("end_to_end", RATE, "", truediv, "trained_samples train_s"),
+        Col("peak_flops", "FLOP/s", "peak of matrix products"),
+        Col("padding_share", "ratio", derived=True),
+        *cols("device_memory_gb resident_memory_gb", "GB"),
+        Col("energy_j", "J"),
+        series("power_w", "W"),
+        series("temperature_c", "°C", signed=True),
+        series("utilization", "%"),
+        *more,
+    )
+    return Table(table.name, table.title, table.cols, _of_run)
+
+
+def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
+    """Return the metrics of a training; ``formula`` is of its FLOPs, ``loss_may_lose`` a share of the final loss."""
+    own, higher, lower = counted_steps, partial(Metric, better="higher"), partial(Metric, better="lower")
+    mean, slowest, each_s = "mean over {window} steps", "slowest rank, {pace}", "every second of the training"
+    after = "after the last gradient was ready; waiting for slower ranks is part of it"
+    times = {f"time_{name}_s": f"{name}_s" for name in ("data", "forward", "backward", "exchange", "optimizer")}
+    return [
+        Metric("loss", run["loss"], "Loss", "mean over the global batch, each step; the value is their median"),
+        Metric("loss_first{quality}", run["loss_first"], "First loss", mean),
+        lower("loss_final{quality}", run["loss_final"], "Final loss", mean, may_lose=loss_may_lose, headline=True),
+        higher(
+            "train_samples_per_s{scope}",
+            own["samples_per_s"],
+            "Training throughput",
+            slowest,
+            may_lose=0.20,
+            headline=True,
+        ),
+        higher("train_tokens_per_s{scope}", own["tokens_per_s"], "Tokens", f"without padding, {slowest}"),
+        lower("step_s{scope}", own["step_s"], "Step time", "slowest rank", headline=True),
+        *(lower(name, own[times[name]], "", "mean over the ranks, without waiting for other ranks") for name in times),
+        lower("exchange_exposed_s", own["exchange_exposed_s"], "", after),
+        higher("exchange_overlap", own["exchange_overlap"], "", "1 - exposed / busy: what the backward pass hides"),
+        lower("rank_skew", own["rank_skew"], "", "own work of the slowest rank over the mean of all, without waiting"),
+        higher("flops_per_s{scope}", own["flops_per_s"], "", formula),
+        higher("mfu{scope}", own["mfu"], "Model FLOP utilisation", "FLOP/s over matmul_peak_flops", headline=True),
+        higher("matmul_peak_flops", run["peak_flops"], "Peak of matrix products", "{peak_of}"),
+        lower(
+            "device_memory_gb", run["device_memory_gb"], "Device memory", "tensors of the largest rank", may_lose=0.25
+        ),
+        lower(
+            "resident_memory_gb",
+            run["resident_memory_gb"],
+            "Resident memory",
+            "largest rank",
+            may_lose=0.25,
+            headline=True,
+        ),
+        lower("energy_j", run["energy_j"], "Energy", "the hardware's own counter, over the training"),
+        lower("power_w", run["power_w"], "Power", each_s),
+        lower("temperature_c", run["temperature_c"], "Temperature", each_s),
+        Metric("utilization", run["utilization"], "Utilisation", "of a CPU the time of the ranks: 100% is one core"),
+        lower("train_s", run["train_s"], "Training"),
+        lower("startup_s", run["startup_s"], "Start-up", "from the launch to the first step"),
+        lower("total_s", run["total_s"], "Whole run", "from the launch to the result", headline=True),
+    ]
+
+
+def _equal(check: Check, run: Rows) -> Judged:
+    """Compare the checksums of all ranks at each epoch's end."""
+    rows = run.run["checksums"]
+    same = bool(rows) and all(len(row) == run.world and len(set(map(str, row))) == 1 for row in rows)
+    compared = f"{counted(len(rows), 'comparison')} of weight checksums over {counted(run.world, 'rank')}"
+    return check.answer("PASS" if same else "FAIL", compared + ("" if same else ": they differ"))
+
+
+def plan_text(row: Row) -> str:
+    """Say how much of the training ran, and what cut it."""
+    text = f"{row['planned_steps']:,} of {row['total_steps']:,} steps, {row['epoch_share']:.1%} of the training"
+    if row["cut_by"] != "budget":
+        return text + (f": {row['cut_by']} ends it early" if row["cut_by"] else "")
+    left, step = write(row["left_s"], "s"), write(row["expected_step_s"], "s")
+    return f"{text}: {left} of the budget were left, a step takes {step}"
+
+
+def _whole(check: Check, run: Rows) -> Judged:
+    """Judge whether all of the training ran: a cut by the budget leaves the run incomplete."""
+    row = run.run
+    if row["epoch_share"] < 1 and row["cut_by"]:
+        return check.answer("SKIPPED", plan_text(row), gates=row["cut_by"] == "budget", value=row["epoch_share"])
+    whole = row["epoch_share"] == 1 and row["planned_steps"] == row["total_steps"]
+    return check.answer("PASS" if whole else "FAIL", plan_text(row))
+
+
+def _no_rate(run: Rows) -> str:
+    return why(next(iter(run.tables["steps"]), {}), "flops") or why(run.run, "peak_flops")
+
+
+def checks(whole: str) -> list[Check]:
+    """Return the checks of a training; ``whole`` is the name of the one that asks whether all of it ran."""
+    fast = "Is the achieved FLOP rate below the measured peak?"
+    return [
+        rule("loss decreases", "Is the smoothed loss lower at the end than at the start?", "loss falls", needed=True),
+        Check("ranks equal", "Did all ranks hold the same weights at the end of each epoch?", judge=_equal),
+        rule("sample count", "Does the number of trained samples match the plan?", "sample count", needed=True),
+        rule("learning rate", "Was the learning rate above zero in every step?", "learning rate", needed=True),
+        Check(whole, "Did all of the training that was asked for fit the budget?", judge=_whole),
+        rule("possible speed", fast, "below the peak", needed=True, unless=_no_rate),
+    ]
+
+
+SPEED: list[Say] = [
+    each(
+        counted_steps,
+        "Training runs at {samples_per_s} on {ranks} ({pace}), an MFU of {mfu} of the measured {kind} peak of {peak}.",
+    ),
+    each(counted_steps.where(largest=bool), "The largest part of a step is {largest}."),
+]
+
+
+def warnings(run: Rows) -> list[str]:
+    """Return what limits the meaning of a training: it was cut, or its speed was no steady one."""
+    cut = isinstance(share := run.run.get("epoch_share"), float) and share < 1
+    said = [f"The run is not the whole training: {plan_text(run.run)}."] if cut else []
+    drifts = [row["drift"] for row in counted_steps.rows(run) if row.get("drift")]
+    return said + [f"Training throughput {drift} samples/s by quarter: no steady state." for drift in drifts]
+
+
+def recorded(events: Sequence[Event]) -> Tables:
+    """Return the rows that the events of a run without a result give."""
+    done = {event["step"]: event for event in events if event["kind"] == "step" and event.get("step")}
+    recorded_steps = [done[step] for step in sorted(done)]
+    memory = resident_gb(events).items()
+    return {
+        "run": [{"loss": [event.get("loss") for event in recorded_steps]}],
+        "steps": [
+            {name: [event.get(name) for event in recorded_steps] for name in ("step_s", "samples")} | {"drift": ""}
+        ],
+        "ranks": [{"rank": rank, "memory_gb": read, "resident_gb": max(read)} for rank, read in memory],
+    }
+
+
+def charts(run: Table) -> list[Chart]:
+    """Return the pictures of a training."""
+    rates, no_step, no_parts = (
+        counted_steps["samples_per_s"],
+        "No training step was recorded.",
+        "No parts of a step were recorded.",
+    )
+    fell, held = "The loss goes from {loss_first} to {loss_final}", "Rank {rank} holds {resident_gb} at its peak"
+    seconds, none = "seconds since the launch", "No memory reading was recorded."
+    return [
+        steps("loss-curve", run["loss"], title=fell, empty=no_step, smooth=smoothed),
+        steps("throughput", rates, title="{samples_per_s}, {pace}", empty=no_step, x="counted step", smooth=smoothed),
+        cumulative("step-times", counted_steps["step_s"], title="Half of the steps take up to {step_s}", empty=no_step),
+        stacked(
+            "time-split",
+            *(by_rank[name] for name in PARTS_S.split()),
+            title="The largest part of a step is {largest}",
+            x="seconds of a step, medians",
+            mark=by_rank["step_s"],
+            empty=no_parts,
+        ),
+        steps("memory", by_rank["memory_gb"], title=held, empty=none, x=seconds),
+    ]
+
+
+SHOWS = [
+    Show("Ranks", by_rank, f"rank step_s {PARTS_S} samples resident_gb device_gb"),
+    Show("Devices, over the training", by_device),
+]

@@ -1,0 +1,21 @@
+"""What several files of these tests start from."""
+
+import pytest
+
+from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.spec.checks import judge
+from benchlib.spec.tables import judged
+
+
+@pytest.fixture
+def judged_rows():
+    """Judge rows by the own checks of a spec; the answers by name."""
+
+    def answers(spec, rows):
+        view, _ = judged(spec.tables, rows)
+        tables = {name: rows for name, rows in rows.tables.items() if name != "run"}
+        claims = OwnClaims(Numbers(rows.config.benchmark, [], rows.world, dict(rows.run), tables, config=rows.config))
+        asked = [check for check in spec.checks if check.when(rows.config)]
+        return {answer.name: answer for check in asked for answer in judge(check, view, claims)}
+
+    return answers

@@ -1,0 +1,325 @@
+"""Parameters, the plan, learning rates, and what a run is judged by: each check can fail, and a cut run cannot pass unseen."""
+
+import math
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from make_smoke import unpack
+
+from benchlib.benchmarks.squad import run, spec
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.benchmarks.squad.train import learning_rates, make_plan
+from benchlib.config.schema import build, save_config
+from benchlib.core.definitions import encoder_train_flops
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.events import Moment
+from benchlib.core.files import write_json
+from benchlib.judge.verdict import judged
+from benchlib.runtime.group import World
+from benchlib.runtime.steps import COLUMNS
+from benchlib.spec.tables import Rows
+from benchlib.workloads import training
+from benchlib.workloads.collective_timing import AllReduce
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"engine": "compiled", "precision": "bf16"}, "engine = compiled trains in fp32"),
+        ({"engine": "compiled", "compile": True}, "engine = compiled trains in fp32"),
+        ({"engine": "compiled", "hidden_dropout": 0.1}, "hidden_dropout = 0.1: engine = compiled trains without"),
+        ({"balance": "auto", "engine": "trainer"}, "balance = auto with engine = trainer"),
+        ({"planted_work": [1, 3], "engine": "trainer"}, "planted_work = 1,3 with engine = trainer"),
+        ({"memory_limits_gb": [1, 2]}, "set balance=auto"),
+        ({"planted_drift_step": 3}, "planted_drift_step turns the order of planted_work around: set both"),
+        ({"planted_work": [1, 0]}, "planted_work"),
+        ({"planted_drift": [3, 1]}, "squad has no planted_drift any more: set planted_drift_step"),
+        ({"bf16_ranks": [1]}, "squad has no bf16_ranks any more: .*set precision"),
+        ({"balance": "outputs/run"}, "balance"),
+    ],
+)
+def test_what_does_not_go_together_or_went_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        build("squad", {"benchmark": "squad", "nproc": 2, **values})
+
+
+def test_lists_name_every_rank():
+    build("squad", {"benchmark": "squad", "nproc": 2, "planted_work": [1, 3], "balance": "auto"}).check_whole()
+    with pytest.raises(UserError, match="planted_work has 3 numbers for 2 ranks"):
+        build("squad", {"benchmark": "squad", "nproc": 2, "planted_work": [1, 3, 1]}).check_whole()
+
+
+def test_xla_without_jax_says_what_to_install_before_any_work(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.setattr(run, "load_data", lambda _: pytest.fail("data were read"))
+    with pytest.raises(BackendUnavailable, match=r"pip install 'benchlib\[xla\]'"):
+        run.measure(SimpleNamespace(config=SquadConfig(engine="compiled"), world=None, events=None))
+
+
+def test_only_an_unfinished_run_of_squad_with_a_checkpoint_is_resumed(tmp_path):
+    config = build("squad", {"benchmark": "squad", "resume": str(tmp_path)})
+    save_config(build("machine", {"benchmark": "machine"}), tmp_path)
+    with pytest.raises(UserError, match="a run of machine"):
+        spec.SPEC.refuse(config)
+    save_config(build("squad", {"benchmark": "squad"}), tmp_path)
+    with pytest.raises(UserError, match="left no checkpoint"):
+        spec.SPEC.refuse(config)
+    (tmp_path / "checkpoints").mkdir()
+    spec.SPEC.refuse(config)
+    write_json(tmp_path / "status.json", {"outcome": "stopped"})
+    spec.SPEC.refuse(config)
+    write_json(tmp_path / "status.json", {"outcome": "complete"})
+    with pytest.raises(UserError, match="this run is finished"):
+        spec.SPEC.refuse(config)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 1000])
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.9])
+def test_no_step_has_the_rate_zero(steps, ratio):
+    rates = learning_rates(SquadConfig(learning_rate=3e-5, warmup_ratio=ratio), steps)
+    peak = rates.index(max(rates))
+    assert min(rates) > 0 and max(rates) == pytest.approx(3e-5)
+    assert rates[:peak] == sorted(rates[:peak]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "step_s", "left_s", "expected"),
+    [
+        ({"epochs": 2}, 1.0, 20, (14, 14, 200, "")),
+        ({"epochs": 2}, 2.0, 20, (14, 9, 132, "budget")),  # 0.9 * 20 s / 2 s
+        ({"max_steps": 3}, 1.0, 1e9, (7, 3, 48, "max_steps")),
+        ({}, 1.0, -5.0, (7, 2, 32, "budget")),
+    ],
+)
+def test_a_training_that_does_not_fit_is_cut(monkeypatch, values, step_s, left_s, expected):
+    """100 windows in batches of 16; nothing is evaluated, and 5% of the budget are left for the end."""
+    monkeypatch.setattr(training, "agree", lambda value, world: value)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    config = SquadConfig(nproc=2, budget_s=100.0, **values)
+    began = Moment(0.0, 100.0 + left_s - 95.0)
+    task = SimpleNamespace(config=config, rank=SimpleNamespace(config=config, began=began, world=None), eval_tokens=0)
+    plan = make_plan(task, 100, step_s, 1.0)
+    assert (plan.total_steps, plan.planned_steps, plan.samples, plan.cut_by) == expected
+
+
+def test_flops_of_bert_are_the_published_ones():
+    # 212.0 GFLOP a sequence of 384 tokens for BERT-base, 739.3 for BERT-large (training).
+    assert encoder_train_flops(12, 768, 3072, [(1, 384)]) == pytest.approx(212.0e9, rel=1e-3)
+    assert encoder_train_flops(24, 1024, 4096, [(2, 384)]) == pytest.approx(2 * 739.3e9, rel=1e-3)
+
+
+PARTS = {"data_s": 0.1, "forward_s": 0.8, "optimizer_s": 0.1}
+WORK = {"loss": 0.5, "samples": 4, "tokens": 300, "padded_tokens": 400, "flops": 1e9}
+RANKS = [
+    WORK | PARTS | {"step_s": 3.1, "backward_s": 1.0, "exchange_s": 2.0, "exchange_exposed_s": 1.0},
+    WORK | PARTS | {"step_s": 3.2, "backward_s": 2.0, "exchange_s": 1.0, "exchange_exposed_s": 0.0},
+]
+
+
+def metrics_of(monkeypatch, tmp_path, unknown=(), peak=1e10, steps=40):
+    """Return the metrics of two ranks, of which the second works 3 s a step, the first 2 s and waits for it."""
+    table = np.array([[[rank[name] for name in COLUMNS] for rank in RANKS]] * steps)
+    table[:, :, 0] *= np.linspace(2, 1, steps)[:, None]
+    for name in unknown:
+        table[:, :, COLUMNS.index(name)] = math.nan
+    monkeypatch.setattr(training, "all_gather_objects", lambda value: [value])
+    config = SquadConfig(nproc=2)
+    world = World(0, 2, 0, 2, SimpleNamespace(type="cpu"), "gloo")
+    rank = SimpleNamespace(config=config, world=world, run_dir=tmp_path, began=Moment(0.0, 0.0))
+    plan = training.Plan(steps, 8 * steps, steps, 8 * steps)
+    trained = training.Trained(plan, [1e-3] * steps, Moment(0.0, 1.0), table=table, train_s=130.0)
+    measured = [(peak, "measured" if peak else "no such precision")]
+    tables = training.rows(trained, rank, "fp32", measured, warm=5)
+    tables["run"][0] |= {"speed_scope": "_x", "quality": "_x", "total_s": 131.0}
+    rows = Rows(config, 2, {**{name: [] for name in ("shares", "splits", "balance", "misses")}, **tables})
+    return {metric.name: metric for metric in spec.SPEC.stated(rows)}
+
+
+def test_metrics_of_a_table_by_hand(monkeypatch, tmp_path):
+    metrics = metrics_of(monkeypatch, tmp_path)
+    expected = {
+        "train_samples_per_s_x": 8 / 3.2,  # both ranks' samples by the slower one's time
+        "train_tokens_per_s_x": 600 / 3.2,
+        "padding_share": 0.25,
+        "exchange_overlap": 1 - 1 / 3,
+        "rank_skew": 3 / 2.5,
+        "mfu_x": 2e9 / 3.2 / 1e10,
+        "loss_final_x": np.linspace(2, 1, 40)[-4:].mean(),
+    }
+    assert {name: metrics[name].value for name in expected} == {n: pytest.approx(v) for n, v in expected.items()}
+    assert (metrics["step_s_x"].n, metrics["loss"].samples[0]) == (35, pytest.approx(2.0))
+
+
+def test_what_is_unknown_is_not_available(monkeypatch, tmp_path):
+    metrics = metrics_of(monkeypatch, tmp_path, unknown=(*COLUMNS[7:], "flops"), peak=None)
+    for name in ("time_forward_s", "exchange_overlap", "rank_skew", "flops_per_s_x", "mfu_x", "matmul_peak_flops"):
+        assert metrics[name].provenance == "not_available" and metrics[name].reason, (name, metrics[name])
+
+
+def test_wrong_sums_are_counted_and_do_not_end_the_run(monkeypatch):
+    monkeypatch.setattr(run, "time_all_reduce", lambda *_: AllReduce((4,), 2, (1e-3,), wrong=3, checked=10))
+    rank = SimpleNamespace(world=SimpleNamespace(size=2, device=None), config=SquadConfig())
+    assert run._exchange(rank, [4]).wrong == 3
+    assert run._exchange(SimpleNamespace(world=SimpleNamespace(size=1)), [4]) is None
+
+
+def test_bandwidths_of_a_timing_by_hand():
+    row = {"message_bytes": 10**9, "exchange_us": [0.5e6, 1e6]}
+    rows = Rows(None, 4, {"run": [row]})
+    assert spec.run["busbw_gbps"].numbers(row, rows) == pytest.approx([24, 12])
+    assert spec.run["algbw_gbps"].numbers(row, rows) == pytest.approx([16, 8])
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    return unpack("squad", tmp_path_factory.mktemp("smoke") / "run")
+
+
+def edited(stored, config=None, **tables):
+    """Return the rows of a run after changes to the first row of tables, and to its config."""
+    rows = Rows.of(stored)
+    changed = {name: [rows.tables[name][0] | values, *rows.tables[name][1:]] for name, values in tables.items()}
+    settings = rows.config.model_dump() | (config or {})
+    return Rows(type(rows.config)(**settings), rows.world, rows.tables | changed, machine=rows.machine)
+
+
+def test_a_whole_run_passes_and_reads_well(smoke, tmp_path):
+    assert judged(smoke, tmp_path).verdict == "PASS"
+    text = " ".join(spec.SPEC.reading(smoke))
+    for words in ("F1 is 76.26", "Training runs at", "Gradients are all-reduced at", "largest part of a step is"):
+        assert words in text
+
+
+CUT = {"epoch_share": 0.12, "total_steps": 83, "cut_by": "budget", "why": {"whole_f1": "after 12%"}}
+CASES = [
+    ("loss decreases", "FAIL", {"loss": [1.0] * 10}),
+    ("ranks equal", "FAIL", {"checksums": [["a", "b"]]}),
+    ("ranks equal", "FAIL", {"checksums": []}),
+    ("ranks equal", "FAIL", {"checksums": [["a"]]}),
+    ("whole training", "FAIL", {"epoch_share": 5.0}),
+    ("whole training", "INCOMPLETE", CUT),
+    ("sample count", "FAIL", {"samples_seen": [80, 79]}),
+    ("learning rate", "FAIL", {"learning_rate_min": 0.0}),
+    *(("all-reduce right", "FAIL", {"wrong_elements": wrong}) for wrong in (3, -3, None)),
+    ("possible quality", "FAIL", {"f1": 250.0}),
+    ("possible quality", "FAIL", {"exact_match": 77.0}),  # above F1
+    ("possible quality", "FAIL", {"padding_share": 1.2}),
+    ("possible speed", "FAIL", {"peak_flops": 1e9}),
+]
+
+
+@pytest.mark.parametrize(("name", "word", "values"), CASES)
+def test_each_check_can_fail(smoke, judged_rows, name, word, values):
+    assert judged_rows(spec.SPEC, edited(smoke, run=values))[name].word == word
+
+
+REAL = {"data": "squad", "model": "bert-base-uncased", "train_questions": 0, "eval_questions": 0}
+WHOLE = {"quality": "", "speed_scope": ""}
+TARGETS = [
+    ("F1 on embedded data", "FAIL", {"target_f1_embedded": 88.0}, {"f1": 87.99}),
+    ("F1 on embedded data", "PASS", {"target_f1_embedded": 88.0}, {"f1": 88.0}),
+    ("F1 on embedded data", "INCOMPLETE", {"target_f1_embedded": 88.0}, CUT),
+    ("F1 on embedded data", "SKIPPED", {"target_f1_embedded": 88.0}, {"epoch_share": 0.2, "cut_by": "max_steps"}),
+    ("F1 target", "SKIPPED", {"target_f1": 88.0}, {}),  # generated data never count for the target of SQuAD
+    ("F1 target", "FAIL", {**REAL, "target_f1": 88.0}, {**WHOLE, "f1": 87.9}),
+    ("F1 target", "PASS", {**REAL, "target_f1": 88.0}, {**WHOLE, "f1": 88.0}),
+    ("F1 reference", "DIFFERS", {**REAL, "reference_f1": 88.5}, {**WHOLE, "f1": 87.9}),
+    ("F1 reference", "PASS", {**REAL, "reference_f1": 88.5}, {**WHOLE, "f1": 88.1}),
+    ("F1 reference", "SKIPPED", {"reference_f1": 88.5}, {}),
+    ("final loss", "FAIL", {**REAL, "target_loss": 0.5}, {**WHOLE, "loss": [2.0] * 9 + [0.5]}),  # has to be under it
+    ("all-reduce throughput", "FAIL", {"target_allreduce_gbps": 1000.0}, {}),
+    ("training throughput", "SKIPPED", {"target_samples_per_s": 1000.0}, {}),
+    ("device memory", "INCOMPLETE", {"target_memory_gb": 12.0}, {}),
+    ("newest checkpoint", "AMBIGUOUS", {"max_restarts": 1, "launcher": "torchrun"}, {"checkpoint_faults": ["step 8"]}),
+    ("newest checkpoint", "PASS", {"max_restarts": 1, "launcher": "torchrun"}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "word", "config", "values"), TARGETS)
+def test_targets_hold_for_what_they_were_set(smoke, judged_rows, name, word, config, values):
+    assert judged_rows(spec.SPEC, edited(smoke, config, run=values))[name].word == word
+
+
+def test_targets_that_were_set_and_not_judged_are_named(smoke):
+    rows = edited(smoke, {"target_samples_per_s": 1000, "target_allreduce_gbps": 5, "target_f1": 88.0})
+    assert spec.SPEC.missed(rows) == {"target_samples_per_s": ["= 1000"], "target_f1": ["= 88"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "row", "expected"),
+    [
+        (REAL, {}, "whole"),
+        ({**REAL, "train_questions": 4000}, {}, "shortened set"),
+        (REAL, {"epoch_share": 0.25, "cut_by": "budget"}, "cut by the budget to 25%"),
+        (
+            {**REAL, "train_questions": 9},
+            {"epoch_share": 0.5, "cut_by": "max_steps"},
+            "cut by max_steps to 50%, shortened set",
+        ),
+        ({}, {}, "generated set"),  # of any size that was asked for: no whole, and not shortened
+    ],
+)
+def test_what_was_trained_is_called_what_it_is(smoke, settings, row, expected):
+    rows = edited(smoke, settings, run=row)
+    assert spec._trained(rows.run, rows)["training"] == expected
+
+
+def balanced(smoke, **changes):
+    """Return rows of two heterogeneous ranks after changes to the first row of each table."""
+    share = {"device": "cpu", "threads": 1, "work": 1, "micro_batches": 1, "most": 16, "from_step": 2, "step_s": 0.01}
+    share |= {"batch_s": 0.02, "token_s": 1e-4, "expected_s": 0.3, "idle_s": 0.02, "why": {"limit_gb": "unknown"}}
+    tables = {
+        "shares": [
+            share | {"rank": rank, "samples": n, "trained": [n], "sample_s": each, "own_s": own, "even_s": even}
+            for rank, n, each, own, even in ((0, 12, 0.01, 0.31, 0.2), (1, 4, 0.05, 0.3, 0.6))
+        ],
+        "splits": [
+            {"from_step": 0, "shares": [8, 8], "expected_s": 0.6, "why": {"drifted": "first", "factor": "first"}},
+            {"from_step": 2, "shares": [12, 4], "expected_s": 0.3, "drifted": 1, "factor": 3.0, "why": {}},
+        ],
+        "balance": [
+            {"slowest_s": 0.31, "best_s": 0.3, "other_split_s": 0.01, "differing_steps_s": -1e-5, "exchange_s": 0.02}
+            | {"wait_shares": [0.02, 0.0], "calibration_s": 1.0, "why": {}}
+        ],
+    }
+    for name, values in changes.items():
+        tables[name][0] |= values
+    rows = Rows.of(smoke)
+    config = rows.config.model_copy(update={"balance": "auto"})
+    return Rows(config, rows.world, rows.tables | tables, machine=rows.machine)
+
+
+SPLIT = ("distance to the best split", "split as planned", "predicted times")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ("PASS", "PASS", "PASS")),
+        ({"balance": {"slowest_s": 0.34}}, ("FAIL", "PASS", "PASS")),
+        ({"shares": {"trained": [11, 12]}}, ("PASS", "FAIL", "PASS")),
+        ({"shares": {"own_s": 0.4}}, ("PASS", "PASS", "FAIL")),
+        ({"shares": {"own_s": None}}, ("PASS", "PASS", "FAIL")),
+        ({"shares": {"trained": None}}, ("PASS", "FAIL", "PASS")),
+        ({"balance": {"slowest_s": math.nan}}, ("FAIL", "PASS", "PASS")),
+        (
+            {"balance": {"status": "skipped", "reason": "few", "slowest_s": None, "best_s": None}},
+            ("SKIPPED", "PASS", "PASS"),
+        ),
+    ],
+)
+def test_each_check_of_a_split_can_fail(smoke, judged_rows, changes, words):
+    answers = judged_rows(spec.SPEC, balanced(smoke, **changes))
+    assert tuple(answers[name].status for name in SPLIT) == words
+    assert answers["predicted times"].gates == (changes.get("shares", {}).get("own_s", 1) is None)  # else it informs
+    assert not set(SPLIT) & set(judged_rows(spec.SPEC, edited(smoke)))
+
+
+def test_the_reading_of_a_split_names_shares_gain_and_drift(smoke):
+    words = " ".join(spec._split(balanced(smoke)))
+    assert "rank 0 12 and rank 1 4 samples" in words
+    assert "works 0.31 s of a step; with even shares it took 0.6 s" in words
+    assert "From step 3 on the split is 12+4: rank 1 took 3" in words
