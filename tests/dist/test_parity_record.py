@@ -113,7 +113,7 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     for target, says in (
         ("taken", "is not empty"),
         ("file", "is not a folder"),
-        ("file/below", "a file and no folder"),
+        ("file/below", "not a directory"),
     ):
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output

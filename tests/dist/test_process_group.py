@@ -42,7 +42,7 @@ READS = """
 import os, sys
 
 def seen(event, args):
-    if event == "open" and str(args[0]).endswith("/config.json"):
+    if event == "open" and args[1] and str(args[0]).endswith("/config.json"):  # an opener is seen twice
         with open(os.environ["READS"], "a") as file:
             file.write(f"{sys.argv[0]}\\n")
 
