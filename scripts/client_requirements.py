@@ -8,7 +8,7 @@ import re
 import tomllib
 from pathlib import Path
 
-WITH_TORCH = {"accelerate", "datasets", "evaluate", "safetensors", "tokenizers", "torch", "transformers"}
+WITH_TORCH = {"accelerate", "datasets", "safetensors", "tokenizers", "torch", "transformers"}
 
 
 def requirements() -> list[str]:

@@ -6,6 +6,7 @@ import click
 
 from benchlib.commands import OUT, user_errors
 from benchlib.core.files import outputs
+from benchlib.core.text import shortened
 from benchlib.results.shared import load_runs
 from benchlib.show.exports import EXPORTS
 from benchlib.show.exports import export as write
@@ -26,3 +27,5 @@ def verb(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path
     sentence = write(found, name, output, samples)
     if sentence:
         click.echo(sentence)
+    if damaged := [run.run for run in found if run.word == "DAMAGED"]:
+        click.echo(f"damaged, exported as they stand: {shortened(damaged, 3)}", err=True)

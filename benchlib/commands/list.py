@@ -35,7 +35,7 @@ from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
 from benchlib.results.metrics import Metric
 from benchlib.results.record import Record, limits_of, load, load_all
-from benchlib.results.run import Run
+from benchlib.results.run import Run, no_runs
 from benchlib.show import index
 
 console = terminal.console(least_width=120)
@@ -100,7 +100,7 @@ def show_runs(out: Path | None) -> None:
     folder = out or outputs()
     runs = load_all(folder)
     if not runs:
-        raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
+        raise UserError(no_runs(folder))
     names = {run.path: terminal.one_line(run.path) for run in runs}
     width = min(max(map(len, names.values())), LONGEST_NAME)
     words = max(len(run.word) for run in runs)

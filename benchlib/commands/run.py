@@ -38,7 +38,7 @@ from benchlib.judge.regression import save_repeats
 from benchlib.launch import plan
 from benchlib.launch.plan import Plan, prepare
 from benchlib.results.record import Record, load
-from benchlib.results.run import Run, check_place, find_runs
+from benchlib.results.run import Run, check_place, find_runs, no_runs
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
 from benchlib.show.digest import cards, messages
 from benchlib.show.headless import NOTEBOOK_S, execute
@@ -370,7 +370,7 @@ def report_all(runs: Iterable[Path], out: Path | None) -> int:
     folder = out or outputs()
     chosen = list(runs) or list(find_runs(folder))
     if not chosen:
-        raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
+        raise UserError(no_runs(folder))
     codes = [_report(run_dir) for run_dir in chosen]
     # A run in STORE/<tier>-<day>/<run> changes the list of its own store. A copy elsewhere has no list.
     places = [run_dir.resolve().parent for run_dir in chosen]

@@ -60,7 +60,7 @@ MOVES: dict[str, tuple[str, ...]] = {
 }
 
 PACKAGES = (
-    *("torch", "transformers", "tokenizers", "datasets", "evaluate", "accelerate", "safetensors"),
+    *("torch", "transformers", "tokenizers", "datasets", "accelerate", "safetensors"),
     *("numpy", "pandas", "scipy", "pyarrow", "jupyterlab", "papermill", "ipywidgets"),
 )
 PROBE_TIMEOUT_S = 300

@@ -197,7 +197,7 @@ def _fault(run_dir: Path, name: str, entry: Any) -> str:
         return str(error).replace(f"{run_dir}/", "")
     size = entry["bytes"]
     if len(data) < size:
-        return f"{name} was cut: {len(data):,} of {size:,} bytes are left"
+        return f"{name} was cut or altered: {len(data):,} bytes of {size:,}"
     if fnmatch.fnmatch(name, GROWING):
         data = data[:size]
     if len(data) > size or hashlib.sha256(data).hexdigest() != entry.get("sha256"):

@@ -26,6 +26,7 @@ from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, ruling, scale_of
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record, load, load_all, store_folders
+from benchlib.results.run import no_runs
 
 SERIES = 12  # examined, those with the newest runs
 MAX_RUNS = 1000  # of a series that are examined, the newest: the search takes time with the square of their number
@@ -275,7 +276,7 @@ def read_history(store: Path, demo: bool, asked: Filter) -> History:
 
 def judge_history(history: History) -> Verdict:
     if not history.runs:
-        return verdict_of([], skipped=f"{history.store} holds no runs yet: `benchlib run quick` makes the first")
+        return verdict_of([], skipped=no_runs(history.store))
     checks = [_readable_check(history.runs)]
     for members in history.series:
         newest = members[-1]

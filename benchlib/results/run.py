@@ -360,6 +360,13 @@ def find_runs(outputs: Path) -> Iterable[Path]:
     return sorted(runs, key=lambda path: (path.parent.name[-8:], path.name.rsplit("-", 2)[-2:]), reverse=True)
 
 
+def no_runs(folder: Path) -> str:
+    """Return the sentence for a store without runs; runs that lie deeper or higher are none of it."""
+    return (
+        f"{folder} holds no runs as <tier>-<day>/<run>: `benchlib run quick` makes the first, --out names another store"
+    )
+
+
 def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, Any]) -> dict[str, str]:
     """Return the factors that have to be equal for two runs to be comparable, as texts by name.
 

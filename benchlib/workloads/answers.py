@@ -3,12 +3,14 @@
 Letters: F windows, L longest window, T tokens of all windows, k = ``n_best``.
 """
 
+import collections
+import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchlib.core import squad_score
 from benchlib.core.errors import UserError
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
@@ -17,6 +19,8 @@ from benchlib.workloads.squad_text import Example
 NO_SPAN = "empty"
 
 _CHUNK = 512
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def best_answers(
@@ -106,7 +110,11 @@ def _best_pairs(
 
 
 def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[str, Any]:
-    """Score ``predictions`` (question id to text) by the rules of SQuAD v1.1.
+    """Score ``predictions`` (question id to text) by the rules of the official SQuAD v1.1 script.
+
+    Texts are compared in lower case, without ASCII punctuation, without the words a, an and the, with single blanks. Exact
+    match is equality, F1 the harmonic mean of the shares of common words; the best of the gold answers counts. Two answers
+    that have no words left do not share a word: their F1 is 0 although they match exactly (the script of SQuAD 2.0 says 1).
 
     Returns {"f1", "exact_match"} in percent over all ``examples`` and "per_question": (exact match, F1) in percent by id. An
     example without a prediction counts 0. Predictions for other questions are a ``UserError``: they belong to other data.
@@ -119,12 +127,25 @@ def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[s
             "they were made for"
         )
     scores = {
-        example.id: squad_score.best(predictions.get(example.id), [text for text, _ in example.answers])
+        example.id: _score(predictions[example.id], [text for text, _ in example.answers])
+        if example.id in predictions
+        else (0.0, 0.0)
         for example in examples
     }
-    exact, f1 = (100 * sum(part) / len(examples) for part in zip(*scores.values(), strict=True))
-    return {
-        "f1": f1,
-        "exact_match": exact,
-        "per_question": {name: (100 * e, 100 * f) for name, (e, f) in scores.items()},
-    }
+    exact, f1 = (sum(part) / len(examples) for part in zip(*scores.values(), strict=True))
+    return {"f1": f1, "exact_match": exact, "per_question": scores}
+
+
+def _score(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Return (exact match, F1) in percent of a prediction against the best of its gold answers."""
+    words, gold = _words(prediction), [_words(answer) for answer in answers]
+    return 100.0 * (words in gold), max(_f1(words, other) for other in gold)
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
+    common = (collections.Counter(predicted) & collections.Counter(gold)).total()
+    return 200 * common / (len(predicted) + len(gold)) if common else 0.0

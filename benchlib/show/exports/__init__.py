@@ -42,11 +42,6 @@ EXPORTS: dict[str, Export] = {
     for export in (
         Export("junit", "JUnit XML: one suite per run, one test per check", "benchlib.show.exports.junit:write"),
         Export(
-            "github",
-            "Markdown, appended to $GITHUB_STEP_SUMMARY where that is set",
-            "benchlib.show.exports.github:write",
-        ),
-        Export(
             "openmetrics",
             "OpenMetrics text of the newest runs",
             "benchlib.show.exports.openmetrics:write_openmetrics",

@@ -47,7 +47,7 @@ def test_files_that_are_cut_later_are_noticed(tmp_path):
     (run / "predictions.json").write_text('{"a": "one", "b": "2nd"}')
     (run / "machine.json").unlink()
     first, missing, altered = run_folder.file_faults(run)
-    assert re.fullmatch(r"events-rank0\.jsonl was cut: [\d,]+ of [\d,]+ bytes are left", first)
+    assert re.fullmatch(r"events-rank0\.jsonl was cut or altered: [\d,]+ bytes of [\d,]+", first)
     assert (missing, altered) == ("machine.json is missing", "predictions.json was altered after the run")
     write_json(run / "files.json", {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}})
     with pytest.raises(UserError, match=r"not a list of a run's files: '\.\./\.\./etc/passwd'"):

@@ -54,6 +54,12 @@ def runs(store):
     return load(store)
 
 
+@pytest.mark.parametrize("name", EXPORTS)
+def test_every_format_has_its_writer(name):
+    module, _, function = EXPORTS[name].write.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
 def named(runs, name):
     return next(run for run in runs if run.run.endswith(name))
 
