@@ -318,7 +318,7 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
         if not cells:
             return None
         field = pd.DataFrame([cell[:3] for cell in cells]).pivot_table(index=0, columns=1, values=2)
-        figure.colorbar(axes.imshow(field, cmap="viridis", aspect="auto"), ax=axes, label=_heading(ref))
+        figure.colorbar(axes.imshow(field, cmap="Blues", aspect="auto"), ax=axes, label=_heading(ref))
         axes.set_xticks(range(len(field.columns)), list(map(str, field.columns)))
         axes.set_yticks(range(len(field)), list(map(str, field.index)))
         axes.grid(False)
@@ -326,7 +326,7 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
         for place, values in enumerate(field.to_numpy() if field.size <= 64 else ()):
             for column, value in enumerate(values):
                 if math.isfinite(value):
-                    colour = "#000000" if value > middle else "#ffffff"
+                    colour = "#ffffff" if value > middle else "#000000"
                     axes.text(column, place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=colour)
         least = min(cells, key=lambda cell: cell[2])[3]
         words, alt = _title(title, ref, about, least, run), _alt(ref, [cell[3] for cell in cells], run)
