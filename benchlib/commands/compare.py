@@ -17,7 +17,7 @@ from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.core.files import output_path
 from benchlib.core.terminal import console as terminal_console
-from benchlib.core.terminal import harmless, stacked, table
+from benchlib.core.terminal import stacked, table
 from benchlib.core.text import quantity
 from benchlib.judge.compare import Argument, Contrast, Row, contrast, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
@@ -217,7 +217,7 @@ def write_html(page: str, path: Path) -> None:
         raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
     try:
         with output_path(path) as temporary:
-            temporary.write_text(harmless(page), encoding="utf-8")
+            temporary.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 

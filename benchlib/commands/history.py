@@ -20,9 +20,9 @@ from benchlib.core.text import look
 from benchlib.judge import trends
 from benchlib.judge.checks import Verdict
 from benchlib.judge.trends import History
+from benchlib.show import markup
 from benchlib.show.headless import execute, parameters_of
 from benchlib.show.report import Outputs
-from benchlib.show.report import page as page_of
 
 with importing_jupyter():
     import nbformat
@@ -81,7 +81,8 @@ def _execute(executed: Path, values: dict[str, str]) -> None:
 
 def html(notebook: nbformat.NotebookNode, history: History, verdict: Verdict) -> str:
     """Return the executed notebook under the verdict of a history, as one HTML document that needs nothing else."""
-    return page_of("history.html.j2", notebook, Outputs(PICTURES_LIMIT, {}), run=heading(history, verdict))
+    shown = Outputs(PICTURES_LIMIT, {}).shown
+    return markup.page("history.html.j2", nb=notebook, shown=shown, run=heading(history, verdict))
 
 
 def heading(history: History, verdict: Verdict) -> dict[str, Any]:

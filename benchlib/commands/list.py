@@ -114,7 +114,7 @@ def show_runs(out: Path | None) -> None:
 
 def _key_number(run: Record, room: int) -> str:
     """Return the first key number that fits; a value without a unit has its label."""
-    texts = (value if " " in value else f"{label} {value}" for label, value in index.row(run, None).numbers)
+    texts = (value if " " in value else f"{label} {value}" for label, value in index.key_numbers(run))
     return next((text for text in map(terminal.one_line, texts) if len(text) <= room), "")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 
 import benchlib
@@ -10,13 +11,11 @@ from benchlib.core.text import quantity
 from benchlib.judge.cost import Offers, Row, Value, Worth, amount_text
 from benchlib.show import markup
 from benchlib.show.figures import (
-    DARK,
     DASHED,
     LIGHT,
     WIDTH_IN,
     End,
     Picture,
-    Theme,
     blank,
     data_url,
     finish,
@@ -28,6 +27,7 @@ from benchlib.show.figures import (
     styled,
 )
 
+MUTED, (USUAL, PRICE, BEST) = LIGHT.muted, LIGHT.series[:3]
 LETTERS = 26  # of a machine's label in a picture
 WIDE = 20.0  # ratio of the largest to the smallest value from which an axis is logarithmic
 REACH = 3.0  # times the longest bar that intervals are drawn to, then an arrow: a longer one would leave nothing of the bars
@@ -72,111 +72,100 @@ def _short(label: str) -> str:
     return label if len(label) <= LETTERS else f"{label[: LETTERS - 1 - half]}…{label[-half:]}"
 
 
-def _errors(values: Sequence[Value]) -> tuple[list[float], list[float]]:
-    """Return how far the intervals reach below and above the values."""
-    ends = [(value.value or 0.0, value.low, value.high) for value in values]
-    below = [0.0 if low is None else middle - low for middle, low, _ in ends]
-    return below, [0.0 if high is None else high - middle for middle, _, high in ends]
+def _errors(values: Sequence[Value], scale: float = 1.0) -> Any:
+    """Return how far the intervals reach below and above the values, an array of (2, n); 0 where there is none."""
+    ends = np.array([(value.low, value.value or 0.0, value.high) for value in values], dtype=float).T / scale
+    return np.nan_to_num(np.diff(ends, axis=0))
 
 
 @styled
-def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
+def bars(item: Worth, row: Row) -> Picture:
     """A quantity of all machines as bars with their intervals, the best one in green where the order is certain.
 
     Beside break-even prices stand those that are paid.
     """
-    figure, axes = blank(row.name, theme, of_many=True)
+    figure, axes = blank(row.name, of_many=True)
     cells, places = [cell(row, index) for index in range(len(row.values))], range(len(row.values))
     figure.set_size_inches(WIDTH_IN, 1.15 + 0.42 * len(cells))
-    values = [value.value or 0.0 for value in row.values]
-    colours = [theme.series[2 if words.mark == "✓" else 0] for words in cells]
-    axes.barh(places, values, height=0.55, color=colours, alpha=0.85)
-    looks: Any = {"fmt": "none", "ecolor": theme.text, "elinewidth": 1.1, "capsize": 3}
-    reach = REACH * max(values)
+    values = np.array([value.value or 0.0 for value in row.values])
     below, above = _errors(row.values)
-    above = [min(error, reach - value) for error, value in zip(above, values, strict=True)]
-    axes.errorbar(values, places, xerr=(below, above), **looks)
-    ends = [value + error for value, error in zip(values, above, strict=True)]
+    cut = values + above > REACH * max(values)
+    ends = np.minimum(values + above, REACH * max(values))
+    axes.barh(places, values, 0.55, color=[BEST if words.mark == "✓" else USUAL for words in cells], alpha=0.85)
+    axes.errorbar(values, places, xerr=(below, ends - values), fmt="none", ecolor=LIGHT.text, elinewidth=1.1, capsize=3)
+    written = ["not available" if words.value == "–" else f"{words.value} {words.mark}".strip() for words in cells]
     if row.name == "break_even":
         prices = [machine.usd_per_device_hour for machine in item.machines]
-        axes.plot(prices, places, "D", color=theme.series[1], markersize=6, label="price")
+        axes.plot(prices, places, "D", color=PRICE, markersize=6, label="price")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
-        ends = [max(end, price) for end, price in zip(ends, prices, strict=True)]
+        ends = np.maximum(ends, prices)
+        paid = [f"{quantity(price)} → {words.value}" for price, words in zip(prices, cells, strict=True)]
+        written = [
+            words.below if words.below == "the cheapest" else text for words, text in zip(cells, paid, strict=True)
+        ]
+    for place, words in enumerate(written):
+        note(axes, f"→ {words}" if cut[place] else words, (ends[place], place), (9, 0), fontsize=8.5)
     label_rows(axes, [_short(machine.label) for machine in item.machines])
-    for place, (end, words, item_value) in enumerate(zip(ends, cells, row.values, strict=True)):
-        written = "not available" if words.value == "–" else f"{words.value} {words.mark}".strip()
-        if row.name == "break_even":
-            price = quantity(item.machines[place].usd_per_device_hour)
-            written = f"{price} → {words.value}" if words.below != "the cheapest" else words.below
-        cut = (item_value.high or 0.0) > reach
-        note(axes, f"→ {written}" if cut else written, (end, place), (9, 0), fontsize=8.5)
     axes.set_xlim(0, 1.4 * max(ends))
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(row.unit + ("" if row.direction == "none" else f", {row.direction} is better"))
-    ends_of = [f" ({words.below})" if words.below else "" for words in cells]
-    alt = [f"{item.machines[place].label} {cells[place].value}{ends_of[place]}" for place in places]
-    return head(figure, theme, row_text(row), "; ".join(alt))
+    intervals = [f" ({words.below})" * bool(words.below) for words in cells]
+    alt = [f"{item.machines[place].label} {cells[place].value}{intervals[place]}" for place in places]
+    return head(figure, LIGHT, row_text(row), "; ".join(alt))
 
 
 @styled
-def front(item: Worth, theme: Theme = LIGHT) -> Picture:
+def front(item: Worth) -> Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
-    figure, axes = blank("front", theme, of_many=True)
-    longest = max(machine.seconds.value or 0.0 for machine in item.machines)
+    figure, axes = blank("front", of_many=True)
+    times, costs = [machine.seconds for machine in item.machines], [machine.usd for machine in item.machines]
+    longest = max(value.value or 0.0 for value in times)
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
-    ends: list[End] = []
-    for machine in item.machines:
-        x, y = (machine.seconds.value or 0.0) / scale, machine.usd.value or 0.0
-        colour = theme.series[2] if machine.front else theme.muted
-        looks: Any = {"fmt": "o", "color": colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
-        wide = [[part / scale for part in side] for side in _errors([machine.seconds])]
-        axes.errorbar(x, y, xerr=wide, yerr=_errors([machine.usd]), **looks)
-        ends.append(End(x, y, _short(machine.label), colour))
+    ends = [
+        End((time.value or 0.0) / scale, usd.value or 0.0, _short(machine.label), BEST if machine.front else MUTED)
+        for machine, time, usd in zip(item.machines, times, costs, strict=True)
+    ]
+    for end, time, usd in zip(ends, times, costs, strict=True):
+        looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
+        axes.errorbar(end.x, end.y, xerr=_errors([time], scale), yerr=_errors([usd]), **looks)
     best = sorted((end.x, end.y) for end, machine in zip(ends, item.machines, strict=True) if machine.front)
     if len(best) > 1:
-        axes.step(*zip(*best, strict=True), where="post", color=theme.series[2], linewidth=1.2, linestyle=DASHED)
-    _scale(axes, "x", [machine.seconds for machine in item.machines], scale)
-    _scale(axes, "y", [machine.usd for machine in item.machines], 1.0)
+        axes.step(*zip(*best, strict=True), where="post", color=BEST, linewidth=1.2, linestyle=DASHED)
+    _scale(axes, "x", times, scale)
+    _scale(axes, "y", costs, 1.0)
     axes.grid(visible=True, axis="both")
-    name_ends(axes, theme, ends)
-    words = "; ".join(
-        f"{machine.label} {amount_text(machine.seconds.value or 0.0, 's')}, {amount_text(machine.usd.value or 0.0, 'USD')}"
-        + (", on the front" if machine.front else "")
-        for machine in item.machines
-    )
-    title = f"Time and cost of {item.amount}"
-    return finish(figure, axes, theme, title, f"time of {item.amount} ({unit})", "USD", words)
+    name_ends(axes, LIGHT, ends)
+    words = [
+        f"{machine.label} {amount_text(time.value or 0.0, 's')}, {amount_text(usd.value or 0.0, 'USD')}"
+        + ", on the front" * machine.front
+        for machine, time, usd in zip(item.machines, times, costs, strict=True)
+    ]
+    title, x = f"Time and cost of {item.amount}", f"time of {item.amount} ({unit})"
+    return finish(figure, axes, LIGHT, title, x, "USD", "; ".join(words))
 
 
 def _scale(axes: Axes, axis: str, values: Sequence[Value], scale: float) -> None:
     """Let an axis begin at zero, or make it logarithmic where the values lie far apart, with room for the names."""
-    highs = [max(value.value or 0.0, value.high or 0.0) / scale for value in values]
-    lows = [(value.low or value.value or 0.0) / scale for value in values]
-    if max(highs) > WIDE * min(lows):
+    low = min((value.low or value.value or 0.0) / scale for value in values)
+    high = max(max(value.value or 0.0, value.high or 0.0) / scale for value in values)
+    if high > WIDE * low:
         getattr(axes, f"set_{axis}scale")("log")
         plain_numbers(getattr(axes, f"{axis}axis"))
-        getattr(axes, f"set_{axis}lim")(0.6 * min(lows), 1.8 * max(highs))
+        getattr(axes, f"set_{axis}lim")(0.6 * low, 1.8 * high)
     else:
-        getattr(axes, f"set_{axis}lim")(0, 1.22 * max(highs))
+        getattr(axes, f"set_{axis}lim")(0, 1.22 * high)
 
 
-def pictures(item: Worth, theme: Theme = LIGHT) -> list[Picture]:
+def pictures(item: Worth) -> list[Picture]:
     """Return all pictures of a comparison: time against cost first; quantities that no machine has are left out."""
     shown = [row for row in item.rows if any(value.value is not None for value in row.values)]
-    return [front(item, theme), *(bars(item, row, theme) for row in shown)]
+    return [front(item), *(bars(item, row) for row in shown)]
 
 
 def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
-    drawn = [
-        [
-            {"alt": light.alt, "light": data_url(light), "dark": data_url(dark)}
-            for light, dark in zip(pictures(item, LIGHT), pictures(item, DARK), strict=True)
-        ]
-        for item in items
-    ]
-    pairs = list(zip(items, drawn, strict=True))
-    return markup.page("cost.html.j2", items=pairs, notes=notes, rows=rows)
+    drawn = [(item, pictures(item)) for item in items]
+    return markup.page("cost.html.j2", items=drawn, notes=notes, rows=rows, data_url=data_url)
 
 
 # What the notebook shows, by `session`.

@@ -1,173 +1,65 @@
-"""Inline SVG for the list of runs, each picture with words for all that it shows.
+"""Trends in words and as a line at text height (inline SVG that takes the space it gets), and machines as lanes over time."""
 
-A lane is a machine over time: which versions it had, and how its runs ended. A sparkline is a trend at text height: its band,
-its changes and the runs outside the band.
-"""
-
+import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from benchlib.core.text import badness, look, quantity
+from benchlib.core.text import badness, counted, quantity
 from benchlib.judge.trends import Change, Trend, spanned
 from benchlib.results.record import Record
 
-TREND = 40  # runs in a sparkline, the newest
-_HIGH, _WIDE = 24.0, 100.0
-SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
+NEWEST = 40  # runs in the line of a trend
 LANES = 8  # more machines are taken together by hardware, and then the busiest are shown
 PLACES = 30  # marks on a lane: what falls together shows its worst verdict
-NAMED = ("torch", "cuda", "rocm", "benchlib")
+STRETCHES = 40  # on a lane, the newest
+NAMED = ("torch", "cuda", "rocm", "benchlib")  # versions of a lane, beside those of drivers
+SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
+Band = tuple[float, float, float, float]  # first and last place, low, high
+Mark = tuple[str, float, float | None]  # class, place, value; None is a line over the whole height
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Consecutive runs of a machine with the same versions; ``left`` and ``width`` are shares of the whole time."""
+def svg(values: Sequence[float], words: str, bands: Sequence[Band] = (), marks: Iterable[Mark] = ()) -> Markup:
+    """Draw values as a line with a dot at its end, over bands and below marks; nothing for fewer than two."""
+    if len(values) < 2:
+        return Markup("")
+    ends = [*values, *(end for band in bands for end in band[2:])]
+    low, span = min(ends), (max(ends) - min(ends)) or 1.0
 
-    versions: str
-    first: Record
-    runs: int
-    left: float
-    width: float
+    def y(value: float) -> float:
+        return round(100 - 100 * (value - low) / span, 1)
 
-
-@dataclass(frozen=True)
-class Lane:
-    """A machine: its label, its runs, its stretches of equal versions, and (place, word, count) of its marks."""
-
-    label: str
-    runs: list[Record]
-    stretches: list[Stretch]
-    marks: list[tuple[float, str, int]]
-
-    @property
-    def description(self) -> str:
-        """What the lane shows, in words."""
-        words = Counter(run.word for run in self.runs)
-        ends = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in words.most_common())
-        versions = "; ".join(f"from {item.first.moment:%Y-%m-%d} {item.versions}" for item in self.stretches[-6:])
-        return f"{self.label}: {len(self.runs)} runs, {ends}; {versions}"
-
-
-def versions(run: Record) -> str:
-    """Return the versions that a lane shows."""
-    names = [*NAMED, *(name for name in run.setup if name.startswith("driver "))]
-    return ", ".join(f"{name} {run.setup[name]}" for name in names if name in run.setup) or "versions not recorded"
-
-
-def lanes(runs: Sequence[Record]) -> tuple[list[Lane], int]:
-    """Return the lanes of runs (the oldest first), the busiest machines first, and how many machines are left out.
-
-    A machine is a host with its hardware. Where there are more than ``LANES``, hosts of equal hardware share a lane.
-    """
-    placed = [run for run in runs if run.hardware]
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for run in placed:
-        groups.setdefault((run.hardware, run.host), []).append(run)
-    if len(groups) > LANES:
-        hardware: dict[str, list[Record]] = {}
-        for run in placed:
-            hardware.setdefault(run.hardware, []).append(run)
-        groups = {(name, f"{len({run.host for run in members})} hosts"): members for name, members in hardware.items()}
-    ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
-    start, end = (placed[0].started_at, placed[-1].started_at) if placed else (0.0, 0.0)
-    shown = [
-        _lane(f"{name}, {host}" if host else name, members, start, end) for (name, host), members in ranked[:LANES]
-    ]
-    return shown, len(ranked) - len(shown)
-
-
-def _lane(label: str, runs: list[Record], start: float, end: float) -> Lane:
-    span = end - start
-
-    def place(run: Record) -> float:
-        return (run.started_at - start) / span if span > 0 else 0.5
-
-    stretches: list[Stretch] = []
-    begin = 0
-    for index in range(1, len(runs) + 1):
-        if index < len(runs) and versions(runs[index]) == versions(runs[begin]):
-            continue
-        left = place(runs[begin])
-        right = place(runs[index]) if index < len(runs) else place(runs[-1])
-        stretches.append(Stretch(versions(runs[begin]), runs[begin], index - begin, left, right - left))
-        begin = index
-    bins: dict[int, list[str]] = {}
-    for run in runs:
-        bins.setdefault(min(PLACES - 1, int(place(run) * PLACES)), []).append(run.word)
-    marks = [((number + 0.5) / PLACES, min(words, key=badness), len(words)) for number, words in sorted(bins.items())]
-    return Lane(label[:120], runs, stretches[-40:], marks)
-
-
-def picture(lane: Lane) -> Markup:
-    """Return a lane as SVG that takes the width it gets: stretches as boxes with their versions, marks below them."""
-    parts = [Markup('<svg class="lane" width="100%" height="46" role="img" aria-label="{}">').format(lane.description)]
-    for number, item in enumerate(lane.stretches):
-        left, width = 100 * item.left, max(0.8, 100 * item.width)
-        box = Markup('<svg x="{:.2f}%" y="0" width="{:.2f}%" height="22"><title>{}</title>').format(
-            min(left, 99.2), width, f"{item.versions}, {item.runs} runs from {item.first.moment:%Y-%m-%d}"
-        )
-        shade = Markup('<rect class="stretch {}" width="100%" height="22" rx="3"/>').format("odd" if number % 2 else "")
-        words = Markup('<text x="6" y="15.5">{}</text>').format(item.versions) if width > 7 else Markup("")
-        parts.append(box + shade + words + Markup("</svg>"))
-    for left, word, count in lane.marks:
-        parts.append(
-            Markup('<text class="{}" x="{:.2f}%" y="41" text-anchor="middle">{}<title>{}</title></text>').format(
-                look(word).tone, 100 * left, look(word).mark, f"{word}, {count} run{'s' * (count > 1)}"
-            )
-        )
+    begin = '<svg class="spark" viewBox="0 0 {} 100" preserveAspectRatio="none" role="img" aria-label="{}">'
+    parts = [Markup(begin).format(len(values) - 1, words)]
+    for first, last, least, most in bands:
+        box = '<rect class="band" x="{}" y="{}" width="{}" height="{}"/>'
+        parts.append(Markup(box).format(first, y(most), last - first, max(1.0, y(least) - y(most))))
+    points = " ".join(f"{place},{y(value)}" for place, value in enumerate(values))
+    parts.append(Markup('<polyline fill="none" stroke="currentColor" points="{}"/>').format(points))
+    for kind, place, value in [*marks, ("dot", len(values) - 1, values[-1])]:
+        path = f"M{place} 0V100" if value is None else f"M{place} {y(value)}h0"
+        parts.append(Markup('<path class="{}" d="{}"/>').format(kind, path))
     return Markup("").join(parts) + Markup("</svg>")
 
 
 def sparkline(trend: Trend) -> Markup:
-    """Return the last runs of a trend as a line; nothing for fewer than two values."""
-    first = max(0, len(trend.values) - TREND)
-    values = trend.values[first:]
-    if len(values) < 2:
-        return Markup("")
-    bands = [level for level in trend.levels.levels if level.end > first]
-    low = min([*values, *(level.low for level in bands)])
-    high = max([*values, *(level.high for level in bands)])
-
-    def x(index: float) -> float:
-        return _WIDE * (index - first) / (len(values) - 1)
-
-    def y(value: float) -> float:
-        return 2 + (_HIGH - 4) * (1 - ((value - low) / (high - low) if high > low else 0.5))
-
-    parts = [
-        Markup('<svg class="spark" viewBox="-3 0 106 24" role="img" aria-label="{}">').format(describe_trend(trend))
+    """Draw the newest runs of a trend with its band, its changes and the runs outside the band."""
+    start = max(0, len(trend.values) - NEWEST)
+    last = len(trend.values) - 1 - start
+    bands = [
+        (max(level.start - 0.5 - start, 0), min(level.end - 0.5 - start, last), level.low, level.high)
+        for level in trend.levels.levels
+        if level.end > start
     ]
-    for level in bands:
-        left, right = x(max(level.start - 0.5, first)), x(min(level.end - 0.5, len(trend.values) - 1))
-        box = (left, y(level.high), right - left, max(0.6, y(level.low) - y(level.high)))
-        parts.append(Markup('<rect class="band" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(*box))
-    line = " ".join(f"{x(first + place):.1f},{y(value):.1f}" for place, value in enumerate(values))
-    parts.append(Markup('<polyline points="{}"/>').format(line))
-    for change in trend.changes:
-        if change.index >= first:
-            at = x(change.index - 0.5) if change.index > first else x(first)
-            parts.append(
-                Markup('<path class="{}" d="M{:.1f} 0V24"/>').format(f"change {change.word}", at) + _sign(change, at)
-            )
-    for index in trend.outside:
-        if index >= first:
-            a, b = x(index), y(trend.values[index])
-            parts.append(Markup('<path class="off" d="M{:.1f} {:.1f}l4 4m0 -4l-4 4"/>').format(a - 2, b - 2))
-    parts.append(Markup('<circle cx="{:.1f}" cy="{:.1f}" r="2.2"/></svg>').format(_WIDE, y(values[-1])))
-    return Markup("").join(parts)
+    changes: list[Mark] = [(f"change {item.word}", max(item.index - 0.5 - start, 0), None) for item in _recent(trend)]
+    outside: list[Mark] = [("off", index - start, trend.values[index]) for index in trend.outside if index >= start]
+    return svg(trend.values[start:], describe_trend(trend), bands, [*changes, *outside])
 
 
-def _sign(change: Change, at: float) -> Markup:
-    """Return the shape of a change: a triangle that points down for worse and up for better, a diamond otherwise."""
-    shapes = {
-        "worse": "M{:.1f} 24l-3.4 -6h6.8z",
-        "better": "M{:.1f} 0l-3.4 6h6.8z",
-        "other": "M{:.1f} 9l3 3l-3 3l-3 -3z",
-    }
-    return Markup('<path class="{}" d="{}"/>').format(f"sign {change.word}", shapes[change.word].format(at))
+def _recent(trend: Trend) -> list[Change]:
+    return [change for change in trend.changes if change.index >= len(trend.values) - NEWEST]
 
 
 def describe_change(change: Change, unit: str = "") -> str:
@@ -183,14 +75,71 @@ def describe_change(change: Change, unit: str = "") -> str:
 
 def describe_trend(trend: Trend) -> str:
     """Return what the line shows, in words."""
-    first = max(0, len(trend.values) - TREND)
-    values = trend.values[first:]
-    level = trend.levels.levels[-1]
-    ends = f"from {quantity(values[0])} to {quantity(values[-1])}, lowest {quantity(min(values))}, highest {quantity(max(values))}"
-    words = [f"{trend.label} of the last {len(values)} runs: {ends}"]
+    values, level = trend.values[-NEWEST:], trend.levels.levels[-1]
+    first, last, low, high = map(quantity, (values[0], values[-1], min(values), max(values)))
+    words = [f"{trend.label} of the last {len(values)} runs: from {first} to {last}, lowest {low}, highest {high}"]
     if level.low < level.high:
         words.append(f"band {spanned(level.low, level.high, trend.unit)}")
-    words += [describe_change(change, trend.unit) for change in trend.changes if change.index >= first]
-    off = sum(index >= first for index in trend.outside)
-    words += [f"{off} run{'s' * (off > 1)} outside the band"] if off else []
-    return "; ".join(words)
+    words += [describe_change(change, trend.unit) for change in _recent(trend)]
+    off = sum(index >= len(trend.values) - NEWEST for index in trend.outside)
+    return "; ".join(words + [f"{counted(off, 'run')} outside the band"] * bool(off))
+
+
+class Stretch(NamedTuple):
+    """Consecutive runs of a machine with the same versions; ``left`` and ``width`` are shares of the whole time."""
+
+    versions: str
+    first: Record
+    left: float
+    width: float
+
+
+class Lane(NamedTuple):
+    """A machine: its runs, its stretches of equal versions, and (place, word, count) of its marks."""
+
+    label: str
+    runs: list[Record]
+    stretches: list[Stretch]
+    marks: list[tuple[float, str, int]]
+
+    def __str__(self) -> str:
+        words = Counter(run.word.replace("_", " ") for run in self.runs)
+        ends = ", ".join(f"{count} {word}" for word, count in words.most_common())
+        versions = "; ".join(f"from {item.first.moment:%Y-%m-%d} {item.versions}" for item in self.stretches[-6:])
+        return f"{self.label}: {counted(len(self.runs), 'run')}, {ends}; {versions}"
+
+
+def lanes(runs: Sequence[Record]) -> list[Lane]:
+    """Return the lanes of runs (the oldest first), the busiest first: a machine is a host with its hardware.
+
+    Of more than ``LANES`` machines those of equal hardware share a lane; what are still more are left out.
+    """
+    placed = [run for run in runs if run.hardware]
+    machines, kinds = dict[str, list[Record]](), dict[str, list[Record]]()
+    for run in placed:
+        machines.setdefault(", ".join(filter(None, (run.hardware, run.host))), []).append(run)
+        kinds.setdefault(run.hardware, []).append(run)
+    if len(machines) > LANES:
+        machines = {f"{name}, {len({run.host for run in members})} hosts": members for name, members in kinds.items()}
+    busiest = sorted(machines.items(), key=lambda item: -len(item[1]))[:LANES]
+    return [_lane(label[:120], members, placed[0].started_at, placed[-1].started_at) for label, members in busiest]
+
+
+def _lane(label: str, runs: list[Record], start: float, end: float) -> Lane:
+    places = [(run.started_at - start) / (end - start) if end > start else 0.5 for run in runs]
+    stretches, left, marks = list[Stretch](), places[0], dict[int, list[str]]()
+    for versions, group in itertools.groupby(
+        zip(runs, places[1:] + places[-1:], strict=True), lambda pair: _versions(pair[0])
+    ):
+        members = list(group)
+        stretches.append(Stretch(versions, members[0][0], left, members[-1][1] - left))
+        left = members[-1][1]
+    for run, place in zip(runs, places, strict=True):
+        marks.setdefault(min(PLACES - 1, int(place * PLACES)), []).append(run.word)
+    worst = [((place + 0.5) / PLACES, min(words, key=badness), len(words)) for place, words in sorted(marks.items())]
+    return Lane(label, runs, stretches[-STRETCHES:], worst)
+
+
+def _versions(run: Record) -> str:
+    names = [*NAMED, *(name for name in run.setup if name.startswith("driver "))]
+    return ", ".join(f"{name} {run.setup[name]}" for name in names if name in run.setup) or "versions not recorded"

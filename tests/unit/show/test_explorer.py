@@ -15,7 +15,7 @@ from benchlib.core.files import home
 from benchlib.judge import trends
 from benchlib.show import explorer, history
 from benchlib.show.explorer import Explorer, View
-from benchlib.show.figures import DARK, LIGHT, png
+from benchlib.show.figures import png
 
 
 def read(store, **asked):
@@ -92,7 +92,6 @@ def test_foreign_text_is_escaped(store):
 def test_a_run_that_went_away_leaves_a_sentence(store):
     widgets = Explorer(View(read(store)))
     shutil.rmtree(store / widgets.runs.options[0][1])
-    widgets.view._runs.clear()
     widgets.choices["curve"].value = "throughput"
     assert "no such run folder" in widgets.pane.value
 
@@ -115,19 +114,18 @@ def test_live_it_is_published_with_its_static_form(store, monkeypatch):
     assert published[0]["text/plain"] in " ".join(alts(published[0]["text/html"]))
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_pictures_of_the_past_say_their_finding(tmp_path, theme):
+def test_pictures_of_the_past_say_their_finding(tmp_path):
     for age, value in enumerate(reversed([*STEADY, *(value * 0.8 for value in STEADY[:4])])):
         place(tmp_path, START - age * DAY, metrics=speed(value))
     found = read(tmp_path)
-    picture = history.trend(found.trends[0], theme)
+    picture = history.trend(found.trends[0])
     assert picture.axes[0].get_title(loc="left").startswith("Training throughput: worse, × 0.801")
     assert "nothing recorded changed with it" in picture.alt
-    assert png(picture) == png(history.trend(found.trends[0], theme))
-    lanes = history.machines(found.runs, theme)
+    assert png(picture) == png(history.trend(found.trends[0]))
+    lanes = history.machines(found.runs)
     assert lanes.alt.startswith("14 runs on 1 machine. Imaginary 3000 CPU × 2, made-up-host: 14 runs, 14 PASS")
-    assert history.machines([], theme).empty
-    assert history.overlay("loss", [], theme).alt == "No run is picked."
+    assert history.machines([]).empty
+    assert history.overlay("loss", []).alt == "No run is picked."
 
 
 def test_more_hosts_than_lanes_share_one_by_hardware():
@@ -140,8 +138,8 @@ def test_more_hosts_than_lanes_share_one_by_hardware():
         )
         for n in range(LANES + 1)
     ]
-    assert [lane.label for lane in lanes(runs)[0]] == [f"CPU × 2, {LANES + 1} hosts"]
-    assert len(lanes(runs[:LANES])[0]) == LANES
+    assert [lane.label for lane in lanes(runs)] == [f"CPU × 2, {LANES + 1} hosts"]
+    assert len(lanes(runs[:LANES])) == LANES
 
 
 def test_the_page_of_the_history(store, tmp_path, monkeypatch):

