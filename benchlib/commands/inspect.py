@@ -6,7 +6,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchlib.commands import user_errors
 from benchlib.core import mlir
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
@@ -77,7 +76,6 @@ def _draw(found: mlir.Inspection, picture: Path) -> None:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="PNG file for the graph by layer.")
-@user_errors
 def verb(file: Path, picture: Path | None) -> None:
     """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes.
 

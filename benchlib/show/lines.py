@@ -17,6 +17,7 @@ PLACES = 30  # marks on a lane: what falls together shows its worst verdict
 STRETCHES = 40  # on a lane, the newest
 NAMED = ("torch", "cuda", "rocm", "benchlib")  # versions of a lane, beside those of drivers
 SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
+LOOKS = Markup('fill="none" stroke="currentColor" stroke-width="1.5" vector-effect="non-scaling-stroke"')
 Band = tuple[float, float, float, float]  # first and last place, low, high
 Mark = tuple[str, float, float | None]  # class, place, value; None is a line over the whole height
 
@@ -31,13 +32,13 @@ def svg(values: Sequence[float], words: str, bands: Sequence[Band] = (), marks: 
     def y(value: float) -> float:
         return round(100 - 100 * (value - low) / span, 1)
 
-    begin = '<svg class="spark" viewBox="0 0 {} 100" preserveAspectRatio="none" role="img" aria-label="{}">'
+    begin = '<svg class="spark" viewBox="0 0 {} 100" width="100%" height="100%" preserveAspectRatio="none" role="img" aria-label="{}">'
     parts = [Markup(begin).format(len(values) - 1, words)]
     for first, last, least, most in bands:
         box = '<rect class="band" x="{}" y="{}" width="{}" height="{}"/>'
         parts.append(Markup(box).format(first, y(most), last - first, max(1.0, y(least) - y(most))))
     points = " ".join(f"{place},{y(value)}" for place, value in enumerate(values))
-    parts.append(Markup('<polyline fill="none" stroke="currentColor" points="{}"/>').format(points))
+    parts.append(Markup('<polyline {} points="{}"/>').format(LOOKS, points))
     for kind, place, value in [*marks, ("dot", len(values) - 1, values[-1])]:
         path = f"M{place} 0V100" if value is None else f"M{place} {y(value)}h0"
         parts.append(Markup('<path class="{}" d="{}"/>').format(kind, path))

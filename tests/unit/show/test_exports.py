@@ -308,7 +308,7 @@ def test_a_missing_package_is_named_with_its_extra(runs, monkeypatch, tmp_path):
 def test_wrong_wishes_end_with_a_sentence(store, arguments, words, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     if "mlflow" in arguments:
-        monkeypatch.setattr(exports, "_installed", lambda name: True)
+        monkeypatch.setattr(exports.importlib.util, "find_spec", lambda name: True)
     done = CliRunner().invoke(main, ["export", str(store), *arguments])
     assert done.exit_code == 2
     assert words in done.output
