@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.markup import escape
 
-from benchlib.core import terminal
+from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
+from benchlib.core.terminal import one_line
 from benchlib.core.text import band_text, counted, day, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
@@ -19,7 +19,6 @@ from benchlib.results.metrics import Metric
 from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run
 
-console = terminal.console(least_width=120)
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 
@@ -59,19 +58,17 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, f
     limits = limits_of(runs[0])
     for run in runs:
         for sentence in disturbances(load(run.path)):
-            name = escape(terminal.one_line(run.path.name))
-            console.print(f"[yellow]disturbed[/]  {name}: {escape(sentence)}", soft_wrap=True)
+            say(("disturbed", "yellow"), f"  {one_line(run.path.name)}: {sentence}")
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
     accepted = baselines.load_baseline(path)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
     spreads = baselines.known_spreads(load(runs[0].path), limits, calibration, accepted.runs)
-    if rows := [row.cells() for row in baselines.widths(accepted, limits, spreads)]:
-        console.print(terminal.table(rows))
-    console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
+    show_table(row.cells() for row in baselines.widths(accepted, limits, spreads))
+    say(f"accepted: {path}\ncommit this file to share it.")
     if len(accepted.runs) < ENOUGH_RUNS:
         remedy = f"From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, the gate knows how much unchanged runs differ"
         words = f"The baseline holds {counted(len(accepted.runs), 'run')}. {remedy}; until then it assumes a default."
-        console.print(f"[dim]{words}[/]", soft_wrap=True)
+        say(words, style="dim")
 
 
 @verb.command("list")
@@ -91,8 +88,7 @@ def _list() -> None:
         }
         for _, item in baselines.stored(refused=refused)
     ]
-    if rows:
-        console.print(terminal.table(rows, whole=("key", "accepted")))
+    show_table(rows, whole=("key", "accepted"))
     if refused:
         raise UserError("\n".join(refused.values()))
     if not rows:
@@ -104,9 +100,9 @@ def _list() -> None:
 def _show(key: str) -> None:
     """Show a baseline's metrics and fingerprint. KEY is a file or the first digits of its name."""
     item = baselines.load_baseline(Path(key)) if Path(key).is_file() else baselines.by_key(key)
-    console.print(f"[bold]{item.benchmark}, {item.tier}[/]  {item.key}")
+    say((f"{item.benchmark}, {item.tier}", "bold"), f"  {item.key}")
     for record in item.runs:
-        console.print(f"from {escape(record.run)}: {escape(record.reason)}")
+        say(f"from {record.run}: {record.reason}")
     measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
     limits = {limit.metric: limit for limit in item.limits}
     rows = []
@@ -117,8 +113,8 @@ def _show(key: str) -> None:
         interval = "" if None in ends else " to ".join(quantity(end or 0.0) for end in ends)
         cells = {"metric": metric.name, "value": value, "limit": limit, "A/A band": band, "n": metric.n}
         rows.append(cells | {"95% interval of the latest run": interval})
-    console.print(terminal.table(rows))
-    console.print(terminal.table({"factor": name, "value": value} for name, value in item.fingerprint.items()))
+    show_table(rows)
+    show_table({"factor": name, "value": value} for name, value in item.fingerprint.items())
 
 
 def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:

@@ -11,13 +11,12 @@ from typing import Any
 
 import click
 from pydantic import BaseModel, ConfigDict
-from rich.markup import escape
 from rich.progress import Progress
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import OUT, SET
+from benchlib.commands.output import console, say, show_table
 from benchlib.config.schema import parse_overrides
-from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import outputs, read_model, write_json
 from benchlib.judge import baselines
@@ -28,7 +27,6 @@ from benchlib.launch.plan import Plan, plan, prepare
 from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run, fingerprint_key
 
-console = terminal.console(least_width=140)
 MAX_SHARE = 10.0
 REQUEST = "request.json"
 Runs = dict[float, list[Run]]  # by the share by which they were slowed down; 0 are the unchanged ones
@@ -103,12 +101,10 @@ def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> C
     _run_all(store, plans, _schedule(asked.runs, dict.fromkeys(asked.planted, asked.planted_runs), runs), runs)
     calibration = _judge(base, runs)
     path = save_calibration(baselines.folder(), calibration, fingerprint_key(calibration.fingerprint))
-    if rows := calibration.rows():
-        console.print(terminal.table(rows, whole=[name for name in rows[0] if name != "planted"]))
-        console.print()
-    console.print(escape(calibration.method()), style="dim", soft_wrap=True)
-    console.print(escape(calibration.sentence()), soft_wrap=True)
-    console.print(f"written: {escape(str(path))}\nruns: {escape(str(store))}", soft_wrap=True)
+    rows = calibration.rows()
+    show_table(rows, whole=[name for row in rows for name in row if name != "planted"])
+    say("\n", (calibration.method(), "dim"))
+    say(f"{calibration.sentence()}\nwritten: {path}\nruns: {store}")
     return calibration
 
 
@@ -151,14 +147,14 @@ def _run_all(store: Path, plans: dict[float, Plan], schedule: list[float], runs:
                 if verdict.broken or run.result is None or run.result.status != "complete":
                     raise UserError(verdict.sentence)
             except KeyboardInterrupt:
-                console.print(escape(f"stopped; {go_on}"), soft_wrap=True)
+                say(f"stopped; {go_on}")
                 raise
             except (UserError, RuntimeError) as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise UserError(f"{run_dir}: {reason}\nThe runs so far are kept: {go_on}") from error
             runs[share].append(run)
             if not console.is_terminal:
-                console.print(f"  {kind}: {escape(run_dir.name)}")
+                say(f"  {kind}: {run_dir.name}")
             bar.advance(task)
 
 

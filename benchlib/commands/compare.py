@@ -8,14 +8,13 @@ from typing import Any
 
 import click
 from pydantic import BaseModel
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from benchlib.core import terminal, text
+from benchlib.commands.output import console, say, show_table
+from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.core.files import output_path
+from benchlib.core.terminal import stacked
 from benchlib.core.text import counted, listing, quantity
 from benchlib.judge.compare import Contrast, Row, contrast, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
@@ -40,7 +39,6 @@ STAR = (
 )
 BEST = {"✓": "bold green", "≈": "yellow", "": "none"}  # by price
 TONES = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
-WIDTH = 150  # where the output is no terminal, which would fold at 80
 WIDE = 130  # columns that the whole table takes
 FIRST, EACH = 26, 26  # columns of a table by price: names, each machine
 
@@ -127,28 +125,20 @@ def side_text(contrast: Contrast) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def _console() -> Console:
-    console = terminal.console()
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
-
-
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
     """Print the comparison: metrics with a limit, key numbers and regressions; all where there are none, or with ``all_metrics``."""
-    console = _console()
     for item in contrasts:
-        console.print(f"[bold]{escape(item.heading)}[/]", soft_wrap=True)
+        say(item.heading, style="bold")
         for what, name, side in zip(
             ("reference", "compared "), side_text(item), (item.reference, item.other), strict=True
         ):
             facts = f"{', '.join(dict.fromkeys(side.verdicts))}  {' and '.join(side.machines)}"
-            console.print(f"  {what}  {escape(name)}  [dim]{escape(facts)}[/]", soft_wrap=True)
+            say(f"  {what}  {name}  ", (facts, "dim"))
         rows = [row for row in item.rows if all_metrics or row.headline or row.word == "regression"] or item.rows
-        console.print()
-        console.print(_metric_table(rows, console.width))
+        say()
+        _show_metrics(rows)
         if hidden := len(item.rows) - len(rows):
-            console.print(f"[dim]{hidden} more metric{'s' * (hidden != 1)} with --all-metrics[/]")
+            say(f"{hidden} more metric{'s' * (hidden != 1)} with --all-metrics", style="dim")
         for title, decides in (("Not comparable because of", True), ("Also different", False)):
             factors = [
                 {"factor": factor.name, "reference": factor.reference, "compared": factor.other}
@@ -156,31 +146,31 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
                 if factor.decides == decides
             ]
             if factors:
-                console.print(f"\n[bold]{title}[/]")
-                console.print(terminal.table(factors))
-        console.print(f"\n[{TONES[item.tone]}]{escape(item.sentence)}[/]", soft_wrap=True)
+                say("\n", (title, "bold"))
+                show_table(factors)
+        say("\n", (item.sentence, TONES[item.tone]))
         for note in filter(None, (*item.notes, star_note(rows))):
-            console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
-        console.print()
+            say(note, style="dim")
+        say()
     for note in notes:
-        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
+        say(note, style="yellow")
 
 
-def _metric_table(shown: Sequence[Row], width: int) -> Table:
-    """Return the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
+def _show_metrics(shown: Sequence[Row]) -> None:
+    """Print the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
     rows = []
     for row in shown:
         change, interval, band = change_text(row), interval_text(row), band_text(row)
         cells: dict[str, str | Text] = {"metric": row.metric, "reference": row.reference, "compared": row.other}
         cells |= {"ratio": change, "98% interval": interval, "A/A band": band, "limit": row.limit}
-        if width < WIDE:
-            values = terminal.stacked(row.metric, f"{row.reference} → {row.other}")
-            ratio, limit = terminal.stacked(change, interval), terminal.stacked(row.limit, band)
+        if console.width < WIDE:
+            values = stacked(row.metric, f"{row.reference} → {row.other}")
+            ratio, limit = stacked(change, interval), stacked(row.limit, band)
             cells = {"metric": values, "ratio": ratio, "limit": limit}
         colour = LOOKS[row.word][2] if row.word in LOOKS else "dim"
         rows.append(cells | {"result": Text(word_text(row), colour)})
     numbers = ("reference", "compared", "ratio", "98% interval")
-    return terminal.table(rows, right=numbers, whole=(*numbers, "A/A band", "limit", "result"))
+    show_table(rows, right=numbers, whole=(*numbers, "A/A band", "limit", "result"))
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
@@ -203,12 +193,11 @@ def write_html(page: str, path: Path) -> None:
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
     """Print the comparison by price: the answers, then the table, as many machines side by side as the terminal takes."""
-    console = _console()
     for item in items:
-        console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]")
+        say(f"{item.benchmark}, {item.tier}", style="bold")
         for answer in item.answers:
             colour = "dim" if answer.certain is None else "green" if answer.certain else "yellow"
-            console.print(f"\n[bold {colour}]{escape(answer.question)}[/] {escape(answer.sentence)}")
+            say("\n", (answer.question, f"bold {colour}"), f" {answer.sentence}", fold=True)
         beside, labels = max(1, (console.width - FIRST) // EACH), [machine.label for machine in item.machines]
         for start in range(0, len(labels), beside):
             columns = range(start, min(start + beside, len(labels)))
@@ -216,20 +205,19 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
                 {"": name} | {labels[column]: _worth_cell(cells[column]) for column in columns}
                 for name, cells in cost.rows(item)
             ]
-            console.print()
-            console.print(terminal.table(rows, right=labels))
+            say()
+            show_table(rows, right=labels)
         for difference in item.differences:
-            values = " / ".join(difference.values)
-            console.print(f"[yellow]The work differs in {escape(difference.name)}: {escape(values)}[/]")
+            say(f"The work differs in {difference.name}: {' / '.join(difference.values)}", style="yellow", fold=True)
         for words in item.notes:
-            console.print(f"[dim]{escape(words)}[/]")
-        console.print()
+            say(words, style="dim", fold=True)
+        say()
     for words in notes:
-        console.print(f"[yellow]{escape(words)}[/]", soft_wrap=True)
+        say(words, style="yellow")
 
 
 def _worth_cell(cell: cost.Cell) -> Text:
-    return terminal.stacked(Text(" ".join(filter(None, cell[:2])), BEST[cell.mark]), cell.below)
+    return stacked(Text(" ".join(filter(None, cell[:2])), BEST[cell.mark]), cell.below)
 
 
 @click.command()

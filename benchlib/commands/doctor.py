@@ -11,14 +11,14 @@ from typing import NamedTuple
 import click
 from rich.text import Text
 
-from benchlib.core import terminal
+from benchlib.commands.output import show_table
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, outputs
 from benchlib.core.machine import BACKENDS, cpu_model, probe_devices, usable_cores, versions
+from benchlib.core.terminal import stacked
 from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
 
-console = terminal.console(least_width=120)
 NOTEBOOKS = "pip install -e '.[notebooks]'"
 OPTIONAL = (
     ("jupyterlab", "notebooks by hand", NOTEBOOKS),
@@ -113,9 +113,9 @@ def verb() -> None:
         {
             "ready": Text("yes", "green") if item.ok else Text("no", "red" if item.needed else "yellow"),
             "part": item.part,
-            "what was seen": terminal.stacked(item.seen, "" if item.ok else item.remedy),
+            "what was seen": stacked(item.seen, "" if item.ok else item.remedy),
         }
         for item in findings
     ]
-    console.print(terminal.table(rows))
+    show_table(rows)
     sys.exit(2 if any(item.needed and not item.ok for item in findings) else 0)

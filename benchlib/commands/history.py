@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 
 from benchlib.commands import FOLDER
-from benchlib.commands.run import shown
+from benchlib.commands.output import place, say
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
 from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
-from benchlib.core.terminal import console as terminal_console
 from benchlib.core.text import counted, look
 from benchlib.judge import trends
 from benchlib.judge.checks import Verdict
@@ -31,7 +29,6 @@ NAME = "history.html"
 NOTEBOOK = home() / "notebooks" / "90_history.ipynb"
 TIMEOUT_S = 600.0
 PICTURES_LIMIT = 900_000  # base64 characters: they are what the page is there for
-console = terminal_console()
 
 
 def parameters(store: Path | None, pairs: Iterable[str]) -> dict[str, str]:
@@ -92,13 +89,11 @@ def heading(history: History, verdict: Verdict) -> dict[str, Any]:
 def show(history: History, verdict: Verdict, page: Path) -> None:
     """Print the head of the page, what needs a reader, and where the page is."""
     head = heading(history, verdict)
-    console.print(f"[bold]{escape(head['store'])}[/]  {head['runs']}  {head['span']}", soft_wrap=True)
+    say((head["store"], "bold"), f"  {head['runs']}  {head['span']}")
     for check in verdict.checks:
         if check.status in ("FAIL", "AMBIGUOUS"):
-            console.print(f"  {check.status}  {escape(check.name)}: {escape(check.reason)}", soft_wrap=True)
-    colour = look(verdict.verdict).colour
-    console.print(f"[bold {colour}]{verdict.verdict}[/]  {escape(verdict.sentence)}", soft_wrap=True)
-    console.print(f"history: {shown(page)}", soft_wrap=True)
+            say(f"  {check.status}  {check.name}: {check.reason}")
+    say((verdict.verdict, f"bold {look(verdict.verdict).colour}"), f"  {verdict.sentence}\nhistory: {place(page)}")
 
 
 @click.command()

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from benchlib.commands.output import say, show_table
 from benchlib.core import mlir
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_object
-from benchlib.core.terminal import table
 
 
 def inspect(path: Path, picture: Path | None = None) -> None:
@@ -26,31 +25,26 @@ def inspect(path: Path, picture: Path | None = None) -> None:
         raise UserError(f"{path} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
     names, roles = _arguments(path)
     inspection = mlir.inspect(text, names, roles, str(path))
-    console = Console(highlight=False)
     counts = sorted(inspection.operations.items(), key=lambda item: (-item[1], item[0]))
     numbers = ("count", "operations", "dots", "weights")
-    console.print(table(({"operation": kind, "count": f"{count:,}"} for kind, count in counts), right=numbers))
-    if names:
-        rows = [
-            {
-                "layer": layer,
-                "operations": f"{item.operations:,}",
-                "dots": f"{item.dot_flops / 1e9:.3g} GFLOP",
-                "weights": size_text(item.weight_bytes),
-            }
-            for layer, item in inspection.layers.items()
-        ]
-        console.print(table(rows, right=numbers))
-    console.print(f"dots         {inspection.dot_flops:,} FLOPs")
-    for name, size in (
-        ("arguments", inspection.argument_bytes),
-        ("results", inspection.result_bytes),
-        ("temporaries", inspection.temporary_bytes),
-    ):
-        console.print(f"{name:<12} {size:,} bytes")
+    show_table(({"operation": kind, "count": f"{count:,}"} for kind, count in counts), right=numbers)
+    rows = [
+        {
+            "layer": layer,
+            "operations": f"{item.operations:,}",
+            "dots": f"{item.dot_flops / 1e9:.3g} GFLOP",
+            "weights": size_text(item.weight_bytes),
+        }
+        for layer, item in inspection.layers.items()
+    ]
+    show_table(rows if names else [], right=numbers)
+    say(f"dots         {inspection.dot_flops:,} FLOPs")
+    say(f"arguments    {inspection.argument_bytes:,} bytes")
+    say(f"results      {inspection.result_bytes:,} bytes")
+    say(f"temporaries  {inspection.temporary_bytes:,} bytes")
     if picture:
         _draw(inspection if names else mlir.Inspection(), picture)
-        console.print(f"picture: {picture}")
+        say(f"picture: {picture}")
 
 
 def _arguments(path: Path) -> tuple[list[str], list[str]]:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 from rich.text import Text
 
-from benchlib.core import terminal
+from benchlib.commands.output import errors, say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.judge.foreign.readers import UnknownFormat, expected, not_read, read_claims
@@ -19,8 +18,6 @@ POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
 WORST = (UNREADABLE, IMPOSSIBLE, NO_RULE, POSSIBLE)
 MAX_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
-console = terminal.console(least_width=120)
-errors = terminal.console(stderr=True)
 
 
 def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
@@ -35,7 +32,7 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
             documents.append({"file": str(path), "exit_code": UNREADABLE, "error": str(error)})
             unknown |= isinstance(error, UnknownFormat)
             if not as_json:
-                errors.print(f"[red bold]error:[/] {escape(str(error))}", soft_wrap=True)
+                errors.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
             continue
         code, sentence = _conclusion(judgements, len(claims))
         sentence += f" Not read: {', '.join(unread)}." if unread else ""
@@ -44,7 +41,7 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
         if not as_json:
             _show(path, name, judgements, sentence, code)
     if unknown and not as_json:
-        errors.print(f"Files that can be judged: {escape(expected())}.", soft_wrap=True)
+        errors.print(Text(f"Files that can be judged: {expected()}."), soft_wrap=True)
     if as_json:
         print(json.dumps(documents, indent=2, ensure_ascii=False))
     return min((document["exit_code"] for document in documents), key=WORST.index)
@@ -74,15 +71,13 @@ def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]
 
 
 def _show(path: Path, name: str, judgements: list[Judgement], sentence: str, code: int) -> None:
-    console.print(f"[bold]{escape(str(path))}[/]  {escape(name)}", soft_wrap=True)
+    say((str(path), "bold"), f"  {name}")
     rows = [
         {"rule": item.rule.name, "status": Text(item.status, COLOURS[item.status]), "finding": _reason(item)}
         for item in sorted(judgements, key=lambda item: item.status)
     ]
-    if rows:
-        console.print(terminal.table(rows, whole=("rule", "status")))
-    colour = {POSSIBLE: "green", IMPOSSIBLE: "red"}.get(code, "yellow")
-    console.print(f"[{colour}]{escape(sentence)}[/]\n", soft_wrap=True)
+    show_table(rows, whole=("rule", "status"))
+    say(sentence, "\n", style={POSSIBLE: "green", IMPOSSIBLE: "red"}.get(code, "yellow"))
 
 
 def _reason(judgement: Judgement) -> str:

@@ -4,23 +4,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.commands import OUT
+from benchlib.commands.output import console, say, show_table
 from benchlib.config import cluster
 from benchlib.config.schema import read_params, tier_names
-from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import outputs
 from benchlib.core.machine import BACKENDS
+from benchlib.core.terminal import one_line
 from benchlib.core.text import duration
 from benchlib.results.record import Record, load_all
 from benchlib.show.index import key_numbers
 
-console = terminal.console(least_width=120)
 LONGEST_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
 WIDTH = 80
 
@@ -35,27 +34,21 @@ def budget_s(tier: dict[str, Any]) -> float:
 def show_kit() -> None:
     """Print benchmarks, tiers, backends and clusters."""
     tiers = {name: read_params("tiers", name) for name in tier_names()}
-    console.print(terminal.table(_row(benchmark, tiers) for benchmark in BENCHMARKS.values()))
-    rows = [
-        {
-            "tier": name,
-            "what it is": content.get("description", ""),
-            "time budget of all its benchmarks": f"at most {duration(budget_s(content))}",
-        }
+    show_table(_row(benchmark, tiers) for benchmark in BENCHMARKS.values())
+    budget = "time budget of all its benchmarks"
+    show_table(
+        {"tier": name, "what it is": content.get("description", ""), budget: f"at most {duration(budget_s(content))}"}
         for name, content in tiers.items()
-    ]
-    console.print(terminal.table(rows))
+    )
     words = {name: read_params("backends", name).get("description", "") for name in BACKENDS}
-    backends = [{"backend": name, "what it is": words[name], "needs": BACKENDS[name].install} for name in BACKENDS]
-    console.print(terminal.table(backends))
-    clusters = [{"cluster": name, "what it is": cluster.load(name).description} for name in cluster.names()]
-    console.print(terminal.table(clusters))
+    show_table({"backend": name, "what it is": words[name], "needs": BACKENDS[name].install} for name in BACKENDS)
+    show_table({"cluster": name, "what it is": cluster.load(name).description} for name in cluster.names())
     for benchmark in BENCHMARKS.values():
         if not benchmark.fault and benchmark.spec.listing:
             for title, listed in benchmark.spec.listing().items():
-                console.print(f"\n[bold]{escape(title)}[/]")
-                console.print(terminal.table(listed))
-    console.print("\n`benchlib doctor` tells which of them this machine has.")
+                say("\n", (title, "bold"))
+                show_table(listed)
+    say("\n`benchlib doctor` tells which of them this machine has.")
 
 
 def _row(benchmark: Benchmark, tiers: dict[str, Any]) -> dict[str, Any]:
@@ -75,20 +68,20 @@ def show_runs(folder: Path) -> None:
     runs = load_all(folder)
     if not runs:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
-    names = [terminal.one_line(run.path) for run in runs]
+    names = [one_line(run.path) for run in runs]
     width = min(max(map(len, names)), LONGEST_NAME)
     words = max(len(run.word) for run in runs)
     for run, name in zip(runs[::-1], names[::-1], strict=True):
         line = f"{name:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  "
         number = _key_number(run, WIDTH - len(line))
-        console.print(escape(f"{line}{number}".rstrip()), soft_wrap=True)  # a name is there to be copied: never folded
+        say(f"{line}{number}".rstrip())
         if run.word != "PASS" or run.copy_of:
-            console.print(Padding(f"[dim]{escape(terminal.one_line(_sentence(run)))}[/]", (0, 0, 0, 4), expand=False))
+            console.print(Padding(Text(one_line(_sentence(run)), "dim"), (0, 0, 0, 4), expand=False))
 
 
 def _key_number(run: Record, room: int) -> str:
     """Return the first key number that fits; a value without a unit has its label."""
-    texts = [terminal.one_line(value if " " in value else f"{label} {value}") for label, value in key_numbers(run)]
+    texts = [one_line(value if " " in value else f"{label} {value}") for label, value in key_numbers(run)]
     return next((text for text in texts if len(text) <= room), "")
 
 

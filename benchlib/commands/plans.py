@@ -4,10 +4,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.markup import escape
 from rich.text import Text
 
-from benchlib.core import terminal
+from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.files import outputs
 from benchlib.core.text import duration
@@ -16,7 +15,6 @@ from benchlib.launch.plan import Plan
 from benchlib.results.run import run_path
 from benchlib.show.headless import NOTEBOOK_S
 
-console = terminal.console(least_width=120)
 NUMBERS = ("budget", "ended after")
 
 
@@ -62,18 +60,18 @@ def _overview(planned: Sequence[Plan]) -> None:
             limits = (plan.config.budget_s, plan.config.hard_limit_s)
             row |= {name: f"{limit:.0f} s" for name, limit in zip(NUMBERS, limits, strict=True)}
         rows.append(row)
-    console.print(f"[bold]tier {config.tier}[/], backend {config.backend}: {len(rows)} benchmarks")
-    console.print(terminal.table(rows, right=NUMBERS, whole=NUMBERS))
-    console.print(f"at most {duration(budgets_s)} by the budgets")
+    say((f"tier {config.tier}", "bold"), f", backend {config.backend}: {len(rows)} benchmarks")
+    show_table(rows, right=NUMBERS, whole=NUMBERS)
+    say(f"at most {duration(budgets_s)} by the budgets")
     in_full = f"benchlib run {config.benchmark} --tier {config.tier} --dry-run"
-    console.print(f"[dim]in full, with command lines: {in_full}; all of them: --dry-run --all[/]")
+    say(f"in full, with command lines: {in_full}; all of them: --dry-run --all", style="dim")
 
 
 def _in_full(planned: Plan, folder: Path, everything: bool) -> None:
     """Print what is not a default, or with ``everything`` every parameter, then the command lines and the expected work."""
-    config, missing = planned.config, f" [yellow](not available: {escape(planned.unavailable)})[/]"
-    named = f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
-    console.print(named + missing * bool(planned.unavailable))
+    config, why = planned.config, planned.unavailable
+    missing = f" (not available: {why})" if why else ""
+    say((config.benchmark, "bold"), f", tier {config.tier}, backend {config.backend}", (missing, "yellow"))
     rows = []
     for name, field in type(config).model_fields.items():
         asked = "" if name in ("benchmark", "tier", "backend") else "default"
@@ -87,20 +85,20 @@ def _in_full(planned: Plan, folder: Path, everything: bool) -> None:
             }
             style = "dim" if origin == "default" else ""
             rows.append({head: Text(str(cell), style) for head, cell in cells.items()})
-    console.print(terminal.table(rows, whole=("parameter", "from")))
+    show_table(rows, whole=("parameter", "from"))
     if not everything:
         left = f"{len(type(config).model_fields) - len(rows) - 3} more parameters have their defaults"
-        console.print(f"[dim]{left}: --dry-run --all shows them with their meaning[/]")
+        say(f"{left}: --dry-run --all shows them with their meaning", style="dim")
     job = LAUNCHERS[config.launcher](config, folder)
-    console.print("\n[bold]starts[/]")
+    say("\n", ("starts", "bold"))
     settings = [f"with {name}={value}" for name, value in sorted(job.env.items())]
     for line in (*map(shlex.join, job.commands), *settings, *map(str, job.notes)):
-        console.print(f"  {escape(line)}", soft_wrap=True)
+        say(f"  {line}")
     for name, content in job.files.items():
-        console.print(f"\n[bold]{escape(name)}[/] in the run folder")
-        console.print(content, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}", soft_wrap=True)
-    console.print(
+        say("\n", (name, "bold"), " in the run folder")
+        say(content)
+    say("\n", ("expected work", "bold"), f"\n  {config.expected_work()}")
+    say(
         f"  the ranks end by themselves within {config.budget_s:.0f} s of their launch and are ended after "
         f"{config.hard_limit_s:.0f} s at the latest; the notebook's start and its pictures come on top, at most "
         f"{NOTEBOOK_S:.0f} s after the ranks\n"

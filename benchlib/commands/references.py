@@ -3,13 +3,13 @@
 import click
 from rich.text import Text
 
-from benchlib.core import terminal
+from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError, nearest
+from benchlib.core.terminal import stacked
 from benchlib.core.text import counted
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
 
-console = terminal.console(least_width=120)
 COLOURS = {"trusted": "", "unconfirmed": "yellow", "invalid": "red"}
 
 
@@ -35,11 +35,11 @@ def verb(metric: str, device: str) -> None:
         rows.append(
             {
                 "published": cells["published"],
-                "holds for": terminal.stacked(cells["conditions"], cells["notes"]),
-                "source": terminal.stacked(cells["source"], cells["date"]),
+                "holds for": stacked(cells["conditions"], cells["notes"]),
+                "source": stacked(cells["source"], cells["date"]),
                 "validity": Text(item.validity, COLOURS[item.validity]),
             }
         )
-    console.print(terminal.table(rows, right=("published",), whole=("validity",)))
+    show_table(rows, right=("published",), whole=("validity",))
     words = "claimed by their sources; none was measured here. Invalid ones are never compared with."
-    console.print(f"\n{counted(len(found), 'figure')}, {words}")
+    say(f"\n{counted(len(found), 'figure')}, {words}")

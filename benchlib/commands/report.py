@@ -5,14 +5,15 @@ import sys
 from pathlib import Path
 
 import click
-from rich.markup import escape
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import OUT
-from benchlib.commands.run import console, keep, not_stored, say, seen, settled, short, shown, write_index
-from benchlib.core import run_folder, terminal
+from benchlib.commands.output import place, say
+from benchlib.commands.run import keep, not_stored, seen, settled, write_index
+from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError, unexpected
 from benchlib.core.files import outputs
+from benchlib.core.terminal import one_line
 from benchlib.core.text import look
 from benchlib.judge import verdict as judging
 from benchlib.results.record import load
@@ -28,7 +29,7 @@ def report(run_dir: Path) -> int:
         return _judged_and_rendered(run_dir)
     except Exception as error:  # the others are reported all the same
         reason = str(error) if isinstance(error, (UserError, OSError)) else unexpected(error)
-        say("error", "red", f"{terminal.one_line(short(run_dir))}: {reason.removeprefix(f'{run_dir}: ')}")
+        say(("error", "red"), f"  {place(run_dir)}: {reason.removeprefix(f'{run_dir}: ')}")
         return EXIT_BROKEN
 
 
@@ -39,21 +40,21 @@ def _judged_and_rendered(run_dir: Path) -> int:
     if benchmark and benchmark.fault:  # what cannot be judged is not called broken
         raise UserError(benchmark.fault)
     if run_folder.at_work(run_dir):
-        console.print(f"RUNNING  {shown(run_dir)}: still going on, nothing changed", soft_wrap=True)
+        say(f"RUNNING  {place(run_dir)}: still going on, nothing changed")
         return EXIT_PASS
     settled(run_dir)
     verdict = judging.judged(Run(run_dir))
-    place, failed = f"{terminal.one_line(short(run_dir))}: {verdict.sentence}", None
+    where, failed = f"{place(run_dir)}: {verdict.sentence}", None
     try:
-        place = terminal.one_line(short(keep(run_dir, verdict)))
+        where = place(keep(run_dir, verdict))
     except StorageError as error:
         failed = error
     word = seen(run_dir, verdict).word
-    say(word, look(word).colour, place)
+    say((word, look(word).colour), f"  {where}")
     if failed:
         return not_stored(failed)
     if verdict.verdict != "PASS":
-        console.print(f"  {escape(terminal.one_line(verdict.sentence))}", soft_wrap=True)
+        say(f"  {one_line(verdict.sentence)}")
     return EXIT_PASS
 
 

@@ -23,9 +23,11 @@ from rich.text import Text
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import EXIT_INTERRUPTED, OUT, SET
 from benchlib.commands import plans as planning
+from benchlib.commands.output import console as console
+from benchlib.commands.output import place, say, show_table
 from benchlib.config import cluster as clusters
 from benchlib.config.schema import tier_names
-from benchlib.core import run_folder, terminal
+from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
@@ -45,7 +47,6 @@ from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COM
 from benchlib.show.digest import cards, messages
 from benchlib.show.headless import NOTEBOOK_S, execute
 
-console = terminal.console(least_width=120)
 LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
 ENDING_S = 2.0  # for it to learn that they were
@@ -94,7 +95,7 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
         if turn and done[number].verdict.verdict != "AMBIGUOUS":
             continue
         if turn:
-            say("undecided", "yellow", f"repetition {turn + 1} of at most {repeat}")
+            say(("undecided", "yellow"), f"  repetition {turn + 1} of at most {repeat}")
             earlier[number].append(_repetition(done[number].run_dir))
         try:
             done[number] = run_one(planned[number], store, earlier[number])
@@ -125,7 +126,7 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
         if earlier:
             save_repeats(run_dir, earlier)
         what = f"tier {config.tier}  backend {config.backend}  {counted(config.world_size, 'rank')}"
-        console.print(f"[bold]{config.benchmark}[/]  {what}  [dim]{shown(run_dir)}[/]")
+        say((config.benchmark, "bold"), f"  {what}  ", (place(run_dir), "dim"))
         until_reported.enter_context(run_folder.attended(run_dir))
         if planned.unavailable:
             judging.mark_skipped(Run(run_dir), planned.unavailable)
@@ -155,7 +156,7 @@ def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
         with _progress(run_dir), interrupts.allowed():
             execute(notebook, run_dir / "notebook.ipynb", parameters, limit_s, NOTEBOOK_S)
     except KeyboardInterrupt:
-        say("stopping", "yellow", "the ranks are ended and the report is written, which takes some seconds")
+        say(("stopping", "yellow"), "  the ranks are ended and the report is written, which takes some seconds")
     except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it
         judging.mark_notebook_error(run_dir, error)
         late, dead = isinstance(error, TimeoutError), type(error).__name__ == "DeadKernelError"
@@ -189,7 +190,7 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
     missed = dict(BENCHMARKS[planned.config.benchmark].spec.undone(Run(run_dir)))
     named = [f"{name} {value}" for name, values in missed.items() if planned.set_by_hand(name) for value in values]
     if named:
-        say("skipped although named", "yellow", f"{', '.join(named)}: exit code 3\n")
+        say(("skipped although named", "yellow"), f"  {', '.join(named)}: exit code 3\n")
     return bool(named)
 
 
@@ -224,7 +225,7 @@ def _follow(run_dir: Path, ended: threading.Event) -> None:
                 status.update(escape(line))
             elif line != last and now - printed >= LINE_EVERY_S:
                 printed = now
-                console.print(f"  {escape(line)}")
+                say(f"  {line}")
             last = line
 
 
@@ -245,19 +246,14 @@ def write_index(store: Path, quiet: bool = False) -> int:
     except StorageError as error:
         return not_stored(error)
     if not quiet:
-        console.print(f"index: {shown(path)}", soft_wrap=True)
+        say(f"index: {place(path)}")
     return EXIT_PASS
 
 
 def not_stored(error: StorageError, word: str = "error") -> int:
     """Say what could not be written, and return the exit code."""
-    say(word, "red", str(error))
+    say((word, "red"), f"  {error}")
     return EXIT_BROKEN
-
-
-def say(word: str, style: str, text: str = "") -> None:
-    """Print a line that begins with a word in colour."""
-    console.print(Text.assemble((word, style), f"  {text}" if text else ""), soft_wrap=True)
 
 
 def seen(run_dir: Path, verdict: Verdict) -> Record:
@@ -267,51 +263,47 @@ def seen(run_dir: Path, verdict: Verdict) -> Record:
 
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
-    # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
-    checks, record, narrow = verdict.checks, seen(run_dir, verdict), console.width < NARROW
+    checks, record, run, narrow = verdict.checks, seen(run_dir, verdict), Run(run_dir), console.width < NARROW
     rows = []
+    # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
     for check in sorted(checks, key=lambda item: (item.status != "FAIL", item.word == "INCOMPLETE", not item.gates)):
         if check.word in OPEN:
             status = Text(OPEN[check.word], look(check.word).colour)
             limit = f" (limit: {check.limit})" if narrow and check.limit else ""
             cells = {"check": check.name, "status": status, "result": check.reason + limit}
             rows.append(cells if narrow else cells | {"limit": check.limit})
-    if rows:
-        console.print(terminal.table(rows))
-    if passed := sum(check.status == "PASS" for check in checks):
-        say("passed", "green", counted(passed, "check"))
-    for message in messages(Run(run_dir)):
-        say("note", "yellow", message)
-    if numbers := cards(record.result) if record.result else []:  # a damaged one is in the verdict already
-        words = [f"{row['label']} {row['value']} {row['unit']}".strip() for row in numbers]
-        say("key numbers", "", "; ".join(words))
+    show_table(rows)
+    passed = sum(check.status == "PASS" for check in checks)
+    numbers = cards(record.result) if record.result else []  # a damaged one is in the verdict already
     skipped = [
         item.name + (f" (measured {quantity(item.value, item.unit)})" if item.value is not None else "")
         for item in checks
         if item.word == "SKIPPED"
     ]
-    if skipped:
-        say("not evaluated", "yellow", ", ".join(skipped))
-    if uncompared := [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]:
-        why = uncompared[0].reason.partition("; ")[2] or uncompared[0].reason
-        say("not compared", "blue", f"{counted(len(uncompared), 'metric')}: {why}")
-        if verdict.verdict == "PASS":
-            _say_how_to_accept(run_dir)
+    uncompared = [check.reason for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
+    why = uncompared[0].partition("; ")[2] or uncompared[0] if uncompared else ""
+    lines = [
+        ("passed", "green", counted(passed, "check") if passed else ""),
+        *(("note", "yellow", message) for message in messages(run)),
+        ("key numbers", "", "; ".join(f"{row['label']} {row['value']} {row['unit']}".strip() for row in numbers)),
+        ("not evaluated", "yellow", ", ".join(skipped)),
+        ("not compared", "blue", f"{counted(len(uncompared), 'metric')}: {why}" if why else ""),
+    ]
+    for word, style, text in lines:
+        if text:
+            say((word, style), f"  {text}")
+    if uncompared and verdict.verdict == "PASS":
+        if how := baselines.continued(run):
+            why = f"it was {how}, and its speed is that of the last part"
+            say(f"this run cannot become a baseline: {why}; run it again undisturbed", style="dim")
+        elif not run.config.planted_slowdown:
+            again = f'benchlib baseline accept {shlex.quote(place(run_dir))} --reason "..."'
+            say(f"to compare later runs with this one: {again}", style="dim")
     if verdict.gate:
-        say(verdict.gate["sentence"], "dim")
-    say(record.word, f"bold {look(record.word).colour}", verdict.sentence)
+        say(verdict.gate["sentence"], style="dim")
+    say((record.word, f"bold {look(record.word).colour}"), f"  {verdict.sentence}")
     if report is not None:
-        console.print(f"report: {shown(report)}\n", soft_wrap=True)
-
-
-def _say_how_to_accept(run_dir: Path) -> None:
-    run = Run(run_dir)
-    if how := baselines.continued(run):
-        why = f"it was {how}, and its speed is that of the last part"
-        say(f"this run cannot become a baseline: {why}; run it again undisturbed", "dim")
-    elif not run.config.planted_slowdown:
-        again = f'benchlib baseline accept {shlex.quote(short(run_dir))} --reason "..."'
-        say(f"to compare later runs with this one: {again}", "dim")
+        say(f"report: {place(report)}\n")
 
 
 def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
@@ -321,20 +313,13 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
         record = seen(outcome.run_dir, outcome.verdict)
         word = Text(record.word, look(record.word).colour)
         rows.append({"benchmark": record.benchmark, "verdict": word, "summary": outcome.verdict.sentence})
-    console.print(terminal.table(rows))
-    console.print(f"index: {shown(store / 'index.html')}", soft_wrap=True)
+    show_table(rows)
+    say(f"index: {place(store / 'index.html')}")
 
 
 def shown(path: Path) -> str:
-    """Return a path for the console: relative where it lies below the working folder, on one line, its signs escaped."""
-    return escape(terminal.one_line(short(path)))
-
-
-def short(path: Path) -> str:
-    """Return a path, relative where it lies below the working folder."""
-    with contextlib.suppress(ValueError):
-        path = path.resolve().relative_to(Path.cwd())
-    return str(path)
+    """Return a path for a text with rich's markup."""
+    return escape(place(path))
 
 
 @click.command()

@@ -188,7 +188,7 @@ def test_a_benchmark_whose_tables_are_rows_shows_those_of_its_report():
         config=SimpleNamespace(benchmark="compiled"), result=SimpleNamespace(tables={"runtimes": [{"runtime": "x"}]})
     )
     assert session.table(run, "One file, several runtimes").to_dict("records") == [{"runtime": "x"}]
-    with pytest.raises(UserError, match="no table .Program. here: did you mean Programs"):
+    with pytest.raises(UserError, match="no table 'Program' here: did you mean Programs"):
         session.table(run, "Program")
     run.result = None
     assert session.table(run, "Programs").empty

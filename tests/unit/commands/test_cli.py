@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.cli import main
+from benchlib.commands import output
 from benchlib.commands import run as runner
 from benchlib.commands.list import budget_s
 from benchlib.config.schema import read_params
@@ -32,7 +33,7 @@ PROBE = {
 def call(monkeypatch):
     """Call the command line in this process, with torch's answer given."""
     monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(runner.console, "width", 200)
+    monkeypatch.setattr(output.console, "width", 200)
 
     def run(*arguments):
         return CliRunner().invoke(main, arguments)

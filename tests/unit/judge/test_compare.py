@@ -45,7 +45,7 @@ def own_baselines(tmp_path, monkeypatch):
     """No baseline and no calibration of this checkout plays a part."""
     monkeypatch.setattr(baselines, "folder", lambda: tmp_path / "baselines")
     without_pictures(monkeypatch)
-    monkeypatch.setattr(comparing, "WIDTH", 250)
+    monkeypatch.setattr(comparing.console, "width", 250)
 
 
 @pytest.fixture
