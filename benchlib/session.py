@@ -111,8 +111,8 @@ def judge(run: Subject) -> Verdict:
         from benchlib.show import index, report
 
         report.render(run.path)
-        if _listed(run):
-            index.render(_store(run))
+        if store := _lists(run):
+            index.render(store)
     return verdict
 
 
@@ -128,12 +128,10 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
         raise VerdictFailed(verdict.sentence)
 
 
-def _store(run: Run) -> Path:
-    return run.path.resolve().parents[1]
-
-
-def _listed(run: Run) -> bool:
-    return run.path.resolve() in {item.resolve() for item in find_runs(_store(run))}
+def _lists(run: Run) -> Path | None:
+    """Return the list of the runs that this one is in, None where it lies elsewhere."""
+    store = run.path.resolve().parents[1]
+    return store if run.path.resolve() in {item.resolve() for item in find_runs(store)} else None
 
 
 def _places(run: Run, verdict: Verdict) -> Any:
@@ -142,27 +140,27 @@ def _places(run: Run, verdict: Verdict) -> Any:
     def link(path: Path) -> str:  # relative to the notebook: JupyterLab opens it in a tab
         return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
 
-    lines = [f"- report ({_word(run, verdict)}): {link(run.path / 'report.html')}"]
-    if _listed(run):
-        lines.append(f"- all runs: {link(_store(run) / 'index.html')}")
-    lines.append(f"- run folder: `{run.path.resolve()}`")
-    if run.result is not None:  # else nothing to compare: stopped or broken
-        sides = (str(_comparable(run) or "OTHER_RUN"), str(run.path.resolve()))
-        lines.append(f"- compare: `benchlib compare {shlex.join(sides)}`")
+    here, store = str(run.path.resolve()), _lists(run)
+    lines = [f"- report ({_word(run, verdict)}): {link(run.path / 'report.html')}", f"- run folder: `{here}`"]
+    if store:
+        lines.append(f"- all runs: {link(store / 'index.html')}")
+    if store and run.result is not None:  # else nothing to compare: stopped or broken
+        words = ["benchlib", "compare", str(_comparable(run, store) or "OTHER_RUN"), here]
+        lines.append(f"- compare: `{shlex.join(words)}`")
     return _markdown(*lines)
+
+
+def _comparable(run: Run, store: Path) -> Path | None:
+    """Return the newest run of the same fingerprint beside this one, among the ``SEARCHED`` newest of its benchmark."""
+    begin = f"{run.config.benchmark}-{run.config.backend}-"
+    others = (path for path in find_runs(store) if path.name.startswith(begin) and path.resolve() != run.path.resolve())
+    here = (run.config.tier, run.fingerprint)
+    records = (load(path, whole=False) for path in islice(others, SEARCHED))
+    return next((Path(item.folder) for item in records if item.result and (item.tier, item.fingerprint) == here), None)
 
 
 def _word(run: Run, verdict: Verdict) -> str:
     return load(run.path, whole=False).model_copy(update={"verdict": verdict}).word
-
-
-def _comparable(run: Run) -> Path | None:
-    """Return the newest run of the same fingerprint beside this one, among the ``SEARCHED`` newest of its benchmark and tier."""
-    begin, here = f"{run.config.benchmark}-{run.config.backend}-", run.fingerprint
-    others = (path for path in find_runs(_store(run)) if path.resolve() != run.path.resolve())
-    alike = (path for path in others if path.name.startswith(begin) and path.parent.name.startswith(run.config.tier))
-    newest = islice((path for path in alike if (path / "result.json").exists()), SEARCHED)
-    return next((path for path in newest if load(path, whole=False).fingerprint == here), None)
 
 
 # What the cells show.
@@ -295,17 +293,11 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
 
     if run.result is None:
         raise UserError(f"{run.path} has no result")
-    return _frame(
-        {
-            "metric": metric.name,
-            "value": metric.text,
-            "n": metric.n,
-            "provenance": metric.provenance,
-            "95% interval": interval(metric),
-            "note": metric.reason,
-        }
-        for metric in run.result.metrics
+    heads = ("metric", "value", "n", "provenance", "95% interval", "note")
+    cells = (
+        (item.name, item.text, item.n, item.provenance, interval(item), item.reason) for item in run.result.metrics
     )
+    return _frame(dict(zip(heads, row, strict=True)) for row in cells)
 
 
 def reading(run: Subject) -> Any:
@@ -326,14 +318,7 @@ def provenance(run: Subject) -> "pandas.DataFrame":
     """Return machine and versions of the run, and the command that repeats it; of others what they were made from."""
     if isinstance(run, History | Offers):
         return _frame(_about(run).provenance(run))
-    machine = run.machine
-    facts = {
-        "run": run.path.name,
-        "command": command(run.config),
-        "processor": f"{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores",
-        "memory": f"{machine['memory_bytes'] / 2**30:.1f} GiB",
-        "system": machine["system"],
-        "load at the start": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
-        **{f"version of {name}": version for name, version in machine["versions"].items()},
-    }
-    return _frame({"": name, "value": value} for name, value in facts.items())
+    from benchlib.show.digest import machine_rows
+
+    facts = [("run", run.path.name), ("command", command(run.config)), *machine_rows(run.machine)]
+    return _frame({"": name, "value": value} for name, value in facts)

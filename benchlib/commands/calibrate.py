@@ -59,14 +59,13 @@ def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
     path = resume / REQUEST
     if not path.is_file():
         raise UserError(f"--resume {resume}: no calibration was started there; they are below outputs/calibrations")
-    kept = read_model(path, Request, "the request of a calibration")
+    first = read_model(path, Request, "the request of a calibration")
+    again = first.model_copy(update=given)
     for name in ("target", "tier", "backend", "overrides"):
-        before = getattr(kept, name)
-        if given.get(name, before) != before:
-            raise UserError(
-                f"--resume {resume}: that calibration has {name} = {before}, not {given[name]}: leave it out"
-            )
-    return kept.model_copy(update=given)
+        if getattr(again, name) != getattr(first, name):
+            other = f"has {name} = {getattr(first, name)}, not {given[name]}"
+            raise UserError(f"--resume {resume}: that calibration {other}: leave it out")
+    return again
 
 
 def shares(text: str) -> list[float]:

@@ -324,7 +324,6 @@ def shown(path: Path) -> str:
 
 @click.command()
 @click.argument("target")
-@click.argument("loose", nargs=-1, metavar="")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
 @click.option("--backend", "-b", default="auto", show_default=True, help=f"Where: {', '.join(['auto', *BACKENDS])}.")
 @SET
@@ -356,13 +355,9 @@ def shown(path: Path) -> str:
     help="With --dry-run: every benchmark of a tier in full, every parameter with its meaning.",
 )
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-def verb(target: str, loose: tuple[str, ...], pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
+def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
     dry_run, manifest, max_restarts = options["dry_run"], options["manifest"], options["max_restarts"]
-    if loose:
-        settings = " ".join(f"--set {word}" for word in loose if "=" in word)
-        remedy = f"set parameters with {settings}" if settings else "one benchmark or tier at a time"
-        raise UserError(f"{' '.join(loose)}: unexpected after {target}: {remedy}")
     if options["everything"] and not dry_run:
         raise UserError("--all: shows every parameter of a plan, with --dry-run")
     if max_restarts is not None:  # in front: --set overrides it
