@@ -76,7 +76,7 @@ def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
     unit, last = UNITS.get(shown.unit, shown.unit), shown.last
     below = f"run of {f'{last.benchmark}, {last.tier}, {last.hardware}'[:60]}, n = {len(values):,}"
     beside = f"{shown.label} ({unit})" if unit else shown.label
-    return finish(figure, axes, LIGHT, _title(shown), below, beside, _words(shown))
+    return finish(figure, axes, LIGHT, _title(shown), below, beside, lines.describe_trend(shown))
 
 
 def _days_below(axes: Axes, runs: Sequence[Record]) -> None:
@@ -100,13 +100,6 @@ def _title(shown: Trend) -> str:
     if level.low == level.high:
         return f"{shown.label}: too few runs for a band"
     return f"{shown.label}: no change in {len(shown.values):,} runs"
-
-
-def _words(shown: Trend) -> str:
-    level = shown.levels.levels[-1]
-    band = f"Band of 95%: {spanned(level.low, level.high, shown.unit)}. " if level.low < level.high else ""
-    changes = "".join(f"{lines.describe_change(change, shown.unit)}. " for change in shown.changes)
-    return f"{len(shown.values)} runs. {band}{changes}{len(shown.outside)} outside the band."
 
 
 def over_runs(*metrics: str) -> Callable[..., Picture]:
@@ -152,6 +145,7 @@ def _beside(folder: Path) -> list[Record]:
 def machines(runs: Sequence[Record]) -> Picture:
     """Machines as lanes: stretches of equal versions as bars, the verdicts of the runs as signs."""
     figure, axes = blank("machines")
+    runs = [run for run in runs if run.hardware]
     lanes = lines.lanes(runs)
     if not lanes:
         return leave_empty(figure, axes, LIGHT, "No run says on which machine it ran.")
