@@ -1,4 +1,4 @@
-"""What people see of a history: pictures of trends, machines and curves, then what its notebook shows of a store."""
+"""What people see of a history: pictures of trends and curves, then what its notebook shows of a store."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,11 +7,10 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import MaxNLocator
 
 import benchlib
-from benchlib.core.text import UNITS, counted, look, quantity, seconds
+from benchlib.core.text import UNITS, counted, quantity, seconds
 from benchlib.judge.trends import History, Trend, exclusion, label, spanned
 from benchlib.results import frames
 from benchlib.results.record import Record, load_all, named_by, store_folders
@@ -20,7 +19,6 @@ from benchlib.show import lines
 from benchlib.show.figures import (
     DASHED,
     LIGHT,
-    WIDTH_IN,
     Picture,
     Theme,
     blank,
@@ -42,7 +40,6 @@ ROWS = 200  # of a table
 MANY = 120  # runs of a trend, which get small points
 BLUE, _, _, _, AMBER, _ = LIGHT.series
 MIN_SPREAD = 0.002  # of runs about their level; numbers that scatter less say little
-TONES = {"good": LIGHT.series[2], "bad": LIGHT.series[1]}
 OF_CHANGES = {"worse": ("v", LIGHT.series[1]), "better": ("^", LIGHT.series[2]), "other": ("D", LIGHT.muted)}
 
 
@@ -141,42 +138,6 @@ def _beside(folder: Path) -> list[Record]:
     return [run for run in runs if run.series == series and not exclusion(run)]
 
 
-@styled
-def machines(runs: Sequence[Record]) -> Picture:
-    """Machines as lanes: stretches of equal versions as bars, the verdicts of the runs as signs."""
-    figure, axes = blank("machines")
-    runs = [run for run in runs if run.hardware]
-    lanes = lines.lanes(runs)
-    if not lanes:
-        return leave_empty(figure, axes, LIGHT, "No run says on which machine it ran.")
-    figure.set_size_inches(WIDTH_IN, 0.9 + 0.6 * len(lanes))
-    start, end = (float(date2num(run.moment.replace(tzinfo=None))) for run in (runs[0], runs[-1]))  # type: ignore[no-untyped-call]
-    span = max(end - start, 1 / 1440)  # in days; a minute keeps an axis where all runs began at once
-    for row, lane in enumerate(lanes):
-        for number, item in enumerate(lane.stretches):
-            left, width = start + item.left * span, max(item.width, 0.006)
-            axes.barh(row - 0.16, width * span, 0.3, left=left, color=BLUE, alpha=(0.35, 0.16)[number % 2])
-            words = f" {item.versions[: int(90 * width)]}" if width > 0.16 else ""
-            axes.text(left, row - 0.16, words, va="center", fontsize=7.5)
-        for place, word, _ in lane.marks:
-            mark, tone, _, _ = look(word)
-            middle: Any = {"ha": "center", "va": "center", "fontsize": 9, "color": TONES.get(tone, AMBER)}
-            axes.text(start + place * span, row + 0.2, mark, family="DejaVu Sans", **middle)
-        axes.text(start, row - 0.36, f"{lane.label[:70]} ({counted(len(lane.runs), 'run')})", fontsize=8.5, va="bottom")
-    axes.set_yticks([])
-    axes.set_ylim(len(lanes) - 0.5, -0.75)
-    axes.set_xlim(start - 0.02 * span, start + 1.04 * span)
-    axes.grid(False)
-    axes.xaxis_date()
-    locator = AutoDateLocator(maxticks=6)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
-    days = " to ".join(dict.fromkeys(run.moment.strftime("%Y-%m-%d") for run in (runs[0], runs[-1])))
-    below = f"{days}; ✓ PASS, ✗ FAIL, ! DAMAGED: the worst at each place"
-    title = f"{counted(len(runs), 'run')} on {counted(len({(run.hardware, run.host) for run in runs}), 'machine')}"
-    return finish(figure, axes, LIGHT, title, below, "", "; ".join(map(str, lanes)))
-
-
 def _loss(run: Run) -> tuple[pd.Series, pd.Series]:
     frame = frames.steps(run)[["step", "loss"]].dropna()
     return frame["step"], frames.smooth(frame["loss"]) if len(frame) else frame["loss"]
@@ -238,7 +199,7 @@ def _when(run: Record) -> str:
 
 
 def tables(past: History) -> dict[str, list[dict[str, Any]]]:
-    """Return the series with how their runs ended, and what happened in them, the newest first."""
+    """Return the series with how their runs ended, the machines, and what happened, the newest first."""
     series = [
         {
             "series": f"{members[-1].benchmark}, {members[-1].tier}, {members[-1].backend}",
@@ -251,39 +212,21 @@ def tables(past: History) -> dict[str, list[dict[str, Any]]]:
         }
         for members in past.series
     ]
-    changes = [
-        {
-            "when": _when(change.run),
-            "run": change.run.run,
-            "metric": trend.label,
-            "before": quantity(change.before, trend.unit),
-            "after": quantity(change.after, trend.unit),
-            "ratio": "" if change.ratio is None else f"{change.ratio:.3g}",
-            "is": change.word,
-            "what changed with it": "; ".join(f"{name}: {old} → {new}" for name, old, new in change.factors)
-            or "nothing recorded",
-        }
-        for trend in past.trends
-        for change in trend.changes
+    happened = [
+        {"when": _when(event.run), "run": event.run.run, "metric": event.metric, "what happened": event.text}
+        for event in lines.events(past.trends, past.runs)[:ROWS]
     ]
-    regressions = [
-        {"when": _when(run), "run": run.run, "metric": label(metric), "reason": reason}
-        for run in past.runs
-        if not run.planted
-        for metric, reason in run.failed()
+    excluded = [
+        {"when": _when(run), "run": run.run, "verdict": run.word, "reason": why}
+        for run, why in past.excluded[: -ROWS - 1 : -1]
     ]
-    excluded = [{"when": _when(run), "run": run.run, "verdict": run.word, "reason": why} for run, why in past.excluded]
-    happened = {"changes of level": changes, "regressions": regressions, "excluded runs": excluded}
-    newest = {name: sorted(rows, key=lambda row: row["when"], reverse=True)[:ROWS] for name, rows in happened.items()}
-    return {"series": series} | newest
+    machines = lines.machines(past.runs)
+    return {"series": series, "machines": machines, "changes and regressions": happened, "excluded runs": excluded}
 
 
 def figures(past: History) -> dict[str, Callable[[], list[Picture]]]:
-    """Return the trends, those with changes first, then one of each series in turn; and the machines as lanes."""
-    return {
-        "trends": lambda: [trend(item) for item in _informative(past)[:PICTURES]],
-        "machines": lambda: [machines(past.runs)],
-    }
+    """Return the trends, those with changes first, then one of each series in turn."""
+    return {"trends": lambda: [trend(item) for item in _informative(past)[:PICTURES]]}
 
 
 def _informative(past: History) -> list[Trend]:

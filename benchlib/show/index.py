@@ -5,7 +5,6 @@ ones and says how to see the others.
 """
 
 import os
-from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from benchlib.benchmarks import spec_of
 from benchlib.core.files import write_text
 from benchlib.core.text import duration, quantity
 from benchlib.judge import trends
-from benchlib.results.record import READABLE, VERSIONS, Record, load_all
-from benchlib.results.verdict import GATE
+from benchlib.results.record import VERSIONS, Record, load_all
 from benchlib.show import lines, markup
 
 NAME = "index.html"
@@ -26,7 +24,6 @@ FACTORS = 4  # named of a series that looks like another one
 EVENTS = 12  # changes and regressions on the page
 LISTED = 250  # runs on the page; damaged ones among the others are listed as well
 DAMAGED = 50
-FAILED = {GATE: ("regression", "✗ regression"), READABLE: ("other", "! not readable, nothing compared")}
 
 
 def key_numbers(run: Record) -> list[tuple[str, str]]:
@@ -84,40 +81,11 @@ def _apart(alike: list[Record]) -> list[str]:
     ]
 
 
-def events(groups: list[dict[str, Any]], runs: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
-    changes = [
-        {
-            "row": row(change.run),
-            "metric": trend.label,
-            "word": change.word,
-            "text": lines.describe_change(change, trend.unit),
-        }
-        for group in groups
-        for trend in group["trends"]
-        for change in trend.changes
-    ]
-    failed = [
-        {
-            "row": row(run),
-            "metric": trends.label(metric) if end == GATE else "baseline",
-            "word": word,
-            "text": f"{text}: {reason}",
-        }
-        for run in runs
-        if not (run.problems or run.copy_of)
-        for end, (word, text) in FAILED.items()
-        if not (run.planted and end == GATE)
-        for metric, reason in run.failed(end)
-    ]
-    return sorted(changes + failed, key=lambda event: -event["row"]["run"].started_at)
-
-
 def render(outputs: Path | str) -> Path:
     """Write ``index.html`` into a folder of runs and return its path. An empty folder gives a page that says so."""
     path, runs = Path(outputs) / NAME, load_all(outputs)
     series, older = groups(runs), runs[:-LISTED]
-    happened = events(series, runs)
+    happened = lines.events((trend for group in series for trend in group["trends"]), runs)
     by_day = groupby(map(row, runs[: -LISTED - 1 : -1]), key=lambda row: row["run"].moment.strftime("%Y-%m-%d"))
     page = markup.page(
         "runs.html.j2",
@@ -128,10 +96,9 @@ def render(outputs: Path | str) -> Path:
         damaged=[row(run) for run in older if run.problems][: -DAMAGED - 1 : -1],
         groups=series,
         series_left=len(trends.series(runs)) - len(series),
-        events=happened[:EVENTS],
+        events=[(event, row(event.run)) for event in happened[:EVENTS]],
         events_left=max(0, len(happened) - EVENTS),
-        span=(runs[0].moment, runs[-1].moment) if runs else None,
-        lanes=lines.lanes(runs),
+        machines=lines.machines(runs),
         lines=lines,
         spanned=trends.spanned,
         quantity=quantity,

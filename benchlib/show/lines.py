@@ -1,66 +1,41 @@
-"""Trends in words and as a line at text height (inline SVG that takes the space it gets), and machines as lanes over time."""
+"""Trends as a line at text height (inline SVG that takes the space it gets) and in words, what happened, and on which machines."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from benchlib.core.text import badness, counted, quantity
-from benchlib.judge.trends import Change, Trend, spanned
-from benchlib.results.record import Record
+from benchlib.core.text import counted, quantity
+from benchlib.judge.trends import Change, Trend, label, spanned
+from benchlib.results.record import READABLE, Record
+from benchlib.results.verdict import GATE
 
 NEWEST = 40  # runs in the line of a trend
-LANES = 8  # more machines are taken together by hardware, and then the busiest are shown
-PLACES = 30  # marks on a lane: what falls together shows its worst verdict
-STRETCHES = 40  # on a lane, the newest
-NAMED = ("torch", "cuda", "rocm", "benchlib")  # versions of a lane, beside those of drivers
+MACHINES = 8  # listed, the busiest
+STRETCHES = 6  # of equal versions, the newest of a machine
+NAMED = ("torch", "cuda", "rocm", "benchlib")  # versions of a machine, beside those of drivers
 SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
-LOOKS = Markup('fill="none" stroke="currentColor" stroke-width="1.5" vector-effect="non-scaling-stroke"')
-Band = tuple[float, float, float, float]  # first and last place, low, high
-Mark = tuple[str, float, float | None]  # class, place, value; None is a line over the whole height
+FAILED = {GATE: ("regression", "✗ regression"), READABLE: ("unreadable", "! not readable, nothing compared")}
+SVG = Markup(
+    '<svg class="spark" viewBox="0 0 {} 100" width="100%" height="100%" preserveAspectRatio="none" role="img" aria-label="{}">'
+    '<polyline fill="none" stroke="currentColor" stroke-width="1.5" vector-effect="non-scaling-stroke" points="{}"/></svg>'
+)
 
 
-def svg(values: Sequence[float], words: str, bands: Sequence[Band] = (), marks: Iterable[Mark] = ()) -> Markup:
-    """Draw values as a line with a dot at its end, over bands and below marks; nothing for fewer than two."""
+def svg(values: Sequence[float], words: str) -> Markup:
+    """Draw values as a line; nothing for fewer than two."""
     if len(values) < 2:
         return Markup("")
-    ends = [*values, *(end for band in bands for end in band[2:])]
-    low, span = min(ends), (max(ends) - min(ends)) or 1.0
-
-    def y(value: float) -> float:
-        return round(100 - 100 * (value - low) / span, 1)
-
-    begin = '<svg class="spark" viewBox="0 0 {} 100" width="100%" height="100%" preserveAspectRatio="none" role="img" aria-label="{}">'
-    parts = [Markup(begin).format(len(values) - 1, words)]
-    for first, last, least, most in bands:
-        box = '<rect class="band" x="{}" y="{}" width="{}" height="{}"/>'
-        parts.append(Markup(box).format(first, y(most), last - first, max(1.0, y(least) - y(most))))
-    points = " ".join(f"{place},{y(value)}" for place, value in enumerate(values))
-    parts.append(Markup('<polyline {} points="{}"/>').format(LOOKS, points))
-    for kind, place, value in [*marks, ("dot", len(values) - 1, values[-1])]:
-        path = f"M{place} 0V100" if value is None else f"M{place} {y(value)}h0"
-        parts.append(Markup('<path class="{}" d="{}"/>').format(kind, path))
-    return Markup("").join(parts) + Markup("</svg>")
+    low, span = min(values), (max(values) - min(values)) or 1.0
+    points = " ".join(f"{place},{100 - 100 * (value - low) / span:.1f}" for place, value in enumerate(values))
+    return SVG.format(len(values) - 1, words, points)
 
 
 def sparkline(trend: Trend) -> Markup:
-    """Draw the newest runs of a trend with its band, its changes and the runs outside the band."""
-    start = max(0, len(trend.values) - NEWEST)
-    last = len(trend.values) - 1 - start
-    bands = [
-        (max(level.start - 0.5 - start, 0), min(level.end - 0.5 - start, last), level.low, level.high)
-        for level in trend.levels.levels
-        if level.end > start
-    ]
-    changes: list[Mark] = [(f"change {item.word}", max(item.index - 0.5 - start, 0), None) for item in _recent(trend)]
-    outside: list[Mark] = [("off", index - start, trend.values[index]) for index in trend.outside if index >= start]
-    return svg(trend.values[start:], describe_trend(trend), bands, [*changes, *outside])
-
-
-def _recent(trend: Trend) -> list[Change]:
-    return [change for change in trend.changes if change.index >= len(trend.values) - NEWEST]
+    """Draw the newest runs of a trend."""
+    return svg(trend.values[-NEWEST:], describe_trend(trend))
 
 
 def describe_change(change: Change, unit: str = "") -> str:
@@ -81,64 +56,60 @@ def describe_trend(trend: Trend) -> str:
     words = [f"{trend.label} of the last {len(values)} runs: from {first} to {last}, lowest {low}, highest {high}"]
     if level.low < level.high:
         words.append(f"band {spanned(level.low, level.high, trend.unit)}")
-    words += [describe_change(change, trend.unit) for change in _recent(trend)]
+    words += [describe_change(item, trend.unit) for item in trend.changes if item.index >= len(trend.values) - NEWEST]
     off = sum(index >= len(trend.values) - NEWEST for index in trend.outside)
     return "; ".join(words + [f"{counted(off, 'run')} outside the band"] * bool(off))
 
 
-class Stretch(NamedTuple):
-    """Consecutive runs of a machine with the same versions; ``left`` and ``width`` are shares of the whole time."""
+class Event(NamedTuple):
+    """Something that a run began: ``word`` is worse, better or other for a change of level, else regression or unreadable."""
 
-    versions: str
-    first: Record
-    left: float
-    width: float
-
-
-class Lane(NamedTuple):
-    """A machine: its runs, its stretches of equal versions, and (place, word, count) of its marks."""
-
-    label: str
-    runs: list[Record]
-    stretches: list[Stretch]
-    marks: list[tuple[float, str, int]]
-
-    def __str__(self) -> str:
-        words = Counter(run.word.replace("_", " ") for run in self.runs)
-        ends = ", ".join(f"{count} {word}" for word, count in words.most_common())
-        versions = "; ".join(f"from {item.first.moment:%Y-%m-%d} {item.versions}" for item in self.stretches[-6:])
-        return f"{self.label}: {counted(len(self.runs), 'run')}, {ends}; {versions}"
+    run: Record
+    metric: str
+    word: str
+    text: str
 
 
-def lanes(runs: Sequence[Record]) -> list[Lane]:
-    """Return the lanes of runs (the oldest first), the busiest first: a machine is a host with its hardware.
+def events(trends: Iterable[Trend], runs: Iterable[Record]) -> list[Event]:
+    """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
+    changes = [
+        Event(change.run, trend.label, change.word, describe_change(change, trend.unit))
+        for trend in trends
+        for change in trend.changes
+    ]
+    failed = [
+        Event(run, label(metric) if end == GATE else "baseline", word, f"{text}: {reason}")
+        for run in runs
+        if not (run.problems or run.copy_of)
+        for end, (word, text) in FAILED.items()
+        if not (run.planted and end == GATE)
+        for metric, reason in run.failed(end)
+    ]
+    return sorted(changes + failed, key=lambda event: -event.run.started_at)
 
-    Of more than ``LANES`` machines those of equal hardware share a lane; what are still more are left out.
+
+def machines(runs: Sequence[Record]) -> list[dict[str, str]]:
+    """Return a row for each machine (a host with its hardware), the busiest first: its runs, how they ended, its versions.
+
+    ``runs`` are the oldest first; those that do not say where they ran are left out.
     """
-    placed = [run for run in runs if run.hardware]
-    machines, kinds = dict[str, list[Record]](), dict[str, list[Record]]()
-    for run in placed:
-        machines.setdefault(", ".join(filter(None, (run.hardware, run.host))), []).append(run)
-        kinds.setdefault(run.hardware, []).append(run)
-    if len(machines) > LANES:
-        machines = {f"{name}, {len({run.host for run in members})} hosts": members for name, members in kinds.items()}
-    busiest = sorted(machines.items(), key=lambda item: -len(item[1]))[:LANES]
-    return [_lane(label[:120], members, placed[0].started_at, placed[-1].started_at) for label, members in busiest]
-
-
-def _lane(label: str, runs: list[Record], start: float, end: float) -> Lane:
-    places = [(run.started_at - start) / (end - start) if end > start else 0.5 for run in runs]
-    stretches, left, marks = list[Stretch](), places[0], dict[int, list[str]]()
-    for versions, group in itertools.groupby(
-        zip(runs, places[1:] + places[-1:], strict=True), lambda pair: _versions(pair[0])
-    ):
-        members = list(group)
-        stretches.append(Stretch(versions, members[0][0], left, members[-1][1] - left))
-        left = members[-1][1]
-    for run, place in zip(runs, places, strict=True):
-        marks.setdefault(min(PLACES - 1, int(place * PLACES)), []).append(run.word)
-    worst = [((place + 0.5) / PLACES, min(words, key=badness), len(words)) for place, words in sorted(marks.items())]
-    return Lane(label, runs, stretches[-STRETCHES:], worst)
+    members = dict[str, list[Record]]()
+    for run in runs:
+        if run.hardware:
+            members.setdefault(", ".join(filter(None, (run.hardware, run.host))), []).append(run)
+    busiest = sorted(members.items(), key=lambda item: -len(item[1]))[:MACHINES]
+    return [
+        {
+            "machine": name,
+            "runs": f"{len(those):,}",
+            "ended": ", ".join(f"{count} {word}" for word, count in Counter(run.word for run in those).most_common()),
+            "versions": "; ".join(
+                f"from {first.moment:%Y-%m-%d} {versions}"
+                for versions, first in [(key, next(group)) for key, group in groupby(those, _versions)][-STRETCHES:]
+            ),
+        }
+        for name, those in busiest
+    ]
 
 
 def _versions(run: Record) -> str:
