@@ -11,16 +11,15 @@ from pydantic import BaseModel
 from rich.text import Text
 
 from benchlib.commands.output import console, say, show_table
-from benchlib.core import text
 from benchlib.core.errors import UserError
-from benchlib.core.files import output_path
 from benchlib.core.terminal import stacked
-from benchlib.core.text import counted, listing, quantity
+from benchlib.core.text import band_text, counted, listing, quantity
 from benchlib.judge.compare import Contrast, Row, contrast, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
+from benchlib.show.exports import put
 
 LOOKS = {  # of a word: its mark and tone in a page, its colour in a terminal
     "regression": ("✗", "bad", "bold red"),
@@ -39,7 +38,6 @@ STAR = (
 )
 BEST = {"✓": "bold green", "≈": "yellow", "": "none"}  # by price
 TONES = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
-WIDE = 130  # columns that the whole table takes
 FIRST, EACH = 26, 26  # columns of a table by price: names, each machine
 
 
@@ -80,40 +78,28 @@ def to_json(name: str, items: Sequence[BaseModel], notes: Sequence[str]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def change_text(row: Row) -> str:
-    """Write a change: ``0.952`` for a ratio, ``-1.2 s`` for a difference."""
-    if row.change is None:
-        return ""
-    return f"{row.change:.3f}" if row.kind == "ratio" else _signed(row.change, row.unit)
+def cells(row: Row) -> dict[str, str]:
+    """Write a row: its change (``0.952``, or ``-1.2 s`` for a difference), the 98% interval, the A/A band and the word.
 
-
-def interval_text(row: Row) -> str:
-    """Write the 98% interval; '' where too few samples give none."""
-    if row.low is None or row.high is None or row.basis == "none":
-        return ""
-    low, high = (f"{end:.3f}" if row.kind == "ratio" else _signed(end, "") for end in (row.low, row.high))
-    return f"{low} to {high}"
-
-
-def _signed(amount: float, unit: str) -> str:
-    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
-
-
-def band_text(row: Row) -> str:
-    """Write the A/A band, within which 95% of the changes between unchanged runs lie."""
-    if row.change is None:
-        return ""
-    return "unknown" if row.band is None else text.band_text(row.band, row.kind)
-
-
-def word_text(row: Row) -> str:
-    """Write the word for a metric; a star where the spread between runs is not known."""
-    return row.word + "*" * (row.basis in ("samples", "default") and row.word in STARRED)
+    The band holds 95% of the changes between unchanged runs; where their spread was not measured the word has a star.
+    """
+    if row.kind == "ratio":
+        change, low, high = (f"{end:.3f}" if end is not None else "" for end in (row.change, row.low, row.high))
+    else:
+        units = ((row.change, row.unit), (row.low, ""), (row.high, ""))
+        change, low, high = ("+" * (end >= 0) + quantity(end, unit) if end is not None else "" for end, unit in units)
+    band = "unknown" if row.band is None else band_text(row.band, row.kind)
+    return {
+        "change": change,
+        "interval": f"{low} to {high}" if low and high and row.basis != "none" else "",
+        "band": band if change else "",
+        "word": row.word + "*" * (row.basis in ("samples", "default") and row.word in STARRED),
+    }
 
 
 def star_note(rows: Sequence[Row]) -> str:
     """Return what the star in a table of these rows means; '' where none has one."""
-    return STAR if any(word_text(row).endswith("*") for row in rows) else ""
+    return STAR if any(cells(row)["word"].endswith("*") for row in rows) else ""
 
 
 def side_text(contrast: Contrast) -> tuple[str, str]:
@@ -156,39 +142,26 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         say(note, style="yellow")
 
 
-def _show_metrics(shown: Sequence[Row]) -> None:
-    """Print the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
-    rows = []
-    for row in shown:
-        change, interval, band = change_text(row), interval_text(row), band_text(row)
-        cells: dict[str, str | Text] = {"metric": row.metric, "reference": row.reference, "compared": row.other}
-        cells |= {"ratio": change, "98% interval": interval, "A/A band": band, "limit": row.limit}
-        if console.width < WIDE:
-            values = stacked(row.metric, f"{row.reference} → {row.other}")
-            ratio, limit = stacked(change, interval), stacked(row.limit, band)
-            cells = {"metric": values, "ratio": ratio, "limit": limit}
-        colour = LOOKS[row.word][2] if row.word in LOOKS else "dim"
-        rows.append(cells | {"result": Text(word_text(row), colour)})
-    numbers = ("reference", "compared", "ratio", "98% interval")
-    show_table(rows, right=numbers, whole=(*numbers, "A/A band", "limit", "result"))
+def _show_metrics(rows: Sequence[Row]) -> None:
+    """Print the table of metrics, two lines a row: all of it fits into 80 columns."""
+    table = []
+    for row in rows:
+        written, colour = cells(row), LOOKS[row.word][2] if row.word in LOOKS else "dim"
+        table.append(
+            {
+                "metric": stacked(row.metric, f"{row.reference} → {row.other}"),
+                "ratio, 98% interval": stacked(written["change"], written["interval"]),
+                "limit, A/A band": stacked(row.limit, written["band"]),
+                "result": Text(written["word"], colour),
+            }
+        )
+    show_table(table, whole=("ratio, 98% interval", "limit, A/A band", "result"))
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
-    words = {"change": change_text, "interval": interval_text, "band": band_text, "word": word_text}
     sides = [(item, *side_text(item)) for item in contrasts]
-    return markup.page("compare.html.j2", contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, **words)
-
-
-def write_html(page: str, path: Path) -> None:
-    """Write a page; a folder that is not there or a place that cannot be written is a ``UserError``."""
-    if not path.parent.is_dir():
-        raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
-    try:
-        with output_path(path) as temporary:
-            temporary.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    return markup.page("compare.html.j2", contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells)
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
@@ -252,7 +225,9 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     else:
         items, notes = compare(sides)
     if path:
-        write_html((cost.page if by_price else html)(items, notes), path)
+        if not path.parent.is_dir():
+            raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
+        said = put((cost.page if by_price else html)(items, notes), str(path), "page")
     if as_json:
         click.echo(to_json("worth" if by_price else "contrasts", items, notes))
     elif by_price:
@@ -260,5 +235,5 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     else:
         show(items, notes, options["all_metrics"])
     if path:
-        click.echo(f"page: {path}", err=as_json)
+        click.echo(said, err=as_json)
     sys.exit(EXIT_PASS if by_price else exit_code(items, options["strict"]))

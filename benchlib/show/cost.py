@@ -1,10 +1,9 @@
-"""What people see of a comparison by price: the words of its table, its pictures, its page, and what its notebook shows."""
+"""What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 
 import benchlib
 from benchlib.core.text import quantity
@@ -13,24 +12,18 @@ from benchlib.show import markup
 from benchlib.show.figures import (
     DASHED,
     LIGHT,
-    WIDTH_IN,
     End,
     Picture,
     blank,
     data_url,
     finish,
-    head,
-    label_rows,
     name_ends,
-    note,
     plain_numbers,
     styled,
 )
 
-MUTED, (USUAL, PRICE, BEST) = LIGHT.muted, LIGHT.series[:3]
+BEST = LIGHT.series[2]
 LETTERS = 26  # of a machine's label in a picture
-WIDE = 20.0  # ratio of the largest to the smallest value from which an axis is logarithmic
-REACH = 3.0  # times the longest bar that intervals are drawn to, then an arrow: a longer one would leave nothing of the bars
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
@@ -72,99 +65,48 @@ def _short(label: str) -> str:
     return label if len(label) <= LETTERS else f"{label[: LETTERS - 1 - half]}…{label[-half:]}"
 
 
-def _errors(values: Sequence[Value], scale: float = 1.0) -> Any:
-    """Return how far the intervals reach below and above the values, an array of (2, n); 0 where there is none."""
-    ends = np.array([(value.low, value.value or 0.0, value.high) for value in values], dtype=float).T / scale
+def _reach(value: Value, scale: float = 1.0) -> Any:
+    """Return how far the interval reaches below and above a value, of shape (2, 1); 0 where there is none."""
+    ends = np.array([[value.low], [value.value], [value.high]], dtype=float) / scale
     return np.nan_to_num(np.diff(ends, axis=0))
-
-
-@styled
-def bars(item: Worth, row: Row) -> Picture:
-    """A quantity of all machines as bars with their intervals, the best one in green where the order is certain.
-
-    Beside break-even prices stand those that are paid.
-    """
-    figure, axes = blank(row.name, of_many=True)
-    cells, places = [cell(row, index) for index in range(len(row.values))], range(len(row.values))
-    figure.set_size_inches(WIDTH_IN, 1.15 + 0.42 * len(cells))
-    values = np.array([value.value or 0.0 for value in row.values])
-    below, above = _errors(row.values)
-    cut = values + above > REACH * max(values)
-    ends = np.minimum(values + above, REACH * max(values))
-    axes.barh(places, values, 0.55, color=[BEST if words.mark == "✓" else USUAL for words in cells], alpha=0.85)
-    axes.errorbar(values, places, xerr=(below, ends - values), fmt="none", ecolor=LIGHT.text, elinewidth=1.1, capsize=3)
-    written = ["not available" if words.value == "–" else f"{words.value} {words.mark}".strip() for words in cells]
-    if row.name == "break_even":
-        prices = [machine.usd_per_device_hour for machine in item.machines]
-        axes.plot(prices, places, "D", color=PRICE, markersize=6, label="price")
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
-        ends = np.maximum(ends, prices)
-        paid = [f"{quantity(price)} → {words.value}" for price, words in zip(prices, cells, strict=True)]
-        written = [
-            words.below if words.below == "the cheapest" else text for words, text in zip(cells, paid, strict=True)
-        ]
-    for place, words in enumerate(written):
-        note(axes, f"→ {words}" if cut[place] else words, (ends[place], place), (9, 0), fontsize=8.5)
-    label_rows(axes, [_short(machine.label) for machine in item.machines])
-    axes.set_xlim(0, 1.4 * max(ends))
-    axes.locator_params(axis="x", nbins=5)
-    axes.set_xlabel(row.unit + ("" if row.direction == "none" else f", {row.direction} is better"))
-    intervals = [f" ({words.below})" * bool(words.below) for words in cells]
-    alt = [f"{item.machines[place].label} {cells[place].value}{intervals[place]}" for place in places]
-    return head(figure, LIGHT, row_text(row), "; ".join(alt))
 
 
 @styled
 def front(item: Worth) -> Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
     figure, axes = blank("front", of_many=True)
-    times, costs = [machine.seconds for machine in item.machines], [machine.usd for machine in item.machines]
-    longest = max(value.value or 0.0 for value in times)
-    scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
-    ends = [
-        End((time.value or 0.0) / scale, usd.value or 0.0, _short(machine.label), BEST if machine.front else MUTED)
-        for machine, time, usd in zip(item.machines, times, costs, strict=True)
-    ]
-    for end, time, usd in zip(ends, times, costs, strict=True):
+    machines = [(machine, machine.seconds.value or 0.0, machine.usd.value or 0.0) for machine in item.machines]
+    scale, unit = next((unit for unit in TIME_UNITS if max(time for _, time, _ in machines) >= unit[0]), TIME_UNITS[-1])
+    ends = list[End]()
+    for machine, time, usd in machines:
+        end = End(time / scale, usd, _short(machine.label), BEST if machine.front else LIGHT.muted)
         looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
-        axes.errorbar(end.x, end.y, xerr=_errors([time], scale), yerr=_errors([usd]), **looks)
-    best = sorted((end.x, end.y) for end, machine in zip(ends, item.machines, strict=True) if machine.front)
+        axes.errorbar(end.x, end.y, xerr=_reach(machine.seconds, scale), yerr=_reach(machine.usd), **looks)
+        ends.append(end)
+    best = sorted((end.x, end.y) for end in ends if end.colour == BEST)
     if len(best) > 1:
         axes.step(*zip(*best, strict=True), where="post", color=BEST, linewidth=1.2, linestyle=DASHED)
-    _scale(axes, "x", times, scale)
-    _scale(axes, "y", costs, 1.0)
+    axes.set(xscale="log", yscale="log", xlim=_room([end.x for end in ends]), ylim=_room([end.y for end in ends]))
+    plain_numbers(axes.xaxis)
+    plain_numbers(axes.yaxis)
     axes.grid(visible=True, axis="both")
     name_ends(axes, LIGHT, ends)
     words = [
-        f"{machine.label} {amount_text(time.value or 0.0, 's')}, {amount_text(usd.value or 0.0, 'USD')}"
-        + ", on the front" * machine.front
-        for machine, time, usd in zip(item.machines, times, costs, strict=True)
+        f"{machine.label} {amount_text(time, 's')}, {amount_text(usd, 'USD')}" + ", on the front" * machine.front
+        for machine, time, usd in machines
     ]
     title, x = f"Time and cost of {item.amount}", f"time of {item.amount} ({unit})"
     return finish(figure, axes, LIGHT, title, x, "USD", "; ".join(words))
 
 
-def _scale(axes: Axes, axis: str, values: Sequence[Value], scale: float) -> None:
-    """Let an axis begin at zero, or make it logarithmic where the values lie far apart, with room for the names."""
-    low = min((value.low or value.value or 0.0) / scale for value in values)
-    high = max(max(value.value or 0.0, value.high or 0.0) / scale for value in values)
-    if high > WIDE * low:
-        getattr(axes, f"set_{axis}scale")("log")
-        plain_numbers(getattr(axes, f"{axis}axis"))
-        getattr(axes, f"set_{axis}lim")(0.6 * low, 1.8 * high)
-    else:
-        getattr(axes, f"set_{axis}lim")(0, 1.22 * high)
-
-
-def pictures(item: Worth) -> list[Picture]:
-    """Return all pictures of a comparison: time against cost first; quantities that no machine has are left out."""
-    shown = [row for row in item.rows if any(value.value is not None for value in row.values)]
-    return [front(item), *(bars(item, row) for row in shown)]
+def _room(values: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of a logarithmic axis that leave room for names, and hold more than one number of 1, 2 and 5."""
+    return 0.5 * min(values), 2 * max(values)
 
 
 def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
-    drawn = [(item, pictures(item)) for item in items]
+    drawn = [(item, front(item)) for item in items]
     return markup.page("cost.html.j2", items=drawn, notes=notes, rows=rows, data_url=data_url)
 
 
@@ -198,8 +140,8 @@ def _table(item: Worth) -> list[dict[str, str]]:
 
 
 def figures(offers: Offers) -> dict[str, Callable[[], list[Picture]]]:
-    """Return the pictures of the first benchmark."""
-    return {"comparison": lambda: pictures(offers.items[0])}
+    """Return the picture of the first benchmark."""
+    return {"time and cost": lambda: [front(offers.items[0])]}
 
 
 def reading(offers: Offers) -> list[str]:
