@@ -7,7 +7,6 @@ import html
 import os
 import shlex
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -30,7 +29,6 @@ from benchlib.show import notebook
 if TYPE_CHECKING:
     import pandas
 
-SEARCHED = 20  # of the newest runs, for one to compare with
 Subject = Run | History | Offers
 
 
@@ -145,18 +143,8 @@ def _places(run: Run, verdict: Verdict) -> Any:
     if store:
         lines.append(f"- all runs: {link(store / 'index.html')}")
     if store and run.result is not None:  # else nothing to compare: stopped or broken
-        words = ["benchlib", "compare", str(_comparable(run, store) or "OTHER_RUN"), here]
-        lines.append(f"- compare: `{shlex.join(words)}`")
+        lines.append(f"- compare: `benchlib compare OTHER_RUN {shlex.quote(here)}`")
     return _markdown(*lines)
-
-
-def _comparable(run: Run, store: Path) -> Path | None:
-    """Return the newest run of the same fingerprint beside this one, among the ``SEARCHED`` newest of its benchmark."""
-    begin = f"{run.config.benchmark}-{run.config.backend}-"
-    others = (path for path in find_runs(store) if path.name.startswith(begin) and path.resolve() != run.path.resolve())
-    here = (run.config.tier, run.fingerprint)
-    records = (load(path, whole=False) for path in islice(others, SEARCHED))
-    return next((Path(item.folder) for item in records if item.result and (item.tier, item.fingerprint) == here), None)
 
 
 def _word(run: Run, verdict: Verdict) -> str:

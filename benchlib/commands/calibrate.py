@@ -47,25 +47,21 @@ class Request(BaseModel):
 
 
 def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
-    """Return what to do: what was asked, or what the calibration in ``resume`` was asked for with more or other runs.
+    """Return what to do: what was asked (None or nothing where the user left the choice), or what ``resume`` was asked for.
 
-    ``asked`` has None or nothing where the user left the choice. Raises ``UserError``.
+    Raises ``UserError``.
     """
-    given = {name: value for name, value in asked.items() if value not in (None, {}, ())}
+    given = {name: value for name, value in asked.items() if value not in (None, {})}
     if resume is None:
         if "target" not in given:
             raise UserError("calibrate needs a benchmark: " + ", ".join(BENCHMARKS))
         return Request(**given)
+    if given:
+        raise UserError(f"--resume {resume} does what that calibration was asked for: leave out {', '.join(given)}")
     path = resume / REQUEST
     if not path.is_file():
         raise UserError(f"--resume {resume}: no calibration was started there; they are below outputs/calibrations")
-    first = read_model(path, Request, "the request of a calibration")
-    again = first.model_copy(update=given)
-    for name in ("target", "tier", "backend", "overrides"):
-        if getattr(again, name) != getattr(first, name):
-            other = f"has {name} = {getattr(first, name)}, not {given[name]}"
-            raise UserError(f"--resume {resume}: that calibration {other}: leave it out")
-    return again
+    return read_model(path, Request, "the request of a calibration")
 
 
 def shares(text: str) -> list[float]:

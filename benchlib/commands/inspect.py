@@ -9,11 +9,11 @@ from benchlib.commands.output import say, show_table
 from benchlib.core import mlir
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
-from benchlib.core.files import atomic_path, read_object
+from benchlib.core.files import read_object
 
 
-def inspect(path: Path, picture: Path | None = None) -> None:
-    """Print operations, FLOPs and bytes of a program, by layer where its manifest lies beside it; draw them to ``picture``.
+def inspect(path: Path) -> None:
+    """Print operations, FLOPs and bytes of a program, by layer where its manifest lies beside it.
 
     Raises ``UserError`` for text that is no program, with line and column.
     """
@@ -42,9 +42,6 @@ def inspect(path: Path, picture: Path | None = None) -> None:
     say(f"arguments    {inspection.argument_bytes:,} bytes")
     say(f"results      {inspection.result_bytes:,} bytes")
     say(f"temporaries  {inspection.temporary_bytes:,} bytes")
-    if picture:
-        _draw(inspection if names else mlir.Inspection(), picture)
-        say(f"picture: {picture}")
 
 
 def _arguments(path: Path) -> tuple[list[str], list[str]]:
@@ -58,21 +55,11 @@ def _arguments(path: Path) -> tuple[list[str], list[str]]:
     return [name for name, _ in texts], [role for _, role in texts]
 
 
-def _draw(found: mlir.Inspection, picture: Path) -> None:
-    from benchlib.show.figures import png
-    from benchlib.show.programs import layers
-
-    rows = [{"layer": name, **vars(item)} for name, item in found.layers.items()]
-    with atomic_path(picture) as temporary:
-        temporary.write_bytes(png(layers(rows, [(*edge, count) for edge, count in found.edges.items()])))
-
-
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="PNG file for the graph by layer.")
-def verb(file: Path, picture: Path | None) -> None:
+def verb(file: Path) -> None:
     """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes.
 
     A manifest beside it, FILE.mlir.json, tells which layer is which.
     """
-    inspect(file, picture)
+    inspect(file)

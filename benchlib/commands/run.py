@@ -5,7 +5,6 @@ do any more is done here, then the report is rendered and the terminal shows the
 """
 
 import contextlib
-import importlib
 import shlex
 import sys
 import threading
@@ -31,7 +30,6 @@ from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
-from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted, look, quantity
@@ -52,19 +50,8 @@ YEAR_S = 365 * 86400.0
 ENDING_S = 2.0  # for it to learn that they were
 SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
 KERNEL_DIED = "the notebook's kernel died"
-NARROW = 100  # columns; below, a limit stands behind the result instead of in a column of its own
 OPEN = {"FAIL": "fail", "DIFFERS": "differs", "AMBIGUOUS": "undecided", "INCOMPLETE": "incomplete"}  # need a reader
 CODES = (EXIT_PASS, EXIT_NOTHING_TO_COMPARE, EXIT_FAIL, EXIT_BROKEN, EXIT_INTERRUPTED)  # the worst last
-
-
-def get_ready() -> None:
-    """Begin to load what every run needs and takes a second: papermill."""
-    threading.Thread(target=_load_papermill, daemon=True).start()
-
-
-def _load_papermill() -> None:
-    with importing_jupyter():
-        importlib.import_module("papermill")
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,8 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
             continue
         if turn:
             say(("undecided", "yellow"), f"  repetition {turn + 1} of at most {repeat}")
-            earlier[number].append(_repetition(done[number].run_dir))
+            record = load(done[number].run_dir)
+            earlier[number].append(record.kept(record.limits))
         try:
             done[number] = run_one(planned[number], store, earlier[number])
         except StorageError as error:  # no place for the next run either
@@ -107,11 +95,6 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
     if len(planned) > 1 and written == EXIT_PASS:
         summarise_tier(done.values(), store)
     return max([written, *(outcome.exit_code(strict) for outcome in done.values())], key=CODES.index)
-
-
-def _repetition(run_dir: Path) -> Record:
-    record = load(run_dir)
-    return record.kept(record.limits)
 
 
 def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome:
@@ -263,15 +246,14 @@ def seen(run_dir: Path, verdict: Verdict) -> Record:
 
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
-    checks, record, run, narrow = verdict.checks, seen(run_dir, verdict), Run(run_dir), console.width < NARROW
+    checks, record, run = verdict.checks, seen(run_dir, verdict), Run(run_dir)
     rows = []
     # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
     for check in sorted(checks, key=lambda item: (item.status != "FAIL", item.word == "INCOMPLETE", not item.gates)):
         if check.word in OPEN:
             status = Text(OPEN[check.word], look(check.word).colour)
-            limit = f" (limit: {check.limit})" if narrow and check.limit else ""
-            cells = {"check": check.name, "status": status, "result": check.reason + limit}
-            rows.append(cells if narrow else cells | {"limit": check.limit})
+            limit = f" (limit: {check.limit})" if check.limit else ""
+            rows.append({"check": check.name, "status": status, "result": check.reason + limit})
     show_table(rows)
     passed = sum(check.status == "PASS" for check in checks)
     numbers = cards(record.result) if record.result else []  # a damaged one is in the verdict already
@@ -366,8 +348,7 @@ def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) 
     if starts:  # before torch is asked for its devices, which takes seconds
         check_place(out or outputs())
     with at_work("asking torch for the devices"):
-        ahead = get_ready if starts else None
-        plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"], ahead)
+        plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"])
     if manifest:
         click.echo("---\n".join(planning.submission(planned, out) for planned in plans), nl=False)
     elif dry_run:
