@@ -44,8 +44,8 @@ from benchlib.results.run import Run, check_place
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
 from benchlib.show.digest import cards, messages
 from benchlib.show.headless import NOTEBOOK_S, execute
+from benchlib.show.widgets import Lines
 
-LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
 ENDING_S = 2.0  # for it to learn that they were
 SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
@@ -196,20 +196,17 @@ def _progress(run_dir: Path) -> Iterator[None]:
 
 
 def _follow(run_dir: Path, ended: threading.Event) -> None:
-    follower, progress, last, printed = EventFollower(run_dir), Progress(), "", -LINE_EVERY_S
+    follower, progress, lines = EventFollower(run_dir), Progress(), Lines(lambda line: say(f"  {line}"))
     with at_work("starting") as status:
         while not ended.wait(0.25):
             for event in follower.poll():
                 progress.update(event)
             if progress.phase == "done":  # for the ranks; the notebook goes on
                 progress.text = "checking and drawing"
-            line, now = progress.line(), time.monotonic()
-            if line != last and status:
-                status.update(escape(line))
-            elif line != last and now - printed >= LINE_EVERY_S:
-                printed = now
-                say(f"  {line}")
-            last = line
+            if status:
+                status.update(escape(progress.line()))
+            else:
+                lines.show(progress)
 
 
 def keep(run_dir: Path, verdict: Verdict) -> Path:

@@ -5,7 +5,6 @@ from typing import Any
 
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.config.schema import BaseConfig, changes, command
-from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.core.machine import hardware
 from benchlib.core.text import GROUPS, KINDS, NOT_EVALUATED, UNJUDGED, badness, duration, look, moment, quantity, text
@@ -21,7 +20,6 @@ MIN_FIELDS = 20  # of a row that is cut: a check has as many
 READ_FIRST = 3  # sentences of the reading beside the key numbers
 
 Rows = list[dict[str, Any]]
-Part = Callable[[], Any]
 
 
 def digest(record: Record, run: Run) -> dict[str, Any]:
@@ -29,13 +27,19 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
 
     What the result of a foreign or partial run cannot show is named in ``problems`` and costs nothing else.
     """
-    result, own, rows, problems = record.result, of_run(record.benchmark), check_rows(record.verdict), list[str]()
-    config: BaseConfig | None = None
-    try:
-        config = run.config
-    except UserError as error:
-        problems.append(str(error))
+    problems = list[str]()
+
+    def part(make: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return make()
+        except Exception as error:  # foreign numbers break what is said of them in many ways
+            problems.append(str(error).strip() or type(error).__name__)
+            return otherwise
+
+    result, own, rows = record.result, of_run(record.benchmark), check_rows(record.verdict)
+    config: BaseConfig | None = part(lambda: run.config, None)
     skipped = result is not None and result.status == "skipped"  # nothing ran: no results to limit, no ranks to repeat
+    spec, facts = spec_of(record.benchmark), result.facts if result else {}
     content = {
         "name": record.run,
         "benchmark": record.benchmark,
@@ -56,34 +60,19 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
         "not_evaluated": NOT_EVALUATED,
         "incomplete": any(row["word"] == "INCOMPLETE" for row in rows),
         "metrics": metrics(result) if result else [],
-        "facts": [
-            (name.replace("_", " "), shown)
-            for name, value in (result.facts if result else {}).items()
-            if (shown := text(value))
-        ],
+        "facts": [(name.replace("_", " "), shown) for name, value in facts.items() if (shown := text(value))],
         "notes": list(dict.fromkeys([*(result.notes if result else []), *messages(run)])),
         "machine": machine_rows(record.machine),
         "skipped": skipped,
+        "ranks": part(lambda: rank_endings(record.status), []),
+        "stacks": part(lambda: stack_groups(record.status), []),
+        "tables": part(lambda: spec.report(run), {}) if result else {},
+        "published": part(lambda: section(run), None) if config and result else None,
+        "config": part(lambda: changes(config, run.origins), []) if config else [],
+        "command": part(lambda: command(config, ranks=not skipped), "") if config else "",
+        "warnings": part(lambda: warnings(config, record), []) if config and not skipped else [],
+        "reading": part(lambda: spec.reading(run)[:READ_FIRST], []) if config and record.complete else [],
     }
-    parts: dict[str, tuple[Part, Any]] = {  # with what stands for one that cannot be made
-        "ranks": (lambda: rank_endings(record.status), []),
-        "stacks": (lambda: stack_groups(record.status), []),
-        "tables": (lambda: spec_of(record.benchmark).report(run) if result else {}, {}),
-        "published": (lambda: section(run) if config and result else None, None),
-        "config": (lambda: changes(config, run.origins) if config else [], []),
-        "command": (lambda: command(config, ranks=not skipped) if config else "", ""),
-        "warnings": (lambda: warnings(config, record) if config and not skipped else [], []),
-        "reading": (
-            lambda: spec_of(record.benchmark).reading(run)[:READ_FIRST] if config and record.complete else [],
-            [],
-        ),
-    }
-    for name, (part, otherwise) in parts.items():
-        try:
-            content[name] = part()
-        except Exception as error:  # foreign numbers break what a benchmark says of them in many ways
-            content[name] = otherwise
-            problems.append(str(error).strip() or type(error).__name__)
     problems = [problem.replace(f"{run.path}/", "") for problem in problems]
     damaged = tuple(problem.partition(" ")[0].rstrip(":") for problem in record.problems)  # the sentence names these
     content["problems"] = [problem for problem in problems if not (damaged and problem.startswith(damaged))]

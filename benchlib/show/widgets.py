@@ -10,12 +10,14 @@ there, as everywhere, interrupting the kernel stops the ranks as well.
 """
 
 import dataclasses
+import functools
 import html
 import math
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchlib.core.events import Progress
@@ -24,6 +26,7 @@ from benchlib.show import lines
 LINE_EVERY_S = 10.0
 REFRESH_S = 0.25
 CURVE_POINTS = 120
+PRINT = functools.partial(print, flush=True)
 ENDS = {
     "complete": "finished",
     "timeout": "ended at its time limit",
@@ -76,18 +79,18 @@ def interactive() -> bool:
 class Lines:
     """Progress as lines: one at each new phase, and one every ten seconds within a phase."""
 
-    def __init__(self) -> None:
-        self.printed, self.last, self.phase = 0.0, "", ""
+    def __init__(self, put: Callable[[str], None] = PRINT) -> None:
+        self.put, self.printed, self.last, self.phase = put, 0.0, "", ""
 
     def show(self, progress: Progress) -> None:
         line, now = progress.line(), time.monotonic()
         if line != self.last and (progress.phase != self.phase or now - self.printed >= LINE_EVERY_S):
-            print(line, flush=True)
+            self.put(line)
             self.last, self.phase, self.printed = line, progress.phase, now
 
     def close(self, progress: Progress, ending: str) -> None:
         took = f"finished after {time.monotonic() - progress.started:.0f} s"
-        print(took if ending == "finished" else f"{ending}: {progress.line()}", flush=True)
+        self.put(took if ending == "finished" else f"{ending}: {progress.line()}")
 
 
 class Panel:

@@ -15,12 +15,9 @@ from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import build, command, parse_overrides, resolve
-from benchlib.core.files import home
-from benchlib.core.text import MARKS, cell, column, look
-from benchlib.results.record import load
+from benchlib.core.text import cell, column
 from benchlib.results.run import Run
-from benchlib.show import figures, index, markup, report, training
-from benchlib.show.exports import junit, openmetrics
+from benchlib.show import figures, markup, report, training
 from benchlib.show.figures import png
 from benchlib.spec.unported import Unported
 
@@ -131,16 +128,6 @@ def test_run_that_did_not_end_well_says_who_did_what(tmp_path, changes, word, sa
     assert word in banner and said[0] in banner
     assert all(words in page.text for words in (*said, message)), "and what the ranks said of their work"
     assert ("Loss fell from" in page.source) == ran, "what was kept is shown"
-
-
-def test_words_of_verdicts_carry_the_meaning_that_the_docs_give(tmp_path):
-    rows = re.findall(r"^\| ([A-Z_]+) \| (.+?) \|", (home() / "docs" / "verdicts.md").read_text(), re.MULTILINE)
-    assert {word for word, _ in rows} == set(MARKS)
-    for word, sentence in rows:
-        said = look(word).meaning.partition(" (exit code")[0]
-        assert said and sentence.startswith(said), word
-    (title,) = [attrs["title"] for attrs in rendered(make_run(tmp_path / "run", outcome="failed")).all("h1")]
-    assert title == look("BROKEN").meaning
 
 
 def test_stacks_of_ranks_in_the_same_place_are_told_once(tmp_path):
@@ -282,15 +269,6 @@ def test_colours_of_the_page_have_enough_contrast(dark):
     assert [pair for pair in pairs if contrast(colours[pair[0]], colours[pair[1]]) < 4.5] == []
 
 
-def test_a_fact_that_says_nothing_has_no_row(tmp_path):
-    facts = {"identity": {}, "nothing": None, "empty_list": [], "data": {"train_rows": 3}, "flag": False}
-    page = Page(report.render(make_run(tmp_path / "run", facts=facts, with_samples=False, steps=5)))
-    table = page.source[page.source.index("<h3>Facts</h3>") :].split("</table>")[0]
-    rows = dict(re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', table))
-    assert rows | {"data": "train rows 3", "flag": "no"} == rows
-    assert all(rows.values()) and not {"identity", "nothing", "empty list"} & rows.keys()
-
-
 def test_columns_are_headed_by_name_and_unit_and_a_missing_value_is_a_dash():
     heads = {"power_w": "power (W)", "asked_mb_per_s": "asked (MB/s)", "samples_per_s": "samples/s", "batch": "batch",
              "memory_in_use_gb": "memory in use (GB)", "median_us": "median (µs)", "busbw_gbps": "busbw (Gbps)",
@@ -313,18 +291,3 @@ def test_a_report_stays_under_its_size_whatever_a_run_says(tmp_path, part):
     page = report.html(Run(folder))
     assert len(page.encode()) <= 500_000 and page.rstrip().endswith("</html>")
     assert ("Long texts and tables are cut" in page) == (part != "notes"), "of notes there are the first ones alone"
-
-
-def test_no_page_and_no_export_has_control_characters(tmp_path):
-    signs = ["\x1b[31m", "\x1b]0;title\x07", "\x9b", "\x07", "\x7f", "\u202e", "\x00"]
-    folder = make_run(tmp_path / "smoke-20261123" / "squad-cpu-000000-abc")
-    change(folder / "result.json", lambda result: result["notes"].append(f"a{''.join(signs)}note"))
-    change(folder / "verdict.json", lambda verdict: verdict.update(sentence=f"a{''.join(signs)}sentence"))
-    run = load(folder)
-    texts = {
-        "report": report.html(Run(folder)), "index": index.render(tmp_path).read_text(), "data": run.model_dump_json(),
-        "junit": junit.text([run]), "openmetrics": openmetrics.openmetrics([run]),
-    }  # fmt: skip
-    for bad in {sign[0] for sign in signs}:
-        assert [name for name, text in texts.items() if bad in text or json.dumps(bad)[1:-1] in text] == []
-    assert "anote" in run.result.notes[-1] and "asentence" in texts["junit"]
