@@ -1,5 +1,6 @@
 """The command line: what verbs there are. Each is declared with its options in a file of ``commands``, imported when it is called."""
 
+import contextlib
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from benchlib import __version__
-from benchlib.commands import EXIT_USAGE, user_errors
+from benchlib.commands import user_errors
 from benchlib.core import interrupts
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
@@ -86,16 +87,9 @@ class _Verbs(click.Group):
             code = EXIT_INTERRUPTED
         except SystemExit as ending:
             code = ending.code
-        try:
-            sys.stdout.flush()
-        except OSError as error:  # a full disk; Python alone would end with 120
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # what is left would fail once more at the end
-            if not code:
-                click.echo(f"error: the standard output cannot be written: {error.strerror}", err=True)
-            code = code or EXIT_USAGE
         if code == EXIT_INTERRUPTED:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
             os._exit(code)  # at once: a second interrupt cannot change it
         sys.exit(code)
 

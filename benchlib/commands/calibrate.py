@@ -109,11 +109,9 @@ def _stored(store: Path, plans: dict[float, Plan]) -> Runs:
     wanted = plans[0.0].config
     for path in sorted(store.glob("*-*/*/config.json")):
         run = Run(path.parent)
-        config, work = run.config, run.config.work()
-        if config.benchmark != wanted.benchmark or work != wanted.work():
-            differing = [name for name, value in wanted.work().items() if work.get(name) != value]
-            other = f"another config than this calibration ({', '.join(differing) or 'benchmark'})"
-            raise UserError(f"{run.path} has {other}: start a new calibration")
+        config = run.config
+        if (config.benchmark, config.work()) != (wanted.benchmark, wanted.work()):
+            raise UserError(f"{run.path} has another config than this calibration: start a new one")
         if config.planted_slowdown in runs and run.result is not None and run.result.status == "complete":
             runs[config.planted_slowdown].append(run)
     return runs

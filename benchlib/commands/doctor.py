@@ -13,7 +13,7 @@ from rich.text import Text
 
 from benchlib.commands.output import show_table
 from benchlib.core.errors import UserError
-from benchlib.core.files import PACKAGE, outputs
+from benchlib.core.files import outputs
 from benchlib.core.machine import BACKENDS, cpu_model, probe_devices, usable_cores, versions
 from benchlib.core.terminal import stacked
 from benchlib.launch.kubernetes import KUBECTL
@@ -94,9 +94,6 @@ def _files() -> Iterator[Finding]:
     seen = "in the datasets cache" if cached else "not downloaded yet (the quick tier does not need it)"
     remedy = "run once with internet access, or give --set train_file=F --set eval_file=G"
     yield Finding("rajpurkar/squad", cached, seen, remedy)
-    tiny = PACKAGE / "assets" / "tiny" / "model.safetensors"
-    seen = f"{tiny.stat().st_size / 1e6:.1f} MB" if tiny.exists() else "missing"
-    yield Finding("embedded model", tiny.exists(), seen, "restore benchlib/assets/tiny", needed=True)
     folder = outputs()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free, writable = shutil.disk_usage(existing).free, os.access(existing, os.W_OK)

@@ -12,19 +12,32 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_object
 
 
-def inspect(path: Path) -> None:
-    """Print operations, FLOPs and bytes of a program, by layer where its manifest lies beside it.
+def _arguments(path: Path) -> tuple[list[str], list[str]]:
+    beside = path.with_name(path.name + ".json")
+    if not beside.is_file():
+        return [], []
+    arguments = read_object(beside, {"arguments": list})["arguments"]
+    texts: list[Any] = [(item.get("name"), item.get("role")) for item in arguments if isinstance(item, dict)]
+    if len(texts) < len(arguments) or not all(isinstance(text, str) for pair in texts for text in pair):
+        raise UserError(f"{beside}: an argument has no name or role: convert the model again")
+    return [name for name, _ in texts], [role for _, role in texts]
 
-    Raises ``UserError`` for text that is no program, with line and column.
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def verb(file: Path) -> None:
+    """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes.
+
+    A manifest beside it, FILE.mlir.json, tells which layer is which: then they are listed as well.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+    if not file.is_file():
+        raise UserError(f"{file}: there is no such file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
-    names, roles = _arguments(path)
-    inspection = mlir.inspect(text, names, roles, str(path))
+        raise UserError(f"{file} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
+    names, roles = _arguments(file)
+    inspection = mlir.inspect(text, names, roles, str(file))
     counts = sorted(inspection.operations.items(), key=lambda item: (-item[1], item[0]))
     numbers = ("count", "operations", "dots", "weights")
     show_table(({"operation": kind, "count": f"{count:,}"} for kind, count in counts), right=numbers)
@@ -42,24 +55,3 @@ def inspect(path: Path) -> None:
     say(f"arguments    {inspection.argument_bytes:,} bytes")
     say(f"results      {inspection.result_bytes:,} bytes")
     say(f"temporaries  {inspection.temporary_bytes:,} bytes")
-
-
-def _arguments(path: Path) -> tuple[list[str], list[str]]:
-    beside = path.with_name(path.name + ".json")
-    if not beside.is_file():
-        return [], []
-    arguments = read_object(beside, {"arguments": list})["arguments"]
-    texts: list[Any] = [(item.get("name"), item.get("role")) for item in arguments if isinstance(item, dict)]
-    if len(texts) < len(arguments) or not all(isinstance(text, str) for pair in texts for text in pair):
-        raise UserError(f"{beside}: an argument has no name or role: convert the model again")
-    return [name for name, _ in texts], [role for _, role in texts]
-
-
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-def verb(file: Path) -> None:
-    """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes.
-
-    A manifest beside it, FILE.mlir.json, tells which layer is which.
-    """
-    inspect(file)

@@ -47,7 +47,6 @@ from benchlib.show.headless import NOTEBOOK_S, execute
 from benchlib.show.widgets import Lines
 
 YEAR_S = 365 * 86400.0
-ENDING_S = 2.0  # for it to learn that they were
 SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
 KERNEL_DIED = "the notebook's kernel died"
 OPEN = {"FAIL": "fail", "DIFFERS": "differs", "AMBIGUOUS": "undecided", "INCOMPLETE": "incomplete"}  # need a reader
@@ -134,10 +133,10 @@ def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
     parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
     # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
     queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
-    limit_s, notebook = config.hard_limit_s + queue_s + ENDING_S, BENCHMARKS[config.benchmark].notebook
+    limit_s, notebook = config.hard_limit_s + queue_s + NOTEBOOK_S, BENCHMARKS[config.benchmark].notebook
     try:
         with _progress(run_dir), interrupts.allowed():
-            execute(notebook, run_dir / "notebook.ipynb", parameters, limit_s, NOTEBOOK_S)
+            execute(notebook, run_dir / "notebook.ipynb", parameters, limit_s)
     except KeyboardInterrupt:
         say(("stopping", "yellow"), "  the ranks are ended and the report is written, which takes some seconds")
     except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ from typing import Any
 import psutil
 
 from benchlib.core.imports import importing_jupyter
-from benchlib.launch.processes import is_stopped
 
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
 HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended, while it computes: judgement, pictures
+NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended: judgement, pictures
 # For a kernel to end its ranks after an interrupt, and for its end to be noticed after it was killed.
 END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
-WATCH_S = 2.0  # for which a kernel is watched at its limit, again and again
-WORKING = 0.05  # of a core: a kernel that checks and draws uses more, one that hangs in a driver or was stopped none
 
 
 def parameters_of(path: Path) -> dict[str, Any]:
@@ -49,18 +45,6 @@ class Kernel:
         if self._ending:
             self.send(signal.SIGKILL)
 
-    def used_s(self) -> float:
-        """Return the processor seconds that the kernel itself has used; 0 where there is none."""
-        with contextlib.suppress(psutil.Error):
-            if self._process is not None:
-                times = self._process.cpu_times()
-                return float(times.user + times.system)
-        return 0.0
-
-    def stopped(self) -> bool:
-        """Whether the kernel was stopped (SIGSTOP)."""
-        return self._process is not None and is_stopped(self._process.pid)
-
     def send(self, number: signal.Signals) -> None:
         """Send a signal, to a kernel that starts later as well."""
         self._ending = True
@@ -69,13 +53,12 @@ class Kernel:
                 self._process.send_signal(number)
 
 
-def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float, more_s: float = 0.0) -> None:
+def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
     """Execute a notebook with ``parameters`` into ``output``; what ran is saved after every cell.
 
-    ``timeout_s`` is the limit for the whole notebook, its kernel's start included. A kernel that does not end then is killed,
-    one that computes gets up to ``more_s`` more. After an interrupt of this program it is interrupted and soon killed. Raises
-    ``papermill.PapermillExecutionError`` with the failing cell's error, ``TimeoutError`` at the limit and
-    ``KeyboardInterrupt`` after an interrupt.
+    ``timeout_s`` is the limit for the whole notebook, its kernel's start included: a kernel that does not end then is killed.
+    After an interrupt of this program it is interrupted and soon killed. Raises ``papermill.PapermillExecutionError`` with the
+    failing cell's error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
     (output.parent / "logs").mkdir(exist_ok=True)
     kernel, failures = Kernel(), list[BaseException]()
@@ -98,7 +81,7 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
     with contextlib.chdir(Path.cwd()):  # papermill works in the notebook's folder
         try:
             threading.Thread(target=work, name="notebook", daemon=True).start()
-            if not ended.wait(timeout_s) and not _ended_at_work(kernel, ended, more_s):
+            if not ended.wait(timeout_s):
                 kernel.send(signal.SIGKILL)
                 ended.wait(END_S[signal.SIGKILL])
                 limit = f"no end within {timeout_s:.0f} s, the limit for the whole run"
@@ -110,18 +93,6 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
                     ended.wait(wait_s)
     if failures:
         raise failures[0]
-
-
-def _ended_at_work(kernel: Kernel, ended: threading.Event, more_s: float) -> bool:
-    """Wait for a kernel as long as it computes, at most ``more_s``; tell whether it ended."""
-    end = time.monotonic() + more_s
-    while (left_s := end - time.monotonic()) > 0 and not kernel.stopped():
-        before, watch_s = kernel.used_s(), min(WATCH_S, left_s)
-        if ended.wait(watch_s):
-            return True
-        if kernel.used_s() - before < WORKING * watch_s:
-            return False
-    return False
 
 
 def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: Kernel) -> None:

@@ -18,7 +18,7 @@ import pytest
 from benchlib.core.events import read_events
 from benchlib.launch.processes import marked
 
-END_S = 90.0  # a limit for hangs: a busy machine needs a while to end many processes
+END_S = 180.0  # a limit for hangs: a busy machine needs a while to end many processes
 LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=300", "nproc=1"]
 
 
@@ -161,7 +161,7 @@ def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path):
     assert not kernel.is_running()
 
 
-def test_a_kernel_that_is_stopped_breaks_the_run_soon_after_its_limit(begun, tmp_path):
+def test_a_kernel_that_is_stopped_breaks_the_run_after_its_limit(begun, tmp_path):
     process = begun("wall_limit_s=25")
     kernel = until(lambda: psutil.pid_exists(process.pid) and next(iter(kernels(process)), None))
     run_dir = run_dir_of(tmp_path)
