@@ -134,8 +134,6 @@ class Explorer:
         self.box = w.VBox([w.HBox([w.VBox(list(self.choices.values())), lists], layout=wrapped), self.pane])
         self._fill()
         for name, widget in {**self.choices, "metrics": self.metrics, "picked": self.runs}.items():
-            keys = "arrow keys choose; Ctrl or Shift picks several where a list is shown"
-            widget.tooltip = f"{widget.description}: {keys}"
             widget.observe(lambda change, name=name: self._choose(name, change["new"]), names="value")
 
     def _choose(self, name: str, value: Any) -> None:
@@ -149,12 +147,12 @@ class Explorer:
         try:
             self.view.settle()
             names = self.view.available_metrics()
-            labels = [trends.label(name) for name in names]  # the metric's own name where two would read the same
-            named = [label if labels.count(label) == 1 else name for label, name in zip(labels, names, strict=True)]
-            _offer(self.metrics, list(zip(named, names, strict=True)), self.view.metrics)
-            runs = self.view.runs()
-            words = [f"{_label(run)} {run.word}, {run.tier}, {counted(run.ranks, 'rank')}" for run in runs]
-            _offer(self.runs, list(zip(words, (run.path for run in runs), strict=True)), self.view.picked)
+            _offer(self.metrics, [(trends.label(name), name) for name in names], self.view.metrics)
+            words = [
+                (f"{_label(run)} {run.word}, {run.tier}, {counted(run.ranks, 'rank')}", run.path)
+                for run in self.view.runs()
+            ]
+            _offer(self.runs, words, self.view.picked)
             self.pane.value = self.view.html()
         finally:
             self._settling = False

@@ -24,7 +24,6 @@ with importing_jupyter():
 
 NAME = "report.html"
 MAX_BYTES = 500_000
-SHORTER = ((300, 40), (150, 12), (60, 4))  # characters of a text and entries of a list, where a run says too much
 TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
 ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
@@ -118,13 +117,9 @@ def html(run: Run) -> str:
     seen = {picture["src"].partition(",")[2]: picture["name"] for picture in pictures}
     values = {"run": content, "pictures": pictures, "data": data}
     text = markup.page("index.html.j2", nb=notebook, shown=Outputs(limit, seen).shown, **values)
-    for level in SHORTER:
-        if len(text.encode()) <= MAX_BYTES:
-            break
-        # What a run says is cut first, then the notebook goes.
-        values["run"] = shortened(content, *level)
-        left = notebook if level == SHORTER[0] else nbformat.v4.new_notebook()
-        text = markup.page("index.html.j2", nb=left, shown=Outputs(0, seen).shown, **values)
+    if len(text.encode()) > MAX_BYTES:
+        values["run"] = shortened(content)
+        text = markup.page("index.html.j2", nb=nbformat.v4.new_notebook(), shown=Outputs(0, seen).shown, **values)
     return text
 
 

@@ -3,20 +3,16 @@
 A run that the store has already keeps its numbers; its verdict and its report are brought up to date.
 """
 
-import errno
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import not_written
 from benchlib.core.text import counted
 from benchlib.results.record import Record
 
-MIN_FREE_BYTES = 2 << 20  # where the file is: a new store takes 0.7 MB
 BATCHES = {"params": 100, "metrics": 1000}  # in one request, MLflow's limits
 MAX_CHARACTERS = 6000
 # How MLflow calls a run's end; a gate that failed belongs to a run that finished.
@@ -27,7 +23,8 @@ _TAG = "benchlib.run"
 def write(runs: Sequence[Record], output: str) -> str:
     """Write to the store at ``output``: a tracking URI, or the path of an SQLite file; else ``$MLFLOW_TRACKING_URI``."""
     uri = _uri(output)
-    _check_file(uri)
+    if (file := _file(uri)) and (file.is_dir() or not file.parent.is_dir()):
+        raise UserError(f"{file}: name a file in a folder that exists, as mlflow.db")
     # MLflow reports its use to its makers; a report of numbers is no reason to call anyone.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow.exceptions import MlflowException
@@ -54,25 +51,6 @@ def _uri(output: str) -> str:
 
 def _file(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-def _check_file(uri: str) -> None:
-    """Refuse a store in a file that cannot be written: MLflow itself would try again for more than a minute."""
-    file = _file(uri)
-    if file is None:
-        return
-    if not file.parent.is_dir():
-        raise UserError(f"{file}: there is no folder {file.parent}; make it first, or name one that exists")
-    if file.exists() and not file.is_file():
-        raise UserError(f"{file} is not a file: name the file of the store, as mlflow.db")
-    try:
-        with tempfile.TemporaryFile(dir=file.parent) as probe:  # beside it SQLite keeps its journal
-            probe.write(bytes(MIN_FREE_BYTES))
-            probe.flush()
-        if file.exists() and not os.access(file, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise not_written(file, error) from None
 
 
 def _experiment(client: Any, uri: str, name: str) -> str:
