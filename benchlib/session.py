@@ -7,7 +7,6 @@ import html
 import os
 import shlex
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -16,7 +15,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import command
 from benchlib.core.errors import BackendUnavailable, RunBroken, Stopped, UserError, VerdictFailed, nearest
 from benchlib.core.files import outputs, read_bytes
-from benchlib.core.text import UNJUDGED, badness
+from benchlib.core.text import UNJUDGED, badness, counted
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
 from benchlib.judge.cost import Offers, judge_worth, read_offers
@@ -26,12 +25,11 @@ from benchlib.results.record import load
 from benchlib.results.run import Run, find_runs
 from benchlib.results.verdict import GATE
 from benchlib.show import notebook
-from benchlib.show.notebook import whole
 
 if TYPE_CHECKING:
     import pandas
 
-SEARCHED = 20  # of the newest runs, for one to compare with
+Subject = Run | History | Offers
 
 
 def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: Mapping[str, Any], **named: Any) -> Run:
@@ -39,7 +37,7 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 
     Of ``named`` parameters, '' and 0 leave the choice to the tier.
     """
-    _begin(benchmark)
+    notebook.begin(benchmark)
     if not isinstance(overrides, Mapping):
         raise UserError(f"overrides = {overrides!r}: expected a dict of fields, as in {{'epochs': 2}}")
     if run_dir:
@@ -53,42 +51,14 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 
 def open_history(store: str, **asked: str) -> History:
     """Read a store, '' for the usual one, as far as it is asked for. Raises ``UserError`` for a wrong filter."""
-    _begin()
+    notebook.begin()
     return read_history(*choose_store(store, **asked))
 
 
 def open_offers(runs: str, prices: str, deadline: str) -> Offers:
     """Compare runs by price; lists are separated by commas. Raises ``UserError`` for a wrong parameter."""
-    _begin()
+    notebook.begin()
     return read_offers(runs, prices, deadline)
-
-
-def _markdown(*lines: str) -> Any:
-    from IPython.display import Markdown
-
-    return Markdown("\n".join(lines))
-
-
-def _begin(benchmark: str = "") -> None:
-    notebook.refuse_unknown_parameters(benchmark)
-    notebook.format_tables()
-
-
-def _about(subject: History | Offers) -> Any:
-    """Return the module that says what a notebook shows of it."""
-    from benchlib.show import cost, history  # with matplotlib: only who shows it pays
-
-    return history if isinstance(subject, History) else cost
-
-
-def _frame(rows: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return records as a table that is shown in full, by their first column; "none" where there are none."""
-    import pandas as pd
-
-    records = list(rows) or [{"": "none"}]
-    pd.set_option("display.max_colwidth", None)
-    first = next(iter(records[0]))
-    return pd.DataFrame(records).set_index(first).rename_axis(first or None)
 
 
 def execute(run: Run) -> Run:
@@ -123,7 +93,7 @@ def execute(run: Run) -> Run:
     raise RunBroken(status["reason"])
 
 
-def judge(run: Run | History | Offers) -> Verdict:
+def judge(run: Subject) -> Verdict:
     """Check a run and write its verdict; by hand also the report and the list of runs, unless they show this verdict already.
 
     A history and a comparison by price are judged and nothing is written.
@@ -139,8 +109,8 @@ def judge(run: Run | History | Offers) -> Verdict:
         from benchlib.show import index, report
 
         report.render(run.path)
-        if _listed(run):
-            index.render(_store(run))
+        if store := _lists(run):
+            index.render(store)
     return verdict
 
 
@@ -156,12 +126,10 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
         raise VerdictFailed(verdict.sentence)
 
 
-def _store(run: Run) -> Path:
-    return run.path.resolve().parents[1]
-
-
-def _listed(run: Run) -> bool:
-    return run.path.resolve() in {item.resolve() for item in find_runs(_store(run))}
+def _lists(run: Run) -> Path | None:
+    """Return the list of the runs that this one is in, None where it lies elsewhere."""
+    store = run.path.resolve().parents[1]
+    return store if run.path.resolve() in {item.resolve() for item in find_runs(store)} else None
 
 
 def _places(run: Run, verdict: Verdict) -> Any:
@@ -170,14 +138,12 @@ def _places(run: Run, verdict: Verdict) -> Any:
     def link(path: Path) -> str:  # relative to the notebook: JupyterLab opens it in a tab
         return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
 
-    lines = [f"- report ({_word(run, verdict)}): {link(run.path / 'report.html')}"]
-    if _listed(run):
-        lines.append(f"- all runs: {link(_store(run) / 'index.html')}")
-    lines.append(f"- run folder: `{run.path.resolve()}`")
-    if run.result is not None:  # else nothing to compare: stopped or broken
-        other = _comparable(run)
-        sides = (shlex.quote(str(other)) if other else "OTHER_RUN", shlex.quote(str(run.path.resolve())))
-        lines.append(f"- compare: `benchlib compare {' '.join(sides)}`")
+    here, store = str(run.path.resolve()), _lists(run)
+    lines = [f"- report ({_word(run, verdict)}): {link(run.path / 'report.html')}", f"- run folder: `{here}`"]
+    if store:
+        lines.append(f"- all runs: {link(store / 'index.html')}")
+    if store and run.result is not None:  # else nothing to compare: stopped or broken
+        lines.append(f"- compare: `benchlib compare OTHER_RUN {shlex.quote(here)}`")
     return _markdown(*lines)
 
 
@@ -185,40 +151,81 @@ def _word(run: Run, verdict: Verdict) -> str:
     return load(run.path, whole=False).model_copy(update={"verdict": verdict}).word
 
 
-def _comparable(run: Run) -> Path | None:
-    """Return the newest run of the same fingerprint beside this one, among the ``SEARCHED`` newest of its benchmark and tier."""
-    begin, here = f"{run.config.benchmark}-{run.config.backend}-", run.fingerprint
-    others = (path for path in find_runs(_store(run)) if path.resolve() != run.path.resolve())
-    alike = (path for path in others if path.name.startswith(begin) and path.parent.name.startswith(run.config.tier))
-    for path in islice((path for path in alike if (path / "result.json").exists()), SEARCHED):
-        if load(path, whole=False).fingerprint == here:
-            return path
-    return None
+# What the cells show.
 
 
-def config_table(run: Run | History | Offers) -> "pandas.DataFrame":
+def _about(subject: History | Offers) -> Any:
+    """Return the module that says what a notebook shows of it."""
+    from benchlib.show import cost, history  # with matplotlib: only who shows it pays
+
+    return history if isinstance(subject, History) else cost
+
+
+def _markdown(*lines: str) -> Any:
+    from IPython.display import Markdown
+
+    return Markdown("\n".join(lines))
+
+
+def _frame(rows: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return records as a table by their first column; "none" where there are none."""
+    import pandas as pd
+
+    records = list(rows) or [{"": "none"}]
+    first = next(iter(records[0]))
+    return pd.DataFrame(records).set_index(first).rename_axis(first or None)
+
+
+def _named(there: Mapping[str, Any], name: str, what: str) -> Any:
+    if name not in there:
+        raise UserError(f"no {what} {name!r} here: {nearest(name, there)}")
+    return there[name]
+
+
+def config_table(run: Subject) -> "pandas.DataFrame":
     """Return the config with origin and meaning of each field, those first that differ from the defaults.
 
     Of a history and of offers, what was asked for.
     """
     if isinstance(run, History | Offers):
         return _frame({"": name, "asked for": value} for name, value in _about(run).asked(run).items())
-    config = run.config
-    rows = []
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if value == {}:  # no limit of the user's own
-            continue
-        rows.append(
-            {
-                "parameter": name,
-                "value": f"{value:,}" if type(value) is int else str(value),
-                "from": run.origins.get(name, ""),
-                "default": "" if value == field.default else str(field.default),
-                "meaning": field.description or "",
-            }
-        )
+    rows = [
+        {
+            "parameter": name,
+            "value": f"{value:,}" if type(value) is int else str(value),
+            "from": run.origins.get(name, ""),
+            "default": "" if value == field.default else str(field.default),
+            "meaning": field.description or "",
+        }
+        for name, field in type(run.config).model_fields.items()
+        if (value := getattr(run.config, name)) != {}  # no limit of the user's own
+    ]
     return _frame(sorted(rows, key=lambda row: row["default"] == ""))
+
+
+def expectation(run: Run) -> "pandas.DataFrame":
+    """Return the bounds for the run before it starts: the targets of its tier, and what was accepted for its fingerprint."""
+    from benchlib.judge import baselines
+
+    config = run.config
+    rows = [
+        {
+            "bound": name.removeprefix("target_"),
+            "value": getattr(config, name),
+            "source": f"target of the {config.tier} tier: {field.description}",
+        }
+        for name, field in type(config).model_fields.items()
+        if name.startswith("target_") and getattr(config, name) is not None
+    ]
+    rows.append({"bound": "time", "value": config.budget_s, "source": "budget of the tier, in seconds"})
+    if accepted := baselines.find(run).baseline:
+        source = f"accepted as {accepted.key}, the latest of {len(accepted.runs)}"
+        rows += [
+            {"bound": metric.name, "value": metric.value, "source": source}
+            for metric in accepted.latest.metrics
+            if metric.name in accepted.latest.samples
+        ]
+    return _frame(rows)
 
 
 def checked(verdict: Verdict) -> Any:
@@ -234,40 +241,13 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
         for check in sorted(verdict.checks, key=lambda check: badness(check.word))
         if check.status != "PASS"
     ]
-    passed = len(verdict.checks) - len(rows)
-    if passed:
-        name = f"{passed} check{'s' * (passed != 1)}"
-        unsure = sum(check.word not in ("PASS", *UNJUDGED) for check in verdict.checks)
-        rows.insert(unsure, {"check": name, "status": "PASS", "reason": "", "limit": ""})
+    if passed := len(verdict.checks) - len(rows):
+        unsure = sum(row["status"] not in UNJUDGED for row in rows)
+        rows.insert(unsure, {"check": counted(passed, "check"), "status": "PASS", "reason": "", "limit": ""})
     return _frame(rows)
 
 
-def expectation(run: Run) -> "pandas.DataFrame":
-    """Return the bounds for the run before it starts: the targets of its tier, and what was accepted for its fingerprint."""
-    from benchlib.judge import baselines
-
-    config = run.config
-    rows = [
-        {
-            "bound": name.removeprefix("target_"),
-            "value": getattr(config, name),
-            "source": f"target of the {config.tier} tier: {type(config).model_fields[name].description}",
-        }
-        for name in type(config).model_fields
-        if name.startswith("target_") and getattr(config, name) is not None
-    ]
-    rows.append({"bound": "time", "value": config.budget_s, "source": "budget of the tier, in seconds"})
-    if accepted := baselines.find(run).baseline:
-        source = f"accepted as {accepted.key}, the latest of {len(accepted.runs)}"
-        rows += [
-            {"bound": metric.name, "value": metric.value, "source": source}
-            for metric in accepted.latest.metrics
-            if metric.name in accepted.latest.samples
-        ]
-    return _frame(rows)
-
-
-def figure(run: Run | History | Offers, name: str, always: bool = True) -> None:
+def figure(run: Subject, name: str, always: bool = True) -> None:
     """Display a picture of the run's benchmark by its name; not ``always``: only where the run recorded something to draw.
 
     Raises ``UserError`` for one that the benchmark does not have. Of a history and of offers a name may be several.
@@ -275,39 +255,40 @@ def figure(run: Run | History | Offers, name: str, always: bool = True) -> None:
     from benchlib.show.figures import show
 
     if isinstance(run, History | Offers):
-        for picture in _named(_about(run).figures(run), name)():
+        pictures = _named(_about(run).figures(run), name, "picture")()
+    else:
+        pictures = [_named(BENCHMARKS[run.config.benchmark].spec.figures(), name, "picture")(run)]
+    for picture in pictures:
+        if always or not picture.empty:
             show(picture)
-        return
-    benchmark = BENCHMARKS[run.config.benchmark]
-    figures = benchmark.spec.figures()
-    if name not in figures:
-        raise UserError(f"{benchmark.name} has no picture {name!r}: {nearest(name, figures)}")
-    picture = figures[name](run)
-    if always or not picture.empty:
-        show(picture)
 
 
-def _named(there: Mapping[str, Any], name: str) -> Any:
-    if name not in there:
-        raise UserError(f"nothing is named {name!r} here: {nearest(name, there)}")
-    return there[name]
-
-
-def table(run: Run | History | Offers, name: str) -> "pandas.DataFrame":
+def table(run: Subject, name: str) -> "pandas.DataFrame":
     """Return a table of the run's benchmark by its heading. Raises ``UserError`` for one that it does not have."""
+    import pandas as pd
+
     if isinstance(run, History | Offers):
-        return _frame(_named(_about(run).tables(run), name))
-    tables = BENCHMARKS[run.config.benchmark].spec.frames(run)
-    if run.result is None and name not in tables:  # one without a spec has none before it ran
-        import pandas as pd
-
+        return _frame(_named(_about(run).tables(run), name, "table"))
+    if run.result is None:
         return pd.DataFrame()
-    if name not in tables:
-        raise UserError(f"{run.config.benchmark} has no table {name!r}: {nearest(name, tables)}")
-    return whole(tables[name]())
+    made: pd.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()
+    return made
 
 
-def reading(run: Run | History | Offers) -> Any:
+def metrics_table(run: Run) -> "pandas.DataFrame":
+    """Return the metrics with their interval, count and provenance, one row each."""
+    from benchlib.show.digest import interval
+
+    if run.result is None:
+        raise UserError(f"{run.path} has no result")
+    heads = ("metric", "value", "n", "provenance", "95% interval", "note")
+    cells = (
+        (item.name, item.text, item.n, item.provenance, interval(item), item.reason) for item in run.result.metrics
+    )
+    return _frame(dict(zip(heads, row, strict=True)) for row in cells)
+
+
+def reading(run: Subject) -> Any:
     """Return the interpretation of the results, as Markdown to display."""
     if isinstance(run, History | Offers):
         sentences = [html.escape(sentence, quote=False) for sentence in _about(run).reading(run)]
@@ -321,38 +302,11 @@ def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
     return _markdown(f"**{_word(run, verdict) if run else verdict.verdict}**: {html.escape(verdict.sentence)}")
 
 
-def provenance(run: Run | History | Offers) -> "pandas.DataFrame":
+def provenance(run: Subject) -> "pandas.DataFrame":
     """Return machine and versions of the run, and the command that repeats it; of others what they were made from."""
     if isinstance(run, History | Offers):
         return _frame(_about(run).provenance(run))
-    machine = run.machine
-    facts = {
-        "run": run.path.name,
-        "command": command(run.config),
-        "processor": f"{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores",
-        "memory": f"{machine['memory_bytes'] / 2**30:.1f} GiB",
-        "system": machine["system"],
-        "load at the start": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
-        **{f"version of {name}": version for name, version in machine["versions"].items()},
-    }
-    return _frame({"": name, "value": value} for name, value in facts.items())
+    from benchlib.show.digest import machine_rows
 
-
-def metrics_table(run: Run) -> "pandas.DataFrame":
-    """Return the metrics with their interval, count and provenance, one row each."""
-    from benchlib.show.digest import interval
-
-    if run.result is None:
-        raise UserError(f"{run.path} has no result")
-    rows = [
-        {
-            "metric": metric.name,
-            "value": metric.text,
-            "n": metric.n,
-            "provenance": metric.provenance,
-            "95% interval": interval(metric),
-            "note": metric.reason,
-        }
-        for metric in run.result.metrics
-    ]
-    return _frame(rows)
+    facts = [("run", run.path.name), ("command", command(run.config)), *machine_rows(run.machine)]
+    return _frame({"": name, "value": value} for name, value in facts)

@@ -1,4 +1,4 @@
-"""How long the list of runs takes: ``outputs/index.html`` with trends, bands, changes and lanes of a thousand runs.
+"""How long the list of runs takes: ``outputs/index.html`` with trends, bands and changes of a thousand runs.
 
 Question: are 1,000 stored runs listed in about 2 s, all their files read and their checksums compared?
 Method: real runs are the pattern of made-up ones in a temporary folder: their numbers are multiplied by noise, the versions

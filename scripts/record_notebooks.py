@@ -20,7 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from benchlib.core.files import home, write_text
-from benchlib.show.kernels import kernel_manager
+from benchlib.show.headless import kernel_manager
 
 LIMIT_BYTES = 300_000
 METADATA = {

@@ -26,33 +26,35 @@ def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **kwargs)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except BrokenPipeError:
+            raise  # whoever reads the output has enough
         except Exception as error:
-            from benchlib.core.files import is_storage_error, not_written
             from benchlib.core.terminal import harmless
 
-            words = str(error)
-            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-                part = max(str(error.filename).split("/"), key=len)
-                words = f"{part[:40]}…: a name of {len(part.encode(errors='replace'))} bytes; most file systems take 255: shorten it"
-            elif isinstance(error, OSError) and not isinstance(error, UserError) and is_storage_error(error):
-                words = str(not_written(error.filename or "a file", error))
-            elif not isinstance(error, UserError):
-                if isinstance(error, BrokenPipeError):
-                    raise  # whoever reads the output has enough
-                words = unexpected(error)
             click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-            click.echo(harmless(words), err=True)
+            click.echo(harmless(_sentence(error)), err=True)
             sys.exit(EXIT_USAGE)
 
     return wrapped
 
 
+def _sentence(error: Exception) -> str:
+    from benchlib.core.files import is_storage_error, not_written
+
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        part = max(str(error.filename).split("/"), key=len)
+        size = len(part.encode(errors="replace"))
+        return f"{part[:40]}…: a name of {size} bytes; most file systems take 255: shorten it"
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and is_storage_error(error):
+        return str(not_written(error.filename or "a file", error))
+    return unexpected(error)
+
+
 # Made absolute here: the notebooks are executed in another folder.
-OUT = click.option(
-    "--out",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of the runs. [default: outputs]",
-)
+FOLDER = click.Path(file_okay=False, resolve_path=True, path_type=Path)
+OUT = click.option("--out", type=FOLDER, help="Folder of the runs. [default: outputs]")
 SET = click.option(
     "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
 )

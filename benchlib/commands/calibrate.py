@@ -1,10 +1,9 @@
-"""`benchlib calibrate`: run a benchmark unchanged and slowed down on purpose, and see what the gate makes of it.
+"""``benchlib calibrate``: run a benchmark unchanged and slowed down on purpose, and see what the gate makes of it.
 
 The runs take turns, so that a drift of the machine affects all kinds alike. They have no notebook: what is measured
 is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and an interrupted calibration resumes there.
 """
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 
 import click
 from pydantic import BaseModel, ConfigDict
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands import EXIT_INTERRUPTED, OUT, SET, user_errors
+from benchlib.commands import OUT, SET
+from benchlib.commands.output import console, say, show_table
 from benchlib.config.schema import parse_overrides
-from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import outputs, read_model, write_json
 from benchlib.judge import baselines
@@ -29,13 +27,9 @@ from benchlib.launch.plan import Plan, plan, prepare
 from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run, fingerprint_key
 
-console = terminal.console(least_width=140)
-MOST_SHARE = 10.0
+MAX_SHARE = 10.0
 REQUEST = "request.json"
-
-
-class Interrupted(UserError):
-    """The user stopped the calibration; its runs are kept."""
+Runs = dict[float, list[Run]]  # by the share by which they were slowed down; 0 are the unchanged ones
 
 
 class Request(BaseModel):
@@ -53,25 +47,33 @@ class Request(BaseModel):
 
 
 def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
-    """Return what to do: what was asked, or what the calibration in ``resume`` was asked for with more or other runs.
+    """Return what to do: what was asked (None or nothing where the user left the choice), or what ``resume`` was asked for.
 
-    ``asked`` has None or nothing where the user left the choice. Raises ``UserError``.
+    Raises ``UserError``.
     """
-    given = {name: value for name, value in asked.items() if value not in (None, {}, ())}
+    given = {name: value for name, value in asked.items() if value not in (None, {})}
     if resume is None:
         if "target" not in given:
             raise UserError("calibrate needs a benchmark: " + ", ".join(BENCHMARKS))
         return Request(**given)
+    if given:
+        raise UserError(f"--resume {resume} does what that calibration was asked for: leave out {', '.join(given)}")
     path = resume / REQUEST
     if not path.is_file():
         raise UserError(f"--resume {resume}: no calibration was started there; they are below outputs/calibrations")
-    kept = read_model(path, Request, "the request of a calibration")
-    for name in ("target", "tier", "backend", "overrides"):
-        if name in given and given[name] != getattr(kept, name):
-            raise UserError(
-                f"--resume {resume}: that calibration has {name} = {getattr(kept, name)}, not {given[name]}: leave it out"
-            )
-    return kept.model_copy(update=given)
+    return read_model(path, Request, "the request of a calibration")
+
+
+def shares(text: str) -> list[float]:
+    """Read the planted slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
+    try:
+        planted = sorted({float(part) for part in text.split(",") if part.strip()})
+    except ValueError:
+        raise UserError(f"--planted {text!r}: expected shares such as 0.15,0.35") from None
+    if wrong := [share for share in planted if not 0 < share <= MAX_SHARE]:
+        limits = f"a share lies above 0 and is at most {MAX_SHARE:g}; 0.15 is 15% slower"
+        raise UserError(f"--planted {wrong[0]:g}: {limits}")
+    return planted
 
 
 def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> Calibration:
@@ -83,78 +85,54 @@ def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> C
     base = plan(asked.target, asked.tier, asked.backend, asked.overrides)
     if base.unavailable:
         raise UserError(f"backend {base.config.backend} is not available: {base.unavailable}")
-    slowed = {
-        share: plan(
-            asked.target, asked.tier, base.config.backend, {**asked.overrides, "planted_slowdown": share}, base.probe
-        )
-        for share in asked.planted
-    }
+    plans = {0.0: base}
+    for share in asked.planted:
+        overrides = {**asked.overrides, "planted_slowdown": share}
+        plans[share] = plan(asked.target, asked.tier, base.config.backend, overrides, base.probe)
     name = f"{asked.target}-{asked.tier}-{time.strftime('%Y%m%d-%H%M%S')}"
     store = resume or (out or outputs()) / "calibrations" / name
-    runs = _stored(store, base, asked.planted)
+    runs = _stored(store, plans)
     write_json(store / REQUEST, asked.model_dump(mode="json"))
-    schedule = _schedule(asked.runs, dict.fromkeys(asked.planted, asked.planted_runs), runs)
-    if schedule:
-        _run_all(store, base, slowed, schedule, runs)
+    _run_all(store, plans, _schedule(asked.runs, dict.fromkeys(asked.planted, asked.planted_runs), runs), runs)
     calibration = _judge(base, runs)
-    key = fingerprint_key(calibration.fingerprint)
-    path = save_calibration(baselines.folder(), calibration, key)
-    show(calibration)
-    console.print(f"written: {escape(str(path))}\nruns: {escape(str(store))}", soft_wrap=True)
+    path = save_calibration(baselines.folder(), calibration, fingerprint_key(calibration.fingerprint))
+    rows = calibration.rows()
+    show_table(rows, whole=[name for row in rows for name in row if name != "planted"])
+    say("\n", (calibration.method(), "dim"))
+    say(f"{calibration.sentence()}\nwritten: {path}\nruns: {store}")
     return calibration
 
 
-def shares(text: str) -> list[float]:
-    """Read the planted slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
-    try:
-        planted = sorted({float(part) for part in text.split(",") if part.strip()})
-    except ValueError:
-        raise UserError(f"--planted {text!r}: expected shares such as 0.15,0.35") from None
-    wrong = [share for share in planted if not 0 < share <= MOST_SHARE]
-    if wrong:
-        raise UserError(
-            f"--planted {wrong[0]:g}: a share lies above 0 and is at most {MOST_SHARE:g}; 0.15 is 15% slower"
-        )
-    return planted
-
-
-Runs = dict[float, list[Run]]  # by the share by which they were slowed down; 0 are the unchanged ones
-
-
-def _stored(store: Path, base: Plan, shares: list[float]) -> Runs:
-    """Return the complete runs of an interrupted calibration, by planted share; 0 are the unchanged ones."""
-    runs: Runs = {share: [] for share in (0.0, *shares)}
+def _stored(store: Path, plans: dict[float, Plan]) -> Runs:
+    """Return the complete runs of an interrupted calibration, by planted share."""
+    runs: Runs = {share: [] for share in plans}
+    wanted = plans[0.0].config
     for path in sorted(store.glob("*-*/*/config.json")):
         run = Run(path.parent)
-        if run.config.benchmark != base.config.benchmark or run.config.work() != base.config.work():
-            differing = [name for name, value in base.config.work().items() if run.config.work().get(name) != value]
-            raise UserError(
-                f"{run.path} has another config than this calibration ({', '.join(differing) or 'benchmark'}): start a new calibration"
-            )
-        if run.config.planted_slowdown in runs and run.result is not None and run.result.status == "complete":
-            runs[run.config.planted_slowdown].append(run)
+        config = run.config
+        if (config.benchmark, config.work()) != (wanted.benchmark, wanted.work()):
+            raise UserError(f"{run.path} has another config than this calibration: start a new one")
+        if config.planted_slowdown in runs and run.result is not None and run.result.status == "complete":
+            runs[config.planted_slowdown].append(run)
     return runs
 
 
 def _schedule(count: int, planted: dict[float, int], done: Runs) -> list[float]:
     """Return the shares of the runs that are missing, evenly mixed."""
-    wanted = {0.0: count, **planted}
-    left = {share: number - len(done[share]) for share, number in wanted.items()}
+    left = {share: number - len(done[share]) for share, number in {0.0: count, **planted}.items()}
     # Each kind's runs lie at the middles of equal parts of the whole time.
     places = [((place + 0.5) / number, share) for share, number in left.items() for place in range(number)]
     return [share for _, share in sorted(places)]
 
 
-def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[float], runs: Runs) -> None:
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn(),
-        console=console,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task(f"{base.config.benchmark}, {base.config.tier}", total=len(schedule))
+def _run_all(store: Path, plans: dict[float, Plan], schedule: list[float], runs: Runs) -> None:
+    config, go_on = plans[0.0].config, f"go on with `benchlib calibrate --resume {store}`"
+    with Progress(console=console) as bar:
+        task = bar.add_task(f"{config.benchmark}, {config.tier}", total=len(schedule))
         for share in schedule:
-            bar.update(task, description="unchanged" if not share else f"slowed by {share:.0%}")
-            run_dir = prepare(slowed[share] if share else base, store)
+            kind = f"slowed by {share:.0%}" if share else "unchanged"
+            bar.update(task, description=kind)
+            run_dir = prepare(plans[share], store)
             try:
                 execute(run_dir)
                 run = Run(run_dir)
@@ -162,49 +140,35 @@ def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[
                 if verdict.broken or run.result is None or run.result.status != "complete":
                     raise UserError(verdict.sentence)
             except KeyboardInterrupt:
-                raise Interrupted(f"stopped; go on with `benchlib calibrate --resume {store}`") from None
+                say(f"stopped; {go_on}")
+                raise
             except (UserError, RuntimeError) as error:
-                raise UserError(
-                    f"{run_dir}: {str(error).strip().splitlines()[-1]}\nThe runs so far are kept: go on with `benchlib calibrate --resume {store}`"
-                ) from error
+                reason = str(error).strip().splitlines()[-1]
+                raise UserError(f"{run_dir}: {reason}\nThe runs so far are kept: {go_on}") from error
             runs[share].append(run)
             if not console.is_terminal:
-                kind = f"slowed by {share:.0%}" if share else "unchanged"
-                console.print(f"  {kind}: {escape(run_dir.name)}")
+                say(f"  {kind}: {run_dir.name}")
             bar.advance(task)
 
 
 def _judge(base: Plan, runs: Runs) -> Calibration:
     first = runs[0.0][0]
-    limits = limits_of(first)
-    records = {share: [load(run.path) for run in members] for share, members in runs.items()}
-    factors = first.fingerprint
     for run in runs[0.0][1:]:
-        other = baselines.differences(run.fingerprint, factors)
-        if other:
-            raise UserError(
-                f"{run.path}: {other[0][0]} changed from {other[0][2]} to {other[0][1]} during the calibration"
-            )
+        if other := baselines.differences(run.fingerprint, first.fingerprint):
+            name, now, before = other[0][:3]
+            raise UserError(f"{run.path}: {name} changed from {before} to {now} during the calibration")
+    records = {share: [load(run.path) for run in members] for share, members in runs.items()}
     unchanged = records.pop(0.0)
-    metrics = [item for limit in limits if (item := calibrate_metric(limit, unchanged, records)) is not None]
+    metrics = [calibrate_metric(limit, unchanged, records) for limit in limits_of(first)]
     return Calibration(
         benchmark=base.config.benchmark,
         tier=base.config.tier,
-        fingerprint=factors,
+        fingerprint=first.fingerprint,
         made_at=time.time(),
         runs=len(unchanged),
-        planted_runs=sum(len(runs) for runs in records.values()),
-        metrics=metrics,
+        planted_runs=sum(map(len, records.values())),
+        metrics=[item for item in metrics if item is not None],
     )
-
-
-def show(calibration: Calibration) -> None:
-    """Print what the gate can tell."""
-    if rows := calibration.rows():
-        console.print(terminal.table(rows, whole=[name for name in rows[0] if name != "planted"]))
-        console.print()
-    console.print(escape(calibration.method()), style="dim", soft_wrap=True)
-    console.print(escape(calibration.sentence()), soft_wrap=True)
 
 
 @click.command()
@@ -219,7 +183,6 @@ def show(calibration: Calibration) -> None:
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Continue an interrupted calibration."
 )
-@user_errors
 def verb(pairs: tuple[str, ...], planted: str | None, out: Path | None, resume: Path | None, **asked: Any) -> None:
     """Measure what the gate of benchmark TARGET can detect on this machine.
 
@@ -227,8 +190,4 @@ def verb(pairs: tuple[str, ...], planted: str | None, out: Path | None, resume: 
     smallest loss that it detects with 99% power, for reports and later gates. --resume takes all else from the first call.
     """
     asked |= {"overrides": parse_overrides(pairs), "planted": None if planted is None else shares(planted)}
-    try:
-        calibrate(request(asked, resume), out, resume and resume.resolve())
-    except Interrupted as error:
-        click.echo(str(error), err=True)
-        sys.exit(EXIT_INTERRUPTED)
+    calibrate(request(asked, resume), out, resume and resume.resolve())

@@ -7,44 +7,37 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from benchlib.commands import user_errors
-from benchlib.core import text
+from benchlib.commands.output import console, say, show_table
 from benchlib.core.errors import UserError
-from benchlib.core.files import output_path
-from benchlib.core.terminal import console as terminal_console
-from benchlib.core.terminal import harmless, stacked, table
-from benchlib.core.text import quantity
+from benchlib.core.terminal import stacked
+from benchlib.core.text import band_text, counted, listing, quantity
 from benchlib.judge.compare import Contrast, Row, contrast, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
+from benchlib.show.exports import put
 
-COLOURS = {"regression": "bold red", "worse": "red", "better": "green", "undecided": "yellow", "differs": "yellow"}
-TONES = {"regression": "bad", "worse": "warn", "better": "good", "undecided": "warn", "differs": "warn"}
-MARKS = {
-    "regression": "✗",
-    "worse": "▼",
-    "better": "▲",
-    "undecided": "≈",
-    "differs": "≠",
-    "no difference found": "=",
-    "higher": "↑",
-    "lower": "↓",
+LOOKS = {  # of a word: its mark and tone in a page, its colour in a terminal
+    "regression": ("✗", "bad", "bold red"),
+    "worse": ("▼", "warn", "red"),
+    "better": ("▲", "good", "green"),
+    "undecided": ("≈", "warn", "yellow"),
+    "differs": ("≠", "warn", "yellow"),
+    "no difference found": ("=", "calm", "dim"),
+    "higher": ("↑", "calm", "dim"),
+    "lower": ("↓", "calm", "dim"),
 }
+STARRED = ("worse", "better", "differs", "higher", "lower")
 STAR = (
     "* from one run per side: the spread between unchanged runs is assumed and not measured, so the difference may be "
     "the run's and not the machine's. Compare several runs per side, or measure the spread with `benchlib calibrate`."
 )
-LOOKS = {"✓": "bold green", "≈": "yellow", "": "none"}  # of the best by price
-_TERMINAL = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
-_WIDE = 130  # columns that the whole table takes
-_FIRST, _EACH = 26, 26  # columns of a table by price: names, each machine
-_WIDTH = 150  # where the output is no terminal, which would fold at 80
+BEST = {"✓": "bold green", "≈": "yellow", "": "none"}  # by price
+TONES = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
+FIRST, EACH = 26, 26  # columns of a table by price: names, each machine
 
 
 def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
@@ -57,15 +50,16 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
         raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
     sides = [(argument, *read_argument(argument)) for argument in arguments]
     (first, reference, _), *others = sides
-    contrasts = []
+    contrasts = list[Contrast]()
     notes = [f"{argument}, excluded: {line}" for argument, _, excluded in sides for line in excluded]
     for argument, other, _ in others:
         common = [name for name in reference if name in other]
         if not common:
-            raise UserError(
-                f"{first} has runs of {' and '.join(sorted(reference))}, {argument} of {' and '.join(sorted(other))}: "
-                "different benchmarks measure different things; compare runs of one"
+            kinds = ", ".join(
+                f"{text} of {listing(sorted(sets))}" for text, sets in ((first, reference), (argument, other))
             )
+            why = "different benchmarks measure different things; compare runs of one"
+            raise UserError(f"runs of two kinds, {kinds}: {why}")
         contrasts += [contrast(reference[name], other[name]) for name in common]
         for name in sorted(reference.keys() ^ other.keys()):
             notes.append(f"{name}: only {first if name in reference else argument} has runs of it")
@@ -85,171 +79,119 @@ def to_json(name: str, items: Sequence[dict[str, Any]], notes: Sequence[str]) ->
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def shown(contrast: Contrast, all_metrics: bool) -> list[Row]:
-    """Return the rows that are shown: metrics with a limit, key numbers and regressions; all where there are none."""
-    chosen = [row for row in contrast.rows if all_metrics or row.headline or row.word == "regression"]
-    return chosen or contrast.rows
+def cells(row: Row) -> dict[str, str]:
+    """Write a row: its change (``0.952``, or ``-1.2 s`` for a difference), the 98% interval, the A/A band and the word.
 
-
-def change_text(row: Row) -> str:
-    """Write a change: ``0.952`` for a ratio, ``-1.2 s`` for a difference."""
-    if row.change is None:
-        return ""
-    return f"{row.change:.3f}" if row.kind == "ratio" else _signed(row.change, row.unit)
-
-
-def interval_text(row: Row) -> str:
-    """Write the 98% interval; '' where too few samples give none."""
-    if row.low is None or row.high is None or row.basis == "none":
-        return ""
+    The band holds 95% of the changes between unchanged runs; where their spread was not measured the word has a star.
+    """
     if row.kind == "ratio":
-        return f"{row.low:.3f} to {row.high:.3f}"
-    return f"{_signed(row.low, '')} to {_signed(row.high, '')}"
-
-
-def band_text(row: Row) -> str:
-    """Write the A/A band, within which 95% of the changes between unchanged runs lie."""
-    if row.change is None:
-        return ""
-    if row.band is None:
-        return "unknown"
-    return text.band_text(row.band, row.kind)
-
-
-def word_text(row: Row) -> str:
-    """Write the word for a metric; a star where the spread between runs is not known."""
-    return row.word + ("*" if _starred(row) else "")
-
-
-def _starred(row: Row) -> bool:
-    return row.basis in ("samples", "default") and row.word in ("worse", "better", "differs", "higher", "lower")
+        change, low, high = (f"{end:.3f}" if end is not None else "" for end in (row.change, row.low, row.high))
+    else:
+        units = ((row.change, row.unit), (row.low, ""), (row.high, ""))
+        change, low, high = ("+" * (end >= 0) + quantity(end, unit) if end is not None else "" for end, unit in units)
+    band = "unknown" if row.band is None else band_text(row.band, row.kind)
+    return {
+        "change": change,
+        "interval": f"{low} to {high}" if low and high and row.basis != "none" else "",
+        "band": band if change else "",
+        "word": row.word + "*" * (row.basis in ("samples", "default") and row.word in STARRED),
+    }
 
 
 def star_note(rows: Sequence[Row]) -> str:
     """Return what the star in a table of these rows means; '' where none has one."""
-    return STAR if any(_starred(row) for row in rows) else ""
-
-
-def _signed(amount: float, unit: str) -> str:
-    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
+    return STAR if any(cells(row)["word"].endswith("*") for row in rows) else ""
 
 
 def side_text(contrast: Contrast) -> tuple[str, str]:
     """Name both sides, with the run's name where a side has one, else with how many it has."""
     names = []
     for side in (contrast.reference, contrast.other):
-        runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
+        runs = side.runs[0] if len(side.runs) == 1 else counted(len(side.runs), "run")
         names.append(side.label if runs in side.label else f"{side.label} ({runs})")
     return names[0], names[1]
 
 
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
-    """Print the comparison."""
-    console = terminal_console()
-    if not console.is_terminal:
-        console.width = _WIDTH
+    """Print the comparison: metrics with a limit, key numbers and regressions; all where there are none, or with ``all_metrics``."""
     for item in contrasts:
-        reference, other = side_text(item)
-        console.print(f"[bold]{escape(item.heading)}[/]", soft_wrap=True)
-        verdicts = [", ".join(dict.fromkeys(side.verdicts)) for side in (item.reference, item.other)]
-        for side, name, verdict, machines in (
-            ("reference", reference, verdicts[0], item.reference.machines),
-            ("compared ", other, verdicts[1], item.other.machines),
+        say(item.heading, style="bold")
+        for what, name, side in zip(
+            ("reference", "compared "), side_text(item), (item.reference, item.other), strict=True
         ):
-            place = " and ".join(machines)
-            console.print(f"  {side}  {escape(name)}  [dim]{escape(verdict)}  {escape(place)}[/]", soft_wrap=True)
-        console.print()
-        console.print(_metric_table(item, all_metrics, console.width))
-        hidden = len(item.rows) - len(shown(item, all_metrics))
-        if hidden:
-            console.print(f"[dim]{hidden} more metric{'s' * (hidden != 1)} with --all-metrics[/]")
+            facts = f"{', '.join(dict.fromkeys(side.verdicts))}  {' and '.join(side.machines)}"
+            say(f"  {what}  {name}  ", (facts, "dim"))
+        rows = [row for row in item.rows if all_metrics or row.headline or row.word == "regression"] or item.rows
+        say()
+        _show_metrics(rows)
+        if hidden := len(item.rows) - len(rows):
+            say(f"{hidden} more metric{'s' * (hidden != 1)} with --all-metrics", style="dim")
         for title, decides in (("Not comparable because of", True), ("Also different", False)):
-            factors = [factor for factor in item.factors if factor.decides == decides]
+            factors = [
+                {"factor": factor.name, "reference": factor.reference, "compared": factor.other}
+                for factor in item.factors
+                if factor.decides == decides
+            ]
             if factors:
-                console.print(f"\n[bold]{title}[/]")
-                console.print(
-                    table({"factor": one.name, "reference": one.reference, "compared": one.other} for one in factors)
-                )
-        console.print(f"\n[{_TERMINAL[item.tone]}]{escape(item.sentence)}[/]", soft_wrap=True)
-        for note in filter(None, (*item.notes, star_note(shown(item, all_metrics)))):
-            console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
-        console.print()
+                say("\n", (title, "bold"))
+                show_table(factors)
+        say("\n", (item.sentence, TONES[item.tone]))
+        for note in filter(None, (*item.notes, star_note(rows))):
+            say(note, style="dim")
+        say()
     for note in notes:
-        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
+        say(note, style="yellow")
 
 
-def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
-    """Return the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
-    rows = []
-    for row in shown(item, all_metrics):
-        change, interval, band = change_text(row), interval_text(row), band_text(row)
-        cells: dict[str, str | Text]
-        if width < _WIDE:
-            cells = {
+def _show_metrics(rows: Sequence[Row]) -> None:
+    """Print the table of metrics, two lines a row: all of it fits into 80 columns."""
+    table = []
+    for row in rows:
+        written, colour = cells(row), LOOKS[row.word][2] if row.word in LOOKS else "dim"
+        table.append(
+            {
                 "metric": stacked(row.metric, f"{row.reference} → {row.other}"),
-                "ratio": stacked(change, interval),
-                "limit": stacked(row.limit, band),
+                "ratio, 98% interval": stacked(written["change"], written["interval"]),
+                "limit, A/A band": stacked(row.limit, written["band"]),
+                "result": Text(written["word"], colour),
             }
-        else:
-            cells = {"metric": row.metric, "reference": row.reference, "compared": row.other, "ratio": change}
-            cells |= {"98% interval": interval, "A/A band": band, "limit": row.limit}
-        rows.append(cells | {"result": Text(word_text(row), COLOURS.get(row.word, "dim"))})
-    numbers = ("reference", "compared", "ratio", "98% interval")
-    return table(rows, right=numbers, whole=(*numbers, "A/A band", "limit", "result"))
+        )
+    show_table(table, whole=("ratio, 98% interval", "limit, A/A band", "result"))
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
-    words = {"change": change_text, "interval": interval_text, "band": band_text, "word": word_text}
     sides = [(item, *side_text(item)) for item in contrasts]
-    looks = {"star_note": star_note, "tones": TONES, "marks": MARKS}
-    return markup.page("compare.html.j2", contrasts=sides, notes=notes, **looks, **words)
-
-
-def write_html(page: str, path: Path) -> None:
-    """Write a page; a folder that is not there or a place that cannot be written is a ``UserError``."""
-    if not path.parent.is_dir():
-        raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
-    try:
-        with output_path(path) as temporary:
-            temporary.write_text(harmless(page), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    return markup.page("compare.html.j2", contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells)
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
     """Print the comparison by price: the answers, then the table, as many machines side by side as the terminal takes."""
-    console = terminal_console()
-    if not console.is_terminal:
-        console.width = _WIDTH
     for item in items:
-        console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]")
+        say(f"{item.benchmark}, {item.tier}", style="bold")
         for answer in item.answers:
             colour = "dim" if answer.certain is None else "green" if answer.certain else "yellow"
-            console.print(f"\n[bold {colour}]{escape(answer.question)}[/] {escape(answer.sentence)}")
-        beside = max(1, (console.width - _FIRST) // _EACH)
-        for start in range(0, len(item.machines), beside):
-            console.print()
-            console.print(_worth_table(item, range(start, min(start + beside, len(item.machines)))))
+            say("\n", (answer.question, f"bold {colour}"), f" {answer.sentence}", fold=True)
+        beside, labels = max(1, (console.width - FIRST) // EACH), [machine.label for machine in item.machines]
+        for start in range(0, len(labels), beside):
+            columns = range(start, min(start + beside, len(labels)))
+            rows = [
+                {"": name} | {labels[column]: _worth_cell(cells[column]) for column in columns}
+                for name, cells in cost.rows(item)
+            ]
+            say()
+            show_table(rows, right=labels)
         for name, values in item.differences.items():
-            console.print(f"[yellow]The work differs in {escape(name)}: {escape(' / '.join(values))}[/]")
+            say(f"The work differs in {name}: {' / '.join(values)}", style="yellow", fold=True)
         for words in item.notes:
-            console.print(f"[dim]{escape(words)}[/]")
-        console.print()
+            say(words, style="dim", fold=True)
+        say()
     for words in notes:
-        console.print(f"[yellow]{escape(words)}[/]", soft_wrap=True)
+        say(words, style="yellow")
 
 
-def _worth_table(item: Worth, shown: range) -> Table:
-    rows = []
-    for name, cells in cost.rows(item):
-        row: dict[str, str | Text] = {"": name}
-        for index in shown:
-            cell = cells[index]
-            value = Text(" ".join(filter(None, cell[:2])), LOOKS[cell.mark])
-            row[item.machines[index].label] = stacked(value, cell.below)
-        rows.append(row)
-    return table(rows, right=[item.machines[index].label for index in shown])
+def _worth_cell(cell: cost.Cell) -> Text:
+    return stacked(Text(" ".join(filter(None, cell[:2])), BEST[cell.mark]), cell.below)
 
 
 @click.command()
@@ -257,7 +199,7 @@ def _worth_table(item: Worth, shown: range) -> Table:
 @click.option("--all-metrics", is_flag=True, help="Show all metrics, not only key numbers and those with a limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole comparison as JSON.")
 @click.option(
-    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared."
+    "--html", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared."
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if sides are not comparable.")
 @click.option(
@@ -271,37 +213,29 @@ def _worth_table(item: Worth, shown: range) -> Table:
 @click.option(
     "--deadline", default="", metavar="8h", help="With --cost: which machine is the cheapest within this time?"
 )
-@user_errors
-def verb(
-    sides: tuple[str, ...],
-    all_metrics: bool,
-    as_json: bool,
-    page: Path | None,
-    strict: bool,
-    prices: tuple[str, ...],
-    deadline: str,
-) -> None:
+def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: Path | None, **options: Any) -> None:
     """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
 
     All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows. With --cost or
     --deadline machines are compared by time, price and energy instead.
     """
     items: Any  # of one kind or the other, as are the functions that take them
-    by_price = bool(prices or deadline)
+    by_price, as_json = bool(prices or deadline), options["as_json"]
     if by_price:
         items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
     else:
         items, notes = compare(sides)
-    if page:
-        write_html((cost.page if by_price else html)(items, notes), page)
-    if as_json and by_price:
-        click.echo(to_json("worth", [item.plain() for item in items], notes))
-    elif as_json:
-        click.echo(to_json("contrasts", [item.model_dump(mode="json") for item in items], notes))
+    if path:
+        if not path.parent.is_dir():
+            raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
+        written = put((cost.page if by_price else html)(items, notes), str(path), "page")
+    if as_json:
+        plain = [item.plain() if by_price else item.model_dump(mode="json") for item in items]
+        click.echo(to_json("worth" if by_price else "contrasts", plain, notes))
     elif by_price:
         show_worth(items, notes)
     else:
-        show(items, notes, all_metrics)
-    if page:
-        click.echo(f"page: {page}", err=as_json)
-    sys.exit(EXIT_PASS if by_price else exit_code(items, strict))
+        show(items, notes, options["all_metrics"])
+    if path:
+        click.echo(written, err=as_json)
+    sys.exit(EXIT_PASS if by_price else exit_code(items, options["strict"]))

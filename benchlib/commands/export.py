@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from benchlib.commands import OUT, user_errors
+from benchlib.commands import OUT
 from benchlib.core.files import outputs
 from benchlib.core.text import shortened
 from benchlib.results.shared import load_runs
@@ -21,7 +21,6 @@ FORMATS = "\n".join(f"{name:<12} {entry.what}" for name, entry in EXPORTS.items(
 @click.option("--output", "-o", default="", help="File, folder or store to write; - is the standard output.")
 @click.option("--samples", is_flag=True, help="csv and parquet: one row per raw sample instead of one row per metric.")
 @OUT
-@user_errors
 def verb(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path | None) -> None:
     found = [run for path in runs or [out or outputs()] for run in load_runs(path)]
     sentence = write(found, name, output, samples)

@@ -6,45 +6,39 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 
-from benchlib.commands import user_errors
-from benchlib.commands.run import shown
+from benchlib.commands import FOLDER
+from benchlib.commands.output import place, say
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
 from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
-from benchlib.core.terminal import console as terminal_console
-from benchlib.core.text import look
+from benchlib.core.text import counted, look
 from benchlib.judge import trends
 from benchlib.judge.checks import Verdict
 from benchlib.judge.trends import History
+from benchlib.show import markup
 from benchlib.show.headless import execute, parameters_of
 from benchlib.show.report import Outputs
-from benchlib.show.report import page as page_of
 
 with importing_jupyter():
     import nbformat
 
 NAME = "history.html"
-NOTEBOOK = "90_history.ipynb"
+NOTEBOOK = home() / "notebooks" / "90_history.ipynb"
 TIMEOUT_S = 600.0
 PICTURES_LIMIT = 900_000  # base64 characters: they are what the page is there for
-console = terminal_console()
 
 
 def parameters(store: Path | None, pairs: Iterable[str]) -> dict[str, str]:
     """Return the notebook's parameters from the command line; an unknown name is a ``UserError`` with the nearest one."""
-    values = parse_overrides(pairs)
-    available = parameters_of(home() / "notebooks" / NOTEBOOK)
+    values, available = parse_overrides(pairs), parameters_of(NOTEBOOK)
     for name in values:
         if name not in available:
             raise UserError(f"the history has no parameter {name!r}: {nearest(name, available)}")
-    if store is not None:
-        values["store"] = str(store)
-    if values.get("store"):
-        values["store"] = str(Path(values["store"]).expanduser().resolve())  # the notebook works in its own folder
+    if place := store or values.get("store"):
+        values["store"] = str(Path(place).expanduser().resolve())  # the notebook works in its own folder
     return values
 
 
@@ -57,31 +51,26 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
     verdict = trends.judge_history(history)
     # Beside the runs that were read; the demo runs of the kit are no place to write into.
     folder = Path(values["store"]) if values.get("store") else outputs()
-    executed = folder / ".history" / "notebook.ipynb"
-    _execute(executed, values)
-    page = folder / NAME
-    write_text(page, html(nbformat.read(executed, as_version=4), history, verdict))
-    _print(history, verdict, page)
-    return verdict.exit_code()
-
-
-def _execute(executed: Path, values: dict[str, str]) -> None:
+    page, executed = folder / NAME, folder / ".history" / "notebook.ipynb"
     try:
         executed.parent.mkdir(parents=True, exist_ok=True)
         with Interrupts() as interrupts, interrupts.allowed():
-            execute(home() / "notebooks" / NOTEBOOK, executed, values, TIMEOUT_S)
+            execute(NOTEBOOK, executed, values, TIMEOUT_S)
     except OSError as error:
-        raise UserError(
-            f"{executed} cannot be written ({error.strerror}): the history is written beside its runs, so copy them to a folder that can be written"
-        ) from None
+        remedy = "the history is written beside its runs, so copy them to a folder that can be written"
+        raise UserError(f"{executed} cannot be written ({error.strerror}): {remedy}") from None
     except Exception as error:  # a failing cell, a dead kernel, a time-out
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the history notebook stopped: {lines[-1]}; see {executed}") from None
+    write_text(page, html(nbformat.read(executed, as_version=4), history, verdict))
+    show(history, verdict, page)
+    return verdict.exit_code()
 
 
 def html(notebook: nbformat.NotebookNode, history: History, verdict: Verdict) -> str:
     """Return the executed notebook under the verdict of a history, as one HTML document that needs nothing else."""
-    return page_of("history.html.j2", notebook, Outputs(PICTURES_LIMIT, {}), run=heading(history, verdict))
+    outputs = Outputs(PICTURES_LIMIT, {})
+    return markup.page("history.html.j2", nb=notebook, shown=outputs.shown, run=heading(history, verdict))
 
 
 def heading(history: History, verdict: Verdict) -> dict[str, Any]:
@@ -91,29 +80,24 @@ def heading(history: History, verdict: Verdict) -> dict[str, Any]:
         "word": verdict.verdict,
         "sentence": verdict.sentence,
         "store": "the demo runs of the kit" if history.demo else history.store.name,
-        "runs": f"{len(history.runs):,} run{'s' * (len(history.runs) != 1)}",
+        "runs": counted(len(history.runs), "run"),
         "span": " to ".join(dict.fromkeys(days)),
         "asked": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(history.asked).items() if value),
     }
 
 
-def _print(history: History, verdict: Verdict, page: Path) -> None:
+def show(history: History, verdict: Verdict, page: Path) -> None:
+    """Print the head of the page, what needs a reader, and where the page is."""
     head = heading(history, verdict)
-    console.print(f"[bold]{escape(head['store'])}[/]  {head['runs']}  {head['span']}", soft_wrap=True)
+    say((head["store"], "bold"), f"  {head['runs']}  {head['span']}")
     for check in verdict.checks:
         if check.status in ("FAIL", "AMBIGUOUS"):
-            console.print(f"  {check.status}  {escape(check.name)}: {escape(check.reason)}", soft_wrap=True)
-    colour = look(verdict.verdict).colour
-    console.print(f"[bold {colour}]{verdict.verdict}[/]  {escape(verdict.sentence)}", soft_wrap=True)
-    console.print(f"history: {shown(page)}", soft_wrap=True)
+            say(f"  {check.status}  {check.name}: {check.reason}")
+    say((verdict.verdict, f"bold {look(verdict.verdict).colour}"), f"  {verdict.sentence}\nhistory: {place(page)}")
 
 
 @click.command()
-@click.option(
-    "--store",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of runs. [default: outputs]",
-)
+@click.option("--store", type=FOLDER, help="Folder of runs. [default: outputs]")
 @click.option(
     "--set",
     "-s",
@@ -122,7 +106,6 @@ def _print(history: History, verdict: Verdict, page: Path) -> None:
     metavar="NAME=VALUE",
     help="benchmark, tier, machine, metric, first_day or last_day; may be repeated.",
 )
-@user_errors
 def verb(store: Path | None, pairs: tuple[str, ...]) -> None:
     """Judge and draw the stored runs: trends, changes of level, machines. Writes history.html."""
     sys.exit(make(store, pairs))

@@ -4,51 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from benchlib.commands import user_errors
+from benchlib.commands.output import say, show_table
 from benchlib.core import mlir
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object
-from benchlib.core.terminal import table
-
-
-def inspect(path: Path) -> None:
-    """Print operations, FLOPs and bytes of a program, by layer where its manifest lies beside it.
-
-    Raises ``UserError`` for text that is no program, with line and column.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
-    names, roles = _arguments(path)
-    inspection = mlir.inspect(text, names, roles, str(path))
-    console = Console(highlight=False)
-    counts = sorted(inspection.operations.items(), key=lambda item: (-item[1], item[0]))
-    numbers = ("count", "operations", "dots", "weights")
-    console.print(table(({"operation": kind, "count": f"{count:,}"} for kind, count in counts), right=numbers))
-    if names:
-        rows = [
-            {
-                "layer": layer,
-                "operations": f"{item.operations:,}",
-                "dots": f"{item.dot_flops / 1e9:.3g} GFLOP",
-                "weights": size_text(item.weight_bytes),
-            }
-            for layer, item in inspection.layers.items()
-        ]
-        console.print(table(rows, right=numbers))
-    console.print(f"dots         {inspection.dot_flops:,} FLOPs")
-    for name, size in (
-        ("arguments", inspection.argument_bytes),
-        ("results", inspection.result_bytes),
-        ("temporaries", inspection.temporary_bytes),
-    ):
-        console.print(f"{name:<12} {size:,} bytes")
 
 
 def _arguments(path: Path) -> tuple[list[str], list[str]]:
@@ -64,10 +25,33 @@ def _arguments(path: Path) -> tuple[list[str], list[str]]:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@user_errors
 def verb(file: Path) -> None:
     """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes.
 
-    A manifest beside it, FILE.mlir.json, tells which layer is which.
+    A manifest beside it, FILE.mlir.json, tells which layer is which: then they are listed as well.
     """
-    inspect(file)
+    if not file.is_file():
+        raise UserError(f"{file}: there is no such file")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
+    names, roles = _arguments(file)
+    inspection = mlir.inspect(text, names, roles, str(file))
+    counts = sorted(inspection.operations.items(), key=lambda item: (-item[1], item[0]))
+    numbers = ("count", "operations", "dots", "weights")
+    show_table(({"operation": kind, "count": f"{count:,}"} for kind, count in counts), right=numbers)
+    rows = [
+        {
+            "layer": layer,
+            "operations": f"{item.operations:,}",
+            "dots": f"{item.dot_flops / 1e9:.3g} GFLOP",
+            "weights": size_text(item.weight_bytes),
+        }
+        for layer, item in inspection.layers.items()
+    ]
+    show_table(rows if names else [], right=numbers)
+    say(f"dots         {inspection.dot_flops:,} FLOPs")
+    say(f"arguments    {inspection.argument_bytes:,} bytes")
+    say(f"results      {inspection.result_bytes:,} bytes")
+    say(f"temporaries  {inspection.temporary_bytes:,} bytes")

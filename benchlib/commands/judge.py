@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 from rich.text import Text
 
-from benchlib.commands import user_errors
-from benchlib.core import terminal
+from benchlib.commands.output import errors, say, show_table
 from benchlib.core.errors import UserError
+from benchlib.core.text import counted
 from benchlib.judge.foreign.readers import UnknownFormat, expected, not_read, read_claims
 from benchlib.judge.impossible.rules import Judgement, judge_claims
 
-EXIT_POSSIBLE, EXIT_IMPOSSIBLE, EXIT_UNREADABLE, EXIT_NO_RULE = 0, 1, 2, 3
-MOST_REASONS = 3
+POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
+WORST = (UNREADABLE, IMPOSSIBLE, NO_RULE, POSSIBLE)
+MAX_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
-console = terminal.console(least_width=120)
-errors = terminal.console(stderr=True)
 
 
 def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
@@ -31,74 +29,63 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
             judgements, unread = judge_claims(claims), not_read(path, name)
         except (UserError, OverflowError) as problem:
             error = problem if isinstance(problem, UserError) else UserError(f"{path}: a number too large ({problem})")
-            documents.append({"file": str(path), "exit_code": EXIT_UNREADABLE, "error": str(error)})
-            unknown = unknown or isinstance(error, UnknownFormat)
+            documents.append({"file": str(path), "exit_code": UNREADABLE, "error": str(error)})
+            unknown |= isinstance(error, UnknownFormat)
             if not as_json:
-                errors.print(f"[red bold]error:[/] {escape(str(error))}", soft_wrap=True)
+                errors.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
             continue
         code, sentence = _conclusion(judgements, len(claims))
         sentence += f" Not read: {', '.join(unread)}." if unread else ""
-        findings = [
-            {
-                "rule": judgement.rule.name,
-                "catches": judgement.rule.catches,
-                "status": judgement.status,
-                "passed": judgement.passed,
-                "failures": judgement.failures,
-                "skipped": judgement.skipped,
-            }
-            for judgement in judgements
-        ]
-        documents.append(
-            {
-                "file": str(path),
-                "format": name,
-                "exit_code": code,
-                "sentence": sentence,
-                "not_read": unread,
-                "findings": findings,
-            }
-        )
+        document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
+        documents.append(document | {"findings": [_finding(judgement) for judgement in judgements]})
         if not as_json:
             _show(path, name, judgements, sentence, code)
     if unknown and not as_json:
-        errors.print(f"Files that can be judged: {escape(expected())}.", soft_wrap=True)
+        errors.print(Text(f"Files that can be judged: {expected()}."), soft_wrap=True)
     if as_json:
         print(json.dumps(documents, indent=2, ensure_ascii=False))
-    codes = {document["exit_code"] for document in documents}
-    return next((code for code in (EXIT_UNREADABLE, EXIT_IMPOSSIBLE, EXIT_NO_RULE) if code in codes), EXIT_POSSIBLE)
+    return min((document["exit_code"] for document in documents), key=WORST.index)
+
+
+def _finding(judgement: Judgement) -> dict[str, Any]:
+    return {
+        "rule": judgement.rule.name,
+        "catches": judgement.rule.catches,
+        "status": judgement.status,
+        "passed": judgement.passed,
+        "failures": judgement.failures,
+        "skipped": judgement.skipped,
+    }
 
 
 def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]:
     """Return the exit code of a file, and a sentence that says why."""
     failed = [judgement.rule.name for judgement in judgements if judgement.failures]
     applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
-    of, rules = f"{statements:,} statement{'s' * (statements != 1)}", f"{applied} rule{'s' * (applied != 1)} applied"
+    of, rules = counted(statements, "statement"), f"{counted(applied, 'rule')} applied"
     if failed:
-        return EXIT_IMPOSSIBLE, f"Impossible: {', '.join(failed)}. {rules} to {of}."
+        return IMPOSSIBLE, f"Impossible: {', '.join(failed)}. {rules} to {of}."
     if applied:
-        return EXIT_POSSIBLE, f"Nothing impossible in {of}; {rules}."
-    return EXIT_NO_RULE, f"No rule could be applied to {of}: the file does not state enough to judge it."
+        return POSSIBLE, f"Nothing impossible in {of}; {rules}."
+    return NO_RULE, f"No rule could be applied to {of}: the file does not state enough to judge it."
 
 
 def _show(path: Path, name: str, judgements: list[Judgement], sentence: str, code: int) -> None:
-    console.print(f"[bold]{escape(str(path))}[/]  {escape(name)}", soft_wrap=True)
+    say((str(path), "bold"), f"  {name}")
     rows = [
         {"rule": item.rule.name, "status": Text(item.status, COLOURS[item.status]), "finding": _reason(item)}
         for item in sorted(judgements, key=lambda item: item.status)
     ]
-    if rows:
-        console.print(terminal.table(rows, whole=("rule", "status")))
-    colour = {EXIT_POSSIBLE: "green", EXIT_IMPOSSIBLE: "red"}.get(code, "yellow")
-    console.print(f"[{colour}]{escape(sentence)}[/]\n", soft_wrap=True)
+    show_table(rows, whole=("rule", "status"))
+    say(sentence, "\n", style={POSSIBLE: "green", IMPOSSIBLE: "red"}.get(code, "yellow"))
 
 
 def _reason(judgement: Judgement) -> str:
     failures, passed = judgement.failures, judgement.passed
     if failures:
-        lines = list(failures[:MOST_REASONS])
-        if len(failures) > MOST_REASONS:
-            lines.append(f"and {len(failures) - MOST_REASONS:,} more (--json lists all)")
+        lines = list(failures[:MAX_REASONS])
+        if len(failures) > MAX_REASONS:
+            lines.append(f"and {len(failures) - MAX_REASONS:,} more (--json lists all)")
         if passed:
             lines.append(f"{passed:,} other{'s are' if passed != 1 else ' is'} possible")
         return "\n".join(lines)
@@ -109,7 +96,6 @@ def _reason(judgement: Judgement) -> str:
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@user_errors
 def verb(files: tuple[Path, ...], as_json: bool) -> None:
     """Look for impossible numbers in results of any origin.
 

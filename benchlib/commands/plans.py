@@ -1,13 +1,12 @@
-"""`benchlib run --dry-run` and `--manifest`: what would run. A tier is a table, a benchmark is shown in full. Starts nothing."""
+"""``benchlib run --dry-run`` and ``--manifest``: what would run. A tier is a table, a benchmark is shown in full. Starts nothing."""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.markup import escape
 from rich.text import Text
 
-from benchlib.core import terminal
+from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.files import outputs
 from benchlib.core.text import duration
@@ -16,7 +15,6 @@ from benchlib.launch.plan import Plan
 from benchlib.results.run import run_path
 from benchlib.show.headless import NOTEBOOK_S
 
-console = terminal.console(least_width=120)
 NUMBERS = ("budget", "ended after")
 
 
@@ -28,10 +26,8 @@ def submission(planned: Plan, out: Path | None) -> str:
     config = planned.config
     job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
     if not job.submits:
-        launchers = "kubernetes, slurm or torchx"
-        raise UserError(
-            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={launchers}"
-        )
+        remedy = "--manifest needs --set launcher=kubernetes, slurm or torchx"
+        raise UserError(f"launcher={config.launcher} hands nothing to a cluster: {remedy}")
     return job.files[job.submits]
 
 
@@ -45,66 +41,65 @@ def check_launchers(planned: Sequence[Plan]) -> None:
 
 def show(planned: Sequence[Plan], out: Path | None, everything: bool = False) -> None:
     """Print a table of several plans; a single one, or with ``everything`` all of them, in full."""
-    folder = out or outputs()
     if len(planned) > 1 and not everything:
         _overview(planned)
         return
     for plan in planned:
-        _in_full(plan, folder, everything)
+        _in_full(plan, (out or outputs()) / "<run>", everything)
 
 
 def _overview(planned: Sequence[Plan]) -> None:
     """Print a row per benchmark: its work and its limits."""
-    rows = list[dict[str, str | Text]]()
-    for config, unavailable in ((plan.config, plan.unavailable) for plan in planned):
-        work = Text.assemble(("SKIPPED", "yellow"), f": {unavailable}") if unavailable else config.expected_work()
-        limits = ("", "") if unavailable else (f"{config.budget_s:.0f} s", f"{config.hard_limit_s:.0f} s")
-        rows.append({"benchmark": config.benchmark, "work": work, "budget": limits[0], "ended after": limits[1]})
-    config = planned[0].config
-    console.print(f"[bold]tier {config.tier}[/], backend {config.backend}: {len(rows)} benchmarks")
-    console.print(terminal.table(rows, right=NUMBERS, whole=NUMBERS))
-    budgets_s = sum(plan.config.budget_s for plan in planned if not plan.unavailable)
-    console.print(f"at most {duration(budgets_s)} by the budgets")
-    console.print(
-        f"[dim]in full, with command lines: benchlib run {config.benchmark} --tier {config.tier} --dry-run; all of them: --dry-run --all[/]"
-    )
+    rows, config, budgets_s = list[dict[str, str | Text]](), planned[0].config, 0.0
+    for plan in planned:
+        row = {"benchmark": plan.config.benchmark, "work": plan.config.expected_work()}
+        if plan.unavailable:
+            row |= {"work": Text.assemble(("SKIPPED", "yellow"), f": {plan.unavailable}"), **dict.fromkeys(NUMBERS, "")}
+        else:
+            budgets_s += plan.config.budget_s
+            limits = (plan.config.budget_s, plan.config.hard_limit_s)
+            row |= {name: f"{limit:.0f} s" for name, limit in zip(NUMBERS, limits, strict=True)}
+        rows.append(row)
+    say((f"tier {config.tier}", "bold"), f", backend {config.backend}: {len(rows)} benchmarks")
+    show_table(rows, right=NUMBERS, whole=NUMBERS)
+    say(f"at most {duration(budgets_s)} by the budgets")
+    in_full = f"benchlib run {config.benchmark} --tier {config.tier} --dry-run"
+    say(f"in full, with command lines: {in_full}; all of them: --dry-run --all", style="dim")
 
 
-def _in_full(planned: Plan, out: Path, everything: bool) -> None:
+def _in_full(planned: Plan, folder: Path, everything: bool) -> None:
     """Print what is not a default, or with ``everything`` every parameter, then the command lines and the expected work."""
-    config = planned.config
-    folder = out / "<run>"
-    console.print(
-        f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
-        + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
-    )
+    config, why = planned.config, planned.unavailable
+    missing = f" (not available: {why})" if why else ""
+    say((config.benchmark, "bold"), f", tier {config.tier}, backend {config.backend}", (missing, "yellow"))
     rows = []
     for name, field in type(config).model_fields.items():
         asked = "" if name in ("benchmark", "tier", "backend") else "default"
         origin = planned.resolved.origins.get(name, asked)
-        if origin in ("", "default") and not everything:
-            continue
-        cells = {"parameter": name, "value": getattr(config, name), "from": origin, "meaning": field.description or ""}
-        style = "dim" if origin == "default" else ""
-        rows.append({head: Text(str(cell), style) for head, cell in cells.items()})
-    console.print(terminal.table(rows, whole=("parameter", "from")))
+        if everything or origin not in ("", "default"):
+            cells = {
+                "parameter": name,
+                "value": getattr(config, name),
+                "from": origin,
+                "meaning": field.description or "",
+            }
+            style = "dim" if origin == "default" else ""
+            rows.append({head: Text(str(cell), style) for head, cell in cells.items()})
+    show_table(rows, whole=("parameter", "from"))
     if not everything:
-        left = len(type(config).model_fields) - len(rows) - 3
-        console.print(
-            f"[dim]{left} more parameters have their defaults: --dry-run --all shows them with their meaning[/]"
-        )
+        left = f"{len(type(config).model_fields) - len(rows) - 3} more parameters have their defaults"
+        say(f"{left}: --dry-run --all shows them with their meaning", style="dim")
     job = LAUNCHERS[config.launcher](config, folder)
-    console.print("\n[bold]starts[/]")
-    console.print("  " + escape(shlex.join(job.command)), soft_wrap=True)
-    for name, value in sorted(job.env.items()):
-        console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
-    for note in job.notes:
-        console.print("  " + escape(str(note)), soft_wrap=True)
+    say("\n", ("starts", "bold"))
+    settings = [f"with {name}={value}" for name, value in sorted(job.env.items())]
+    for line in (shlex.join(job.command), *settings, *map(str, job.notes)):
+        say(f"  {line}")
     for name, content in job.files.items():
-        console.print(f"\n[bold]{escape(name)}[/] in the run folder")
-        console.print(content, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}", soft_wrap=True)
-    console.print(
-        f"  the ranks end by themselves within {config.budget_s:.0f} s of their launch and are ended after {config.hard_limit_s:.0f} s "
-        f"at the latest; the notebook's start and its pictures come on top, at most {NOTEBOOK_S:.0f} s after the ranks\n"
+        say("\n", (name, "bold"), " in the run folder")
+        say(content)
+    say("\n", ("expected work", "bold"), f"\n  {config.expected_work()}")
+    say(
+        f"  the ranks end by themselves within {config.budget_s:.0f} s of their launch and are ended after "
+        f"{config.hard_limit_s:.0f} s at the latest; the notebook's start and its pictures come on top, at most "
+        f"{NOTEBOOK_S:.0f} s after the ranks\n"
     )

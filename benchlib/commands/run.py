@@ -1,19 +1,18 @@
-"""`benchlib run` and `benchlib report`: from plans to exit codes.
+"""``benchlib run``: from plans to exit codes.
 
 A run executes its notebook into the run folder; the notebook starts the ranks and judges what they left. What it could not
 do any more is done here, then the report is rendered and the terminal shows the checks.
 """
 
 import contextlib
-import importlib
-import re
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.markup import escape
@@ -21,15 +20,18 @@ from rich.status import Status
 from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands import EXIT_INTERRUPTED, OUT, SET, user_errors
+from benchlib.commands import EXIT_INTERRUPTED, OUT, SET
 from benchlib.commands import plans as planning
+from benchlib.commands.output import console as console
+from benchlib.commands.output import place, say, show_table
 from benchlib.config import cluster as clusters
-from benchlib.core import run_folder, terminal
-from benchlib.core.errors import StorageError, UserError, unexpected
+from benchlib.config.schema import tier_names
+from benchlib.core import run_folder
+from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
-from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
+from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted, look, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
@@ -38,69 +40,17 @@ from benchlib.judge.regression import save_repeats
 from benchlib.launch import plan
 from benchlib.launch.plan import Plan, prepare
 from benchlib.results.record import Record, load
-from benchlib.results.run import Run, check_place, find_runs, no_runs
+from benchlib.results.run import Run, check_place
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
 from benchlib.show.digest import cards, messages
 from benchlib.show.headless import NOTEBOOK_S, execute
-from benchlib.show.kernels import warm_up
+from benchlib.show.widgets import Lines
 
-console = terminal.console(least_width=120)
-LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
-ENDING_S = 2.0  # for it to learn that they were
-KERNEL_DIED = "the notebook's kernel died"
 SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
-NARROW = 100  # columns; below, a limit stands behind the result instead of in a column of its own
-OPEN = {
-    "FAIL": "fail",
-    "DIFFERS": "differs",
-    "AMBIGUOUS": "undecided",
-    "INCOMPLETE": "incomplete",
-}  # that need a reader
-_DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
-
-
-def get_ready() -> None:
-    """Begin what every run needs and takes seconds: a kernel, and the imports of executing and reporting a notebook."""
-    warm_up()
-    threading.Thread(target=_load_papermill, daemon=True).start()
-
-
-def _load_papermill() -> None:
-    with importing_jupyter():
-        importlib.import_module("papermill")
-
-
-def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:
-    """Run all plans and return the worst exit code.
-
-    A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most. The benchmarks
-    take turns, so that a disturbance of minutes does not hit all repetitions of one of them.
-    """
-    store = out or outputs()
-    done: dict[int, Outcome] = {}
-    earlier: dict[int, list[Record]] = {number: [] for number in range(len(planned))}
-    for turn in range(1, repeat + 1):
-        due = [n for n in earlier if n not in done or done[n].verdict.verdict == "AMBIGUOUS"]
-        if not due:
-            break
-        for number in due:
-            if turn > 1:
-                _say("undecided", "yellow", f"repetition {turn} of at most {repeat}")
-                earlier[number].append(_repetition(done[number].run_dir))
-            try:
-                done[number] = run_one(planned[number], store, earlier[number])
-            except StorageError as error:  # no place for the next run either
-                return max(_not_stored(error, "BROKEN"), write_index(store, quiet=True))
-            if done[number].interrupted:
-                break
-        if any(outcome.interrupted for outcome in done.values()):
-            break
-    codes = [outcome.exit_code(strict) for outcome in done.values()]
-    written = write_index(store, quiet=True)
-    if len(planned) > 1 and written == EXIT_PASS:
-        summarise_tier(done.values(), store)
-    return _worst([*codes, written])
+KERNEL_DIED = "the notebook's kernel died"
+OPEN = {"FAIL": "fail", "DIFFERS": "differs", "AMBIGUOUS": "undecided", "INCOMPLETE": "incomplete"}  # need a reader
+CODES = (EXIT_PASS, EXIT_NOTHING_TO_COMPARE, EXIT_FAIL, EXIT_BROKEN, EXIT_INTERRUPTED)  # the worst last
 
 
 @dataclass(frozen=True)
@@ -119,96 +69,86 @@ class Outcome:
         return self.verdict.exit_code(strict) or (EXIT_NOTHING_TO_COMPARE if self.missed else EXIT_PASS)
 
 
+def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:
+    """Run all plans and return the worst exit code.
+
+    A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most. The benchmarks
+    take turns, so that a disturbance of minutes does not hit all repetitions of one of them.
+    """
+    store, done = out or outputs(), dict[int, Outcome]()
+    earlier: dict[int, list[Record]] = {number: [] for number in range(len(planned))}
+    for turn, number in ((turn, number) for turn in range(repeat) for number in earlier):
+        if turn and done[number].verdict.verdict != "AMBIGUOUS":
+            continue
+        if turn:
+            say(("undecided", "yellow"), f"  repetition {turn + 1} of at most {repeat}")
+            record = load(done[number].run_dir)
+            earlier[number].append(record.kept(record.limits))
+        try:
+            done[number] = run_one(planned[number], store, earlier[number])
+        except StorageError as error:  # no place for the next run either
+            return max(not_stored(error, "BROKEN"), write_index(store, quiet=True))
+        if done[number].interrupted:
+            break
+    written = write_index(store, quiet=True)
+    if len(planned) > 1 and written == EXIT_PASS:
+        summarise_tier(done.values(), store)
+    return max([written, *(outcome.exit_code(strict) for outcome in done.values())], key=CODES.index)
+
+
 def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome:
     """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it.
 
     Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
     """
-    config, began = planned.config, time.time()
+    config = planned.config
     with contextlib.ExitStack() as until_reported:
         interrupts = until_reported.enter_context(Interrupts())
         run_dir = prepare(planned, out)
         if earlier:
             save_repeats(run_dir, earlier)
         what = f"tier {config.tier}  backend {config.backend}  {counted(config.world_size, 'rank')}"
-        console.print(f"[bold]{config.benchmark}[/]  {what}  [dim]{shown(run_dir)}[/]")
+        say((config.benchmark, "bold"), f"  {what}  ", (place(run_dir), "dim"))
         until_reported.enter_context(run_folder.attended(run_dir))
         if planned.unavailable:
             judging.mark_skipped(Run(run_dir), planned.unavailable)
         else:
-            _work(planned, run_dir, began, interrupts)
+            _work(config, run_dir, interrupts)
         verdict = judging.final(Run(run_dir))
+        report = None
         try:
             with at_work("drawing the report"):
                 report = keep(run_dir, verdict)
-        except StorageError:
-            summarise(run_dir, verdict, None)
-            raise
-        summarise(run_dir, verdict, report)
+        finally:
+            summarise(run_dir, verdict, report)
         return Outcome(run_dir, verdict, interrupts.seen, _missed(planned, run_dir, verdict))
 
 
-def _work(planned: Plan, run_dir: Path, began: float, interrupts: Interrupts) -> None:
+def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
     """Execute the notebook of a run until all has ended, and write down how where nothing else did."""
     from benchlib.launch.launch import blame_notebook, write_stopped
 
-    error: Exception | None = None
-    try:
-        error = _execute(planned, run_dir, interrupts)
-    finally:
-        settled(run_dir)
-    if error:
-        late = isinstance(error, TimeoutError)
-        blame_notebook(run_dir, "timeout" if late else "failed", f"the notebook: {error}" if late else KERNEL_DIED)
-    if interrupts.seen and not (run_dir / "status.json").exists() and not run_folder.is_running(run_dir):
-        write_stopped(run_dir, began)
-
-
-def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
-    """Whether the user named what was skipped. A tier may skip what it chose, but not a backend that was named."""
-    if verdict.broken or verdict.elsewhere:
-        return False
-    if verdict.verdict == "SKIPPED" and (not planned.of_tier or (planned.backend_named and not verdict.checks)):
-        return True
-    missed = dict(BENCHMARKS[planned.config.benchmark].spec.undone(Run(run_dir)))
-    named = [f"{name} {value}" for name, values in missed.items() if planned.set_by_hand(name) for value in values]
-    if named:
-        _say("skipped although named", "yellow", f"{', '.join(named)}: exit code 3\n")
-    return bool(named)
-
-
-def _repetition(run_dir: Path) -> Record:
-    record = load(run_dir)
-    return record.kept(record.limits)
-
-
-def _worst(codes: list[int]) -> int:
-    order = (EXIT_PASS, EXIT_NOTHING_TO_COMPARE, EXIT_FAIL, EXIT_BROKEN, EXIT_INTERRUPTED)
-    return max(codes, key=order.index, default=EXIT_PASS)
-
-
-def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> Exception | None:
-    """Execute the notebook of a run until its end, its limit or an interrupt; return the error of one that was killed or died."""
-    config = planned.config
-    path = BENCHMARKS[config.benchmark].notebook
+    began, blame = time.time(), None
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
     parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
-    display = _Display(run_dir)
-    display.start()
+    # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
+    queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
+    limit_s, notebook = config.hard_limit_s + queue_s + NOTEBOOK_S, BENCHMARKS[config.benchmark].notebook
     try:
-        # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
-        queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
-        limit_s = config.hard_limit_s + queue_s + ENDING_S
-        with interrupts.allowed():
-            execute(path, run_dir / "notebook.ipynb", parameters, limit_s, NOTEBOOK_S)
+        with _progress(run_dir), interrupts.allowed():
+            execute(notebook, run_dir / "notebook.ipynb", parameters, limit_s)
     except KeyboardInterrupt:
-        _say("stopping", "yellow", "the ranks are ended and the report is written, which takes some seconds")
+        say(("stopping", "yellow"), "  the ranks are ended and the report is written, which takes some seconds")
     except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it
         judging.mark_notebook_error(run_dir, error)
-        return error if isinstance(error, TimeoutError) or type(error).__name__ == "DeadKernelError" else None
+        late, dead = isinstance(error, TimeoutError), type(error).__name__ == "DeadKernelError"
+        blame = ("timeout", f"the notebook: {error}") if late else ("failed", KERNEL_DIED) if dead else None
     finally:
-        display.stop()
-    return None
+        settled(run_dir)
+    if blame:
+        blame_notebook(run_dir, *blame)
+    if interrupts.seen and not (run_dir / "status.json").exists() and not run_folder.is_running(run_dir):
+        write_stopped(run_dir, began)
 
 
 def settled(run_dir: Path) -> None:
@@ -222,39 +162,49 @@ def settled(run_dir: Path) -> None:
         settle(run_dir)
 
 
+def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
+    """Whether the user named what was skipped. A tier may skip what it chose, but not a backend that was named."""
+    if verdict.broken or verdict.elsewhere:
+        return False
+    if verdict.verdict == "SKIPPED" and (not planned.of_tier or (planned.backend_named and not verdict.checks)):
+        return True
+    missed = dict(BENCHMARKS[planned.config.benchmark].spec.undone(Run(run_dir)))
+    named = [f"{name} {value}" for name, values in missed.items() if planned.set_by_hand(name) for value in values]
+    if named:
+        say(("skipped although named", "yellow"), f"  {', '.join(named)}: exit code 3\n")
+    return bool(named)
+
+
 def at_work(words: str) -> contextlib.AbstractContextManager[Status | None]:
     """Show in a terminal that something takes its time; print nothing elsewhere."""
     return console.status(words) if console.is_terminal else contextlib.nullcontext()
 
 
-class _Display(threading.Thread):
-    """Shows the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
+@contextlib.contextmanager
+def _progress(run_dir: Path) -> Iterator[None]:
+    """Show the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
+    ended = threading.Event()
+    follower = threading.Thread(target=_follow, args=(run_dir, ended), daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
 
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(daemon=True)
-        self._follower, self._progress, self._end = EventFollower(run_dir), Progress(), threading.Event()
 
-    def run(self) -> None:
-        with at_work("starting") as status:
-            shown, printed = "", -LINE_EVERY_S
-            while not self._end.wait(0.25):
-                for event in self._follower.poll():
-                    self._progress.update(event)
-                if self._progress.phase == "done":  # for the ranks; the notebook goes on
-                    self._progress.text = "checking and drawing"
-                line, now = self._progress.line(), time.monotonic()
-                if line == shown:
-                    continue
-                shown = line
-                if console.is_terminal:
-                    status.update(escape(line))  # type: ignore[union-attr]
-                elif now - printed >= LINE_EVERY_S:
-                    printed = now
-                    console.print(f"  {escape(line)}")
-
-    def stop(self) -> None:
-        self._end.set()
-        self.join()
+def _follow(run_dir: Path, ended: threading.Event) -> None:
+    follower, progress, lines = EventFollower(run_dir), Progress(), Lines(lambda line: say(f"  {line}"))
+    with at_work("starting") as status:
+        while not ended.wait(0.25):
+            for event in follower.poll():
+                progress.update(event)
+            if progress.phase == "done":  # for the ranks; the notebook goes on
+                progress.text = "checking and drawing"
+            if status:
+                status.update(escape(progress.line()))
+            else:
+                lines.show(progress)
 
 
 def keep(run_dir: Path, verdict: Verdict) -> Path:
@@ -272,158 +222,87 @@ def write_index(store: Path, quiet: bool = False) -> int:
     try:
         path = index.render(store)
     except StorageError as error:
-        return _not_stored(error)
+        return not_stored(error)
     if not quiet:
-        console.print(f"index: {shown(path)}", soft_wrap=True)
+        say(f"index: {place(path)}")
     return EXIT_PASS
 
 
-def _not_stored(error: StorageError, word: str = "error") -> int:
-    _say(word, "red", str(error))
+def not_stored(error: StorageError, word: str = "error") -> int:
+    """Say what could not be written, and return the exit code."""
+    say((word, "red"), f"  {error}")
     return EXIT_BROKEN
 
 
-def _say(word: str, style: str, text: str = "") -> None:
-    console.print(Text.assemble((word, style), f"  {text}" if text else ""), soft_wrap=True)
-
-
-def _seen(run_dir: Path, verdict: Verdict) -> Record:
+def seen(run_dir: Path, verdict: Verdict) -> Record:
     """Return a run as a list sees it with this verdict."""
     return load(run_dir, whole=False).model_copy(update={"verdict": verdict})
 
 
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
-    narrow = console.width < NARROW
+    checks, record, run = verdict.checks, seen(run_dir, verdict), Run(run_dir)
     rows = []
     # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
-    for check in sorted(
-        verdict.checks, key=lambda check: (check.status != "FAIL", check.word == "INCOMPLETE", not check.gates)
-    ):
-        if check.word not in OPEN:
-            continue
-        limit = f" (limit: {check.limit})" if narrow and check.limit else ""
-        cells = {
-            "check": check.name,
-            "status": Text(OPEN[check.word], look(check.word).colour),
-            "result": check.reason + limit,
-        }
-        rows.append(cells if narrow else cells | {"limit": check.limit})
-    if rows:
-        console.print(terminal.table(rows))
-    if passed := sum(check.status == "PASS" for check in verdict.checks):
-        _say("passed", "green", counted(passed, "check"))
-    run, record = Run(run_dir), _seen(run_dir, verdict)
-    for message in messages(run):
-        _say("note", "yellow", message)
-    if numbers := cards(record.result) if record.result else []:  # a damaged one is in the verdict already
-        words = "; ".join(f"{row['label']} {row['value']} {row['unit']}".strip() for row in numbers)
-        _say("key numbers", "", words)
-    if skipped := [check for check in verdict.checks if check.word == "SKIPPED"]:
-        values = (f" (measured {quantity(one.value, one.unit)})" if one.value is not None else "" for one in skipped)
-        _say(
-            "not evaluated", "yellow", ", ".join(map("".join, zip((one.name for one in skipped), values, strict=True)))
-        )
-    if uncompared := [check for check in verdict.checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]:
-        why = uncompared[0].reason.partition("; ")[2] or uncompared[0].reason
-        _say("not compared", "blue", f"{counted(len(uncompared), 'metric')}: {why}")
-        if verdict.verdict == "PASS" and (how := baselines.continued(run)):
-            why = f"it was {how}, and its speed is that of the last part"
-            _say(f"this run cannot become a baseline: {why}; run it again undisturbed", "dim")
-        elif verdict.verdict == "PASS" and not run.config.planted_slowdown:
-            again = f'benchlib baseline accept {shlex.quote(_short(run_dir))} --reason "..."'
-            _say(f"to compare later runs with this one: {again}", "dim")
-    if verdict.gate:
-        _say(verdict.gate["sentence"], "dim")
-    _say(record.word, f"bold {look(record.word).colour}", verdict.sentence)
-    if report is not None:
-        console.print(f"report: {shown(report)}\n", soft_wrap=True)
-
-
-def summarise_tier(outcomes: Iterable["Outcome"], store: Path) -> None:
-    """Print the verdicts of a tier's benchmarks, each with its sentence, and the path of the index."""
-    rows = [
-        {
-            "benchmark": (record := _seen(outcome.run_dir, outcome.verdict)).benchmark,
-            "verdict": Text(record.word, look(record.word).colour),
-            "summary": outcome.verdict.sentence,
-        }
-        for outcome in outcomes
+    for check in sorted(checks, key=lambda item: (item.status != "FAIL", item.word == "INCOMPLETE", not item.gates)):
+        if check.word in OPEN:
+            status = Text(OPEN[check.word], look(check.word).colour)
+            limit = f" (limit: {check.limit})" if check.limit else ""
+            rows.append({"check": check.name, "status": status, "result": check.reason + limit})
+    show_table(rows)
+    passed = sum(check.status == "PASS" for check in checks)
+    numbers = cards(record.result) if record.result else []  # a damaged one is in the verdict already
+    skipped = [
+        item.name + (f" (measured {quantity(item.value, item.unit)})" if item.value is not None else "")
+        for item in checks
+        if item.word == "SKIPPED"
     ]
-    console.print(terminal.table(rows))
-    console.print(f"index: {shown(store / 'index.html')}", soft_wrap=True)
+    uncompared = [check.reason for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
+    why = uncompared[0].partition("; ")[2] or uncompared[0] if uncompared else ""
+    lines = [
+        ("passed", "green", counted(passed, "check") if passed else ""),
+        *(("note", "yellow", message) for message in messages(run)),
+        ("key numbers", "", "; ".join(f"{row['label']} {row['value']} {row['unit']}".strip() for row in numbers)),
+        ("not evaluated", "yellow", ", ".join(skipped)),
+        ("not compared", "blue", f"{counted(len(uncompared), 'metric')}: {why}" if why else ""),
+    ]
+    for word, style, text in lines:
+        if text:
+            say((word, style), f"  {text}")
+    if uncompared and verdict.verdict == "PASS":
+        if how := baselines.continued(run):
+            why = f"it was {how}, and its speed is that of the last part"
+            say(f"this run cannot become a baseline: {why}; run it again undisturbed", style="dim")
+        elif not run.config.planted_slowdown:
+            again = f'benchlib baseline accept {shlex.quote(place(run_dir))} --reason "..."'
+            say(f"to compare later runs with this one: {again}", style="dim")
+    if verdict.gate:
+        say(verdict.gate["sentence"], style="dim")
+    say((record.word, f"bold {look(record.word).colour}"), f"  {verdict.sentence}")
+    if report is not None:
+        say(f"report: {place(report)}\n")
+
+
+def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
+    """Print the verdicts of a tier's benchmarks, each with its sentence, and the path of the index."""
+    rows = []
+    for outcome in outcomes:
+        record = seen(outcome.run_dir, outcome.verdict)
+        word = Text(record.word, look(record.word).colour)
+        rows.append({"benchmark": record.benchmark, "verdict": word, "summary": outcome.verdict.sentence})
+    show_table(rows)
+    say(f"index: {place(store / 'index.html')}")
 
 
 def shown(path: Path) -> str:
-    """Return a path for the console: relative where it lies below the working folder, on one line, its signs escaped."""
-    return escape(terminal.one_line(_short(path)))
-
-
-def _short(path: Path) -> str:
-    with contextlib.suppress(ValueError):
-        path = path.resolve().relative_to(Path.cwd())
-    return str(path)
-
-
-def report_all(runs: Iterable[Path], out: Path | None) -> int:
-    """Judge and render stored runs again and refresh their stores' lists; return 2 where one of these failed, else 0."""
-    folder = out or outputs()
-    chosen = list(runs) or list(find_runs(folder))
-    if not chosen:
-        raise UserError(no_runs(folder))
-    codes = [_report(run_dir) for run_dir in chosen]
-    # A run in STORE/<tier>-<day>/<run> changes the list of its own store. A copy elsewhere has no list.
-    places = [run_dir.resolve().parent for run_dir in chosen]
-    for store in sorted({place.parent for place in places if _DAY.fullmatch(place.name)}):
-        codes.append(write_index(store))
-    sys.stdout.flush()
-    return max(codes)
-
-
-def _report(run_dir: Path) -> int:
-    """Judge and render one run; return the exit code."""
-    try:
-        return _judged_and_rendered(run_dir)
-    except Exception as error:  # the others are reported all the same
-        reason = str(error) if isinstance(error, (UserError, OSError)) else unexpected(error)
-        reason = reason.removeprefix(f"{run_dir}: ")
-        _say("error", "red", f"{terminal.one_line(_short(run_dir))}: {reason}")
-        return EXIT_BROKEN
-
-
-def _judged_and_rendered(run_dir: Path) -> int:
-    run = Run(run_dir)
-    if not run.recognised:
-        raise UserError("not a run folder of benchlib: nothing is written there")
-    own = BENCHMARKS.get(load(run_dir, whole=False).benchmark)
-    if own and own.fault:  # what cannot be judged is not called broken
-        raise UserError(own.fault)
-    if run_folder.at_work(run_dir):
-        console.print(f"RUNNING  {shown(run_dir)}: still going on, nothing changed", soft_wrap=True)
-        return EXIT_PASS
-    settled(run_dir)
-    verdict, place = judging.judged(Run(run_dir)), terminal.one_line(_short(run_dir))
-    failed: StorageError | None = None
-    try:
-        place = terminal.one_line(_short(keep(run_dir, verdict)))
-    except StorageError as error:
-        failed, place = error, f"{place}: {verdict.sentence}"
-    word = _seen(run_dir, verdict).word
-    _say(word, look(word).colour, place)
-    if failed:
-        return _not_stored(failed)
-    if verdict.verdict != "PASS":
-        console.print(f"  {escape(terminal.one_line(verdict.sentence))}", soft_wrap=True)
-    return EXIT_PASS
+    """Return a path for a text with rich's markup."""
+    return escape(place(path))
 
 
 @click.command()
 @click.argument("target")
-@click.argument("loose", nargs=-1, metavar="")
-@click.option("--tier", "-t", help="How much work: smoke, quick, nightly or weekend. [default: smoke]")
-@click.option(
-    "--backend", "-b", default="auto", show_default=True, help="Where: auto, cpu, cuda, rocm, mps, xpu or tpu."
-)
+@click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
+@click.option("--backend", "-b", default="auto", show_default=True, help=f"Where: {', '.join(['auto', *BACKENDS])}.")
 @SET
 @OUT
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
@@ -453,50 +332,22 @@ def _judged_and_rendered(run_dir: Path) -> int:
     help="With --dry-run: every benchmark of a tier in full, every parameter with its meaning.",
 )
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-@user_errors
-def verb(
-    target: str,
-    loose: tuple[str, ...],
-    tier: str | None,
-    backend: str,
-    pairs: tuple[str, ...],
-    out: Path | None,
-    resume: str | None,
-    max_restarts: int | None,
-    repeat: int,
-    strict: bool,
-    dry_run: bool,
-    everything: bool,
-    manifest: bool,
-) -> None:
+def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
-    if loose:
-        pairs_of = " ".join(f"--set {word}" for word in loose if "=" in word)
-        remedy = f"set parameters with {pairs_of}" if pairs_of else "one benchmark or tier at a time"
-        raise UserError(f"{' '.join(loose)}: unexpected after {target}: {remedy}")
-    if everything and not dry_run:
+    dry_run, manifest, max_restarts = options["dry_run"], options["manifest"], options["max_restarts"]
+    if options["everything"] and not dry_run:
         raise UserError("--all: shows every parameter of a plan, with --dry-run")
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
-    if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
+    starts = not (dry_run or manifest)
+    if starts:  # before torch is asked for its devices, which takes seconds
         check_place(out or outputs())
     with at_work("asking torch for the devices"):
-        ahead = None if dry_run or manifest else get_ready
-        plans = plan.plans(target, tier, backend, pairs, resume, ahead)
+        plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"])
     if manifest:
         click.echo("---\n".join(planning.submission(planned, out) for planned in plans), nl=False)
-        return
-    if dry_run:
-        planning.show(plans, out, everything)
-        return
-    planning.check_launchers(plans)
-    sys.exit(run_all(plans, out, strict, repeat))
-
-
-@click.command()
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@OUT
-@user_errors
-def report(runs: tuple[Path, ...], out: Path | None) -> None:
-    """Judge and render stored RUNS again, without running anything. [default: all]"""
-    sys.exit(report_all(runs, out))
+    elif dry_run:
+        planning.show(plans, out, options["everything"])
+    else:
+        planning.check_launchers(plans)
+        sys.exit(run_all(plans, out, options["strict"], options["repeat"]))

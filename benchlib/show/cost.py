@@ -1,36 +1,29 @@
-"""What people see of a comparison by price: the words of its table, its pictures, its page, and what its notebook shows."""
+"""What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
+import numpy as np
 
 import benchlib
 from benchlib.core.text import quantity
 from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text
 from benchlib.show import markup
 from benchlib.show.figures import (
-    DARK,
     DASHED,
     LIGHT,
-    WIDTH_IN,
     End,
     Picture,
-    Theme,
     blank,
     data_url,
     finish,
-    head,
-    label_rows,
     name_ends,
-    note,
     plain_numbers,
     styled,
 )
 
+BEST = LIGHT.series[2]
 LETTERS = 26  # of a machine's label in a picture
-WIDE = 20.0  # ratio of the largest to the smallest value from which an axis is logarithmic
-REACH = 3.0  # times the longest bar that intervals are drawn to, then an arrow: a longer one would leave nothing of the bars
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
@@ -72,113 +65,48 @@ def _short(label: str) -> str:
     return label if len(label) <= LETTERS else f"{label[: LETTERS - 1 - half]}…{label[-half:]}"
 
 
-def _errors(values: Sequence[Estimate]) -> tuple[list[float], list[float]]:
-    """Return how far the intervals reach below and above the values; 0 where there is none."""
-    ends = [(item.value or 0.0, item.low, item.high) for item in values]
-    below = [0.0 if low is None else middle - low for middle, low, _ in ends]
-    return below, [0.0 if high is None else high - middle for middle, _, high in ends]
+def _reach(value: Estimate, scale: float = 1.0) -> Any:
+    """Return how far the interval reaches below and above a value, of shape (2, 1); 0 where there is none."""
+    ends = np.array([[value.low], [value.value], [value.high]], dtype=float) / scale
+    return np.nan_to_num(np.diff(ends, axis=0))
 
 
 @styled
-def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
-    """A quantity of all machines as bars with their intervals, the best one in green where the order is certain.
-
-    Beside break-even prices stand those that are paid.
-    """
-    figure, axes = blank(row.name, theme, of_many=True)
-    cells, places = [cell(row, index) for index in range(len(row.values))], range(len(row.values))
-    figure.set_size_inches(WIDTH_IN, 1.15 + 0.42 * len(cells))
-    values = [value.value or 0.0 for value in row.values]
-    colours = [theme.series[2 if words.mark == "✓" else 0] for words in cells]
-    axes.barh(places, values, height=0.55, color=colours, alpha=0.85)
-    looks: Any = {"fmt": "none", "ecolor": theme.text, "elinewidth": 1.1, "capsize": 3}
-    reach = REACH * max(values)
-    below, above = _errors(row.values)
-    above = [min(error, reach - value) for error, value in zip(above, values, strict=True)]
-    axes.errorbar(values, places, xerr=(below, above), **looks)
-    ends = [value + error for value, error in zip(values, above, strict=True)]
-    if row.name == "break_even":
-        prices = [machine.price.usd_per_device_hour for machine in item.machines]
-        axes.plot(prices, places, "D", color=theme.series[1], markersize=6, label="price")
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
-        ends = [max(end, price) for end, price in zip(ends, prices, strict=True)]
-    label_rows(axes, [_short(machine.label) for machine in item.machines])
-    for place, (end, words, item_value) in enumerate(zip(ends, cells, row.values, strict=True)):
-        written = "not available" if words.value == "–" else f"{words.value} {words.mark}".strip()
-        if row.name == "break_even":
-            price = quantity(item.machines[place].price.usd_per_device_hour)
-            written = f"{price} → {words.value}" if words.below != "the cheapest" else words.below
-        cut = (item_value.high or 0.0) > reach
-        note(axes, f"→ {written}" if cut else written, (end, place), (9, 0), fontsize=8.5)
-    axes.set_xlim(0, 1.4 * max(ends))
-    axes.locator_params(axis="x", nbins=5)
-    axes.set_xlabel(row.unit + ("" if row.direction == "none" else f", {row.direction} is better"))
-    ends_of = [f" ({words.below})" if words.below else "" for words in cells]
-    alt = [f"{item.machines[place].label} {cells[place].value}{ends_of[place]}" for place in places]
-    return head(figure, theme, row_text(row), "; ".join(alt))
-
-
-@styled
-def front(item: Worth, theme: Theme = LIGHT) -> Picture:
+def front(item: Worth) -> Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
-    figure, axes = blank("front", theme, of_many=True)
+    figure, axes = blank("front", of_many=True)
     longest = max(time.value or 0.0 for time in item.seconds)
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
     ends, words = list[End](), list[str]()
-    for place, (time, usd) in enumerate(zip(item.seconds, item.usd, strict=True)):
-        x, y, label, on_front = (
-            (time.value or 0.0) / scale,
-            usd.value or 0.0,
-            item.machines[place].label,
-            place in item.front,
-        )
-        colour = theme.series[2] if on_front else theme.muted
-        looks: Any = {"fmt": "o", "color": colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
-        wide = [[part / scale for part in side] for side in _errors([time])]
-        axes.errorbar(x, y, xerr=wide, yerr=_errors([usd]), **looks)
-        ends.append(End(x, y, _short(label), colour))
-        amounts = f"{label} {amount_text(time.value or 0.0, 's')}, {amount_text(y, 'USD')}"
+    for place, (machine, time, usd) in enumerate(zip(item.machines, item.seconds, item.usd, strict=True)):
+        seconds, cost, on_front = time.value or 0.0, usd.value or 0.0, place in item.front
+        end = End(seconds / scale, cost, _short(machine.label), BEST if on_front else LIGHT.muted)
+        looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
+        axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
+        ends.append(end)
+        amounts = f"{machine.label} {amount_text(seconds, 's')}, {amount_text(cost, 'USD')}"
         words.append(amounts + ", on the front" * on_front)
-    best = sorted((ends[place].x, ends[place].y) for place in item.front)
+    best = sorted((end.x, end.y) for end in ends if end.colour == BEST)
     if len(best) > 1:
-        axes.step(*zip(*best, strict=True), where="post", color=theme.series[2], linewidth=1.2, linestyle=DASHED)
-    _scale(axes, "x", item.seconds, scale)
-    _scale(axes, "y", item.usd, 1.0)
+        axes.step(*zip(*best, strict=True), where="post", color=BEST, linewidth=1.2, linestyle=DASHED)
+    axes.set(xscale="log", yscale="log", xlim=_room([end.x for end in ends]), ylim=_room([end.y for end in ends]))
+    plain_numbers(axes.xaxis)
+    plain_numbers(axes.yaxis)
     axes.grid(visible=True, axis="both")
-    name_ends(axes, theme, ends)
-    title = f"Time and cost of {item.amount}"
-    return finish(figure, axes, theme, title, f"time of {item.amount} ({unit})", "USD", "; ".join(words))
+    name_ends(axes, LIGHT, ends)
+    title, x = f"Time and cost of {item.amount}", f"time of {item.amount} ({unit})"
+    return finish(figure, axes, LIGHT, title, x, "USD", "; ".join(words))
 
 
-def _scale(axes: Axes, axis: str, values: Sequence[Estimate], scale: float) -> None:
-    """Let an axis begin at zero, or make it logarithmic where the values lie far apart, with room for the names."""
-    highs = [max(value.value or 0.0, value.high or 0.0) / scale for value in values]
-    lows = [(value.low or value.value or 0.0) / scale for value in values]
-    if max(highs) > WIDE * min(lows):
-        getattr(axes, f"set_{axis}scale")("log")
-        plain_numbers(getattr(axes, f"{axis}axis"))
-        getattr(axes, f"set_{axis}lim")(0.6 * min(lows), 1.8 * max(highs))
-    else:
-        getattr(axes, f"set_{axis}lim")(0, 1.22 * max(highs))
-
-
-def pictures(item: Worth, theme: Theme = LIGHT) -> list[Picture]:
-    """Return all pictures of a comparison: time against cost first; quantities that no machine has are left out."""
-    shown = [row for row in item.rows if any(value.value is not None for value in row.values)]
-    return [front(item, theme), *(bars(item, row, theme) for row in shown)]
+def _room(values: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of a logarithmic axis that leave room for names, and hold more than one number of 1, 2 and 5."""
+    return 0.5 * min(values), 2 * max(values)
 
 
 def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
-    drawn = [
-        [
-            {"alt": light.alt, "light": data_url(light), "dark": data_url(dark)}
-            for light, dark in zip(pictures(item, LIGHT), pictures(item, DARK), strict=True)
-        ]
-        for item in items
-    ]
-    pairs = list(zip(items, drawn, strict=True))
-    return markup.page("cost.html.j2", items=pairs, notes=notes, rows=rows)
+    drawn = [(item, front(item)) for item in items]
+    return markup.page("cost.html.j2", items=drawn, notes=notes, rows=rows, data_url=data_url)
 
 
 # What the notebook shows, by `session`.
@@ -211,8 +139,8 @@ def _table(item: Worth) -> list[dict[str, str]]:
 
 
 def figures(offers: Offers) -> dict[str, Callable[[], list[Picture]]]:
-    """Return the pictures of the first benchmark."""
-    return {"comparison": lambda: pictures(offers.items[0])}
+    """Return the picture of the first benchmark."""
+    return {"time and cost": lambda: [front(offers.items[0])]}
 
 
 def reading(offers: Offers) -> list[str]:

@@ -1,101 +1,125 @@
-"""Executing notebooks headless: papermill's Python API with an orderly end."""
+"""Executing notebooks headless: papermill's Python API with an orderly end, and kernels that can be ended from outside."""
 
 import ast
 import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchlib.core.errors import UserError
-from benchlib.core.imports import importing_jupyter
-from benchlib.show.kernels import HEADLESS, Kernel, kernel_manager, warm_up
+import psutil
 
-NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended, while it computes: judgement, pictures
+from benchlib.core.imports import importing_jupyter
+
+# A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
+HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended: judgement, pictures
 # For a kernel to end its ranks after an interrupt, and for its end to be noticed after it was killed.
 END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
-WATCH_S = 2.0  # for which a kernel is watched at its limit, again and again
-WORKING = 0.05  # of a core: a kernel that checks and draws uses more, one that hangs in a driver or was stopped none
 
 
 def parameters_of(path: Path) -> dict[str, Any]:
-    """Return the names and default values of the cell that is tagged ``parameters``.
-
-    They are read without executing anything: the cell may hold annotated literals only.
-    """
+    """Return the names and default values of the cell that is tagged ``parameters``, as papermill reads them."""
     with importing_jupyter():
-        import nbformat
+        import papermill
 
-    notebook = nbformat.read(path, as_version=4)
-    cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    if len(cells) != 1:
-        raise UserError(f"{path}: {len(cells)} cells are tagged `parameters`, expected one")
-    values = {}
-    for statement in ast.parse(cells[0].source).body:
-        if (
-            not isinstance(statement, ast.AnnAssign)
-            or not isinstance(statement.target, ast.Name)
-            or statement.value is None
-        ):
-            raise UserError(f"{path}: line {statement.lineno} of the parameters cell is not `name: type = literal`")
-        values[statement.target.id] = ast.literal_eval(statement.value)
-    return values
+    inferred = papermill.inspect_notebook(str(path))
+    return {name: ast.literal_eval(parameter["default"]) for name, parameter in inferred.items()}
 
 
-def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float, more_s: float = 0.0) -> None:
+class Kernel:
+    """The kernel of one notebook, so that it can be ended from outside, whatever it does or does not answer."""
+
+    def __init__(self) -> None:
+        self._process: psutil.Process | None = None
+        self._ending = False
+
+    def started(self, pid: int) -> None:
+        """Note the kernel's process; end it at once where the notebook is to end already."""
+        with contextlib.suppress(psutil.Error):
+            self._process = psutil.Process(pid)
+        if self._ending:
+            self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, to a kernel that starts later as well."""
+        self._ending = True
+        if self._process is not None:
+            with contextlib.suppress(psutil.Error):
+                self._process.send_signal(number)
+
+
+def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
     """Execute a notebook with ``parameters`` into ``output``; what ran is saved after every cell.
 
-    ``timeout_s`` is the limit for the whole notebook, its kernel's start included. A kernel that does not end then is killed,
-    one that computes gets up to ``more_s`` more. After an interrupt of this program it is interrupted and soon killed. Raises ``papermill.PapermillExecutionError`` with the failing cell's
-    error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
+    ``timeout_s`` is the limit for the whole notebook, its kernel's start included: a kernel that does not end then is killed.
+    After an interrupt of this program it is interrupted and soon killed. Raises ``papermill.PapermillExecutionError`` with the
+    failing cell's error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
     (output.parent / "logs").mkdir(exist_ok=True)
-    warm_up()
-    old = {name: os.environ.get(name) for name in HEADLESS}
-    os.environ.update(HEADLESS)
-    folder, kernel, failures = Path.cwd(), Kernel(), list[BaseException]()
-
-    def close_loop() -> None:
-        from jupyter_core.utils import ensure_event_loop
-
-        with contextlib.suppress(RuntimeError):
-            ensure_event_loop().close()  # nbclient leaves the loop of its thread open
+    kernel, failures = Kernel(), list[BaseException]()
 
     def work() -> None:
+        from jupyter_core.utils import ensure_event_loop
+
         try:
             _execute(path, output, parameters, kernel)
         except BaseException as error:
             failures.append(error)
         finally:
-            close_loop()
+            with contextlib.suppress(RuntimeError):
+                ensure_event_loop().close()  # nbclient leaves the loop of its thread open
             ended.set()
 
     # In a thread of its own: whatever it waits for, this one sees signals and the time.
     # It is waited for by an event: a join that a signal interrupts takes the thread for ended (CPython 3.11).
     ended = threading.Event()
-    try:
-        threading.Thread(target=work, name="notebook", daemon=True).start()
-        if not ended.wait(timeout_s) and not _ended_at_work(kernel, ended, more_s):
-            kernel.send(signal.SIGKILL)
-            ended.wait(END_S[signal.SIGKILL])
-            raise TimeoutError(f"no end within {timeout_s:.0f} s, the limit for the whole run; its kernel was killed")
-    finally:
-        for number, wait_s in END_S.items():
-            if not ended.is_set():
-                kernel.send(number)
-                ended.wait(wait_s)
-        os.chdir(folder)  # papermill works in the notebook's folder
-        for name, value in old.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with contextlib.chdir(Path.cwd()):  # papermill works in the notebook's folder
+        try:
+            threading.Thread(target=work, name="notebook", daemon=True).start()
+            if not ended.wait(timeout_s):
+                kernel.send(signal.SIGKILL)
+                ended.wait(END_S[signal.SIGKILL])
+                limit = f"no end within {timeout_s:.0f} s, the limit for the whole run"
+                raise TimeoutError(f"{limit}; its kernel was killed")
+        finally:
+            for number, wait_s in END_S.items():
+                if not ended.is_set():
+                    kernel.send(number)
+                    ended.wait(wait_s)
     if failures:
         raise failures[0]
+
+
+def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: Kernel) -> None:
+    with importing_jupyter():
+        import papermill
+
+    logs = output.parent / "logs"
+    _log_to(logs / "notebook.log")
+    papermill.execute_notebook(
+        _literal(path),
+        _literal(output),
+        parameters=dict(parameters),
+        kernel_name="python3",
+        language="python",
+        progress_bar=False,
+        log_output=False,
+        cwd=str(path.parent),
+        kernel_manager_class=kernel_manager(logs / "kernel.err", kernel.started),
+        autosave_cell_every=30,
+        start_timeout=120,
+        coalesce_streams=True,
+    )
+
+
+def _literal(path: Path) -> str:
+    """Return a path as papermill takes it: braces would be places for parameters."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def _log_to(path: Path) -> None:
@@ -109,38 +133,31 @@ def _log_to(path: Path) -> None:
         logger.propagate = False
 
 
-def _ended_at_work(kernel: Kernel, ended: threading.Event, more_s: float) -> bool:
-    """Wait for a kernel as long as it computes, at most ``more_s``; tell whether it ended."""
-    end = time.monotonic() + more_s
-    while (left_s := end - time.monotonic()) > 0 and not kernel.stopped():
-        before, watch_s = kernel.used_s(), min(WATCH_S, left_s)
-        if ended.wait(watch_s):
-            return True
-        if kernel.used_s() - before < WORKING * watch_s:
-            return False
-    return False
+def kernel_manager(log: Path | None = None, started: Callable[[int], None] | None = None) -> type:
+    """Return the class of jupyter_client that starts kernels of the running interpreter.
 
+    What a kernel itself writes to stderr goes to the file ``log``: on an interrupt it prints pages about its sockets.
+    ``started`` is called with the process id of each.
+    """
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import AsyncKernelManager
 
-def _literal(path: Path) -> str:
-    """Return a path as papermill takes it: braces would be places for parameters."""
-    return str(path).replace("{", "{{").replace("}", "}}")
+    class ThisInterpreter(AsyncKernelManager):  # type: ignore[misc]
+        """A kernel of the running interpreter, whatever kernelspecs the user has installed."""
 
+        # ipykernel 7 warns of plain text on every start unless it is asked to encrypt where it can.
+        transport_encryption = "auto"
 
-def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: Kernel) -> None:
-    with importing_jupyter():
-        import papermill
+        @property
+        def kernel_spec(self) -> KernelSpec:
+            argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            return KernelSpec(argv=argv, language="python", metadata={"supported_encryption": "curve"})
 
-    _log_to(output.parent / "logs" / "notebook.log")
-    papermill.execute_notebook(
-        _literal(path),
-        _literal(output),
-        parameters=dict(parameters),
-        kernel_name="python3",
-        language="python",
-        progress_bar=False,
-        log_output=False,
-        cwd=str(path.parent),
-        kernel_manager_class=kernel_manager(output.parent / "logs" / "kernel.err", kernel.started),
-        autosave_cell_every=30,
-        start_timeout=120,
-    )
+        async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
+            with log.open("ab") if log else contextlib.nullcontext() as handle:
+                more = {"env": os.environ | HEADLESS} | ({"stderr": handle} if handle else {})
+                await super().start_kernel(**options, **more)
+            if started and self.provisioner is not None:
+                started(self.provisioner.pid)  # type: ignore[attr-defined]
+
+    return ThisInterpreter

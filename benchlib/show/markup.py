@@ -20,6 +20,7 @@ from mistune.plugins.math import math
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from benchlib.core.terminal import harmless
 from benchlib.core.text import cell, column, look
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
@@ -146,5 +147,5 @@ def environment() -> jinja2.Environment:
 
 
 def page(template: str, /, **values: Any) -> str:
-    """Return a page of a template without blank lines."""
-    return re.sub(r"\n{2,}", "\n", environment().get_template(template).render(values))
+    """Return a page of a template; names of folders and data may hold control characters, which are left out."""
+    return harmless(environment().get_template(template).render(values))

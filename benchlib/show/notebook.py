@@ -17,46 +17,44 @@ if TYPE_CHECKING:
 _LEFT = "<style scoped>table.left th, table.left td {text-align: left !important}</style>"
 
 
+def _kernel() -> Any:
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
 def refuse_unknown_parameters(benchmark: str = "") -> None:
     """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
 
     papermill itself only warns and lets the notebook run with the default of what was meant. A field of the benchmark's
     config that is no parameter of the notebook goes into ``overrides``.
     """
-    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    variables: dict[str, Any] = ipython.user_ns if ipython else {}
-    cells: list[str] = list(variables.get("In", []))
+    variables: dict[str, Any] = getattr(_kernel(), "user_ns", {})
     defined: set[str] = set()
-    for cell in cells:
+    for cell in list(variables.get("In", [])):
         try:
             statements = ast.parse(cell).body
         except SyntaxError:  # a magic, which defines no parameter
             continue
-        targets = [
-            node.targets[0] if isinstance(node, ast.Assign) else node.target
-            for node in statements
-            if isinstance(node, (ast.Assign, ast.AnnAssign))
-        ]
+        targets = [node.target for node in statements if isinstance(node, ast.AnnAssign)]
+        targets += [target for node in statements if isinstance(node, ast.Assign) for target in node.targets]  # type: ignore[misc]
         names = {target.id for target in targets if isinstance(target, ast.Name)}
-        if cell.startswith("# Parameters\n") and defined:
-            unknown = sorted(names - defined)
-            if unknown and benchmark and unknown[0] in config_class(benchmark).model_fields:
-                fields = [name for name in unknown if name in config_class(benchmark).model_fields]
-                given = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
-                where = f'set this field of the config with -y "{{overrides: {{{given}}}}}"'
-                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {where}")
-            if unknown:
-                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {nearest(unknown[0], defined)}")
+        unknown = sorted(names - defined) if cell.startswith("# Parameters\n") and defined else []
+        if unknown:
+            fields = [name for name in unknown if benchmark and name in config_class(benchmark).model_fields]
+            given = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
+            remedy = f'set this field of the config with -y "{{overrides: {{{given}}}}}"'
+            why = remedy if unknown[0] in fields else nearest(unknown[0], defined)
+            raise UserError(f"the notebook has no parameter {unknown[0]!r}: {why}")
         defined |= names
 
 
-def format_tables() -> None:
-    """Let the kernel show tables left-aligned, with thousands separated."""
-    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if ipython:
+def begin(benchmark: str = "") -> None:
+    """Refuse wrong parameters, and let the kernel show tables left-aligned, with thousands separated and sentences in full."""
+    refuse_unknown_parameters(benchmark)
+    if kernel := _kernel():
         import pandas as pd
 
-        ipython.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
+        pd.set_option("display.max_colwidth", None)
+        kernel.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
 
 
 def table_html(frame: "pandas.DataFrame") -> str:
@@ -74,11 +72,3 @@ def table_html(frame: "pandas.DataFrame") -> str:
         frame.columns.name, frame.index.name = frame.index.name, None
     page: str = frame.to_html(border=0, na_rep="", max_rows=pd.get_option("display.max_rows"), classes="left")
     return f"<div>{_LEFT}{page}</div>"
-
-
-def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return the frame; from now on pandas shows sentences in full."""
-    import pandas as pd
-
-    pd.set_option("display.max_colwidth", None)
-    return frame

@@ -5,27 +5,25 @@ drawn from the records, so the report of a run that broke before its notebook co
 """
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchlib.benchmarks import of_run
 from benchlib.core.files import read_bytes, write_text
 from benchlib.core.imports import importing_jupyter
-from benchlib.core.terminal import harmless
-from benchlib.results.record import Record, load
+from benchlib.results.record import load
 from benchlib.results.run import Run
-from benchlib.results.shared import Link, link
+from benchlib.results.shared import link
 from benchlib.show import markup
 from benchlib.show.digest import digest, shortened
-from benchlib.show.figures import DARK, LIGHT, data_url
+from benchlib.show.figures import data_url
 
 with importing_jupyter():
     import nbformat
 
 NAME = "report.html"
-MOST_BYTES = 500_000
-SHORTER = ((300, 40), (150, 12), (60, 4))  # characters of a text and entries of a list, where a run says too much
+MAX_BYTES = 500_000
 TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
 ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
@@ -38,50 +36,36 @@ class Outputs:
     """
 
     def __init__(self, limit: int, seen: Mapping[str, str]) -> None:
-        self.limit, self.seen, self.pictures = limit, seen, 0
+        self.left, self.seen = limit, seen
 
-    def of(self, cell: Any) -> Iterator[dict[str, str]]:
-        """Yield the outputs of a cell, what was printed in several parts as one."""
-        joined: list[Any] = []
-        for output in cell.outputs:
-            last = joined[-1] if joined else None
-            if last and output.output_type == last.output_type == "stream" and output.name == last.name:
-                joined[-1] = nbformat.from_dict(last | {"text": last.text + output.text})
-            else:
-                joined.append(output)
-        return map(self._shown, joined)
-
-    def _shown(self, output: Any) -> dict[str, str]:
-        """Return ``kind`` (html, picture, above, markdown, text, none) and what to show."""
-        if output.output_type == "stream":
-            return {"kind": "text", "text": _cut(markup.plain(output.text))}
-        if output.output_type == "error":
-            error = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
-            return {"kind": "text", "text": _cut(markup.plain(error))}
+    def shown(self, output: Any) -> dict[str, str]:
+        """Return ``kind`` (html, picture, above, markdown, text) and what to show."""
+        if output.output_type in ("stream", "error"):
+            words = (
+                output.text if "text" in output else "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
+            )
+            return {"kind": "text", "text": _cut(markup.plain(words))}
         data = output.get("data", {})
         if "image/png" in data:
-            return self._picture(str(data["image/png"]), data, output.get("metadata", {}))
+            alt = output.get("metadata", {}).get("image/png", {}).get("alt") or data.get("text/plain") or markup.NO_ALT
+            return self._picture("".join(str(data["image/png"]).split()), str(alt))
         if "text/html" in data and len(data["text/html"]) <= 3 * TEXT_LIMIT:
             return {"kind": "html", "text": data["text/html"]}
         if "text/markdown" in data:
             return {"kind": "markdown", "text": _cut(data["text/markdown"])}
-        if "text/plain" in data:
-            return {"kind": "text", "text": _cut(markup.plain(data["text/plain"]))}
-        return {"kind": "none", "text": ""}
+        return {"kind": "text", "text": _cut(markup.plain(data.get("text/plain", "")))}
 
-    def _picture(self, encoded: str, data: Any, metadata: Any) -> dict[str, str]:
-        encoded = "".join(encoded.split())
-        alt = str(metadata.get("image/png", {}).get("alt") or data.get("text/plain") or markup.NO_ALT)
+    def _picture(self, encoded: str, alt: str) -> dict[str, str]:
         try:
             base64.b64decode(encoded, validate=True)
         except ValueError:
             return {"kind": "text", "text": f"[damaged picture: {alt}]"}
         if encoded in self.seen:
             return {"kind": "above", "name": self.seen[encoded], "text": alt}
-        if self.pictures + len(encoded) > self.limit:
+        if len(encoded) > self.left:
             words = f"[picture left out to keep this report small; it is in notebook.ipynb: {alt}]"
             return {"kind": "text", "text": words}
-        self.pictures += len(encoded)
+        self.left -= len(encoded)
         return {"kind": "picture", "src": f"data:image/png;base64,{encoded}", "text": alt}
 
 
@@ -93,13 +77,13 @@ def _cut(words: str) -> str:
 
 
 def _pictures(run: Run, benchmark: str, problems: list[str]) -> list[dict[str, str]]:
-    """Draw the pictures of a run in both appearances, those that are not empty; what cannot be drawn is a problem."""
+    """Draw the pictures of a run, those that are not empty; what cannot be drawn is a problem."""
     own, drawn = of_run(benchmark), []
     for name, draw in (own.spec.figures(True) if own else {}).items():
         try:
-            light, dark = (draw(run, theme) for theme in (LIGHT, DARK))
-            if not light.empty:
-                drawn.append({"name": name, "alt": light.alt, "light": data_url(light), "dark": data_url(dark)})
+            picture = draw(run)
+            if not picture.empty:
+                drawn.append({"name": name, "alt": picture.alt, "src": data_url(picture)})
         except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
             problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
     return drawn
@@ -117,43 +101,26 @@ def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook()
 
 
-def _data(record: Record, problems: list[str]) -> Link | None:
-    """Pack the run for programs that read the report; what cannot be written as JSON costs only this link."""
-    try:
-        return link(record)
-    except ValueError as error:
-        problems.append(f"the data of the run cannot be carried by this report: {str(error).splitlines()[0]}")
-        return None
-
-
 def html(run: Run) -> str:
     """Return the report of a run folder, whole, partial or damaged, as one HTML document under 500 kB."""
     record = load(run.path)
     content = digest(record, run)
-    problems = list(content["problems"])
+    problems, data = list(content["problems"]), None
     pictures = _pictures(run, record.benchmark, problems)
-    seen = {picture["light"].partition(",")[2]: picture["name"] for picture in pictures}
     notebook = _notebook(run.path / "notebook.ipynb", problems)
-    data = _data(record, problems)
+    try:
+        data = link(record)
+    except ValueError as error:  # what cannot be written as JSON
+        problems.append(f"the data of the run cannot be carried by this report: {str(error).splitlines()[0]}")
     content["problems"] = list(dict.fromkeys(problems))  # once, whichever reader met them
+    limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - sum(len(picture["src"]) for picture in pictures)))
+    seen = {picture["src"].partition(",")[2]: picture["name"] for picture in pictures}
     values = {"run": content, "pictures": pictures, "data": data}
-    drawn = sum(len(picture["light"]) + len(picture["dark"]) for picture in pictures)
-    outputs = Outputs(max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - drawn)), seen)
-    text = page("index.html.j2", notebook, outputs, **values)
-    for level in SHORTER:
-        if len(text.encode()) <= MOST_BYTES:
-            break
-        # What a run says is cut first, then the notebook goes.
-        values["run"] = shortened(content, *level)
-        left = notebook if level == SHORTER[0] else nbformat.v4.new_notebook()
-        text = page("index.html.j2", left, Outputs(0, seen), **values)
+    text = markup.page("index.html.j2", nb=notebook, shown=Outputs(limit, seen).shown, **values)
+    if len(text.encode()) > MAX_BYTES:
+        values["run"] = shortened(content)
+        text = markup.page("index.html.j2", nb=nbformat.v4.new_notebook(), shown=Outputs(0, seen).shown, **values)
     return text
-
-
-def page(template: str, notebook: nbformat.NotebookNode, outputs: Outputs, **values: Any) -> str:
-    """Return a page that shows an executed notebook."""
-    made = markup.environment().get_template(template).render(nb=notebook, outputs=outputs.of, **values)
-    return harmless(made)  # names of folders and data may hold control characters
 
 
 def render(run_dir: Path | str) -> Path:

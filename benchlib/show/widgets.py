@@ -10,67 +10,44 @@ there, as everywhere, interrupting the kernel stops the ranks as well.
 """
 
 import dataclasses
+import functools
 import html
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from benchlib.core.events import Event, Progress
+from benchlib.core.events import Progress
+from benchlib.show import lines
 
 LINE_EVERY_S = 10.0
 REFRESH_S = 0.25
 CURVE_POINTS = 120
+PRINT = functools.partial(print, flush=True)
 ENDS = {
     "complete": "finished",
-    "stopped": "stopped",
-    "skipped": "skipped",
-    "failed": "failed",
     "timeout": "ended at its time limit",
     "stalled": "ended: a rank hung",
 }
 
 
-class Watched(Protocol):
-    """The part of a launch that is watched; see ``benchlib.launch.launch.Launch``."""
-
-    def events(self) -> Iterator[Event]:
-        """Yield new events until the run has ended."""
-
-    def stop(self) -> Any:
-        """End all ranks; may be called twice and from another thread."""
-
-    def wait(self) -> dict[str, Any]:
-        """Wait for the end and return the status."""
-
-
-class View(Protocol):
-    """What shows a progress."""
-
-    def show(self, progress: Progress) -> None:
-        """Show the present state; called often, draws as often as it likes."""
-
-    def close(self, progress: Progress, ending: str) -> None:
-        """Show the last state and how the run ended."""
-
-
-def watch(launch: Watched) -> dict[str, Any]:
-    """Follow a started launch to its end, show its progress and return its status.
+def watch(launch: Any) -> dict[str, Any]:
+    """Follow a started ``benchlib.launch.launch.Launch`` to its end, show its progress and return its status.
 
     An interrupt (Ctrl-C, the kernel's stop button, a cell's time-out) ends all ranks and is raised again.
     """
-    progress = Progress()
-    view: View = Panel(launch) if interactive() else Lines()
-    ending = "interrupted"
+    progress, ending = Progress(), "interrupted"
+    view = Panel(launch) if interactive() else Lines()
     try:
         view.show(progress)
         for event in launch.events():
             progress.update(event)
             view.show(progress)
-        status = launch.wait()
-        ending = ENDS.get(str(status.get("outcome")), str(status.get("outcome")))
+        status: dict[str, Any] = launch.wait()
+        ending = ENDS.get(status["outcome"], status["outcome"])
         return status
     except BaseException:
         launch.stop()
@@ -102,29 +79,24 @@ def interactive() -> bool:
 class Lines:
     """Progress as lines: one at each new phase, and one every ten seconds within a phase."""
 
-    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
-        self.every_s, self.printed, self.last, self.phase = every_s, 0.0, "", ""
+    def __init__(self, put: Callable[[str], None] = PRINT) -> None:
+        self.put, self.printed, self.last, self.phase = put, 0.0, "", ""
 
     def show(self, progress: Progress) -> None:
         line, now = progress.line(), time.monotonic()
-        if line != self.last and (progress.phase != self.phase or now - self.printed >= self.every_s):
-            self._print(line, progress.phase, now)
+        if line != self.last and (progress.phase != self.phase or now - self.printed >= LINE_EVERY_S):
+            self.put(line)
+            self.last, self.phase, self.printed = line, progress.phase, now
 
     def close(self, progress: Progress, ending: str) -> None:
-        line = progress.line()
-        if ending == "finished":
-            line = f"after {time.monotonic() - progress.started:.0f} s"
-        self._print(f"{ending}{' ' if ending == 'finished' else ': '}{line}", progress.phase, 0.0)
-
-    def _print(self, line: str, phase: str, now: float) -> None:
-        print(line, flush=True)
-        self.last, self.phase, self.printed = line, phase, now
+        took = f"finished after {time.monotonic() - progress.started:.0f} s"
+        self.put(took if ending == "finished" else f"{ending}: {progress.line()}")
 
 
 class Panel:
     """Progress as a widget with a bar, the numbers, a small loss curve and a Stop button."""
 
-    def __init__(self, launch: Watched) -> None:
+    def __init__(self, launch: Any) -> None:
         import ipywidgets
         from IPython.display import display
 
@@ -152,15 +124,17 @@ class Panel:
         threading.Thread(target=self.launch.stop, name="stop-button", daemon=True).start()
 
     def show(self, progress: Progress) -> None:
-        if progress.loss is not None and (not self.losses or progress.loss != self.losses[-1]):
-            self.losses.append(progress.loss)
+        loss = progress.loss
+        if loss is not None and math.isfinite(loss) and [loss] != self.losses[-1:]:
+            self.losses.append(loss)
         now = time.monotonic()
         if now - self.refreshed < REFRESH_S:
             return
         self.refreshed = now
         self.bar.value = progress.done / progress.total if progress.total else 0.0
         self.text.value = _sentence(progress)
-        self.curve.value = _curve(self.losses)
+        curve = lines.svg(self.losses[:: max(1, len(self.losses) // CURVE_POINTS)], "loss so far")
+        self.curve.value = f'<div style="width:300px;height:60px;color:#3d8fc4">{curve}</div>'
 
     def close(self, progress: Progress, ending: str) -> None:
         if self.handle is not None:
@@ -183,22 +157,6 @@ def _answer_at_once(widget: Any) -> None:
 def _sentence(progress: Progress) -> str:
     head, *rest = progress.line().split("  ")
     return f"<b>{html.escape(head)}</b>" + "".join(f" &nbsp;·&nbsp; {html.escape(part)}" for part in rest)
-
-
-def _curve(losses: list[float]) -> str:
-    finite = [float(value) for value in losses if isinstance(value, (int, float)) and value == value]
-    if len(finite) < 2:
-        return ""
-    every = max(1, len(finite) // CURVE_POINTS)
-    shown = finite[::every]
-    top = max(shown) or 1.0
-    points = " ".join(
-        f"{300 * i / max(1, len(shown) - 1):.1f},{58 - 54 * max(0.0, value) / top:.1f}" for i, value in enumerate(shown)
-    )
-    return (
-        '<svg viewBox="0 0 300 60" width="300" height="60" role="img" aria-label="loss so far">'
-        f'<polyline points="{points}" fill="none" stroke="#3d8fc4" stroke-width="1.6"/></svg>'
-    )
 
 
 def _forms(progress: Progress, ending: str) -> dict[str, str]:

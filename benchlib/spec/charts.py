@@ -348,7 +348,7 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
         if not cells:
             return None
         field = pd.DataFrame([cell[:3] for cell in cells]).pivot_table(index=0, columns=1, values=2)
-        figure.colorbar(axes.imshow(field, cmap="viridis", aspect="auto"), ax=axes, label=_heading(ref))
+        figure.colorbar(axes.imshow(field, cmap="Blues", aspect="auto"), ax=axes, label=_heading(ref))
         columns = list(map(str, field.columns))
         slanted = {"rotation": 30, "ha": "right"} if len("".join(columns)) > LINE else {}
         axes.set_xticks(range(len(columns)), columns, **slanted)
@@ -358,7 +358,7 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
         for place, values in enumerate(field.to_numpy() if field.size <= MAX_CELLS else ()):
             for column, value in enumerate(values):
                 if math.isfinite(value):
-                    colour = "#000000" if value > middle else "#ffffff"
+                    colour = "#ffffff" if value > middle else "#000000"
                     words = share_text(value) if ref.col.unit == "ratio" else f"{value:.3g}"
                     axes.text(column, place, words, ha="center", va="center", fontsize=8, color=colour)
         least = min(cells, key=lambda cell: cell[2])[3]

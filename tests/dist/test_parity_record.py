@@ -206,7 +206,7 @@ def test_a_recording_is_verified(tmp_path, monkeypatch):
     """Without notebook, supervisor and rank; members are processes."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(runner, "_execute", lambda _, run_dir, *more: in_this_process(run_dir))
+    monkeypatch.setattr(runner, "execute", lambda _, output, *more: in_this_process(output.parent))
     folder, out = tmp_path / "golden", tmp_path / "out"
     pairs = [word for pair in SMALL for word in ("--set", pair)]
     done = call("record", folder, *pairs, "--out", out)

@@ -18,7 +18,7 @@ import pytest
 from benchlib.core.events import read_events
 from benchlib.launch.processes import marked
 
-END_S = 90.0  # a limit for hangs: a busy machine needs a while to end many processes
+END_S = 180.0  # a limit for hangs: a busy machine needs a while to end many processes
 LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=300", "nproc=1"]
 
 
@@ -72,10 +72,10 @@ def _family(process):
 
 
 def kernels(process):
-    """Yield the kernels of a program: they are forked, and are called as the process that they are forked from."""
-    for child in psutil.Process(process.pid).children(recursive=True):
+    """Yield the kernels of a program."""
+    for child in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.Error):
-            if child.ppid() != process.pid and any("benchlib.show.preloaded" in word for word in child.cmdline()):
+            if "ipykernel_launcher" in child.cmdline():
                 yield child
 
 
@@ -161,13 +161,12 @@ def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path):
     assert not kernel.is_running()
 
 
-def test_a_kernel_that_is_stopped_with_its_fork_server_breaks_the_run_soon_after_its_limit(begun, tmp_path):
+def test_a_kernel_that_is_stopped_breaks_the_run_after_its_limit(begun, tmp_path):
     process = begun("wall_limit_s=25")
     kernel = until(lambda: psutil.pid_exists(process.pid) and next(iter(kernels(process)), None))
     run_dir = run_dir_of(tmp_path)
     until(lambda: (run_dir / "events-supervisor.jsonl").exists())
-    for one in (kernel, kernel.parent()):
-        one.send_signal(signal.SIGSTOP)
+    kernel.send_signal(signal.SIGSTOP)
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2, output
     assert "BROKEN  The run was ended after 25 s (wall limit)" in output, output
@@ -219,7 +218,7 @@ def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path
     from papermill.exceptions import PapermillExecutionError
 
     from benchlib.core.files import home
-    from benchlib.show.kernels import kernel_manager
+    from benchlib.show.headless import kernel_manager
 
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
     notebook = home() / "notebooks" / "10_squad.ipynb"

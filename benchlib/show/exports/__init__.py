@@ -5,9 +5,8 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchlib.benchmarks import loadable
 from benchlib.config.schema import nearest
@@ -20,9 +19,11 @@ from benchlib.results.run import fingerprint_key
 if TYPE_CHECKING:
     import pandas
 
+HERE = __name__
+MAX_TIME = 9e9  # unix seconds that a table holds: until 2255
 
-@dataclass(frozen=True)
-class Export:
+
+class Export(NamedTuple):
     """One format. ``write`` is ``module:name``, imported when used; ``needs`` are the modules that it imports.
 
     The writer takes runs and the place to write to ('' is the format's own, ``-`` the standard output), with
@@ -30,45 +31,30 @@ class Export:
     printing to the standard output.
     """
 
-    name: str
     what: str
     write: str
     needs: tuple[str, ...] = ()
     has_samples: bool = False
 
 
-EXPORTS: dict[str, Export] = {
-    export.name: export
-    for export in (
-        Export("junit", "JUnit XML: one suite per run, one test per check", "benchlib.show.exports.junit:write"),
-        Export(
-            "openmetrics",
-            "OpenMetrics text of the newest runs",
-            "benchlib.show.exports.openmetrics:write_openmetrics",
-            ("prometheus_client",),
-        ),
-        Export(
-            "prometheus",
-            "Prometheus text (*.prom) for node exporter's textfile collector",
-            "benchlib.show.exports.openmetrics:write_prometheus",
-            ("prometheus_client",),
-        ),
-        Export(
-            "csv",
-            "one row per metric, or with --samples one row per sample",
-            "benchlib.show.exports:write_csv",
-            (),
-            True,
-        ),
-        Export("parquet", "the same as a Parquet file", "benchlib.show.exports:write_parquet", ("pyarrow",), True),
-        Export(
-            "mlflow",
-            "an MLflow store: --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI",
-            "benchlib.show.exports.mlflow_store:write",
-            ("mlflow", "sqlalchemy", "alembic"),
-        ),
-        *(Export(*row) for benchmark in loadable() for row in benchmark.spec.exports),
-    )
+EXPORTS = {
+    "junit": Export("JUnit XML: one suite per run, one test per check", f"{HERE}.junit:write"),
+    "openmetrics": Export(
+        "OpenMetrics text of the newest runs", f"{HERE}.openmetrics:write_openmetrics", ("prometheus_client",)
+    ),
+    "prometheus": Export(
+        "Prometheus text (*.prom) for node exporter's textfile collector",
+        f"{HERE}.openmetrics:write_prometheus",
+        ("prometheus_client",),
+    ),
+    "csv": Export("one row per metric, or with --samples one row per sample", f"{HERE}:write_csv", has_samples=True),
+    "parquet": Export("the same as a Parquet file", f"{HERE}:write_parquet", ("pyarrow",), has_samples=True),
+    "mlflow": Export(
+        "an MLflow store: --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI",
+        f"{HERE}.mlflow_store:write",
+        ("mlflow", "sqlalchemy", "alembic"),
+    ),
+    **{name: Export(*row) for benchmark in loadable() for name, *row in benchmark.spec.exports},
 }
 
 
@@ -81,11 +67,9 @@ def export(runs: Sequence[Record], name: str, output: str = "", samples: bool = 
         raise UserError(f"unknown format {name!r}: {nearest(name, EXPORTS)}")
     chosen = EXPORTS[name]
     if samples and not chosen.has_samples:
-        raise UserError(
-            f"--samples is for {' and '.join(e.name for e in EXPORTS.values() if e.has_samples)}, not {name}"
-        )
-    missing = [module for module in chosen.needs if not _installed(module)]
-    if missing:
+        tables = " and ".join(other for other, item in EXPORTS.items() if item.has_samples)
+        raise UserError(f"--samples is for {tables}, not {name}")
+    if missing := [module for module in chosen.needs if importlib.util.find_spec(module) is None]:
         raise UserError(f"{name} needs {', '.join(missing)}: pip install -e '.[export]' in the checkout")
     module, _, function = chosen.write.partition(":")
     write = getattr(importlib.import_module(module), function)
@@ -97,25 +81,18 @@ def export(runs: Sequence[Record], name: str, output: str = "", samples: bool = 
         raise UserError(f"cannot write {error.filename or output}: {error.strerror or error}") from None
 
 
-def _installed(module: str) -> bool:
-    return sys.modules.get(module) is not None or (
-        module not in sys.modules and importlib.util.find_spec(module) is not None
-    )
-
-
 def put(text: str, output: str, what: str) -> str:
     """Write text to the standard output (``output`` is '' or ``-``) or to a whole file; return the sentence that says so."""
     if output in ("", "-"):
         sys.stdout.write(text.encode(errors="replace").decode())
         return ""
-    path = file_at(output)
+    path = _file_at(output)
     with output_path(path) as temporary:
         temporary.write_bytes(text.encode(errors="replace"))
     return f"{what} written to {path}"
 
 
-def file_at(output: str) -> Path:
-    """Return the file that ``output`` names; a folder is a ``UserError``."""
+def _file_at(output: str) -> Path:
     path = Path(output).expanduser()
     if path.is_dir():
         raise UserError(f"--output {output} is a folder: name a file in it")
@@ -125,19 +102,28 @@ def file_at(output: str) -> Path:
 # Tables of many runs for notebooks, spreadsheets and databases: one row per metric or per sample.
 
 RUN_COLUMNS = {
-    "run": "string", "benchmark": "string", "tier": "string", "backend": "string", "world_size": "Int64", "host": "string",
-    "started_at": "datetime64[ms, UTC]", "verdict": "string", "fingerprint": "string",
-}  # fmt: skip
-METRIC_COLUMNS = RUN_COLUMNS | {
-    "metric": "string", "value": "Float64", "unit": "string", "direction": "string", "provenance": "string", "n": "Int64",
-    "ci_low": "Float64", "ci_high": "Float64", "reason": "string",
-}  # fmt: skip
-SAMPLE_COLUMNS = RUN_COLUMNS | {"metric": "string", "index": "Int64", "value": "Float64"}
+    **dict.fromkeys(("run", "benchmark", "tier", "backend"), "string"),
+    "world_size": "Int64",
+    "host": "string",
+    "started_at": "datetime64[ms, UTC]",
+    **dict.fromkeys(("verdict", "fingerprint"), "string"),
+}
+METRIC_COLUMNS = {
+    **RUN_COLUMNS,
+    "metric": "string",
+    "value": "Float64",
+    **dict.fromkeys(("unit", "direction", "provenance"), "string"),
+    "n": "Int64",
+    "ci_low": "Float64",
+    "ci_high": "Float64",
+    "reason": "string",
+}
+SAMPLE_COLUMNS = {**RUN_COLUMNS, "metric": "string", "index": "Int64", "value": "Float64"}
 
 
 def write_csv(runs: Sequence[Record], output: str, samples: bool = False) -> str:
     """Write a CSV file with a header; times are UTC, empty cells are unknown."""
-    frame = sample_frame(runs) if samples else metric_frame(runs)
+    frame = table_of(runs, samples)
     return put(frame.to_csv(index=False), output, f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')}")
 
 
@@ -145,51 +131,46 @@ def write_parquet(runs: Sequence[Record], output: str, samples: bool = False) ->
     """Write a Parquet file with the same columns."""
     if output in ("", "-"):
         raise UserError("Parquet is binary: name a file with --output FILE.parquet")
-    frame, path = sample_frame(runs) if samples else metric_frame(runs), file_at(output)
+    frame, path = table_of(runs, samples), _file_at(output)
     with output_path(path) as temporary:
         frame.to_parquet(temporary, index=False)
     return f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')} written to {path}"
 
 
-def metric_frame(runs: Sequence[Record]) -> "pandas.DataFrame":
-    """Return a row for each metric of each run; a run without metrics has one row that says in ``reason`` why."""
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        common = _common(run)
-        metrics = run.metrics
-        rows += [common | metric.model_dump() | {"metric": metric.name} for metric in metrics]
-        if not metrics:
-            rows.append(common | {"reason": run.sentence})
-    return _frame(rows, METRIC_COLUMNS)
+def table_of(runs: Sequence[Record], samples: bool = False) -> "pandas.DataFrame":
+    """Return a row for each metric of each run, or for each raw sample in the order they were taken.
+
+    A run without metrics has one row that says in ``reason`` why.
+    """
+    import pandas as pd  # takes a while to import: most formats, and the ranks that import one of them, do without
+
+    rows = [_common(run) | row for run in runs for row in (_samples(run) if samples else _metrics(run))]
+    columns = SAMPLE_COLUMNS if samples else METRIC_COLUMNS
+    return pd.DataFrame(rows, columns=pd.Index(list(columns))).astype(columns)
 
 
-def sample_frame(runs: Sequence[Record]) -> "pandas.DataFrame":
-    """Return a row for each raw sample of each run, in the order they were taken."""
-    rows = [
-        _common(run) | {"metric": name, "index": index, "value": value}
-        for run in runs
+def _metrics(run: Record) -> list[dict[str, Any]]:
+    return [metric.model_dump() | {"metric": metric.name} for metric in run.metrics] or [{"reason": run.sentence}]
+
+
+def _samples(run: Record) -> list[dict[str, Any]]:
+    return [
+        {"metric": name, "index": index, "value": value}
         for name, values in run.samples.items()
         for index, value in enumerate(values)
     ]
-    return _frame(rows, SAMPLE_COLUMNS)
 
 
 def _common(run: Record) -> dict[str, Any]:
-    known = run.started_at < 9e9  # what a table holds: until 2255
+    started = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC) if run.started_at < MAX_TIME else None
     return {
         "run": run.run,
         "benchmark": run.benchmark,
         "tier": run.tier,
         "backend": run.backend,
-        "world_size": run.result.world_size if run.result else None,
+        "world_size": run.ranks or None,
         "host": run.host or None,
-        "started_at": datetime.datetime.fromtimestamp(run.started_at, datetime.UTC) if known else None,
+        "started_at": started,
         "verdict": run.word,
         "fingerprint": fingerprint_key(run.fingerprint) if run.fingerprint else None,
     }
-
-
-def _frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> "pandas.DataFrame":
-    import pandas as pd  # takes a while to import: most formats, and the ranks that import one of them, do without
-
-    return pd.DataFrame(rows, columns=pd.Index(list(columns))).astype(columns)

@@ -30,35 +30,30 @@ def write(runs: Sequence[Record], output: str) -> str:
 def text(runs: Sequence[Record]) -> str:
     """Return the document."""
     suites = [_suite(run) for run in runs]
-    root = ElementTree.Element("testsuites", {"name": "benchlib"} | _sums(suites))
+    sums = {name: str(sum(int(suite.get(name, "0")) for suite in suites)) for name in ("tests", "failures", "errors")}
+    time = f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}"
+    root = ElementTree.Element("testsuites", {"name": "benchlib"} | sums | {"time": time})
     root.extend(suites)
     ElementTree.indent(root)
-    body = ElementTree.tostring(root, encoding="unicode", short_empty_elements=True)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
 def _clean(words: object) -> str:
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", str(words))
 
 
-def _sums(suites: Sequence[ElementTree.Element]) -> dict[str, str]:
-    sums = {name: str(sum(int(suite.get(name, "0")) for suite in suites)) for name in ("tests", "failures", "errors")}
-    return sums | {"time": f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}"}
-
-
 def _suite(run: Record) -> ElementTree.Element:
     class_name = _clean(".".join(("benchlib", run.benchmark, run.tier, run.backend)))
     cases = [_case(class_name, *test) for test in _tests(run)]
-    counts = {
-        f"{kind}s" if kind != "skipped" else kind: str(sum(case.find(kind) is not None for case in cases))
-        for kind in ("failure", "error", "skipped")
-    }
-    seconds = run.ended_at - run.started_at if run.ended_at else 0.0
-    named = {"name": _clean(run.run), "tests": str(len(cases))}
-    suite = ElementTree.Element("testsuite", named | counts | {"time": f"{max(0.0, seconds):.3f}"})
-    moment = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
-    suite.set("timestamp", moment.strftime("%Y-%m-%dT%H:%M:%S"))
-    suite.set("hostname", _clean(run.host or "unknown"))
+    kinds = (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    suite = ElementTree.Element(
+        "testsuite",
+        {"name": _clean(run.run), "tests": str(len(cases))}
+        | {name: str(sum(case.find(kind) is not None for case in cases)) for name, kind in kinds},
+        time=f"{max(0.0, run.ended_at - run.started_at) if run.ended_at else 0.0:.3f}",
+        timestamp=datetime.datetime.fromtimestamp(run.started_at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S"),
+        hostname=_clean(run.host or "unknown"),
+    )
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(run).items():
         ElementTree.SubElement(properties, "property", name=_clean(name), value=_clean(value))
@@ -69,8 +64,7 @@ def _suite(run: Record) -> ElementTree.Element:
 def _properties(run: Record) -> dict[str, str]:
     facts = {"verdict": run.word, "sentence": run.sentence}
     facts |= {"benchmark": run.benchmark, "tier": run.tier, "backend": run.backend}
-    metrics = run.metrics
-    return facts | {f"metric.{metric.name}": metric.text for metric in metrics if metric.value is not None}
+    return facts | {f"metric.{metric.name}": metric.text for metric in run.metrics if metric.value is not None}
 
 
 def _tests(run: Record) -> list[tuple[str, str, str, str]]:

@@ -3,22 +3,18 @@
 A run that the store has already keeps its numbers; its verdict and its report are brought up to date.
 """
 
-import errno
 import os
 import re
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import not_written
 from benchlib.core.text import counted
 from benchlib.results.record import Record
 
-LEAST_BYTES = 2 << 20  # free where the file is: a new store takes 0.7 MB
-BATCH = 1000  # metrics in one request, MLflow's limit; of parameters it takes 100
-VALUE_CHARACTERS = 6000
+BATCHES = {"params": 100, "metrics": 1000}  # in one request, MLflow's limits
+MAX_CHARACTERS = 6000
 # How MLflow calls a run's end; a gate that failed belongs to a run that finished.
 STATES = {"PASS": "FINISHED", "FAIL": "FINISHED", "AMBIGUOUS": "FINISHED", "SKIPPED": "FINISHED", "STOPPED": "KILLED"}
 _TAG = "benchlib.run"
@@ -27,7 +23,8 @@ _TAG = "benchlib.run"
 def write(runs: Sequence[Record], output: str) -> str:
     """Write to the store at ``output``: a tracking URI, or the path of an SQLite file; else ``$MLFLOW_TRACKING_URI``."""
     uri = _uri(output)
-    _check_file(uri)
+    if (file := _file(uri)) and (file.is_dir() or not file.parent.is_dir()):
+        raise UserError(f"{file}: name a file in a folder that exists, as mlflow.db")
     # MLflow reports its use to its makers; a report of numbers is no reason to call anyone.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow.exceptions import MlflowException
@@ -45,37 +42,15 @@ def write(runs: Sequence[Record], output: str) -> str:
 
 def _uri(output: str) -> str:
     if output in ("", "-"):
-        named = os.environ.get("MLFLOW_TRACKING_URI", "")
-        if not named:
-            raise UserError(
-                "mlflow needs its store: --output mlflow.db, --output http://HOST:5000, or MLFLOW_TRACKING_URI"
-            )
-        return named
+        if named := os.environ.get("MLFLOW_TRACKING_URI", ""):
+            return named
+        places = "--output mlflow.db, --output http://HOST:5000, or MLFLOW_TRACKING_URI"
+        raise UserError(f"mlflow needs its store: {places}")
     return output if "://" in output else f"sqlite:///{Path(output).expanduser().resolve()}"
 
 
 def _file(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-def _check_file(uri: str) -> None:
-    """Refuse a store in a file that cannot be written: MLflow itself would try again for more than a minute."""
-    file = _file(uri)
-    if file is None:
-        return
-    if not file.parent.is_dir():
-        raise UserError(f"{file}: there is no folder {file.parent}; make it first, or name one that exists")
-    if file.exists() and not file.is_file():
-        raise UserError(f"{file} is not a file: name the file of the store, as mlflow.db")
-    place = file if file.exists() else file.parent
-    try:
-        with tempfile.TemporaryFile(dir=file.parent) as probe:  # beside it SQLite keeps its journal
-            probe.write(bytes(LEAST_BYTES))
-            probe.flush()
-        if not os.access(place, os.W_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise not_written(file, error) from None
 
 
 def _experiment(client: Any, uri: str, name: str) -> str:
@@ -110,37 +85,29 @@ def _store(client: Any, uri: str, run: Record) -> bool:
 
 
 def _tags(run: Record, name: str) -> dict[str, str]:
-    tags = {
-        _TAG: name, "benchlib.verdict": run.word, "mlflow.note.content": run.sentence, "benchlib.backend": run.backend,
-        "benchlib.host": run.host,
-    }  # fmt: skip
-    checks = {
-        f"benchlib.check.{_key(check.name)}": check.status for check in (run.verdict.checks if run.verdict else [])
-    }
-    versions = {f"benchlib.version.{_key(k)}": str(v) for k, v in (run.machine.get("versions") or {}).items()}
-    problems = {"benchlib.problems": "; ".join(run.problems)[:VALUE_CHARACTERS]} if run.problems else {}
-    return tags | checks | versions | problems
+    tags = {_TAG: name, "mlflow.note.content": run.sentence}
+    tags |= {"benchlib.verdict": run.word, "benchlib.backend": run.backend, "benchlib.host": run.host}
+    checks = run.verdict.checks if run.verdict else []
+    tags |= {f"benchlib.check.{_key(check.name)}": check.status for check in checks}
+    tags |= {f"benchlib.version.{_key(k)}": str(v) for k, v in (run.machine.get("versions") or {}).items()}
+    problems = {"benchlib.problems": "; ".join(run.problems)[:MAX_CHARACTERS]} if run.problems else {}
+    return tags | problems
 
 
 def _numbers(client: Any, key: str, run: Record) -> None:
     from mlflow.entities import Metric, Param
 
-    params = [Param(_key(name), str(value)[:VALUE_CHARACTERS]) for name, value in run.config.items()]
     moment = int(1000 * (run.ended_at or run.started_at))
+    params = [Param(_key(name), str(value)[:MAX_CHARACTERS]) for name, value in run.config.items()]
     metrics = [Metric(_key(metric.name), metric.value, moment, 0) for metric in run.metrics if metric.value is not None]
     metrics += [
         Metric(f"samples/{_key(name)}", float(value), moment, step)
         for name, values in run.samples.items()
         for step, value in enumerate(values)
     ]
-    for part in _batches(params, 100):
-        client.log_batch(key, params=part)
-    for part in _batches(metrics, BATCH):
-        client.log_batch(key, metrics=part)
-
-
-def _batches(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
-    return (list(items[start : start + size]) for start in range(0, len(items), size))
+    for kind, items in (("params", params), ("metrics", metrics)):
+        for start in range(0, len(items), BATCHES[kind]):
+            client.log_batch(key, **{kind: items[start : start + BATCHES[kind]]})
 
 
 def _key(name: str) -> str:

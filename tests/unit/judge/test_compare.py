@@ -45,7 +45,7 @@ def own_baselines(tmp_path, monkeypatch):
     """No baseline and no calibration of this checkout plays a part."""
     monkeypatch.setattr(baselines, "folder", lambda: tmp_path / "baselines")
     without_pictures(monkeypatch)
-    monkeypatch.setattr(comparing, "_WIDTH", 250)
+    monkeypatch.setattr(comparing.console, "width", 250)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_points_are_compared_by_their_difference(make):
     found = only(make("20261120", [metric(name, 90.0)]), make("20261121", [metric(name, 88.5)]))
     told = row(found, name)
     assert (told.kind, told.change, told.limit, told.word) == ("difference", -1.5, "-1", "regression")
-    assert comparing.change_text(told) == "-1.5"
+    assert comparing.cells(told)["change"] == "-1.5"
 
 
 def test_a_report_carried_elsewhere_compares_as_its_folder(make, tmp_path):

@@ -369,7 +369,7 @@ def test_what_has_no_rate_is_excluded_with_the_reason(stored, tmp_path):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_terminal_shows_all_machines(stored, columns, monkeypatch):
-    monkeypatch.setattr("benchlib.commands.compare._WIDTH", columns)
+    monkeypatch.setattr("benchlib.commands.output.console.width", columns)
     lines = call(*stored, "--cost", "1,3").output.splitlines()
     assert max(map(len, lines)) <= columns
     assert any("old" in line and "new" in line for line in lines)

@@ -24,7 +24,7 @@ def runs(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "run_one", run_one)
     monkeypatch.setattr(run, "write_index", lambda store, quiet: 0)
     monkeypatch.setattr(run, "summarise_tier", lambda outcomes, store: None)
-    monkeypatch.setattr(run, "_repetition", lambda run_dir: run_dir.name)
+    monkeypatch.setattr(run, "load", lambda run_dir: SimpleNamespace(limits=[], kept=lambda limits: run_dir.name))
     return SimpleNamespace(
         log=log, script=script, all=lambda repeat, strict=False: run.run_all(list(script), tmp_path, strict, repeat)
     )

@@ -180,7 +180,7 @@ def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys, count, s
     check = verdict.checks[0]
     assert (verdict.verdict, check.status, verdict.sentence) == ("AMBIGUOUS", "AMBIGUOUS", "Open: runs readable.")
     assert check.reason == said.format(*(run.run for run in found.runs if run.problems))
-    history_page._print(found, verdict, store / "history.html")
+    history_page.show(found, verdict, store / "history.html")
     printed = capsys.readouterr().out
     assert f"AMBIGUOUS  runs readable: {check.reason}" in printed
     assert "note" not in printed

@@ -14,28 +14,26 @@ from benchlib.results.record import load_all
 from benchlib.show import index, lines
 
 
+def rendered(folder):
+    page = Page(index.render(folder))
+    assert_self_contained_and_accessible(page)
+    return page
+
+
 def rows_of(page):
     listed = page.source[page.source.index("<h2>By day</h2>") :].partition("<h2>Trends</h2>")[0]
     return re.findall(r"<tr role=\"row\"><th scope=\"row\".*?</tr>", listed, re.DOTALL)
 
 
-def test_runs_are_listed_by_day_the_newest_first(tmp_path):
+def test_runs_are_listed_by_day_the_newest_first_and_trends_after_them(tmp_path):
     for age, value in ((0, 91.0), (1, 90.0), (2, 80.0)):
         place(tmp_path, START - age * DAY, metrics=f1(value))
-    page = Page(index.render(tmp_path))
-    assert_self_contained_and_accessible(page)
+    page = rendered(tmp_path)
     days = re.findall(r"<summary>(\S+)", page.source)
-    assert days == sorted(days, reverse=True)
-    assert len(days) == 3
+    assert days == sorted(days, reverse=True) and len(days) == 3
     assert [re.search(r"F1</span> ([\d.]+)", row)[1] for row in rows_of(page)] == ["91.00", "90.00", "80.00"]
     assert "from 80.00 to 91.00, lowest 80.00, highest 91.00" in page.source
-
-
-def test_runs_come_first_and_trends_after_them(tmp_path):
-    for age, value in ((0, 91.0), (1, 90.0)):
-        place(tmp_path, START - age * DAY, metrics=f1(value))
-    headings = re.findall(r"<h2>(.*?)</h2>", Page(index.render(tmp_path)).source)
-    assert headings == ["By day", "Trends", "Machines and versions"]
+    assert re.findall(r"<h2>(.*?)</h2>", page.source) == ["By day", "Trends", "Machines and versions"]
 
 
 def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
@@ -43,63 +41,49 @@ def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
         place(tmp_path, START - age * DAY, metrics=f1(value))
     place(tmp_path, START - 2 * DAY, metrics=[_metric("f1", 60.0, "", "higher", 1)])
     place(tmp_path, START - 3 * DAY, tier="nightly", metrics=f1(70.0))
+    assert "batch_size" not in rendered(tmp_path).text, "no series looks like another one"
     place(tmp_path, START - 4 * DAY, metrics=f1(50.0), config={"batch_size": 16})
-    found = index.groups(load_all(tmp_path))
-    assert sorted((group.last.run.tier, group.runs) for group in found) == [("nightly", 1), ("quick", 1), ("quick", 3)]
-    of_three = next(group for group in found if group.runs == 3)
-    assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three.trends[0])
-
-
-def test_series_of_one_name_say_in_what_they_differ(tmp_path):
-    place(tmp_path, START, metrics=f1(91.0))
-    place(tmp_path, START - DAY, metrics=f1(90.0), tier="nightly")
-    page = Page(index.render(tmp_path))
-    assert "batch_size" not in page.text
-    place(tmp_path, START - 2 * DAY, metrics=f1(50.0), config={"batch_size": 16})
-    headings = re.findall(r'<th scope="rowgroup".*?</th>', Page(index.render(tmp_path)).source, re.DOTALL)
-    assert sorted(re.search(r"batch_size \d+|$", heading)[0] for heading in headings) == [
-        "",
-        "batch_size 16",
-        "batch_size 8",
-    ]
+    groups = index.groups(load_all(tmp_path))
+    seen = sorted((group["last"]["run"].tier, group["runs"], group["apart"]) for group in groups)
+    assert seen == [("nightly", 1, ""), ("quick", 1, "batch_size 16"), ("quick", 3, "batch_size 8")]
+    of_three = next(group for group in groups if group["runs"] == 3)
+    assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three["trends"][0])
 
 
 def test_a_change_is_drawn_said_and_explained(tmp_path):
     for age in range(12):
-        folder = place(
-            tmp_path, START - age * DAY, metrics=speed((60.0 if age < 5 else 80.0) * (1 + 0.004 * (age % 3)))
-        )
+        value = (60.0 if age < 5 else 80.0) * (1 + 0.004 * (age % 3))
+        folder = place(tmp_path, START - age * DAY, metrics=speed(value))
         on_machine(folder, versions={"torch": "2.13.0" if age < 5 else "2.12.1"}, host=f"node{age % 2}")
-    page = Page(index.render(tmp_path))
-    assert_self_contained_and_accessible(page)
+    page = rendered(tmp_path)
     day = time.strftime("%Y-%m-%d", time.localtime(START - 4 * DAY))
     said = f"▼ worse, × 0.75 on {day}: 80.32 → 60.24 samples/s; with torch 2.12.1 → 2.13.0"
     picture = next(attrs for attrs in page.all("svg") if attrs["class"] == "spark")
-    assert said in picture["aria-label"]
-    assert said in page.text  # beside the picture as well
-    assert {"change worse", "sign worse"} <= {attrs.get("class") for attrs in page.all("path")}
-    lanes = [attrs["aria-label"] for attrs in page.all("svg") if attrs.get("class") == "lane"]
-    assert len(lanes) == 2
-    assert all("torch 2.12.1" in lane and "torch 2.13.0" in lane and "6 runs, 6 PASS" in lane for lane in lanes)
+    assert said in picture["aria-label"] and said in page.text
+    machines = lines.machines(load_all(tmp_path))
+    assert [(item["machine"][-5:], item["runs"], item["ended"]) for item in machines] == [
+        ("node1", "6", "6 PASS"),
+        ("node0", "6", "6 PASS"),
+    ]
+    assert all("torch 2.12.1" in item["versions"].split("; ")[0] for item in machines)
+    assert all("torch 2.13.0" in item["versions"].split("; ")[1] for item in machines)
 
 
 def test_runs_outside_the_band_and_failed_regressions_are_marked(tmp_path):
     for age in range(20):
         place(tmp_path, START - age * DAY, metrics=speed(90.0 if age else 45.0))
-    failed = {
+    check = {
         "name": "total_s vs baseline",
         "kind": "regression",
         "question": "?",
         "status": "FAIL",
         "reason": "ratio 1.4",
     }
-    verdict = {"verdict": "FAIL", "sentence": "1 failed.", "checks": [failed]}
+    verdict = {"verdict": "FAIL", "sentence": "1 failed.", "checks": [check]}
     place(tmp_path, START - 30 * DAY, metrics=speed(90.0), verdict=verdict)
-    page = Page(index.render(tmp_path))
-    assert "last run outside, worse" in page.text
+    page = rendered(tmp_path)
+    assert "last run outside, worse" in page.text and "✗ regression: ratio 1.4" in page.text
     assert "1 run outside the band" in page.source
-    assert "off" in {attrs.get("class") for attrs in page.all("path")}
-    assert "✗ regression: ratio 1.4" in page.text
 
 
 def test_planted_and_broken_runs_are_listed_but_take_no_part(tmp_path):
@@ -108,39 +92,32 @@ def test_planted_and_broken_runs_are_listed_but_take_no_part(tmp_path):
     place(tmp_path, START - 2 * DAY, outcome="failed", reason="rank 1 raised ValueError", with_result=True)
     runs = load_all(tmp_path)
     assert [len(members) for members in trends.series(runs).values()] == [1]
-    assert [trends.exclusion(run) for run in runs] == [
-        "Rank 1 raised ValueError", "a slow-down of 30% was planted in it", "",
-    ]  # fmt: skip
-    page = Page(index.render(tmp_path))
-    assert len(rows_of(page)) == 3
-    assert "planted slow-down" in page.text
+    why = ["Rank 1 raised ValueError", "a slow-down of 30% was planted in it", ""]
+    assert [trends.exclusion(run) for run in runs] == why
+    page = rendered(tmp_path)
+    assert len(rows_of(page)) == 3 and "planted slow-down" in page.text
 
 
 def test_damaged_folders_are_marked(tmp_path):
     whole = place(tmp_path, START)
-    for age, name, content in (
-        (1, "verdict.json", '{"cut'),
-        (2, "result.json", "[]"),
-        (3, "result.json", '{"benchmark": 3}'),
-        (4, "verdict.json", "\xff"),
-        (5, "machine.json", '{"memory_bytes": "much"}'),
-        (6, "config.json", "{}"),
-        (7, "result.json", '{"benchmark":"squad","tier":"quick","backend":"cpu","started_at":1e300,"metrics":[]}'),
-    ):
-        folder = place(tmp_path, START - age * DAY)
-        (folder / name).write_bytes(content.encode("latin-1"))
+    foreign = '{"benchmark":"squad","tier":"quick","backend":"cpu","started_at":1e300,"metrics":[]}'
+    damages = [("verdict.json", '{"cut'), ("result.json", "[]"), ("result.json", '{"benchmark": 3}'), ("verdict.json", "\xff"),
+               ("machine.json", '{"memory_bytes": "much"}'), ("config.json", "{}"), ("result.json", foreign)]  # fmt: skip
+    for age, (name, content) in enumerate(damages, 1):
+        (place(tmp_path, START - age * DAY) / name).write_bytes(content.encode("latin-1"))
     (tmp_path / "quick-20260101" / "squad-cpu-000000-empty0").mkdir(parents=True)
     (tmp_path / "quick-20260102" / "what is this").mkdir(parents=True)
     (tmp_path / "quick-20260103").write_text("a file, no folder")
     (tmp_path / ".cache").mkdir()
-    (tmp_path / "notes.txt").write_text("x")
-    page = Page(index.render(tmp_path))
-    assert_self_contained_and_accessible(page)
+    page = rendered(tmp_path)
     assert len(rows_of(page)) == 10
     assert sum("DAMAGED" in row for row in rows_of(page)) == 9
-    assert "the folder has no config.json" in page.text
-    assert "verdict.json: not valid JSON" in page.text
-    assert "result.json: not of this version (" in page.text
+    for words in (
+        "the folder has no config.json",
+        "verdict.json: not valid JSON",
+        "result.json: not of this version (",
+    ):
+        assert words in page.text
     assert whole.name.rsplit("-", 1)[-1] in page.text
 
 
@@ -149,32 +126,24 @@ def test_states_links_and_foreign_text(tmp_path):
     place(tmp_path, START - DAY, outcome="failed", reason="rank 1 raised ValueError")
     place(tmp_path, START - 2 * DAY, outcome="skipped", reason="no device")
     place(tmp_path, START - 3 * DAY, with_verdict=False, with_result=False)
-    linked = place(tmp_path, START - 4 * DAY, clock="#1?%")
-    (linked / "report.html").write_text("x")
+    (place(tmp_path, START - 4 * DAY, clock="#1?%") / "report.html").write_text("x")
     page = Page(index.render(tmp_path))
     assert "script" not in [tag for tag, _ in page.elements]
-    assert EVIL in page.text
-    for word in ("FAIL", "BROKEN", "SKIPPED", "UNFINISHED", "PASS"):
-        assert word in page.text
-    titles = [attrs.get("title", "") for attrs in page.all("span")]
-    assert any(title.startswith("nothing says how the run ended") for title in titles)
-    links = {attrs["href"] for attrs in page.all("a")}
-    assert len(links) == 1
-    assert "%231%3F%25" in links.pop()
+    assert [word for word in (EVIL, "FAIL", "BROKEN", "SKIPPED", "UNFINISHED", "PASS") if word not in page.text] == []
+    assert any(attrs.get("title", "").startswith("nothing says how the run ended") for attrs in page.all("span"))
+    (link,) = {attrs["href"] for attrs in page.all("a")}
+    assert "%231%3F%25" in link
 
 
 def test_hostile_names_are_shown_harmless(tmp_path):
-    for number, name in enumerate(
-        ("<script>alert(1)</script>", "a\"b'c", "line\nfeed", "x" * 180, b"\xff\xfe".decode("utf-8", "surrogateescape"))
-    ):
-        name = name.replace("/", "_")
+    bytes_name = b"\xff\xfe".decode("utf-8", "surrogateescape")
+    for number, name in enumerate(("<script>alert(1)<script>", "a\"b'c", "line\nfeed", "x" * 180, bytes_name)):
         place(tmp_path, START - number * DAY, clock=f"101500-{name}")
     folder = place(tmp_path, START - 9 * DAY)
     result = json.loads((folder / "result.json").read_text()) | {"benchmark": EVIL, "tier": "t" * 500, "backend": "<b>"}
     (folder / "result.json").write_text(json.dumps(result))
     on_machine(folder, host=EVIL, versions={"torch": EVIL})
-    page = Page(index.render(tmp_path))
-    assert_self_contained_and_accessible(page)
+    page = rendered(tmp_path)
     assert not {"script", "img", "b"} & {tag for tag, _ in page.elements}
     assert "x" * 61 not in page.text
     assert len(rows_of(page)) == 6
@@ -195,14 +164,10 @@ def test_the_page_of_many_runs_is_small_and_says_what_it_leaves_out(tmp_path):
     for number in range(1, 1000):
         folder = tmp_path / f"quick-2026{1 + number % 12:02d}01" / f"squad-cpu-{number:06d}-{number:06x}"
         folder.mkdir(parents=True)
-        for name, text in files.items():
-            (folder / name).write_text(text)
         result["started_at"] = START - number * DAY / 4
-        (folder / "result.json").write_text(json.dumps(result) if number != 900 else '{"cut')
-    path = index.render(tmp_path)
-    page = Page(path)
-    assert_self_contained_and_accessible(page)
-    assert "1,000 runs" in page.text
-    assert "750 older ones are not listed here" in page.text
-    assert "Damaged runs among the older ones" in page.text
+        for name, text in (files | {"result.json": json.dumps(result) if number != 900 else '{"cut'}).items():
+            (folder / name).write_text(text)
+    page = rendered(tmp_path)
+    for words in ("1,000 runs", "750 older ones are not listed here", "Damaged runs among the older ones"):
+        assert words in page.text
     assert len(rows_of(page)) == 251

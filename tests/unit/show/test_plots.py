@@ -69,7 +69,7 @@ def test_every_run_can_be_drawn(tmp_path, changes):
     """By the figures of every benchmark; those that leave their place empty look alike in all runs and are painted once."""
     made = Run(make_run(tmp_path / "run", **changes))
     for name, draw in FIGURES.items():
-        figure = draw(made, figures.DARK)
+        figure = draw(made)
         assert figure.alt, name
         if not figure.empty or "outcome" in changes:
             figure.canvas.draw()
@@ -99,11 +99,24 @@ def test_pictures_leave_pyplot_alone(run):
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])
-def test_colours_of_pictures_have_enough_contrast(theme):
-    assert contrast(theme.text, theme.card) >= 7
-    assert contrast(theme.muted, theme.card) >= 4.5
-    assert min(contrast(colour, theme.card) for colour in theme.series) >= 3
+CARD = {"light": "#ffffff", "dark": "#171c24"}  # behind a picture in a page
+
+
+def on_a_dark_page(colour):
+    """What style.css makes of a colour: invert(1) and hue-rotate(180deg) by the matrix of the CSS filters, then screen."""
+    rotate = np.array([[0.213, 0.715, 0.072]] * 3) * 2 - np.eye(3)
+    values = np.clip(rotate @ [255 - int(colour[place : place + 2], 16) for place in (1, 3, 5)], 0, 255)
+    card = np.array([int(CARD["dark"][place : place + 2], 16) for place in (1, 3, 5)])
+    return "#" + "".join(f"{round(value):02x}" for value in 255 - (255 - values) * (255 - card) / 255)
+
+
+@pytest.mark.parametrize("page", CARD)
+def test_colours_of_pictures_have_enough_contrast_on_light_and_dark_pages(page):
+    seen = on_a_dark_page if page == "dark" else str
+    assert seen(figures.LIGHT.card) == CARD[page], "the paper is that of the card"
+    assert contrast(seen(figures.LIGHT.text), CARD[page]) >= 7
+    assert contrast(seen(figures.LIGHT.muted), CARD[page]) >= 4.5
+    assert min(contrast(seen(colour), CARD[page]) for colour in figures.LIGHT.series) >= 3
 
 
 def test_shown_picture_carries_its_alt_text(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchlib.core.events import Progress
-from benchlib.show import widgets
+from benchlib.show import lines, widgets
 
 CELL = """
 import time, threading
@@ -83,13 +83,13 @@ def test_lines_are_few_and_say_phase_loss_and_speed(capsys, monkeypatch):
     launch = Fake()
     launch.events = events
     status = widgets.watch(launch)
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
     assert status == {"outcome": "complete", "reason": ""}
-    assert lines[:3] == ["starting", "loading torch", "training  0/50"]
-    assert lines[3:-1] == [line for line in lines if "8.0 samples/s" in line]
-    assert len(lines[3:-1]) == 5
-    assert "training  20/50  loss 1.500  8.0 samples/s  30 s left" in lines
-    assert lines[-1].startswith("finished after")
+    assert printed[:3] == ["starting", "loading torch", "training  0/50"]
+    assert printed[3:-1] == [line for line in printed if "8.0 samples/s" in line]
+    assert len(printed[3:-1]) == 5
+    assert "training  20/50  loss 1.500  8.0 samples/s  30 s left" in printed
+    assert printed[-1].startswith("finished after")
     assert not launch.stopped.is_set()
 
 
@@ -105,8 +105,8 @@ def test_interrupt_ends_the_ranks_and_is_raised_again(capsys, error):
 def test_loss_that_is_not_finite_does_not_break_the_display(capsys):
     widgets.watch(Fake(phase("train"), PLAN, step(1, "nan"), step(2, None), outcome="failed"))
     assert "failed" in capsys.readouterr().out
-    assert widgets._curve([float("nan"), 1.0, 0.5]).count(",") == 2
-    assert widgets._curve([float("nan")]) == ""
+    assert lines.svg([1.0, 0.5], "x").count(",") == 2
+    assert lines.svg([1.0], "x") == ""
 
 
 def test_click_on_stop_ends_a_run_that_says_nothing_more(monkeypatch):

@@ -1,0 +1,126 @@
+"""``benchlib baseline``: accept, list and show the runs that later ones are compared with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from benchlib.commands.output import say, show_table
+from benchlib.core.errors import UserError
+from benchlib.core.terminal import one_line
+from benchlib.core.text import band_text, counted, day, quantity
+from benchlib.judge import baselines
+from benchlib.judge import verdict as judging
+from benchlib.judge.calibration import load_calibration
+from benchlib.judge.change import LOG, Spread, own_spread, pooled
+from benchlib.judge.checks import save_verdict
+from benchlib.judge.regression import disturbances
+from benchlib.results.metrics import Metric
+from benchlib.results.record import limits_of, load
+from benchlib.results.run import Run
+
+ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
+
+
+@click.group()
+def verb() -> None:
+    """Accept, list and show baselines: the runs that later ones are compared with."""
+
+
+@verb.command("accept")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("--reason", required=True, help="Why this run is the new normal; stored in the file.")
+@click.option(
+    "--add", is_flag=True, help="Keep the runs of the baseline as well: several show how much unchanged runs differ."
+)
+@click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
+@click.option("--force", is_flag=True, help="Accept runs whose spread makes a limit more than twice as wide.")
+def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, force: bool) -> None:
+    """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together.
+
+    Of several runs it shows how much they differ and the smallest loss that the gate will find.
+    """
+    accept(runs, reason, add, if_improved, force)
+
+
+def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, force: bool = False) -> None:
+    """Make runs the baseline of their fingerprint, or with ``add`` more runs of it, and say where it is.
+
+    Several runs must be of one kind. Each is judged again first.
+    """
+    runs = [Run(path) for path in folders]
+    for run in runs:
+        # The stored verdict may be older than what lies in the folder, or than the baselines.
+        verdict = judging.judged(run)
+        baselines.require_acceptable(run, verdict)
+        save_verdict(run.path, verdict)
+    runs = [run.refresh() for run in runs]
+    limits = limits_of(runs[0])
+    for run in runs:
+        for sentence in disturbances(load(run.path)):
+            say(("disturbed", "yellow"), f"  {one_line(run.path.name)}: {sentence}")
+    path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
+    accepted = baselines.load_baseline(path)
+    calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
+    spreads = baselines.known_spreads(load(runs[0].path), limits, calibration, accepted.runs)
+    show_table(row.cells() for row in baselines.widths(accepted, limits, spreads))
+    say(f"accepted: {path}\ncommit this file to share it.")
+    if len(accepted.runs) < ENOUGH_RUNS:
+        remedy = f"From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, the gate knows how much unchanged runs differ"
+        words = f"The baseline holds {counted(len(accepted.runs), 'run')}. {remedy}; until then it assumes a default."
+        say(words, style="dim")
+
+
+@verb.command("list")
+def _list() -> None:
+    """List the committed baselines."""
+    refused: dict[Path, str] = {}
+    rows = [
+        {
+            "key": item.key,
+            "benchmark": item.benchmark,
+            "tier": item.tier,
+            "machine": item.fingerprint.get("devices") or item.fingerprint.get("cpu", ""),
+            "ranks": item.fingerprint.get("world_size", ""),
+            "runs": len(item.runs),
+            "accepted": day(item.latest.accepted_at or 0),
+            "reason": item.latest.reason,
+        }
+        for _, item in baselines.stored(refused=refused)
+    ]
+    show_table(rows, whole=("key", "accepted"))
+    if refused:
+        raise UserError("\n".join(refused.values()))
+    if not rows:
+        raise UserError("no baselines yet: `benchlib baseline accept RUN --reason ...` makes the first")
+
+
+@verb.command("show")
+@click.argument("key")
+def _show(key: str) -> None:
+    """Show a baseline's metrics and fingerprint. KEY is a file or the first digits of its name."""
+    item = baselines.load_baseline(Path(key)) if Path(key).is_file() else baselines.by_key(key)
+    say((f"{item.benchmark}, {item.tier}", "bold"), f"  {item.key}")
+    for record in item.runs:
+        say(f"from {record.run}: {record.reason}")
+    measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
+    limits = {limit.metric: limit for limit in item.limits}
+    rows = []
+    for metric in item.latest.metrics:
+        value, band = _of_all_runs(item, metric, measured.spread(metric.name) if measured else None)
+        limit = limits[metric.name].text(metric.direction) if metric.name in limits else ""
+        ends = (metric.ci_low, metric.ci_high)
+        interval = "" if None in ends else " to ".join(quantity(end or 0.0) for end in ends)
+        cells = {"metric": metric.name, "value": value, "limit": limit, "A/A band": band, "n": metric.n}
+        rows.append(cells | {"95% interval of the latest run": interval})
+    show_table(rows)
+    show_table({"factor": name, "value": value} for name, value in item.fingerprint.items())
+
+
+def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:
+    """Return a metric's value over all accepted runs and its A/A band, as texts."""
+    side = baseline.side(metric.name)
+    if side is None or not side.runs or side.lowest <= 0:
+        return metric.text, ""
+    spread = pooled(own_spread(side.readings(LOG)), calibrated)
+    return side.text(LOG), band_text(spread.band(), LOG.name) if spread else ""

@@ -1,0 +1,75 @@
+"""``benchlib report``: judge and render stored runs again, without running anything."""
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.commands import OUT
+from benchlib.commands.output import place, say
+from benchlib.commands.run import keep, not_stored, seen, settled, write_index
+from benchlib.core import run_folder
+from benchlib.core.errors import StorageError, UserError, unexpected
+from benchlib.core.files import outputs
+from benchlib.core.terminal import one_line
+from benchlib.core.text import look
+from benchlib.judge import verdict as judging
+from benchlib.results.record import load
+from benchlib.results.run import Run, find_runs, no_runs
+from benchlib.results.verdict import EXIT_BROKEN, EXIT_PASS
+
+DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
+
+
+def report(run_dir: Path) -> int:
+    """Judge and render one run; return the exit code, 2 where something of it could not be had."""
+    try:
+        return _judged_and_rendered(run_dir)
+    except Exception as error:  # the others are reported all the same
+        reason = str(error) if isinstance(error, (UserError, OSError)) else unexpected(error)
+        say(("error", "red"), f"  {place(run_dir)}: {reason.removeprefix(f'{run_dir}: ')}")
+        return EXIT_BROKEN
+
+
+def _judged_and_rendered(run_dir: Path) -> int:
+    if not Run(run_dir).recognised:
+        raise UserError("not a run folder of benchlib: nothing is written there")
+    benchmark = BENCHMARKS.get(load(run_dir, whole=False).benchmark)
+    if benchmark and benchmark.fault:  # what cannot be judged is not called broken
+        raise UserError(benchmark.fault)
+    if run_folder.at_work(run_dir):
+        say(f"RUNNING  {place(run_dir)}: still going on, nothing changed")
+        return EXIT_PASS
+    settled(run_dir)
+    verdict = judging.judged(Run(run_dir))
+    where, failed = f"{place(run_dir)}: {verdict.sentence}", None
+    try:
+        where = place(keep(run_dir, verdict))
+    except StorageError as error:
+        failed = error
+    word = seen(run_dir, verdict).word
+    say((word, look(word).colour), f"  {where}")
+    if failed:
+        return not_stored(failed)
+    if verdict.verdict != "PASS":
+        say(f"  {one_line(verdict.sentence)}")
+    return EXIT_PASS
+
+
+@click.command()
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
+@OUT
+def verb(runs: tuple[Path, ...], out: Path | None) -> None:
+    """Judge and render stored RUNS again, without running anything. [default: all]"""
+    folder = out or outputs()
+    chosen = list(runs) or list(find_runs(folder))
+    if not chosen:
+        raise UserError(no_runs(folder))
+    codes = [report(run_dir) for run_dir in chosen]
+    # A run in STORE/<tier>-<day>/<run> changes the list of its own store. A copy elsewhere has no list.
+    places = [run_dir.resolve().parent for run_dir in chosen]
+    codes += [write_index(store) for store in sorted({place.parent for place in places if DAY.fullmatch(place.name)})]
+    sys.stdout.flush()
+    sys.exit(max(codes))
