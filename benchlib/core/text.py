@@ -55,7 +55,6 @@ WORDS = {
     "PASS": Look("✓", "good", "green", "no gate failed, and at least one check passed (exit code 0)"),
 }
 OF_RUNS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED", "RUNNING", "UNFINISHED", "DAMAGED")
-MARKS = {word: look.mark for word, look in WORDS.items()}
 UNJUDGED = ("NOT_COMPARABLE", "NO_BASELINE", "SKIPPED")
 NOT_EVALUATED = "not evaluated (no target or baseline)"
 

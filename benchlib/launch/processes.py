@@ -87,15 +87,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped (SIGSTOP): it answers nothing, and ends at nothing but SIGKILL until it goes on."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    return False
-
-
 def descendants(pid: int | None = None) -> list["psutil.Process"]:
     """Return all living children of a process (default: this one) and theirs, zombies excluded."""
     import psutil

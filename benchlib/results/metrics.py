@@ -107,14 +107,6 @@ def not_available(name: str, unit: str, direction: Direction, reason: str) -> Me
     return Metric(name=name, value=None, unit=unit, direction=direction, provenance="not_available", n=0, reason=reason)
 
 
-def most_memory(name: str, held_bytes: Sequence[float | None], of: str, missing: str) -> Metric:
-    """Make a metric of the most bytes that one of several held, in GB; ``missing`` says why where no count is known."""
-    counted = [value / 1e9 for value in held_bytes if value is not None]
-    if not counted:
-        return not_available(name, "GB", "lower", missing)
-    return measured(name, max(counted), "GB", "lower", reason=of)
-
-
 class RegressionLimit(BaseModel):
     """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit.
 

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 import benchlib
+from benchlib.core.stats import smoothed
 from benchlib.core.text import UNITS, counted, quantity, seconds
 from benchlib.judge.trends import History, Trend
-from benchlib.results import frames
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
@@ -95,19 +95,35 @@ def _title(shown: Trend) -> str:
     return f"{shown.label}: no change in {len(shown.values):,} runs"
 
 
+def _steps(run: Run) -> pd.DataFrame:
+    """Return the training steps in order, one row a step; one that was done again counts as it was done last."""
+    rows = [event for event in run.events if event.get("kind") == "step" and event.get("step") is not None]
+    frame = pd.DataFrame(rows, columns=pd.Index(["step", "loss", "samples", "step_s"]))
+    frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=["step"])
+    return frame.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+
+
+def _smooth(values: pd.Series) -> pd.Series:
+    """Smooth as the checks do, so that picture and verdict show the same number."""
+    return pd.Series(smoothed(values.tolist()), index=values.index) if len(values) else values
+
+
 def _loss(run: Run) -> tuple[pd.Series, pd.Series]:
-    frame = frames.steps(run)[["step", "loss"]].dropna()
-    return frame["step"], frames.smooth(frame["loss"]) if len(frame) else frame["loss"]
+    frame = _steps(run)[["step", "loss"]].dropna()
+    return frame["step"], _smooth(frame["loss"])
 
 
 def _throughput(run: Run) -> tuple[pd.Series, pd.Series]:
-    frame = frames.throughput(run)
-    return frame["step"], frames.smooth(frame["samples_per_s"]) if len(frame) else frame["samples_per_s"]
+    frame = _steps(run).dropna(subset=["samples", "step_s"])
+    frame = frame[frame["step_s"] > 0]
+    return frame["step"], _smooth(frame["samples"] / frame["step_s"])
 
 
 def _step_times(run: Run) -> tuple[pd.Series, pd.Series]:
-    values = frames.step_times(run).sort_values(ignore_index=True)
-    return values, (values.index.to_series() + 1) / max(1, len(values))
+    """Return the times of the counted steps, sorted, with their shares: the raw samples, or all steps where there are none."""
+    counted = next((values for name, values in run.samples.items() if f"{name}_".startswith("step_s_")), None)
+    times = pd.Series(counted or _steps(run)["step_s"], dtype=float).dropna().sort_values(ignore_index=True)
+    return times, (times.index.to_series() + 1) / max(1, len(times))
 
 
 Curve = Callable[[Run], tuple[pd.Series, pd.Series]]
