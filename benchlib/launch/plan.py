@@ -7,7 +7,7 @@ The answer settles what the request leaves to the machine: the backend of ``auto
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,12 +113,8 @@ def plans(
     backend: str,
     pairs: Iterable[str],
     resume: str | None,
-    meanwhile: Callable[[], None] | None = None,
 ) -> list[Plan]:
-    """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``.
-
-    ``meanwhile`` begins what can go on while torch is asked for its devices: the request is valid then.
-    """
+    """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``."""
     overrides: dict[str, Any] = dict(schema.parse_overrides(pairs))
     if resume:
         overrides["resume"] = str(Path(resume).resolve())
@@ -134,8 +130,6 @@ def plans(
         single = of_tier and config_class(name).ONE_PROCESS
         given = {key: value for key, value in overrides.items() if not (single and key == "nproc")}
         requests.append(_requested(name, level, backend, given))
-    if meanwhile:
-        meanwhile()
     probe = probe_devices()
     return [replace(_settled(request, probe), of_tier=of_tier) for request in requests]
 

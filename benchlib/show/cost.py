@@ -11,7 +11,7 @@ from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text
 from benchlib.show import markup
 from benchlib.show.figures import (
     DASHED,
-    LIGHT,
+    PALETTE,
     End,
     Picture,
     blank,
@@ -22,7 +22,7 @@ from benchlib.show.figures import (
     styled,
 )
 
-BEST = LIGHT.series[2]
+BEST = PALETTE.series[2]
 LETTERS = 26  # of a machine's label in a picture
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
@@ -80,7 +80,7 @@ def front(item: Worth) -> Picture:
     ends, words = list[End](), list[str]()
     for place, (machine, time, usd) in enumerate(zip(item.machines, item.seconds, item.usd, strict=True)):
         seconds, cost, on_front = time.value or 0.0, usd.value or 0.0, place in item.front
-        end = End(seconds / scale, cost, _short(machine.label), BEST if on_front else LIGHT.muted)
+        end = End(seconds / scale, cost, _short(machine.label), BEST if on_front else PALETTE.muted)
         looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
         axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
         ends.append(end)
@@ -93,9 +93,9 @@ def front(item: Worth) -> Picture:
     plain_numbers(axes.xaxis)
     plain_numbers(axes.yaxis)
     axes.grid(visible=True, axis="both")
-    name_ends(axes, LIGHT, ends)
+    name_ends(axes, ends)
     title, x = f"Time and cost of {item.amount}", f"time of {item.amount} ({unit})"
-    return finish(figure, axes, LIGHT, title, x, "USD", "; ".join(words))
+    return finish(figure, axes, title, x, "USD", "; ".join(words))
 
 
 def _room(values: Sequence[float]) -> tuple[float, float]:

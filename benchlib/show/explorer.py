@@ -18,7 +18,7 @@ from benchlib.judge.trends import History
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import history
-from benchlib.show.figures import LIGHT, Picture, blank, data_url, leave_empty, show
+from benchlib.show.figures import Picture, blank, data_url, leave_empty, show
 from benchlib.show.widgets import interactive
 
 ALL = "all"
@@ -90,7 +90,7 @@ class View:
         try:
             return history.overlay(self.curve, [(_label(run), Run(run.folder)) for run in chosen])
         except (UserError, OSError) as error:  # a run was removed or damaged since the store was read
-            return leave_empty(*blank("overlay"), LIGHT, textwrap.fill(str(error), 56))
+            return leave_empty(*blank("overlay"), textwrap.fill(str(error), 56))
 
     def table(self) -> pd.DataFrame:
         """Return the picked runs with their verdict and the chosen metrics."""

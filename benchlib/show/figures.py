@@ -7,6 +7,7 @@ keeps its hues. The colours are Okabe and Ito's, which stay apart for colour-bli
 """
 
 import base64
+import functools
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ DASHED: Any = (0, (4, 3))
 
 
 @dataclass(frozen=True)
-class Theme:
+class Palette:
     """The colours of a picture; ``card`` is the paper."""
 
     card: str = "#ffffff"
@@ -44,25 +45,26 @@ class Theme:
     series: tuple[str, ...] = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#a06d00", "#3d8fc4")
 
 
-LIGHT = Theme()
+PALETTE = Palette()
 STYLE: Any = {
-    **dict.fromkeys(("text.color", "axes.titlecolor", "legend.labelcolor"), LIGHT.text),
-    **dict.fromkeys(("axes.edgecolor", "grid.color"), LIGHT.grid),
+    **dict.fromkeys(("text.color", "axes.titlecolor", "legend.labelcolor"), PALETTE.text),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), PALETTE.grid),
     **dict.fromkeys(("font.size", "axes.labelsize", "legend.fontsize"), 9),
     **dict.fromkeys(("axes.titlesize", "figure.titlesize"), 11),
     **dict.fromkeys(("axes.titleweight", "figure.titleweight"), "bold"),
     **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top", "legend.frameon"), False),
     **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
-    "axes.labelcolor": LIGHT.muted,
+    "axes.labelcolor": PALETTE.muted,
     "axes.titlelocation": "left",
     "axes.titlepad": 10,
     "axes.grid.axis": "y",
-    "axes.prop_cycle": cycler(color=LIGHT.series),
+    "axes.prop_cycle": cycler(color=PALETTE.series),
     "lines.linewidth": 1.8,
     "lines.markersize": 4,
     "legend.handlelength": 1.2,
 }
 styled = matplotlib.rc_context(STYLE)  # a decorator: what it decorates draws in the style
+in_style = functools.partial(matplotlib.rc_context, STYLE)
 
 
 class Picture(Figure):
@@ -77,16 +79,14 @@ class Picture(Figure):
     colours: int = 128
 
 
-def blank(name: str, theme: Theme = LIGHT, of_many: bool = False) -> tuple[Picture, Axes]:
+def blank(name: str, of_many: bool = False) -> tuple[Picture, Axes]:
     """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels."""
-    figure, axes = panels(name, theme, of_many=of_many)
+    figure, axes = panels(name, of_many=of_many)
     return figure, axes[0]
 
 
 @styled
-def panels(
-    name: str, theme: Theme = LIGHT, rows: int = 1, columns: int = 1, of_many: bool = True, **more: Any
-) -> tuple[Picture, list[Axes]]:
+def panels(name: str, rows: int = 1, columns: int = 1, of_many: bool = True, **more: Any) -> tuple[Picture, list[Axes]]:
     """Return an empty figure and its axes row by row; ``more`` goes to ``Figure.subplots``."""
     dpi = DPI_OF_MANY if of_many else DPI
     figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained")
@@ -94,14 +94,12 @@ def panels(
     figure.name = name
     drawn = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
     for axes in drawn:  # ticks are made later, perhaps outside of the style
-        axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
+        axes.tick_params(colors=PALETTE.muted, labelsize=9, length=0, pad=5)
     return figure, drawn
 
 
 @styled
-def finish(
-    figure: Picture, axes: Axes, theme: Theme, title: str, x: str, y: str, alt: str = "", wide: int = 50
-) -> Picture:
+def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "", wide: int = 50) -> Picture:
     """Write title and axes. ``wide`` is how many letters of the title fit right of the left edge of the axes."""
     title = title[:1].upper() + title[1:]
     axes.set_title(textwrap.fill(title, wide))
@@ -112,17 +110,17 @@ def finish(
 
 
 @styled
-def head(figure: Picture, theme: Theme, title: str, alt: str = "", wide: int = 54) -> Picture:
+def head(figure: Picture, title: str, alt: str = "", wide: int = 54) -> Picture:
     """Write the title over the whole figure: for several axes, and for long names left of them."""
     figure.suptitle(textwrap.fill(title, wide), x=0.012, ha="left")
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
 
-def leave_empty(figure: Picture, axes: Axes, theme: Theme, what: str) -> Picture:
+def leave_empty(figure: Picture, axes: Axes, what: str) -> Picture:
     """Say in the place of the axes what was not recorded."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, what, ha="center", va="center", color=theme.muted, fontsize=11, transform=axes.transAxes)
+    axes.text(0.5, 0.5, what, ha="center", va="center", color=PALETTE.muted, fontsize=11, transform=axes.transAxes)
     figure.alt, figure.empty = what, True
     return figure
 
@@ -252,7 +250,7 @@ def draw_line(axes: Axes, x: Any, y: Any, words: str, colour: str, **looks: Any)
     return End(float(x.iloc[-1]), float(y.iloc[-1]), words, colour)
 
 
-def name_ends(axes: Axes, theme: Theme, ends: Sequence[End]) -> None:
+def name_ends(axes: Axes, ends: Sequence[End]) -> None:
     """Write each line's name right of its end, moved apart as little as it takes where names would lie on each other.
 
     To be called when the limits of the axes are final.

@@ -17,7 +17,7 @@ from benchlib.results.run import Run
 from benchlib.show import lines
 from benchlib.show.figures import (
     DASHED,
-    LIGHT,
+    PALETTE,
     Picture,
     blank,
     finish,
@@ -34,9 +34,9 @@ PICTURES = 6  # trends drawn, those with changes first
 DESCRIBED = 5  # changes described in words
 ROWS = 200  # of a table
 MANY = 120  # runs of a trend, which get small points
-BLUE, _, _, _, AMBER, _ = LIGHT.series
+BLUE, _, _, _, AMBER, _ = PALETTE.series
 MIN_SPREAD = 0.002  # of runs about their level; numbers that scatter less say little
-OF_CHANGES = {"worse": ("v", LIGHT.series[1]), "better": ("^", LIGHT.series[2]), "other": ("D", LIGHT.muted)}
+OF_CHANGES = {"worse": ("v", PALETTE.series[1]), "better": ("^", PALETTE.series[2]), "other": ("D", PALETTE.muted)}
 
 
 @styled
@@ -62,14 +62,14 @@ def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
         note(axes, words, (at, 0.97 - 0.14 * (number % 3)), (side, 0), **place)
     picked = {run.path for run in runs}
     rings = [index for index, run in enumerate(shown.runs) if run.path in picked]
-    axes.plot(rings, [values[index] for index in rings], "o", mfc="none", mec=LIGHT.text, markersize=10)
+    axes.plot(rings, [values[index] for index in rings], "o", mfc="none", mec=PALETTE.text, markersize=10)
     _days_below(axes, shown.runs)
     short_numbers(axes.yaxis)
     axes.margins(y=0.14)
     unit, last = UNITS.get(shown.unit, shown.unit), shown.last
     below = f"run of {f'{last.benchmark}, {last.tier}, {last.hardware}'[:60]}, n = {len(values):,}"
     beside = f"{shown.label} ({unit})" if unit else shown.label
-    return finish(figure, axes, LIGHT, _title(shown), below, beside, lines.describe_trend(shown))
+    return finish(figure, axes, _title(shown), below, beside, lines.describe_trend(shown))
 
 
 def _days_below(axes: Axes, runs: Sequence[Record]) -> None:
@@ -144,17 +144,17 @@ def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
         across, up = series(run)
         if len(up) == 0:
             continue
-        colour = LIGHT.series[len(drawn)] if len(drawn) < OVERLAID else LIGHT.muted
+        colour = PALETTE.series[len(drawn)] if len(drawn) < OVERLAID else PALETTE.muted
         looks: Any = {"color": colour, "linestyle": ("-", "--", ":", "-.")[len(drawn) % 4], "label": name}
         axes.plot(across, up, marker="." if len(up) < 40 else "", **looks)
         last = f"{name} ends at {quantity(float(up.iloc[-1]))}"
         drawn.append(f"{name}: median {seconds(float(across.median()))}" if curve == "step times" else last)
     if not drawn:
         words = "No run is picked." if not runs else f"None of the picked runs recorded its {curve}."
-        return leave_empty(figure, axes, LIGHT, words)
+        return leave_empty(figure, axes, words)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.legend(fontsize=8)
-    return finish(figure, axes, LIGHT, f"{title} of {counted(len(drawn), 'run')}", x, y, "; ".join(drawn[:OVERLAID]))
+    return finish(figure, axes, f"{title} of {counted(len(drawn), 'run')}", x, y, "; ".join(drawn[:OVERLAID]))
 
 
 # What the notebook shows, by `session`.

@@ -25,7 +25,7 @@ Curve = Callable[[list[float]], tuple[Sequence[float], Sequence[float]]]
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture. ``paint(on, run, theme, figure, axes)`` returns it, None where nothing was recorded; ``empty`` says so then.
+    """A picture. ``paint(on, run, figure, axes)`` returns it, None where nothing was recorded; ``empty`` says so then.
 
     ``on`` is ``benchlib.show.figures``. One that is not for the ``report`` is for the notebook alone.
     """
@@ -35,20 +35,19 @@ class Chart:
     paint: Callable[..., Any]
     report: bool = True
 
-    def draw(self, run: Rows, theme: Any = None) -> Any:
+    def draw(self, run: Rows) -> Any:
+        """Return the picture; one that damaged numbers cannot give says so in its place."""
         from benchlib.show import figures as on
 
-        def paint(theme: Any) -> Any:
-            figure, axes = on.blank(self.name, theme, of_many=True)
+        with on.in_style():
+            figure, axes = on.blank(self.name, of_many=True)
             try:
-                return self.paint(on, run, theme, figure, axes) or on.leave_empty(figure, axes, theme, self.empty)
+                return self.paint(on, run, figure, axes) or on.leave_empty(figure, axes, self.empty)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                figure, axes = on.blank(self.name, theme, of_many=True)
+                figure, axes = on.blank(self.name, of_many=True)
                 words = f"The numbers of this picture are damaged ({type(error).__name__})."
-                on.leave_empty(figure, axes, theme, words).empty = False  # a reader has to see it
+                on.leave_empty(figure, axes, words).empty = False  # a reader has to see it
                 return figure
-
-        return on.styled(paint)(theme or on.LIGHT)
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def lines(
     """
     y = y or _heading(layers[0].ref)
 
-    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+    def paint(on: Any, run: Rows, figure: Any, axes: Any) -> Any:
         curves = [(layer, words, points) for layer in layers for words, points in layer.curves(run, x).items()]
         own = [point for layer, _, points in curves for point in points if layer.look == "line"]
         if not own:
@@ -144,19 +143,19 @@ def lines(
         for layer, words, points in curves:
             key = points[0][2].get(layer.colour) if layer.colour else words
             if layer.look != "limit":
-                colours.setdefault(key, theme.series[len(colours) % len(theme.series)])
-            ends.append(_curve(on, axes, theme, layer, words, points, colours.get(key, theme.muted)))
+                colours.setdefault(key, on.PALETTE.series[len(colours) % len(on.PALETTE.series)])
+            ends.append(_curve(on, axes, layer, words, points, colours.get(key, on.PALETTE.muted)))
         if log:
             on.log_values(axes)
-        on.name_ends(axes, theme, ends)
+        on.name_ends(axes, ends)
         words = _title(title, ref, about, max(own, key=lambda point: point[1])[2], run)
         values = "; ".join(f"{end.words} {write(end.y, ref.col.unit)}" for end in ends)
-        return on.finish(figure, axes, theme, words, at.heading, y, f"{y} at the largest {at.heading}: {values}.")
+        return on.finish(figure, axes, words, at.heading, y, f"{y} at the largest {at.heading}: {values}.")
 
     return Chart(name, empty, paint)
 
 
-def _curve(on: Any, axes: Any, theme: Any, layer: Line, words: str, points: list[Point], colour: str) -> Any:
+def _curve(on: Any, axes: Any, layer: Line, words: str, points: list[Point], colour: str) -> Any:
     import pandas as pd
 
     looks: dict[str, Any] = {"linestyle": (0, (3, 1.2)) if layer.dashed(points[0][2]) else "-"}
@@ -165,18 +164,18 @@ def _curve(on: Any, axes: Any, theme: Any, layer: Line, words: str, points: list
         points = [point for point in points if math.isnan(point[0]) or low <= point[0] <= high] or points
         if len(points) == 1:
             points = [(low, *points[0][1:]), (high, *points[0][1:])]
-        colour, looks = theme.muted, {"marker": "", "linewidth": 1.4, "linestyle": on.DASHED}
+        colour, looks = on.PALETTE.muted, {"marker": "", "linewidth": 1.4, "linestyle": on.DASHED}
     elif layer.look == "claim":
         words, looks = f"{words}\n({layer.words})", {"linewidth": 1, "marker": "x", "markersize": 5, "linestyle": ":"}
     xs, ys, _ = zip(*points, strict=True)
     return on.draw_line(axes, pd.Series(xs), pd.Series(ys), words, colour, **looks)
 
 
-def _mark(axes: Any, theme: Any, mark: Ref | None, rows: Sequence[Row], run: Rows) -> list[float]:
+def _mark(on: Any, axes: Any, mark: Ref | None, rows: Sequence[Row], run: Rows) -> list[float]:
     """Draw a line across each bar at another number of its row, and return these numbers."""
     places = [(place, at) for place, row in enumerate(rows) if mark and (at := mark.finite(row, run)) is not None]
     for place, at in places:
-        axes.plot([at] * 2, [place - 0.42, place + 0.42], color=theme.text, linewidth=2.2)
+        axes.plot([at] * 2, [place - 0.42, place + 0.42], color=on.PALETTE.text, linewidth=2.2)
     return [at for _, at in places]
 
 
@@ -197,32 +196,32 @@ def bars(
     ``ends`` is its interval, ``line`` a value across all rows, ``mute`` says which rows are grey.
     """
 
-    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+    def paint(on: Any, run: Rows, figure: Any, axes: Any) -> Any:
         rows = [row for row, _ in _values(ref, run)]
         if not rows:
             return None
         numbers = {one.col.heading: [one.finite(row, run) for row in rows] for one in (ref, *others)}
         series = {key: [math.nan if value is None else value for value in values] for key, values in numbers.items()}
-        groups, marks = on.grouped_bars(axes, series, across=True), _mark(axes, theme, mark, rows, run)
+        groups, marks = on.grouped_bars(axes, series, across=True), _mark(on, axes, mark, rows, run)
         longest = [line or 0.0, *marks, *(value for values in numbers.values() for value in values if value)]
         for place, (bar, row) in enumerate(zip(groups[0], rows, strict=True)):
             if not others:
-                bar.set_color(theme.muted if mute(row) else theme.series[0])
+                bar.set_color(on.PALETTE.muted if mute(row) else on.PALETTE.series[0])
             span = [end.finite(row, run) for end in ends or ()]
             if span and None not in span:
-                axes.plot(span, [place, place], color=theme.text, linewidth=1.4, solid_capstyle="butt")
+                axes.plot(span, [place, place], color=on.PALETTE.text, linewidth=1.4, solid_capstyle="butt")
                 longest += span  # type: ignore[arg-type]
             beside = (max(bar.get_width(), *(value or 0.0 for value in span), 0.0), bar.get_y() + bar.get_height() / 2)
             on.note(axes, ref.text(row, run), beside, (5, 0), fontsize=8)
         if line is not None:
-            axes.axvline(line, color=theme.muted, linewidth=1, linestyle=on.DASHED)
+            axes.axvline(line, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
         on.label_rows(axes, [ref.table.name_of(row, run) for row in rows])
         axes.set_xlim(0, 1.2 * max(longest) or 1.0)
         on.short_numbers(axes.xaxis)
         axes.set_xlabel(_heading(ref) + (f"; black: {mark.col.heading}" if mark and marks else ""))
         if others:
             figure.legend(ncols=4, loc="outside lower center")
-        return on.head(figure, theme, _title(title, ref, about, rows[0], run), _alt(ref, rows, run, *others))
+        return on.head(figure, _title(title, ref, about, rows[0], run), _alt(ref, rows, run, *others))
 
     return Chart(name, empty, paint)
 
@@ -232,24 +231,27 @@ def stacked(
 ) -> Chart:
     """One bar for each row, of its parts one behind the other; ``mark`` is a line at another number of the row."""
 
-    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+    def paint(on: Any, run: Rows, figure: Any, axes: Any) -> Any:
         rows = [row for row in parts[0].table.rows(run) if any(part.finite(row, run) for part in parts)][:MAX_ROWS]
         if not rows:
             return None
         left = [0.0] * len(rows)
         for number, part in enumerate(parts):
             wide = [max(part.finite(row, run) or 0.0, 0.0) for row in rows]
-            looks: dict[str, Any] = {"edgecolor": theme.card, "linewidth": 0.5, "label": part.col.heading}
-            looks |= {"color": theme.series[number % len(theme.series)], "hatch": "///" * (number // len(theme.series))}
+            looks: dict[str, Any] = {"edgecolor": on.PALETTE.card, "linewidth": 0.5, "label": part.col.heading}
+            looks |= {
+                "color": on.PALETTE.series[number % len(on.PALETTE.series)],
+                "hatch": "///" * (number // len(on.PALETTE.series)),
+            }
             if any(wide):
                 axes.barh(range(len(rows)), wide, 0.6, left=left, **looks)
             left = [begin + value for begin, value in zip(left, wide, strict=True)]
-        _mark(axes, theme, mark, rows, run)
+        _mark(on, axes, mark, rows, run)
         on.label_rows(axes, [parts[0].table.name_of(row, run) for row in rows])
         axes.set_xlabel(x + (f"; black: {mark.col.heading}" if mark else ""))
         figure.legend(ncols=4, loc="outside lower center")
         alt = _alt(parts[0], rows, run, *parts[1:], *([mark] if mark else []))
-        return on.head(figure, theme, _title(title, parts[0], about, rows[0], run), alt)
+        return on.head(figure, _title(title, parts[0], about, rows[0], run), alt)
 
     return Chart(name, empty, paint)
 
@@ -257,7 +259,7 @@ def stacked(
 def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) -> Chart:
     """The median of each row's samples with its interval, on a logarithmic axis, the smallest on top."""
 
-    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+    def paint(on: Any, run: Rows, figure: Any, axes: Any) -> Any:
         from benchlib.core.stats import summary
 
         pairs = [(row, value) for row, value in _values(ref, run, least=True) if value > 0]
@@ -267,14 +269,16 @@ def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) 
         for place, (row, value) in enumerate(pairs):
             stats = summary(ref.numbers(row, run))
             if stats.ci_low is not None and stats.ci_high is not None:
-                axes.plot([stats.ci_low, stats.ci_high], [place, place], color=theme.series[0], alpha=0.35, linewidth=5)
-            axes.plot([value], [place], "o", color=theme.series[0], markersize=6)
+                axes.plot(
+                    [stats.ci_low, stats.ci_high], [place, place], color=on.PALETTE.series[0], alpha=0.35, linewidth=5
+                )
+            axes.plot([value], [place], "o", color=on.PALETTE.series[0], markersize=6)
             on.note(axes, ref.text(row, run), (1.01, place), xycoords=("axes fraction", "data"), annotation_clip=False)
         on.plain_numbers(axes.xaxis)
         rows = [row for row, _ in pairs]
         on.label_rows(axes, [ref.table.name_of(row, run) for row in rows])
         axes.set_xlabel(f"{_heading(ref)}: median, 95% interval")
-        return on.head(figure, theme, _title(title, ref, about, rows[0], run), _alt(ref, rows, run))
+        return on.head(figure, _title(title, ref, about, rows[0], run), _alt(ref, rows, run))
 
     return Chart(name, empty, paint)
 
@@ -309,7 +313,7 @@ def _of_samples(
     log: bool = False,
     in_order: bool = False,
 ) -> Chart:
-    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+    def paint(on: Any, run: Rows, figure: Any, axes: Any) -> Any:
         import pandas as pd
 
         rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MAX_ROWS]
@@ -317,7 +321,7 @@ def _of_samples(
         for place, row in enumerate(rows):
             samples = list(filter(math.isfinite, ref.numbers(row, run)))
             xs, ys = map(pd.Series, map(list, curve(samples)))
-            colour = theme.series[place % len(theme.series)]
+            colour = on.PALETTE.series[place % len(on.PALETTE.series)]
             if in_order:
                 axes.plot(xs, samples, color=colour, alpha=0.3, linewidth=0.9)
             words = ref.table.name_of(row, run) if rows[1:] or not in_order else write(ys.iloc[-1], ref.col.unit)
@@ -329,10 +333,10 @@ def _of_samples(
         if log:
             axes.set_xscale("log")
             on.plain_numbers(axes.xaxis)
-        on.name_ends(axes, theme, ends)
+        on.name_ends(axes, ends)
         words = _title(title, ref, None, rows[0], run)
         alt = f"{'Medians and limits' if limit else 'Medians'}: {_alt(ref, rows, run, *([limit] if limit else []))}"
-        return on.finish(figure, axes, theme, words, x, y, alt)
+        return on.finish(figure, axes, words, x, y, alt)
 
     return Chart(name, empty, paint)
 
@@ -340,7 +344,7 @@ def _of_samples(
 def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about: About = None) -> Chart:
     """A heat map: one field for each value of two columns, with its number while there is room."""
 
-    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+    def paint(on: Any, run: Rows, figure: Any, axes: Any) -> Any:
         import pandas as pd
 
         numbers = [(row, ref.finite(row, run)) for row in ref.table.rows(run)]
@@ -363,6 +367,6 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
                     axes.text(column, place, words, ha="center", va="center", fontsize=8, color=colour)
         least = min(cells, key=lambda cell: cell[2])[3]
         words, alt = _title(title, ref, about, least, run), _alt(ref, [cell[3] for cell in cells], run)
-        return on.finish(figure, axes, theme, words, ref.table[x].col.heading, ref.table[y].col.heading, alt)
+        return on.finish(figure, axes, words, ref.table[x].col.heading, ref.table[y].col.heading, alt)
 
     return Chart(name, empty, paint)

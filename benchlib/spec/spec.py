@@ -351,9 +351,9 @@ class Spec:
         return {show.heading: lambda show=show: pandas().DataFrame(show.rows(_shown(run))) for show in self.shows}  # type: ignore[misc]
 
     def figures(self, report: bool | None = None) -> dict[str, Callable[..., Any]]:
-        """Return the pictures by name, ``draw(run, theme) -> Picture``: of the ``report``, of the notebook alone, or all."""
+        """Return the pictures by name, ``draw(run) -> Picture``: of the ``report``, of the notebook alone, or all."""
         charts = [chart for chart in self.charts if report in (None, chart.report)]
-        return {chart.name: lambda run, *theme, chart=chart: chart.draw(self._drawn(run), *theme) for chart in charts}
+        return {chart.name: lambda run, chart=chart: chart.draw(self._drawn(run)) for chart in charts}
 
     def _drawn(self, run: Run) -> Rows:
         """Return the rows of a run for pictures: of one that left no result what its events recorded."""

@@ -11,7 +11,7 @@ COLOURS = {"compute": 0, "elementwise": 5, "optimizer": 2, "data": 4, "communica
 PHASES = {"forward": "Forward", "backward": "Backward", "weight": "Gradients of weights"}
 
 
-def waterfall(table: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+def waterfall(table: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
     """Draw the parts of a step of the first row, one after the other."""
     row, left, words = next(iter(table.whole(run)), None), 0.0, list[str]()
     if row is None:
@@ -20,7 +20,7 @@ def waterfall(table: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: A
     step, worst = sum(parts.values()), row["bottleneck"]
     shown = [part for part, value in parts.items() if value > 0.002 * step]
     for place, part in enumerate(shown):
-        colour = theme.series[COLOURS[part]] if part in COLOURS else theme.muted
+        colour = on.PALETTE.series[COLOURS[part]] if part in COLOURS else on.PALETTE.muted
         axes.barh(place, 1e3 * parts[part], 0.66, 1e3 * left, color=colour, hatch="///" * (part == "bubble"))
         words.append(f"{seconds(parts[part])}, {parts[part] / step:.0%}")
         inward = left > 0.5 * step
@@ -33,10 +33,10 @@ def waterfall(table: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: A
     title = f"{row['model']} {row['way']}: {parts[worst] / step:.0%} of a step is {PARTS[worst]}"
     title += f"; at most {row['faster_without']:.2f} × without" if worst != "compute" else ""
     alt = "; ".join(map(" ".join, zip(labels, words, strict=True)))
-    return on.head(figure, theme, title, f"{alt}.", 62)
+    return on.head(figure, title, f"{alt}.", 62)
 
 
-def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+def roofline(table: Table, kernels: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
     """Draw the roofs of memory and matrix products, both measured, and the kernels of the first row under them."""
     keys = [row["key"] for row in table.rows(run)][:1]
     drawn = [item for item in kernels.rows(run) if item["key"] in keys and item["flops"] and item["time_s"]]
@@ -45,7 +45,7 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figur
     drawn.sort(key=lambda item: -item["time_s"])
     facts, ends, shares = run.run, list[Any](), list[float]()
     copy, rate = facts["copy_bytes_per_s"], facts["rank_flops"]
-    for item, colour in zip(drawn, theme.series, strict=False):
+    for item, colour in zip(drawn, on.PALETTE.series, strict=False):
         x, y = item["flops"] / item["bytes"], item["flops"] / item["time_s"]
         size = 5 + 7 * (item["time_s"] / drawn[0]["time_s"]) ** 0.5
         axes.plot([x], [y], "o", color=colour, markersize=size, alpha=0.85)
@@ -55,7 +55,7 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figur
         ends.append(on.End(x, y, f"{item['class']},\n{reached}", colour))
     knee, intensities = rate / copy, [end.x for end in ends]
     low, high = min(0.5 * knee, *intensities) / 3, max(4 * knee, *intensities) * 3
-    axes.plot([low, knee, high], [low * copy, rate, rate], color=theme.text, linewidth=1.6)
+    axes.plot([low, knee, high], [low * copy, rate, rate], color=on.PALETTE.text, linewidth=1.6)
     on.note(axes, f"{facts['precision']} {quantity(rate, 'FLOP/s')}", (high, rate), (-4, 5), fontsize=8)
     on.note(axes, f"memory {quantity(copy / 1e9, 'GB/s')}", (0.3 * knee, 0.3 * rate), (-6, 4), fontsize=8)
     axes.set(xscale="log", yscale="log", xlim=(low, high))
@@ -63,13 +63,13 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, theme: Any, figur
     on.plain_numbers(axes.xaxis)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e9:,.3g}")
     axes.minorticks_off()
-    on.name_ends(axes, theme, ends)
+    on.name_ends(axes, ends)
     title = f"{drawn[0]['class']} kernels take most of the time and reach {shares[0]:.0%} of their roof"
     alt = "; ".join(f"{quantity(end.y, 'FLOP/s')}: {' '.join(end.words.split())}" for end in ends)
-    return on.finish(figure, axes, theme, title, "operational intensity (FLOP per byte)", "GFLOP/s of a rank", alt, 40)
+    return on.finish(figure, axes, title, "operational intensity (FLOP per byte)", "GFLOP/s of a rank", alt, 40)
 
 
-def stages(table: Table, steps: Table, on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+def stages(table: Table, steps: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
     """Draw one step of a pipeline: which micro-batch each rank works on and when; what is empty is the bubble."""
     # A pipeline alone before a hybrid.
     piped = sorted((row for row in table.whole(run) if row["schedule"]), key=lambda row: row["strategy"] != "pipeline")
@@ -77,21 +77,19 @@ def stages(table: Table, steps: Table, on: Any, run: Rows, theme: Any, figure: A
     if not passes:
         return None
     ranks, span = sorted({row["rank"] for row in passes}), 1e3 * max(row["end_s"] for row in passes)
-    for phase, colour in zip(PHASES, theme.series, strict=False):
+    for phase, colour in zip(PHASES, on.PALETTE.series, strict=False):
         drawn = [row for row in passes if row["phase"].replace("input", "backward") == phase]
         if drawn:
             places, begins = [ranks.index(row["rank"]) for row in drawn], [1e3 * row["start_s"] for row in drawn]
             widths = [1e3 * (row["end_s"] - row["start_s"]) for row in drawn]
-            looks: Any = {"color": colour, "edgecolor": theme.card, "linewidth": 0.8, "label": PHASES[phase]}
+            looks: Any = {"color": colour, "edgecolor": on.PALETTE.card, "linewidth": 0.8, "label": PHASES[phase]}
             bars = axes.barh(places, widths, 0.7, begins, **looks)
             numbers = [
                 str(row["micro_batch"]) * (width > 0.03 * span) for row, width in zip(drawn, widths, strict=True)
             ]
-            axes.bar_label(bars, numbers, label_type="center", color=theme.card, fontsize=7.5)
+            axes.bar_label(bars, numbers, label_type="center", color=on.PALETTE.card, fontsize=7.5)
     on.label_rows(axes, [f"rank {rank}" for rank in ranks])
     axes.set(xlabel="time of a step (ms); numbers: micro-batches", xlim=(0, span))
     figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
     title = f"{piped[0]['way']}: the bubble is {piped[0]['bubble_share']:.0%} of the step"
-    return on.head(
-        figure, theme, title, f"{len(passes)} bars: micro-batches on {len(ranks)} ranks by phase; gaps: idle time."
-    )
+    return on.head(figure, title, f"{len(passes)} bars: micro-batches on {len(ranks)} ranks by phase; gaps: idle time.")

@@ -77,7 +77,7 @@ def test_every_run_can_be_drawn(tmp_path, changes):
 
 @pytest.mark.parametrize(("low", "high"), [(120, 130), (110, 4600), (300, 980), (0.004, 1000)])
 def test_a_logarithmic_axis_has_more_than_one_tick(low, high):
-    figure, axes = figures.blank("x", figures.LIGHT)
+    figure, axes = figures.blank("x", figures.PALETTE)
     axes.plot([1, 2], [low, high])
     figures.log_values(axes)
     figure.canvas.draw()
@@ -113,10 +113,10 @@ def on_a_dark_page(colour):
 @pytest.mark.parametrize("page", CARD)
 def test_colours_of_pictures_have_enough_contrast_on_light_and_dark_pages(page):
     seen = on_a_dark_page if page == "dark" else str
-    assert seen(figures.LIGHT.card) == CARD[page], "the paper is that of the card"
-    assert contrast(seen(figures.LIGHT.text), CARD[page]) >= 7
-    assert contrast(seen(figures.LIGHT.muted), CARD[page]) >= 4.5
-    assert min(contrast(seen(colour), CARD[page]) for colour in figures.LIGHT.series) >= 3
+    assert seen(figures.PALETTE.card) == CARD[page], "the paper is that of the card"
+    assert contrast(seen(figures.PALETTE.text), CARD[page]) >= 7
+    assert contrast(seen(figures.PALETTE.muted), CARD[page]) >= 4.5
+    assert min(contrast(seen(colour), CARD[page]) for colour in figures.PALETTE.series) >= 3
 
 
 def test_shown_picture_carries_its_alt_text(tmp_path, monkeypatch):
