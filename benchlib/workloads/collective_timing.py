@@ -233,33 +233,14 @@ def slowest(values: Sequence[float], device: torch.device) -> list[float]:
     return tensor.tolist()  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """All-reduces of messages of ``sizes`` bytes, one after the other, over ``ranks``; the same on every rank.
-
-    ``seconds`` has the sum over the messages of each round. Elements are counted over all ranks and rounds.
-    """
-
-    sizes: tuple[int, ...]
-    ranks: int
-    seconds: tuple[float, ...]
-    wrong: int
-    checked: int
-    first: str = ""
-
-    def __add__(self, later: "AllReduce") -> "AllReduce":
-        seconds, wrong = self.seconds + later.seconds, self.wrong + later.wrong
-        return replace(self, seconds=seconds, wrong=wrong, checked=self.checked + later.checked)
-
-
-def time_all_reduce(sizes: Sequence[int], device: torch.device, pace: Pace, fault: bool = False) -> AllReduce:
+def time_all_reduce(sizes: Sequence[int], device: torch.device, pace: Pace, fault: bool = False) -> Series:
     """Time fp32 sums in place over the default process group, for about ``pace.seconds`` of all messages together.
 
-    ``sizes`` are bytes, rounded down to whole elements, at least one; ``fault`` is that of an ``Exercise``.
+    ``sizes`` are the bytes of messages that are sent one after the other, rounded down to whole elements, at least one;
+    the series has the sum over the messages of each round. ``fault`` is that of an ``Exercise``.
     """
     place = Place(dist.get_rank(), dist.get_world_size(), device)
     exercises = [Exercise(Case("all_reduce", "library", "fp32", "sum", True, size), place, fault) for size in sizes]
     messages = take_in_turns(exercises, device, replace(pace, seconds=pace.seconds / len(sizes)))
-    seconds = tuple(np.sum([series.seconds for series in messages], axis=0).tolist())
-    counts = messages[0].counts(*messages[1:]).values()
-    return AllReduce(tuple(series.bytes for series in messages), place.ranks, seconds, *counts)
+    seconds = np.sum([series.seconds for series in messages], axis=0)
+    return Series(sum(series.bytes for series in messages), seconds, *messages[0].counts(*messages[1:]).values())

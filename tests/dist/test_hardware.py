@@ -77,7 +77,7 @@ def test_one_rank_has_no_exchange_to_measure(tmp_path):
 def test_wrong_sums_are_counted(monkeypatch):
     sizes, device, brief = (400, 1000), torch.device("cpu"), Pace(0.0)
     right = time_all_reduce(sizes, device, brief)
-    assert (right.sizes, right.wrong) == (sizes, 0)
+    assert (right.bytes, right.wrong) == (sum(sizes), 0)
     assert len(right.seconds) == LEAST_ROUNDS
     assert right.checked == (100 + 250) * (WARMUP + LEAST_ROUNDS)
     assert time_all_reduce(sizes, device, brief, fault=True).wrong == 2 * (WARMUP + LEAST_ROUNDS)

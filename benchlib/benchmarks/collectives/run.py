@@ -198,9 +198,8 @@ def _buckets(bench: Bench) -> list[Row]:
     row: Row = {"status": "skipped", "reason": why}
     for _, pace in bench.fitting("buckets", [sizes] if sizes else [], lambda sizes: Weight(sum(sizes))):
         taken = timing.time_all_reduce(sizes, bench.device, pace, bench.place.rank == bench.config.planted_fault_rank)
-        row = {"buckets": len(sizes), "least_bytes": min(sizes), "most_bytes": max(sizes), "bytes": sum(taken.sizes)}
-        row |= {"wrong_elements": taken.wrong, "checked_elements": taken.checked, "first": taken.first}
-        row["times_us"] = [1e6 * second for second in taken.seconds]
+        row = {"buckets": len(sizes), "least_bytes": min(sizes), "most_bytes": max(sizes), "bytes": taken.bytes}
+        row |= taken.counts() | {"times_us": taken.times_us}
     return [row]
 
 

@@ -1,17 +1,14 @@
 """Sizes as a user writes them: ``1KiB:256MiB`` (each twice the one before), ``1KiB:256MiB:8``, ``1KiB,1MiB``, ``100``."""
 
 import re
+from typing import Annotated
 
-UNITS = {
-    "": 1, "b": 1,
-    "k": 2**10, "m": 2**20, "g": 2**30,  # as nccl-tests reads them
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-}  # fmt: skip
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+
 MAX_SIZES = 64
-MAX_BYTES = 2**40
+SIZE = TypeAdapter(Annotated[ByteSize, Field(ge=1, le=2**40)])
 FORMS = "write sizes as 1KiB:256MiB (each twice the one before), 1KiB:256MiB:8 (eight times), 1KiB,1MiB or plain bytes"
-KNOWN = "B, KiB, MiB, GiB, TiB (of 1024), KB, MB, GB, TB (of 1000) and K, M, G (of 1024, as in nccl-tests)"
+UNITS = "B, KiB, MiB, GiB, TiB (of 1024), KB, MB, GB, TB (of 1000) and K, M, G (of 1024, as in nccl-tests)"
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -44,12 +41,7 @@ def _range(text: str) -> list[int]:
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match:
-        raise ValueError(f"{text!r} is not a size: {FORMS}")
-    if match[2].lower() not in UNITS:
-        raise ValueError(f"{text!r}: {match[2]} is not a unit of size; known: {KNOWN}")
-    size = float(match[1]) * UNITS[match[2].lower()]
-    if size != int(size) or not 1 <= size <= MAX_BYTES:
-        raise ValueError(f"{text!r} is {size:g} bytes: a size is a whole number of bytes from 1 to 1 TiB")
-    return int(size)
+    try:
+        return SIZE.validate_python(re.sub(r"(?i)([kmg])\s*$", r"\1iB", text))
+    except ValidationError:
+        raise ValueError(f"{text!r} is not a size from 1 B to 1 TiB: {FORMS}; units are {UNITS}") from None

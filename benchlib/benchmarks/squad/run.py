@@ -26,7 +26,7 @@ from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import comm_device
 from benchlib.workloads import answers, features, squad_data, training
 from benchlib.workloads.batches import collate
-from benchlib.workloads.collective_timing import AllReduce, Pace, time_all_reduce
+from benchlib.workloads.collective_timing import Pace, Series, time_all_reduce
 from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
@@ -99,8 +99,8 @@ def measure(rank: Rank) -> Tables:
         "features_s": features_s,
         "evaluate_s": evaluate_s,
     }
-    row |= {"exchange_us": exchange and [1e6 * seconds for seconds in exchange.seconds]}
-    row |= {"message_bytes": exchange and sum(exchange.sizes), "wrong_elements": exchange and exchange.wrong}
+    row |= {"exchange_us": exchange and exchange.times_us}
+    row |= {"message_bytes": exchange and exchange.bytes, "wrong_elements": exchange and exchange.wrong}
     if not exchange:
         row["why"] |= dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"), "one rank exchanges nothing")
     if row["epoch_share"] < 1:
@@ -125,7 +125,7 @@ def _main_first(rank: Rank, alone: bool, load: Callable[[], Part]) -> Part:
     return loaded if loaded is not None else load()
 
 
-def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> AllReduce | None:
+def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series | None:
     if rank.world.size == 1:
         return None
     # At least 10 rounds: few leave an interval too wide to tell a regression from noise.

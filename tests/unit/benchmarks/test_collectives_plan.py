@@ -32,12 +32,11 @@ def test_sizes_are_read(text, sizes):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "'' is not a size: write sizes as 1KiB:256MiB"),
-        ("1KiX", "'1KiX': KiX is not a unit of size; known: B, KiB, MiB, GiB, TiB (of 1024), KB"),
+        ("", "'' is not a size from 1 B to 1 TiB: write sizes as 1KiB:256MiB"),
+        ("1KiX", "'1KiX' is not a size"),
         ("-5", "'-5' is not a size"),
-        ("0", "'0' is 0 bytes: a size is a whole number of bytes from 1"),
-        ("1.5", "'1.5' is 1.5 bytes"),
-        ("2000GiB", "from 1 to 1 TiB"),
+        ("0", "'0' is not a size from 1 B"),
+        ("2000GiB", "'2000GiB' is not a size from 1 B to 1 TiB"),
         ("8:4", "the range ends below its beginning; write it as 4:8"),
         ("1:8:1", "the factor must be a number above 1, as in 1:8:8"),
         ("1:8:x", "the factor must be a number above 1"),
@@ -51,7 +50,7 @@ def test_sizes_that_cannot_be_are_told(text, said):
 
 
 def test_a_wrong_size_is_an_error_of_the_user_before_anything_starts():
-    with pytest.raises(UserError, match=r"^sizes: 'x' is not a size: write sizes as 1KiB:256MiB"):
+    with pytest.raises(UserError, match=r"^sizes: 'x' is not a size from 1 B to 1 TiB: write sizes as 1KiB:256MiB"):
         build("collectives", {"sizes": "1KiB:x"})
     assert build("collectives", {"sizes": 1024}).size_list == (1024,)
     with pytest.raises(

@@ -22,7 +22,7 @@ from benchlib.runtime.group import World
 from benchlib.runtime.steps import COLUMNS
 from benchlib.spec.tables import Rows
 from benchlib.workloads import training
-from benchlib.workloads.collective_timing import AllReduce
+from benchlib.workloads.collective_timing import Series
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_is_unknown_is_not_available(monkeypatch, tmp_path):
 
 
 def test_wrong_sums_are_counted_and_do_not_end_the_run(monkeypatch):
-    monkeypatch.setattr(run, "time_all_reduce", lambda *_: AllReduce((4,), 2, (1e-3,), wrong=3, checked=10))
+    monkeypatch.setattr(run, "time_all_reduce", lambda *_: Series(4, np.array([1e-3]), wrong=3, checked=10))
     rank = SimpleNamespace(world=SimpleNamespace(size=2, device=None), config=SquadConfig())
     assert run._exchange(rank, [4]).wrong == 3
     assert run._exchange(SimpleNamespace(world=SimpleNamespace(size=1)), [4]) is None
