@@ -58,11 +58,13 @@ def examine() -> Iterator[Finding]:
         yield Finding("torch", False, str(error), "pip install --constraint constraints.txt torch", needed=True)
         return
     for name, backend in BACKENDS.items():
-        found = probe["backends"].get(name, {})
-        devices = ", ".join(dict.fromkeys(found.get("names", []))) or "ready"
-        seen = devices if name == "cpu" else f"{found.get('count', 1)} x {devices}"
-        reason = str(found.get("reason") or f"torch does not report it: {backend.install}")  # ends with what to install
-        there = bool(found.get("available"))
+        probed = probe["backends"].get(name, {})
+        devices = ", ".join(dict.fromkeys(probed.get("names", []))) or "ready"
+        seen = devices if name == "cpu" else f"{probed.get('count', 1)} x {devices}"
+        reason = str(
+            probed.get("reason") or f"torch does not report it: {backend.install}"
+        )  # ends with what to install
+        there = bool(probed.get("available"))
         yield Finding(f"backend {name}", there, seen if there else reason, needed=name == "cpu")
     for name, reason in probe.get("libraries", {}).items():
         yield Finding(f"collective {name}", not reason, reason or "ready")

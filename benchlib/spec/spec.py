@@ -228,8 +228,8 @@ class Spec:
 
     def metric(self, name: str) -> Metric | None:
         """Return what declares a metric: of several names with columns in braces the one with most letters of its own."""
-        found = [metric for metric in self.metrics if metric.pattern.fullmatch(name)]
-        return max(found, key=lambda metric: len(re.sub(r"{\w+}", "", metric.name)), default=None)
+        matching = [metric for metric in self.metrics if metric.pattern.fullmatch(name)]
+        return max(matching, key=lambda metric: len(re.sub(r"{\w+}", "", metric.name)), default=None)
 
     def label(self, name: str) -> str:
         metric = self.metric(name)
@@ -250,8 +250,8 @@ class Spec:
     def limits(self, run: Run) -> list[RegressionLimit]:
         """Return how much worse each metric may get than the baseline."""
         assert run.result is not None
-        found = [(stated.name, metric) for stated in run.result.metrics if (metric := self.metric(stated.name))]
-        limited = [(name, metric) for name, metric in found if (metric.may_lose, metric.amount) != (None, None)]
+        declared = [(stated.name, metric) for stated in run.result.metrics if (metric := self.metric(stated.name))]
+        limited = [(name, metric) for name, metric in declared if (metric.may_lose, metric.amount) != (None, None)]
         return [RegressionLimit(metric=name, share=metric.may_lose, amount=metric.amount) for name, metric in limited]
 
     def judge(self, run: Run, comparison: Comparison) -> list[Judged]:
@@ -304,7 +304,7 @@ class Spec:
     def reading(self, run: Run) -> list[str]:
         """Return the reasons of the checks that did not pass, then the sentences whose metrics this run has."""
         rows, lines = Rows.of(run), [f"{check.name}: {check.reason}." for check in _undecided(run)]
-        known = {
+        stated = {
             name: Said(rows.metrics[name], metric.of.table, row, rows)
             for metric in self.metrics
             for name, row in metric.rows(rows)
@@ -313,8 +313,8 @@ class Spec:
         for say in self.says:
             if callable(say):
                 lines += say(rows)
-            elif {name.split("[")[0] for name in fields(say)} <= set(known):
-                lines.append(tables.tidy(say.format_map(known)))
+            elif {name.split("[")[0] for name in fields(say)} <= set(stated):
+                lines.append(tables.tidy(say.format_map(stated)))
         return [*lines, text] if (text := summary(run)) else lines
 
     def claims(self, numbers: Numbers) -> Iterator[Claim]:
@@ -375,8 +375,8 @@ class Spec:
 
     def save(self, config: Any, run_dir: Path, began: Moment, tables: Mapping[str, Sequence[Row]]) -> None:
         """Write the result of a run from its rows: the metrics follow, raw samples go to ``samples.parquet``."""
-        kept, samples = split_samples(self.tables, tables)
-        facts = dict(kept["run"][0])
+        thin, samples = split_samples(self.tables, tables)
+        facts = dict(thin["run"][0])
         result = Result.of(
             config,
             status="complete",
@@ -384,7 +384,7 @@ class Spec:
             ended_at=began.wall + began.since(),
             metrics=self.stated(Rows(config, config.world_size, tables)),
             facts=facts,
-            tables={name: rows for name, rows in kept.items() if name != "run"},
+            tables={name: rows for name, rows in thin.items() if name != "run"},
             notes=[f"Groups of the exchange: {facts['layout']}."] if facts.get("layout") else [],
         )
         save_result(run_dir, result, samples)

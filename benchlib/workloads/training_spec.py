@@ -274,9 +274,9 @@ SPEED: list[Say] = [
 def warnings(run: Rows) -> list[str]:
     """Return what limits the meaning of a training: it was cut, or its speed was no steady one."""
     cut = isinstance(share := run.run.get("epoch_share"), float) and share < 1
-    said = [f"The run is not the whole training: {plan_text(run.run)}."] if cut else []
+    sentences = [f"The run is not the whole training: {plan_text(run.run)}."] if cut else []
     drifts = [row["drift"] for row in counted_steps.rows(run) if row.get("drift")]
-    return said + [f"Training throughput {drift} samples/s by quarter: no steady state." for drift in drifts]
+    return sentences + [f"Training throughput {drift} samples/s by quarter: no steady state." for drift in drifts]
 
 
 def recorded(events: Sequence[Event]) -> Tables:

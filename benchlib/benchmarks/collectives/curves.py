@@ -16,10 +16,10 @@ Curves = dict[tuple[str, str], list[Row]]
 
 
 def curves(series: Sequence[Row]) -> Curves:
-    found: Curves = {}
+    lines: Curves = {}
     for row in sorted((row for row in series if row["curve"]), key=lambda row: row["bytes"]):
-        found.setdefault((row["operation"], row["variant"]), []).append(row)
-    return found
+        lines.setdefault((row["operation"], row["variant"]), []).append(row)
+    return lines
 
 
 def fit_rows(lines: Curves, ranks: int) -> list[Row]:

@@ -212,8 +212,8 @@ def _verified(run: Rows) -> list[dict[str, str]]:
 def _few_sizes(run: Rows, rows: list[Row]) -> list[Row]:
     """Leave at most seven sizes, the largest among them."""
     sizes = sorted({row["bytes"] for row in rows if row.get("bytes")}, reverse=True)
-    kept = sizes[:: max(1, -(-len(sizes) // 7))]
-    return [row for row in rows if row.get("bytes") in kept]
+    chosen = sizes[:: max(1, -(-len(sizes) // 7))]
+    return [row for row in rows if row.get("bytes") in chosen]
 
 
 def _conditions(row: Row, run: Rows) -> dict[str, Any]:
@@ -249,8 +249,11 @@ def _bandwidth(name: str, operations: Sequence[str], wire: str) -> Chart:
 
 
 def _hidden(run: Rows) -> str:
-    found = overlap.most("hidden_share")
-    texts = [found.text("{hidden_share} of the {operation} of {bytes} is hidden", row, run) for row in found.rows(run)]
+    most_hidden = overlap.most("hidden_share")
+    texts = [
+        most_hidden.text("{hidden_share} of the {operation} of {bytes} is hidden", row, run)
+        for row in most_hidden.rows(run)
+    ]
     return next(iter(texts), "Exchange and computation, one after the other and together")
 
 

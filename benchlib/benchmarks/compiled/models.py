@@ -38,8 +38,8 @@ class Logits(torch.nn.Module):
 
     def forward(self, source: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
-        made: torch.Tensor = self.model.head(self.model.hidden(source, shifted))
-        return made
+        logits: torch.Tensor = self.model.head(self.model.hidden(source, shifted))
+        return logits
 
 
 def tokens(batch: int, length: int, vocabulary: int, seed: int) -> torch.Tensor:
@@ -97,8 +97,8 @@ def model(name: str, config: CompiledConfig) -> tuple[torch.nn.Module, Inputs]:
 def eager(module: torch.nn.Module, inputs: Inputs) -> list[np.ndarray]:
     """Return torch's own results."""
     with torch.no_grad():
-        made = module(**inputs)
-    return [side.numpy() for side in (made if isinstance(made, tuple) else (made,))]
+        outputs = module(**inputs)
+    return [side.numpy() for side in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 def doubled(module: torch.nn.Module) -> torch.nn.Module:
@@ -106,21 +106,21 @@ def doubled(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module).double()
 
 
-def apart(made: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> dict[str, float]:
+def apart(outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> dict[str, float]:
     """Return the largest absolute difference, and 1 - cosine of all numbers together."""
-    a, b = together(made), together(reference)
+    a, b = together(outputs), together(reference)
     return {"max_abs": max_abs(a, b), "one_minus_cos": one_minus_cosine(a, b)}
 
 
-def relative(made: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
+def relative(outputs: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
     """Return the relative L2 distance of gradients by name over all; raises ``KeyError`` where one is missing."""
-    return relative_l2(together([made[name] for name in reference]), together(list(reference.values())))
+    return relative_l2(together([outputs[name] for name in reference]), together(list(reference.values())))
 
 
 def gradients(loss: torch.nn.Module, inputs: Inputs, wrapped: Any = None) -> dict[str, np.ndarray]:
     """Return the gradients of a loss by autograd; ``wrapped``: of all ranks, by what calls it there."""
     loss.zero_grad()
     (wrapped or loss)(**inputs).backward()
-    found = {name: parameter.grad for name, parameter in loss.named_parameters() if parameter.grad is not None}
+    gradients = {name: parameter.grad for name, parameter in loss.named_parameters() if parameter.grad is not None}
     loss.zero_grad()
-    return {name: gradient.numpy() for name, gradient in found.items()}
+    return {name: gradient.numpy() for name, gradient in gradients.items()}

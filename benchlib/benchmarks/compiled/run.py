@@ -106,10 +106,14 @@ class _Path:
         converted = convert(program, name, **options)
         row: Row = {"program": name, "export_s": exported - began, "convert_s": time.perf_counter() - exported}
         converted.manifest.write(self.folder / f"{name}.mlir", converted.text)
-        found = mlir.inspect(converted.text, name=name)
+        inspection = mlir.inspect(converted.text, name=name)
         row |= {"text_bytes": len(converted.text), "arguments": len(converted.manifest.arguments)}
-        row |= {"operations": sum(found.operations.values()), "dot_flops": found.dot_flops, "formula_flops": flops}
-        row |= {"argument_bytes": found.argument_bytes, "temporary_bytes": found.temporary_bytes}
+        row |= {
+            "operations": sum(inspection.operations.values()),
+            "dot_flops": inspection.dot_flops,
+            "formula_flops": flops,
+        }
+        row |= {"argument_bytes": inspection.argument_bytes, "temporary_bytes": inspection.temporary_bytes}
         row["why"] = {"formula_flops": "no formula for this model"} if flops is None else {}
         self.tables["programs"].append(row)
         return converted
@@ -173,8 +177,8 @@ class _Path:
             program.place(np.concatenate(own), apart=True) if item.role == "input" else program.place(own[0])
             for item, *own in zip(converted.manifest.arguments, *arrays, strict=True)
         ]
-        made, items = program.run(placed), converted.manifest.results
-        first, *others = (_split(items, [value[number] for value in made])[1] for number in range(replicas))
+        outputs, items = program.run(placed), converted.manifest.results
+        first, *others = (_split(items, [value[number] for value in outputs])[1] for number in range(replicas))
         exact = [models.gradients(models.doubled(loss), part) for part in parts]
         mean = {name: sum(part[name] for part in exact) / replicas for name in exact[0]}
         row = {"gradients": f"{replicas} replicas against DDP", "replicas": replicas, "parameters": len(ddp)}
@@ -218,9 +222,9 @@ class _Path:
                 row |= {"status": "skipped", "reason": str(error)}
                 continue
             began = time.perf_counter()
-            made = _computed(runtime, converted, inputs)
+            outputs = _computed(runtime, converted, inputs)
             row |= {"run_s": time.perf_counter() - began, "compile_s": runtime.compile_s}
-            row |= {"what": runtime.description["runtime"], **models.apart(made, reference)}
+            row |= {"what": runtime.description["runtime"], **models.apart(outputs, reference)}
         for target in config.targets:
             row = {"target": target}
             self.tables["targets"].append(row)
@@ -237,10 +241,10 @@ class _Path:
         double = models.doubled(export.Answers(models.bert(config.timed_model, config.seed)))
         exact = {shape: models.eager(double, tensors) for shape, tensors in inputs.items()}
         del double
-        found = peaks.matmul_peaks(torch.device("cpu"), "fp32", sizes=PEAK_SIZES, seconds=PEAK_S)
-        self.tables["run"][0]["peak_flops"] = max(item.best for item in found if item.best)
+        measured = peaks.matmul_peaks(torch.device("cpu"), "fp32", sizes=PEAK_SIZES, seconds=PEAK_S)
+        self.tables["run"][0]["peak_flops"] = max(item.best for item in measured if item.best)
         with tempfile.TemporaryDirectory(prefix="benchlib-compiled-") as folder, contextlib.ExitStack() as closing:
-            made: dict[str, Any] = {}
+            executors: dict[str, Any] = {}
             ready: dict[str, float] = {}
             for name in config.executors:
                 member, own = members()[name], Path(folder) / name
@@ -248,16 +252,16 @@ class _Path:
                 model = models.bert(config.timed_model, config.seed, member.attention)
                 began = time.perf_counter()
                 try:
-                    made[name] = member.make(model, member, torch.device("cpu"), inputs[config.shapes[0]], own)
+                    executors[name] = member.make(model, member, torch.device("cpu"), inputs[config.shapes[0]], own)
                 except BackendUnavailable as error:
                     absent = {"executor": name, "status": "skipped", "reason": str(error)}
                     rows += [absent | {"batch": batch, "length": length} for batch, length in config.shapes]
                     continue
                 ready[name] = time.perf_counter() - began
-                closing.callback(made[name].close)
-                self.rank.progress(len(made), len(config.executors), "executors")
+                closing.callback(executors[name].close)
+                self.rank.progress(len(executors), len(config.executors), "executors")
             for shape in config.shapes:
-                rows += _of_shape(config, shape, made, ready, inputs[shape], exact[shape])
+                rows += _of_shape(config, shape, executors, ready, inputs[shape], exact[shape])
                 ready = dict.fromkeys(ready, 0.0)  # the first call alone makes those of further shapes ready
 
 
@@ -278,8 +282,8 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_buffers()), **dict(module.named_parameters())}
 
 
-def _split(items: Sequence[Any], made: Sequence[Any]) -> tuple[float, dict[str, np.ndarray]]:
-    values = [(item, np.array(value)) for item, value in zip(items, made, strict=True)]
+def _split(items: Sequence[Any], outputs: Sequence[Any]) -> tuple[float, dict[str, np.ndarray]]:
+    values = [(item, np.array(value)) for item, value in zip(items, outputs, strict=True)]
     (loss,) = (float(value) for item, value in values if item.role == "loss")
     return loss, {item.name: value for item, value in values if item.role == "gradient"}
 
@@ -292,17 +296,17 @@ def _computed(runtime: runtimes.Runtime, converted: Converted, inputs: Inputs) -
 def _of_shape(
     config: CompiledConfig,
     shape: tuple[int, int],
-    made: Mapping[str, Any],
+    executors: Mapping[str, Any],
     ready: Mapping[str, float],
     inputs: Inputs,
     exact: list[np.ndarray],
 ) -> list[Row]:
     """Compare the executors on inputs of one shape and time them; ``ready`` are the seconds that each took so far."""
-    reference = [side.numpy() for side in made[REFERENCE].forward(inputs)]
-    of_all = {"batch": shape[0], "length": shape[1], "flops": models.bert_flops(made[REFERENCE].module, *shape)}
+    reference = [side.numpy() for side in executors[REFERENCE].forward(inputs)]
+    of_all = {"batch": shape[0], "length": shape[1], "flops": models.bert_flops(executors[REFERENCE].module, *shape)}
     of_all["reference_error"] = models.apart(reference, exact)["max_abs"]
     calls, rows = dict[str, Callable[[], None]](), dict[str, Row]()
-    for name, executor in made.items():
+    for name, executor in executors.items():
         began = time.perf_counter()
         own = [side.numpy() for side in executor.forward(inputs)]
         rows[name] = {"executor": name, "what": members()[name].what, "gates": members()[name].gates, **of_all}

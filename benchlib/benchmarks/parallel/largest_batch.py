@@ -34,9 +34,9 @@ def largest_batch(rank: Rank, limit_bytes: float) -> tuple[list[dict[str, Any]],
             raise OutOfTime
         return row
 
-    found = search(trial, MAX_BATCH)
-    rows = [row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), row["reason"])} for row in found.tried]
-    return rows, {"largest_batch": found.batch, "too_large_batch": found.below, "search_complete": found.complete}
+    largest = search(trial, MAX_BATCH)
+    rows = [row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), row["reason"])} for row in largest.tried]
+    return rows, {"largest_batch": largest.batch, "too_large_batch": largest.below, "search_complete": largest.complete}
 
 
 def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> Trial:

@@ -63,13 +63,13 @@ def record(
     check_place(store)
     outcome = run.run_one(planned, store)
     # A recording compares nothing, and is what was asked for.
-    made, code = outcome.run_dir / "golden", _exit_code(dataclasses.replace(outcome, missed=False), store)
-    if outcome.interrupted or outcome.verdict.broken or not (made / golden.NAME).exists():
+    recorded, code = outcome.run_dir / "golden", _exit_code(dataclasses.replace(outcome, missed=False), store)
+    if outcome.interrupted or outcome.verdict.broken or not (recorded / golden.NAME).exists():
         console.print("[yellow]nothing was published[/]  the run has no complete recording", soft_wrap=True)
         return code or (
             EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN
         )  # there is no folder to copy next
-    _publish(made, folder, weights=not no_weights)
+    _publish(recorded, folder, weights=not no_weights)
     return code
 
 
@@ -137,15 +137,15 @@ def _check_free(target: Path) -> None:
     check_place(target.parent)
 
 
-def _publish(made: Path, target: Path, weights: bool) -> None:
+def _publish(recorded: Path, target: Path, weights: bool) -> None:
     """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
-    manifest = golden.manifest(made)
+    manifest = golden.manifest(recorded)
     if not weights:
-        (made / golden.WEIGHTS).unlink(missing_ok=True)
-        manifest = golden.write(made, manifest)
+        (recorded / golden.WEIGHTS).unlink(missing_ok=True)
+        manifest = golden.write(recorded, manifest)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _move(made, target)
+        _move(recorded, target)
     except OSError as error:
         raise not_written(target, error) from error
     sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
@@ -167,21 +167,21 @@ def _publish(made: Path, target: Path, weights: bool) -> None:
     )
 
 
-def _move(made: Path, target: Path) -> None:
+def _move(recorded: Path, target: Path) -> None:
     """Rename a folder; to another file system it is copied beside its place first."""
     try:
-        os.rename(made, target)
+        os.rename(recorded, target)
         return
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
     beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
     try:
-        shutil.copytree(made, beside)
+        shutil.copytree(recorded, beside)
         os.rename(beside, target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    shutil.rmtree(made, ignore_errors=True)
+    shutil.rmtree(recorded, ignore_errors=True)
 
 
 def _megabytes(size: int) -> str:

@@ -170,7 +170,7 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     They depend on the data, the tokenizer, ``config.seed`` and the fields of the config that name them, on nothing else.
     """
     # RoBERTa has one embedding for question and context, and its tokenizer may number them beyond the model's table.
-    made = _Maker(config, tokenizer, segments=int(getattr(settings, "type_vocab_size", 2) or 0) >= 2)
+    maker = _Maker(config, tokenizer, segments=int(getattr(settings, "type_vocab_size", 2) or 0) >= 2)
     cases: list[Case] = []
     arrays: dict[str, torch.Tensor] = {}
 
@@ -180,19 +180,19 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
         arrays.update({f"{name}/{key}": tensor.clone() for key, tensor in tensors.items()})
 
     largest = max(config.batch_sizes)
-    rows = {length: made.rows(length, largest) for length in sorted(set(config.lengths))}
+    rows = {length: maker.rows(length, largest) for length in sorted(set(config.lengths))}
     for length, whole in rows.items():
         for batch in sorted(set(config.batch_sizes)):
             add(f"len{length}-batch{batch}", "data", {name: tensor[:batch] for name, tensor in whole.items()})
     middle = rows[sorted(rows)[len(rows) // 2]]
-    for name, tensors in _edges(middle, made.pad_id, min(encoders.positions(settings) or NO_LIMIT, LONGEST)).items():
+    for name, tensors in _edges(middle, maker.pad_id, min(encoders.positions(settings) or NO_LIMIT, LONGEST)).items():
         add(name, "edge", tensors)
     add("layer", "layer", {name: tensor[:LAYER_BATCH] for name, tensor in middle.items()})
-    for step, tensors in enumerate(made.training()):
+    for step, tensors in enumerate(maker.training()):
         add(f"train-{step:02d}", "train", tensors)
-    for number, tensors in enumerate(made.dev(golden, encoders.positions(settings))):
+    for number, tensors in enumerate(maker.dev(golden, encoders.positions(settings))):
         add(f"dev-{number:02d}", "dev", tensors)
-    about = {"cases": [asdict(case) for case in cases], "pad_id": made.pad_id}
+    about = {"cases": [asdict(case) for case in cases], "pad_id": maker.pad_id}
     with checkpoint.naming_storage_errors(golden / INPUTS), atomic_path(golden / INPUTS) as path:
         save_file(arrays, path, metadata={"benchlib": json.dumps(about)})
     return Inputs(golden)
@@ -228,17 +228,17 @@ class _Maker:
         first = np.flatnonzero(np.diff(windows.example_index, prepend=-1))
         last = np.append(first[1:], len(windows)) - 1
         chosen = np.where(np.arange(len(first)) % 2, last, first)
-        made = dict(collate(windows, np.resize(chosen, count), self.pad_id, multiple=length).inputs)
+        tensors = dict(collate(windows, np.resize(chosen, count), self.pad_id, multiple=length).inputs)
         short = length - length // 4
         for row in range(1, count, 2):
-            if made["attention_mask"][row].all():
-                self._cut(made, row, short)
-        return made
+            if tensors["attention_mask"][row].all():
+                self._cut(tensors, row, short)
+        return tensors
 
-    def _cut(self, made: Mapping[str, torch.Tensor], row: int, length: int) -> None:
+    def _cut(self, tensors: Mapping[str, torch.Tensor], row: int, length: int) -> None:
         """Pad a full row from ``length`` on; its separator ends what is left."""
-        made["input_ids"][row, length - 1] = made["input_ids"][row, -1]
-        for name, tensor in made.items():
+        tensors["input_ids"][row, length - 1] = tensors["input_ids"][row, -1]
+        for name, tensor in tensors.items():
             tensor[row, length:] = self.pad_id if name == "input_ids" else 0
 
     def training(self) -> list[dict[str, torch.Tensor]]:
@@ -257,13 +257,13 @@ class _Maker:
         chosen = answered[first] if len(first) else np.arange(len(windows))
         batches = []
         for indices in np.resize(chosen, count).reshape(-1, batch):
-            made = collate(windows, indices, self.pad_id, multiple=length)
-            assert made.start is not None and made.end is not None
+            collated = collate(windows, indices, self.pad_id, multiple=length)
+            assert collated.start is not None and collated.end is not None
             for row in range(min(1, batch - 1), batch, 2):
-                short = max(length - length // 4, int(made.end[row]) + 2)
-                if short < length and made.inputs["attention_mask"][row].all():
-                    self._cut(made.inputs, row, short)
-            batches.append({**made.inputs, "start": made.start, "end": made.end})
+                short = max(length - length // 4, int(collated.end[row]) + 2)
+                if short < length and collated.inputs["attention_mask"][row].all():
+                    self._cut(collated.inputs, row, short)
+            batches.append({**collated.inputs, "start": collated.start, "end": collated.end})
         return batches
 
     def dev(self, golden: Path, positions: int | None) -> list[dict[str, torch.Tensor]]:

@@ -83,10 +83,10 @@ def record(run_dir: Path, name: str, executor: str, tell: Callable[[Any], None])
         switches.held(member, where) as switched,
         layers.planted(model, config.planted_layer if todo.planted else -1),
     ):
-        made = make(model, member, where, inputs.tensors("layer"), Path(folder))
-        results = Exercise(config, member, model, made, inputs, where, tell).run(latency=todo.timed)
-        description = {**made.description, "switches": switched}
-        made.close()
+        candidate = make(model, member, where, inputs.tensors("layer"), Path(folder))
+        results = Exercise(config, member, model, candidate, inputs, where, tell).run(latency=todo.timed)
+        description = {**candidate.description, "switches": switched}
+        candidate.close()
     meta: dict[str, Any] = {
         "member": name,
         "backend": todo.backend,

@@ -66,7 +66,7 @@ class Balance:
     def measure(self, timer: StepTimer) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
         data, config, began = self.work.data, self.task.config, time.perf_counter()
-        kept = checkpoint.rng_state(self.world.device)
+        rng_state = checkpoint.rng_state(self.world.device)
         with keep_alive(self.task.rank.events, config.startup_timeout_s):
             self.work.trial(0)  # libraries load, and DDP orders its buckets
         timer.begin()
@@ -76,7 +76,7 @@ class Balance:
         speeds = 1 / np.array([_own(row) for row in self.even])
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
-        checkpoint.set_rng_state(kept, self.world.device)
+        checkpoint.set_rng_state(rng_state, self.world.device)
         self.calibration_s = time.perf_counter() - began
         tokens = float(np.mean([data.lengths[data.indices(step)].max() for step in data.typical()]))
         self._add(best_split(members, config.global_batch, tokens))
@@ -160,18 +160,18 @@ class Balance:
             self._pass(batch)
             return float((devices.peak_memory_bytes(device)[0] or 0.0) - before)
         weights = {parameter.untyped_storage().data_ptr() for parameter in self.work.model.parameters()}
-        kept: dict[int, int] = {}
+        held: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
+                held[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = self.work.loss(batch)
         del loss
-        return float(sum(kept.values()))
+        return float(sum(held.values()))
 
     def _free_bytes(self, held: float) -> float | None:
         """Return what tensors of this rank may fill, of which ``held`` are there already; None where nothing tells."""

@@ -232,37 +232,39 @@ def _newest(check: Check, rows: Rows) -> Judged:
 
 
 def _warnings(rows: Rows) -> list[str]:
-    config, row, said = rows.config, rows.run, []
+    config, row, sentences = rows.config, rows.run, []
     if config.planted_work:
         times = ",".join(map(str, config.planted_work))
         turned = f", in reverse order after {config.planted_drift_step} steps" if config.planted_drift_step else ""
-        said.append(f"The ranks did their work {times} times on purpose{turned}, and counted it once.")
+        sentences.append(f"The ranks did their work {times} times on purpose{turned}, and counted it once.")
     if row.get("restarts"):
         started = counted(row["restarts"], "time")
-        said.append(
+        sentences.append(
             f"The ranks were started again {started}: speed is that of the steps after it, total_s has the failures in it."
         )
-    return [*stand_ins(str(row.get("quality") or ""), None), *said, *warnings(rows)]
+    return [*stand_ins(str(row.get("quality") or ""), None), *sentences, *warnings(rows)]
 
 
 def _split(rows: Rows) -> list[str]:
     """Say what the split gives, what it saves, and when it changed."""
     parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
-    said = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
-    said += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in shares.where(idle=bool).rows(rows)]
+    sentences = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
+    sentences += [
+        shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in shares.where(idle=bool).rows(rows)
+    ]
     even, own = (
         max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0)
         for name in ("even_s", "own_s")
     )
     if even and own:
-        said.append(
+        sentences.append(
             f"The slowest rank works {own:.3g} s of a step; with even shares it took {even:.3g} s before the training."
         )
     moved = splits.where(drifted=lambda rank: rank >= 0)
     words = (
         "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it."
     )
-    return said + [splits.text(words, row, rows) for row in moved.rows(rows)]
+    return sentences + [splits.text(words, row, rows) for row in moved.rows(rows)]
 
 
 def _refuse(config: Any) -> None:

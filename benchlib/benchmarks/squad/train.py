@@ -66,7 +66,7 @@ def measured_step_s(task: Task, trial: Callable[[int], None], trials: int) -> fl
     ``trial`` does the forward and backward pass of a step and must leave the weights alone.
     """
     world, times = task.rank.world, []
-    kept = checkpoint.rng_state(world.device)
+    rng_state = checkpoint.rng_state(world.device)
     with keep_alive(task.rank.events, task.config.startup_timeout_s):
         trial(0)
         devices.synchronize(world.device)
@@ -76,7 +76,7 @@ def measured_step_s(task: Task, trial: Callable[[int], None], trials: int) -> fl
         trial(number)
         devices.synchronize(world.device)
         times.append(agree(time.perf_counter() - began, world))
-    checkpoint.set_rng_state(kept, world.device)
+    checkpoint.set_rng_state(rng_state, world.device)
     return sum(times) / len(times)
 
 
@@ -92,9 +92,9 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
     if start:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
         # ranks change their last bits.
-        kept = checkpoint.rng_state(rank.world.device)
+        rng_state = checkpoint.rng_state(rank.world.device)
         work.trial(0)
-        checkpoint.set_rng_state(kept, rank.world.device)
+        checkpoint.set_rng_state(rng_state, rank.world.device)
         plan, first, table = put_back(task, start, work, balance)
     else:
         if balance:

@@ -282,10 +282,10 @@ def _bmm(w: Writer, node: Any, x: Value, y: Value) -> Value:
 
 @lowers("aten.addmm.default")
 def _addmm(w: Writer, node: Any, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
-    made, offset = _mm(w, node, x, y), w.fit(bias, *out(node))
-    made = made if alpha == 1 else w.op("multiply", made, alpha)
+    product, offset = _mm(w, node, x, y), w.fit(bias, *out(node))
+    product = product if alpha == 1 else w.op("multiply", product, alpha)
     offset = offset if beta == 1 else w.op("multiply", offset, beta)
-    return w.op("add", made, offset)
+    return w.op("add", product, offset)
 
 
 # Reductions
@@ -347,16 +347,16 @@ def _shifted(w: Writer, x: Value, dim: int) -> Value:
 def _softmax(w: Writer, node: Any, x: Value, dim: int, half_to_float: bool = False) -> Value:
     wide = _wide(w, x)
     powers = w.op("exponential", _shifted(w, wide, _dim(dim, x)))
-    made = w.op("divide", powers, _over(w, "add", powers, [_dim(dim, x)], 0))
-    return w.convert(made, out(node)[1])
+    shares = w.op("divide", powers, _over(w, "add", powers, [_dim(dim, x)], 0))
+    return w.convert(shares, out(node)[1])
 
 
 @lowers("aten._log_softmax.default")
 def _log_softmax(w: Writer, node: Any, x: Value, dim: int, half_to_float: bool = False) -> Value:
     wide, at = _shifted(w, _wide(w, x), _dim(dim, x)), _dim(dim, x)
     total = w.op("log", w.reduce("add", w.op("exponential", wide), [at], 0))
-    made = w.op("subtract", wide, w.spread(total, wide.shape, _kept(wide, [at])))
-    return w.convert(made, out(node)[1])
+    logs = w.op("subtract", wide, w.spread(total, wide.shape, _kept(wide, [at])))
+    return w.convert(logs, out(node)[1])
 
 
 @lowers("aten.native_layer_norm.default")
@@ -377,11 +377,11 @@ def _layer_norm(
     centred = w.op("subtract", wide, back(middle))
     variance = mean(w.op("multiply", centred, centred))
     scale = w.op("rsqrt", w.op("add", variance, eps))
-    made = w.op("multiply", centred, back(scale))
+    scaled = w.op("multiply", centred, back(scale))
     for kind, factor in (("multiply", weight), ("add", bias)):
         if factor is not None:
-            made = w.op(kind, made, w.spread(w.convert(factor, wide.element), x.shape, dims))
-    parts = zip((made, middle, scale), node.meta["val"], strict=True)
+            scaled = w.op(kind, scaled, w.spread(w.convert(factor, wide.element), x.shape, dims))
+    parts = zip((scaled, middle, scale), node.meta["val"], strict=True)
     return [w.reshape(w.convert(value, element_of(meta.dtype)), tuple(meta.shape)) for value, meta in parts]
 
 
@@ -402,8 +402,8 @@ def _places(w: Writer, x: Value, indices: Sequence[Value | None]) -> tuple[Value
         place = w.select(negative, w.op("add", place, x.shape[dim]), place)
         parts.append(w.reshape(place, [*shape, 1]))
     lead = picked[0] if picked == list(range(picked[0], picked[0] + len(picked))) else 0
-    made = range(x.rank - len(picked) + len(shape))
-    others = [place for place in made if not lead <= place < lead + len(shape)]
+    places = range(x.rank - len(picked) + len(shape))
+    others = [place for place in places if not lead <= place < lead + len(shape)]
     return w.concatenate(parts, len(shape)), picked, others
 
 
