@@ -1,23 +1,17 @@
 """The largest batch that fits: doubling, then bisection, each trial in a process that may run out of memory."""
 
-import json
-import os
 import re
 import resource
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from benchlib.config.schema import load_config
-from benchlib.runtime import devices
+from benchlib.runtime import child, devices
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank
 
@@ -26,6 +20,9 @@ SEARCH_SHARE = 0.4  # of the budget, at most
 STEPS = 2  # of a trial: the second one has the optimizer's state in memory
 TRIAL_S = 45.0  # more means that it swaps
 Trial = dict[str, Any]  # batch, fits, peak_gb, samples_per_s, reason
+OneTrial = Callable[
+    [Any, int, int], Trial
+]  # of a config, a batch and the bytes that may be used: a function of a module
 
 
 class OutOfTime(Exception):
@@ -64,15 +61,14 @@ def search(trial: Callable[[int], Trial], most: int) -> Found:
     return Found(low, below, sorted(tried, key=lambda row: row["batch"]), complete)
 
 
-def largest_batch(rank: Rank, module: str, limit_bytes: float, most: int) -> Found:
-    """Search the largest batch of one device by trials of ``module``, see :func:`run_trial`. All ranks call it."""
+def largest_batch(rank: Rank, one_trial: OneTrial, limit_bytes: float, most: int) -> Found:
+    """Search the largest batch of one device: rank 0 tries ``one_trial(config, batch, limit_bytes)``. All ranks call it."""
     end, main = time.monotonic() + SEARCH_SHARE * rank.config.budget_s, rank.world.main
 
     def trial(batch: int) -> Trial:
         kind = "progress" if main else "heartbeat"
         rank.events.emit(kind, phase="batch", done=batch, total=0, unit="samples", step=batch)
-        threads, limit = torch.get_num_threads(), int(limit_bytes)
-        row = in_a_process(module, rank.run_dir, batch, limit, threads, end) if main else None
+        row = in_a_process(one_trial, rank.config, batch, int(limit_bytes), end) if main else None
         if (row := all_gather_objects(row)[0]) is None:
             raise OutOfTime
         return row
@@ -87,28 +83,22 @@ def free_bytes(here: World) -> float:
     return psutil.virtual_memory().available / here.local_size  # an accelerator without such a count shares the host's
 
 
-def in_a_process(module: str, run_dir: Path, batch: int, limit_bytes: int, threads: int, end: float) -> Trial | None:
-    """Return the row of a trial by ``python -m module RUN_DIR BATCH BYTES THREADS``.
-
-    None where it would not end before ``end`` (``time.monotonic``).
-    """
+def in_a_process(one_trial: OneTrial, config: Any, batch: int, limit_bytes: int, end: float) -> Trial | None:
+    """Return the row of a trial in a process of its own; None where it would not end before ``end`` (``time.monotonic``)."""
     left = end - time.monotonic()
     if left <= 0:
         return None
-    words = [sys.executable, "-m", module, str(run_dir), str(batch), str(limit_bytes), str(threads)]
     row: Trial = {"batch": batch, "fits": False, "peak_gb": None, "samples_per_s": None, "reason": ""}
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=min(TRIAL_S, left), check=False)
-    except subprocess.TimeoutExpired:
-        if left < TRIAL_S:
-            return None
-        return row | {"reason": f"took more than {TRIAL_S:.0f} s"}
-    last = done.stdout.strip().splitlines()
-    if done.returncode or not last:
-        errors = done.stderr.strip().splitlines()
-        why = f"ended by signal {-done.returncode}" if done.returncode < 0 else (errors or ["no output"])[-1]
-        return row | {"reason": textwrap.shorten(why, 200, placeholder=" …")}
-    return row | dict(json.loads(last[-1]))
+    work = (one_trial, config, batch, limit_bytes, torch.get_num_threads())
+    ended = child.run(_on_threads, *work, timeout_s=min(TRIAL_S, left), tell=lambda _: None)
+    if ended.status == "timeout" and left < TRIAL_S:
+        return None
+    return row | (ended.value or {"reason": textwrap.shorten(ended.reason, 200, placeholder=" …")})
+
+
+def _on_threads(one_trial: OneTrial, config: Any, batch: int, limit_bytes: int, threads: int, tell: Any) -> Trial:
+    torch.set_num_threads(threads)
+    return one_trial(config, batch, limit_bytes)
 
 
 def limited(device: torch.device, limit_bytes: int) -> None:
@@ -154,11 +144,3 @@ def _request(text: str) -> str:
     """Return what an allocator says of the request that failed: the sentence with the amount, else the beginning."""
     match = re.search(r"(?i)tried to allocate [\d.]+ ?\w+", text)
     return match.group() if match else textwrap.shorten(text, 160, placeholder=" …")
-
-
-def run_trial(one_trial: Callable[[Any, int, int], Trial]) -> None:
-    """The program of a trial: read the run's config, try the batch that the arguments name, print the row."""
-    run_dir, batch, limit_bytes, threads = sys.argv[1:]
-    torch.set_num_threads(int(threads))
-    print(json.dumps(one_trial(load_config(run_dir), int(batch), int(limit_bytes))), flush=True)
-    os._exit(0)  # the limit would also hold while the interpreter takes itself down

@@ -1,7 +1,5 @@
 """The two engines at work, the samples that each step gives them, and the largest batch that fits a device.
 
-python -m benchlib.benchmarks.seq2seq.engine RUN_DIR BATCH BYTES THREADS    # one trial of a batch, one line of JSON
-
 Letters: G samples of a global batch, n samples of a rank, S tokens of a sequence.
 """
 
@@ -18,7 +16,7 @@ import torch.distributed as dist
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
-from benchlib.runtime.largest import Trial, run_trial, tried
+from benchlib.runtime.largest import Trial, tried
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import agree, comm_device
 from benchlib.runtime.timing import Clock, GradientExchange
@@ -223,7 +221,3 @@ def one_trial(config: Seq2seqConfig, batch: int, limit_bytes: int) -> Trial:
         return step
 
     return tried(device, batch, limit_bytes, prepare)
-
-
-if __name__ == "__main__":
-    run_trial(one_trial)

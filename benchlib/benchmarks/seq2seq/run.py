@@ -86,7 +86,7 @@ def _batch(rank: Rank) -> tuple[int, list[Row], Row]:
         return min(config.batch_size, most), [], {"memory_limit_gb": None, "batch_below": None, "batch_limited_by": ""}
     rank.events.emit("phase", name="batch")
     limit = all_gather_objects(config.memory_share * (1e9 * config.memory_gb or free_bytes(rank.world)))[0]
-    search = largest_batch(rank, engine.__name__, limit, most)
+    search = largest_batch(rank, engine.one_trial, limit, most)
     if not search.batch:
         reason = (
             search.tried[0]["reason"] if search.complete else "the search took its share of budget_s: set a larger one"

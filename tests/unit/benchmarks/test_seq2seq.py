@@ -10,7 +10,7 @@ import pytest
 
 from benchlib.benchmarks.seq2seq import engine, run, spec
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.config.schema import build, resolve, save_config, tier_names
+from benchlib.config.schema import build, resolve, tier_names
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.judge.verdict import judged
@@ -66,7 +66,7 @@ def test_the_search_ends_within_a_sixteenth_below_the_limit(most_that_fits):
     assert largest.search(lambda batch: {"batch": batch, "fits": False}, 8).batch == 0
 
 
-def test_a_search_without_time_says_how_far_it_got(tmp_path):
+def test_a_search_without_time_says_how_far_it_got():
     left = iter(range(5))
 
     def trial(batch):
@@ -76,13 +76,12 @@ def test_a_search_without_time_says_how_far_it_got(tmp_path):
 
     found = largest.search(trial, 1000)  # 8, 16, 32, 64 (no), 48
     assert (found.batch, found.below, len(found.tried), found.complete) == (48, 64, 5, False)
-    assert largest.in_a_process(engine.__name__, tmp_path, 1, 10**9, 1, time.monotonic()) is None
+    assert largest.in_a_process(engine.one_trial, Seq2seqConfig(), 1, 10**9, time.monotonic()) is None
 
 
-def test_a_trial_that_runs_out_of_memory_ends_alone(tmp_path, monkeypatch):
+def test_a_trial_that_runs_out_of_memory_ends_alone(monkeypatch):
     monkeypatch.setattr(largest, "TRIAL_S", 3600.0)  # a busy machine takes long to import torch
-    save_config(Seq2seqConfig(sequence=32), tmp_path)
-    row = largest.in_a_process(engine.__name__, tmp_path, 4096, 1_500_000_000, 1, math.inf)
+    row = largest.in_a_process(engine.one_trial, Seq2seqConfig(sequence=32), 4096, 1_500_000_000, math.inf)
     assert row and (row["batch"], row["fits"]) == (4096, False) and "tried to allocate" in row["reason"]
     assert json.dumps(row)
 
