@@ -173,6 +173,12 @@ class Series:
     def times_us(self) -> list[float]:
         return (1e6 * self.seconds).tolist()  # type: ignore[no-any-return]
 
+    def followed_by(self, later: "Series") -> "Series":
+        """Return one series of the same messages: this one's runs, then the later ones."""
+        seconds = np.concatenate([self.seconds, later.seconds])
+        counts = {"wrong": self.wrong + later.wrong, "checked": self.checked + later.checked}
+        return replace(self, seconds=seconds, first=self.first or later.first, **counts)
+
     def counts(self, *others: "Series") -> dict[str, Any]:
         """Return the columns of what was compared, in this series and in others."""
         every = (self, *others)

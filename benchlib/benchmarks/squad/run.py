@@ -75,7 +75,7 @@ def measure(rank: Rank) -> Tables:
     task = Task(rank, loaded, split.train, train_features, len(eval_features.input_ids))
     first = training.peak(rank, config.precision)
     trained = engine(config.engine)(task)
-    exchange = _exchange(rank, trained.bucket_bytes)
+    exchange = _exchange(rank, trained.bucket_bytes) if world.size > 1 else None
     events.emit("phase", name="evaluate")
     began = Moment.now()
     logits = predict(loaded, eval_features, rank)
@@ -85,7 +85,8 @@ def measure(rank: Rank) -> Tables:
         scores = answers.score(predictions, split.eval)
     evaluate_s = began.since()
     # Again: it varies more from one moment of a run to another than from round to round.
-    exchange = exchange and exchange + _exchange(rank, trained.bucket_bytes)  # type: ignore[operator]
+    if exchange:
+        exchange = exchange.followed_by(_exchange(rank, trained.bucket_bytes))
     warm = min(WARMUP_STEPS, (len(trained.table) - trained.first) // 4)
     tables = training.rows(trained, rank, config.precision, [first, training.peak(rank, config.precision)], warm)
     if not world.main:
@@ -125,9 +126,7 @@ def _main_first(rank: Rank, alone: bool, load: Callable[[], Part]) -> Part:
     return loaded if loaded is not None else load()
 
 
-def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series | None:
-    if rank.world.size == 1:
-        return None
+def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series:
     # At least 10 rounds: few leave an interval too wide to tell a regression from noise.
     pace = Pace(EXCHANGE_S, rank.config.planted_slowdown, least=10, most=300)
     return time_all_reduce(bucket_bytes, rank.world.device, pace)
