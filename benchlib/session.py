@@ -265,14 +265,10 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
 
 def table(run: Subject, name: str) -> "pandas.DataFrame":
     """Return a table of the run's benchmark by its heading. Raises ``UserError`` for one that it does not have."""
-    import pandas as pd
-
     if isinstance(run, History | Offers):
         return _frame(_named(_about(run).tables(run), name, "table"))
-    if run.result is None:
-        return pd.DataFrame()
-    made: pd.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()
-    return made
+    frame: pandas.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()
+    return frame
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":

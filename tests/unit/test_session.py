@@ -12,6 +12,7 @@ from make_smoke import unpack
 from stores import without_pictures
 
 from benchlib import session
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed, nearest
 from benchlib.judge.baselines import accept
 from benchlib.judge.checks import Check, Verdict
@@ -184,8 +185,14 @@ def test_a_notebook_shows_the_tables_of_the_spec(tmp_path):
     assert len(session.table(run, "All-reduce by size")) == len(run.result.tables["allreduce"])
     with pytest.raises(UserError, match="no table 'All-reduce by sizes' here: did you mean All-reduce by size"):
         session.table(run, "All-reduce by sizes")
-    run.result = None
-    assert session.table(run, "All-reduce by size").empty
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_before_a_run_tables_are_empty_but_the_one_of_the_limits_it_will_be_judged_by(benchmark, tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
+    run = session.open_run(benchmark, "", "smoke", "cpu", {})
+    filled = {name for name in BENCHMARKS[benchmark].spec.frames(run) if not session.table(run, name).empty}
+    assert filled == ({"Limits and their sources"} if benchmark == "parity" else set())
 
 
 def test_tables_are_left_aligned_with_thousands():
