@@ -4,7 +4,6 @@ Record and verify are runs of the benchmark like any other, through the same run
 """
 
 import dataclasses
-import errno
 import os
 import shutil
 import uuid
@@ -22,8 +21,7 @@ from benchlib.commands.run import console, shown
 from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, outputs
-from benchlib.core.machine import BACKENDS, describe
-from benchlib.core.terminal import table
+from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
 from benchlib.launch.plan import plan
 from benchlib.results.run import Run, check_place
@@ -31,10 +29,6 @@ from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COM
 
 BENCHMARK = "parity"
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
-# What is compared of two machines, by the names of their facts.
-FACTS = (
-    "processor", "benchlib", "python", "torch", "transformers", "tokenizers", "safetensors", "numpy", "nvidia", "amdgpu",
-)  # fmt: skip
 
 
 def record(
@@ -92,7 +86,9 @@ def verify(
     overrides = _overrides(pairs) | ({"members": members} if members else {})
     overrides = golden.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
     planned = plan(BENCHMARK, tier or str(manifest["work"].get("tier") or "smoke"), backend, overrides)
-    _print_golden(folder, manifest, describe(planned.probe))
+    model = manifest["model"]
+    what = ", ".join(str(model[name]) for name in ("name", "description") if model.get(name))
+    console.print(f"[bold]golden[/]  {shown(folder)}  {escape(what)}", soft_wrap=True)
     outcome = run.run_one(planned, store)
     code = _exit_code(outcome, store)
     rows = results.read_run(Run(outcome.run_dir))[0] if code == EXIT_PASS else []
@@ -168,51 +164,17 @@ def _publish(recorded: Path, target: Path, weights: bool) -> None:
 
 
 def _move(recorded: Path, target: Path) -> None:
-    """Rename a folder; to another file system it is copied beside its place first."""
-    try:
-        os.rename(recorded, target)
-        return
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
+    """Move a folder beside its place, which copies it from another file system, then rename it."""
     beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
     try:
-        shutil.copytree(recorded, beside)
+        shutil.move(recorded, beside)
         os.rename(beside, target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    shutil.rmtree(recorded, ignore_errors=True)
 
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
-
-
-def _print_golden(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Print what was recorded, and what differs between the machine that did and this one."""
-    model = manifest["model"]
-    what = ", ".join(str(model[name]) for name in ("name", "description") if model.get(name))
-    console.print(f"[bold]golden[/]  {shown(folder)}  {escape(what)}", soft_wrap=True)
-    rows = differences(manifest["environment"], here)
-    if not rows:
-        console.print("[dim]recorded with the same versions on the same processor model[/]")
-        return
-    console.print(table(dict(zip(("differs", "recorded with", "here"), row, strict=True)) for row in rows))
-
-
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the facts known of both machines in which they differ: name, there, here."""
-    other, own = _facts(there), _facts(here)
-    return [
-        (name, other[name], own[name]) for name in FACTS if name in other and own.get(name, other[name]) != other[name]
-    ]
-
-
-def _facts(machine: Mapping[str, Any]) -> dict[str, str]:
-    """Return what numerics may depend on, as texts: of a machine.json, or of a recording's environment, which is flat."""
-    flat = {**machine, **machine.get("versions", {}), **machine.get("drivers", {})}
-    flat["processor"] = machine.get("processor") or machine.get("cpu", {}).get("model")
-    return {name: str(flat[name]) for name in FACTS if flat.get(name)}
 
 
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:

@@ -104,12 +104,18 @@ class Differences:
         self.rows.append(row)
 
     def lacks(self, quantity: str, reason: str = "") -> None:
-        """Add a quantity that there is no number of: a reason is accepted, silence is not."""
+        """Add a quantity without a number; a missing value without a stated reason fails."""
         if reason := reason or self.absent.get(quantity, ""):
             row = {"member": self.member.name, "quantity": quantity, "status": "skipped", "reason": reason}
             self.rows.append(row | {"gates": self.member.gates and quantity != numerics.LAYERS})
         else:
             self.add(quantity, math.nan, note="not computed, and no reason was stated")
+
+    def have(self, quantity: str, own: object, other: object) -> bool:
+        """Return whether member and reference have what is compared; what is missing becomes a row."""
+        if not own or not other:
+            self.lacks(quantity, "" if other else "the reference has none")
+        return bool(own and other)
 
 
 def compare(
@@ -154,10 +160,8 @@ def compare(
         ("padding_max_abs", numerics.PADDING, eased(numerics.PADDING)),
     )
     for name, quantity, limit in scalars:
-        if name in own:
+        if rows.have(quantity, name in own, True):
             rows.add(quantity, own[name], limit=limit)
-        else:
-            rows.lacks(quantity)
     _f1(rows, f1, questions)
     return rows.rows
 
@@ -249,22 +253,14 @@ def best_span(start: np.ndarray, end: np.ndarray) -> tuple[tuple[int, int], floa
 
 def _loss(rows: Differences, own: Row, other: Row, limit: Limit) -> None:
     """Add the loss of the first training batch."""
-    if "loss" not in other:
-        rows.lacks(numerics.LOSS, "the reference has none")
-    elif "loss" not in own:
-        rows.lacks(numerics.LOSS)
-    else:
+    if rows.have(numerics.LOSS, "loss" in own, "loss" in other):
         rows.add(numerics.LOSS, abs(own["loss"] - other["loss"]), limit=limit)
 
 
 def _curve(rows: Differences, own: Row, other: Row, limit: Limit) -> None:
     """Add the loss of every training step, from 1."""
     losses, others = own.get("curve") or [], other.get("curve") or []
-    if not others:
-        rows.lacks(numerics.CURVE, "the reference has none")
-    elif not losses:
-        rows.lacks(numerics.CURVE)
-    else:
+    if rows.have(numerics.CURVE, losses, others):
         for step, base in enumerate(others, 1):
             loss = losses[step - 1] if step <= len(losses) else math.nan
             rows.add(numerics.CURVE, abs(loss - base), f"step {step}", limit=limit, index=step)
@@ -272,11 +268,7 @@ def _curve(rows: Differences, own: Row, other: Row, limit: Limit) -> None:
 
 def _gradients(rows: Differences, own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Add a row for each parameter of the reference."""
-    if not other:
-        rows.lacks(numerics.GRADIENTS, "the reference keeps none")
-    elif not own:
-        rows.lacks(numerics.GRADIENTS)
-    else:
+    if rows.have(numerics.GRADIENTS, own, other):
         floor = GRADIENT_FLOOR * numerics.norm(np.array([numerics.norm(read()) for read in other.values()]))
         for name, read in other.items():
             _tensor(rows, numerics.GRADIENTS, name, own[name]() if name in own else None, read(), floor)
@@ -286,11 +278,7 @@ def _layers(rows: Differences, candidate: Recording, reference: Reference) -> No
     """Add a row for the embeddings and each layer, in the order of the forward pass."""
     own, other = candidate.tensors(recording.LAYERS), reference.recording.tensors(recording.LAYERS)
     mask = reference.inputs.get("layer/attention_mask")
-    if not other:
-        rows.lacks(numerics.LAYERS, "the reference keeps none")
-    elif not own:
-        rows.lacks(numerics.LAYERS)
-    else:
+    if rows.have(numerics.LAYERS, own, other):
         for number, (name, read) in enumerate(other.items()):
             a, b = own[name]() if name in own else None, read()
             if a is not None and mask is not None and a.shape == b.shape and b.shape[:2] == mask.shape:

@@ -1,6 +1,6 @@
 """The inputs that all members compute, made once from data, and the score of the dev set.
 
-Letters: B rows, S tokens, T real tokens of all windows of the dev set. Kinds of cases:
+Notation: B rows, S tokens, T real tokens of all windows of the dev set. Kinds of cases:
 
     data    questions with contexts, each with its own length, padded to S
     edge    all padding but one token; the longest position; a fully masked row
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -39,9 +38,6 @@ LONGEST = 2048  # of the edge case, where a model has more positions: attention 
 NO_LIMIT = 512  # the same where a model's config has no limit
 DEV_LENGTH, DEV_BATCH = 384, 8
 LAYER_BATCH = 4
-GIB = 2**30
-DOUBLE = 8  # bytes: the truth is computed in fp64, on the CPU
-CONTAINER = Path("/sys/fs/cgroup/memory.max")  # its processes are killed beyond it; absent or "max" without a limit
 
 
 @dataclass(frozen=True)
@@ -97,12 +93,11 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
     """Write weights, inputs and the dev set into ``golden``; return ``model``, ``inputs_sha256`` and ``cases``.
 
     These are fields of the golden folder's manifest. Raises ``UserError`` where model or data are not there, a
-    length is beyond the model's positions, an input beyond the memory, or the planted layer beyond the model's.
+    length is beyond the model's positions or the planted layer beyond its layers.
     """
     prepared = weights.prepare(config)
     check_lengths(config, prepared.model.config)
     layers.require_layer(prepared.model, config.planted_layer)
-    require_memory(config, prepared.model.config)  # asked before anything is made: a killed process says nothing
     golden.mkdir(parents=True, exist_ok=True)
     inputs = write(config, prepared.tokenizer, prepared.model.config, golden)
     model = weights.save(prepared, config.model, golden)
@@ -124,44 +119,6 @@ def check_lengths(config: ParityConfig, settings: Any) -> None:
             raise UserError(
                 f"{name} = {length}: a question and its context need {SHORTEST} tokens with the special ones"
             )
-
-
-def require_memory(config: ParityConfig, settings: Any, available: int | None = None) -> None:
-    """Raise ``UserError`` where the attention weights alone of the largest input do not fit the memory.
-
-    A lower bound: eager attention holds B x heads x S x S scores and their softmax at once, and for gradients one of
-    these of every layer. ``available`` in bytes; None asks the system.
-    """
-    heads, layers = (
-        _size(settings, *names) for names in (("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers"))
-    )
-    left = _available() if available is None else available
-    asked = [
-        ("batch_sizes", max(config.batch_sizes), "lengths", max(config.lengths), 2),
-        ("train_batch", config.train_batch, "train_length", config.train_length, max(2, layers)),
-    ]
-    for batch_name, batch, length_name, length, copies in asked:
-        needed = batch * heads * length**2 * DOUBLE * copies
-        if needed > left:
-            raise UserError(
-                f"{batch_name} = {batch} with {length_name} = {length}: the attention weights of such an input take "
-                f"{needed / GIB:,.2f} GiB in double precision, of memory {left / GIB:,.2f} GiB are available: "
-                f"lower {batch_name} or {length_name}"
-            )
-
-
-def _available() -> int:
-    try:
-        limit = CONTAINER.read_text().strip()
-    except OSError:
-        limit = ""
-    left = psutil.virtual_memory().available
-    return min(left, int(limit)) if limit.isdigit() else left
-
-
-def _size(settings: Any, *names: str) -> int:
-    """Return the first of these fields that a model's config has; 1 where it has none."""
-    return next((int(size) for name in names if isinstance(size := getattr(settings, name, None), int)), 1)
 
 
 def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> Inputs:
@@ -242,7 +199,7 @@ class _Maker:
             tensor[row, length:] = self.pad_id if name == "input_ids" else 0
 
     def training(self) -> list[dict[str, torch.Tensor]]:
-        """Return the batches of the training steps, at least one; questions come again where the data have too few.
+        """Return the batches of the training steps, at least one; questions repeat where there are too few.
 
         Every second row is cut by a quarter, or behind its answer, so that a mask that training leaves out shows in the
         gradients.

@@ -104,16 +104,6 @@ def test_lengths_that_the_model_cannot_take_are_refused(tmp_path, field, value, 
     assert not list(tmp_path.iterdir())
 
 
-def test_an_input_beyond_the_memory_is_refused_with_its_size():
-    """Two heads, two layers: 4 x 2 x 48 x 48 numbers of 8 bytes, as scores and as weights; a step of training needs less."""
-    settings = transformers.BertConfig(num_attention_heads=2, num_hidden_layers=2)
-    cases.require_memory(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2)
-    with pytest.raises(UserError, match=r"batch_sizes = 4 with lengths = 48: .* lower batch_sizes or lengths"):
-        cases.require_memory(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2 - 1)
-    with pytest.raises(UserError, match=r"train_batch = 1024 with train_length = 32: .* take 0\.03 GiB"):
-        cases.require_memory(CONFIG.model_copy(update={"train_batch": 1024}), settings, available=2**25 - 1)
-
-
 def test_an_encoder_with_one_segment_gets_none_whatever_its_tokenizer_gives(tmp_path):
     settings = transformers.RobertaConfig(
         vocab_size=4000, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,

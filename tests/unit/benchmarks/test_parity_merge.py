@@ -236,12 +236,6 @@ def test_names_break_no_table_of_the_page(tmp_path):
     assert "<b>" not in text and "ended by signal 11" in text
 
 
-def test_differences_name_what_both_machines_tell():
-    there = {"torch": "2.12.0", "numpy": "2.3", "seaborn": "0.1", "processor": "A", "threads": 8}
-    here = {"versions": {"torch": "2.13.0", "numpy": "2.3", "seaborn": "0.2"}, "cpu": {"model": "B"}, "host": "x"}
-    assert command_verbs.differences(there, here) == [("processor", "A", "B"), ("torch", "2.12.0", "2.13.0")]
-
-
 def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named():
     def compared(*rows, named=()):
         fields = ("member", "gates", "outcome")
