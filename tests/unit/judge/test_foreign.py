@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from benchlib.cli import main
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign import nccl
-from benchlib.judge.foreign.readers import MAX_BYTES, read_claims
+from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.rules import judge_claims
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -72,14 +71,6 @@ def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
     assert failures(path) == {}
 
 
-def test_several_tests_in_a_log_keep_their_ranks_apart(tmp_path):
-    path = tmp_path / "log.txt"
-    path.write_text((HONEST / "all_reduce-2xh100.txt").read_text() + (HONEST / "all_gather-8xh100.txt").read_text())
-    found = {(claim.collective.operation, claim.collective.ranks) for claim in read_claims(path)[1]}
-    assert found == {("all_reduce", 2), ("all_gather", 8), ("", None)}  # and the two footers
-    assert failures(path) == {}
-
-
 @pytest.mark.parametrize(
     ("line", "algorithm"),
     [
@@ -96,14 +87,6 @@ def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
     path = tmp_path / "log.txt"
     path.write_text(line + "\n" + (HONEST / "all_reduce-8xh100-unnamed.txt").read_text())
     assert read_claims(path)[1][0].collective.algorithm == algorithm
-
-
-def test_nccl_json_is_read_by_its_fields():
-    name, claims = read_claims(HONEST / "all_reduce-8xh100.json")
-    row = claims[0].collective
-    assert (name, len(claims), claims[0].subject) == ("nccl-tests JSON", 11, "all_reduce 64 MiB, out of place")
-    assert (row.operation, row.ranks, row.size_bytes, row.algorithm) == ("all_reduce", 8, 67108864, "")
-    assert claims[-1].collective.average_busbw_gbytes_per_s == pytest.approx(460.8, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -351,23 +334,6 @@ def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, content, says):
         read_claims(path)
 
 
-def test_a_huge_file_is_not_read(tmp_path):
-    path = tmp_path / "huge.txt"
-    with path.open("wb") as handle:
-        handle.truncate(MAX_BYTES + 1)
-    with pytest.raises(UserError, match="limit is 64 MiB"):
-        read_claims(path)
-    with pytest.raises(UserError, match="no such file"):
-        read_claims(tmp_path / "absent")
-
-
-def test_the_number_of_rows_that_a_header_announces():
-    line = "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {} warmup iters: 1"
-    assert nccl._expected_rows([line.format(8, 1024, "2(factor)")]) == 8
-    assert nccl._expected_rows([line.format(100, 1000, "100(bytes)")]) == 10
-    assert nccl._expected_rows(["nothing"]) == -1
-
-
 def run(*arguments):
     return CliRunner().invoke(main, ["judge", *map(str, arguments)])
 
@@ -382,19 +348,6 @@ def test_the_command_says_what_it_found_by_text_and_exit_code(tmp_path):
     assert "Impossible: speed-up." in shown and "4.3 ×" in shown
     assert "states" not in run(right).output and "Nothing impossible" in run(right).output
     assert "does not state enough" in run(silent).output
-
-
-def test_the_command_names_the_formats_once_for_all_files_and_refuses_what_is_too_large(tmp_path):
-    for name in ("one.txt", "two.txt"):
-        (tmp_path / name).write_text("Dear diary, nothing to measure today.\n")
-    cut, large = tmp_path / "cut.json", tmp_path / "claim.json"
-    cut.write_text('{"claim_version": 1, "source": "a te')
-    large.write_text(
-        json.dumps({"claim_version": 1, "claims": [{"latencies": [{"samples_s": [1e308, 1e308], "mean_s": 1e308}]}]})
-    )
-    shown = run(tmp_path / "one.txt", tmp_path / "two.txt", cut, large).output
-    assert shown.count("MLPerf's mlperf_log_summary.txt") == 1
-    assert "(Unterminated string starting at line 1)" in shown and "a number too large" in shown
 
 
 def test_the_command_speaks_to_machines(tmp_path):
