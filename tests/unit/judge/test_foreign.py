@@ -233,9 +233,9 @@ HONEST_TABLES = [  # a header, rows, and what is not read of them
     ("gpus,samples/s", "1,100±2 8,780", ""),
     ("gpus,model_a,model_b", "1,100,nan 8,700,nan", ""),
     ("gpus,model_a,delta,price", "1,100,-3,30000 8,700,-4,300000", "delta, price"),
-    ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "'97,5%' of efficiency"),
-    ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "'0%' of speed-up"),
-    ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "p99 (ms), '2' of time (epochs)"),
+    ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "efficiency"),
+    ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "speed-up"),
+    ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "p99 (ms), time (epochs)"),
 ]
 
 
@@ -270,7 +270,7 @@ LOADGEN = "MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
         ("num_gpu,a\n" + 2000 * "1,2\n", "rows: 2,000"),
         (5 * WIDE + "\n1\n", "characters; a table's line has at most"),
         ("num_gpu,a,a\n1,2,3\n", "'a' stands twice"),
-        ("num_gpu,samples/s\n1,1e999\n", "not read: '1e999' of samples/s"),
+        ("num_gpu,samples/s\n1,1e999\n", "not read: samples/s"),
         (f"num_gpu,samples/s\n1,1e{99**99}\n", "without a column"),
         (f"num_gpu,samples/s\n1,{'9' * 5000}\n", "without a column"),
         ("MLPerf Results Summary\nx" + 30_000 * " " + "y\n", "without scenario or verdict"),
