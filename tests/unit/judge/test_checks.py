@@ -7,7 +7,6 @@ from bounded import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchlib.core.text import quantity
 from benchlib.judge.checks import Check, Verdict, finite_check, rule_check, verdict_of
 from benchlib.judge.impossible.claim import Claim, Compute
 from benchlib.judge.impossible.own import Numbers, own_claims
@@ -96,14 +95,3 @@ def test_one_failed_gate_fails_the_run(checks, place, strict, broken):
     assert (before.exit_code() == 0) == (not broken and not failed)
     if before.verdict == "PASS":
         assert any(item.status == "PASS" for item in checks)
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0.0, "", "0"), (0.05123, "", "0.0512"), (88.4123, "", "88.41"), (1234.5, "", "1,234"), (1.5e9, "", "1.5e+09"), (3e-7, "", "3e-07"),
-        (65.31, "%", "65.31%"), (2.201e11, "FLOP/s", "220.1 GFLOP/s"), (9.89e14, "FLOP/s", "989.0 TFLOP/s"),
-    ],
-)  # fmt: skip
-def test_quantities_are_short(value, unit, text):
-    assert quantity(value, unit) == text

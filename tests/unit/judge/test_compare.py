@@ -179,28 +179,6 @@ def test_between_what_is_not_comparable_no_difference_is_called_a_regression(mak
     assert run(*folders, "--strict").exit_code == 3
 
 
-def test_what_does_not_decide_is_worth_knowing(make):
-    machine = {"host": "node-7", "load_average": [9.5, 1, 1], "drivers": {"nvidia": "580.65.06"}}
-    before = make("20261120", 100, machine={"drivers": {"nvidia": "570.1"}})
-    after = make("20261121", 100, machine=machine, config={"budget_s": 9.0})
-    found = only(before, after)
-    assert found.comparable
-    told = {factor.name: (factor.reference, factor.other) for factor in found.factors}
-    assert told == {
-        "host": ("made-up-host", "node-7"), "load average of 1 min": ("0.2", "9.5"), "driver nvidia": ("570.1", "580.65.06"),
-        "config.budget_s": ("300.0", "9.0"),
-    }  # fmt: skip
-
-
-def test_metrics_of_one_side_are_listed(make):
-    found = only(make("20261120", [speed(100), metric("old", 1.0)]), make("20261121", [speed(100), metric("new", 2.0)]))
-    assert {r.metric: (r.reference, r.other, r.word) for r in found.rows} == {
-        "train_samples_per_s_minisquad_tiny": ("100.0 samples/s", "100.0 samples/s", "no difference found"),
-        "old": ("1", "absent", "only one side"),
-        "new": ("absent", "2", "only one side"),
-    }
-
-
 def test_a_run_with_itself_is_said(make):
     several = make("20261121", 100, 101)
     assert "squad-cpu-100000-run210" in only(several, several / "squad-cpu-100000-run210").notes[0]

@@ -325,19 +325,3 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     assert even["values"][1]["value"] == pytest.approx(1.5)
     new = item["machines"][1]
     assert (new["usd_per_device_hour"], new["seconds"]["value"], new["front"]) == (3.0, pytest.approx(20), True)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cost", "old=-1"], "above zero"),
-        (["--cost", "1"], "1 price for 2"),
-        (["--cost", "on-demand"], "no price for old"),
-        (["--cost", "1,2", "--deadline", "soon"], "8h"),
-        (["--cost", "1,2", "--deadline", "0h"], "above zero"),
-    ],
-)
-def test_wrong_input_of_the_command_is_refused(stored, words, said):
-    done = call(*stored, *words)
-    assert done.exit_code == 2
-    assert said in done.output

@@ -133,10 +133,3 @@ def test_strange_names_and_numbers_do_not_break_the_report(tmp_path):
     assert carried.result.facts[EVIL] == EVIL
     assert carried.result.facts["far"] == float("inf")
     assert report.render(folder).stat().st_size < 500_000
-
-
-def test_the_data_stay_small_whatever_a_run_measured(tmp_path):
-    run = load(make_run(tmp_path / "run"))
-    run.samples = {f"m{i}": [hash((i, j)) / 7e18 for j in range(5000)] for i in range(200)}
-    assert link(run).size_bytes <= embedded.WRITTEN_BYTES
-    assert read_html(page(link(run).href, link(run).sha256)).result == run.thin(0, embedded.KEPT_BYTES).result

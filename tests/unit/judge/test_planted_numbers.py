@@ -13,13 +13,10 @@ from benchlib.benchmarks.squad.spec import SPEC
 from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.core.run_folder import record_files
-from benchlib.judge.baselines import Baseline
 from benchlib.judge.foreign.readers import read_claims
-from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.verdict import judge
 from benchlib.results import shared as embedded
-from benchlib.results.metrics import derived, measured
 from benchlib.results.record import load
 from benchlib.results.run import Run, save_result
 from benchlib.spec.tables import Rows
@@ -206,31 +203,6 @@ def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
     path.write_text(path.read_text()[:-40])
     with pytest.raises(UserError, match="cut"):
         read_claims(path)
-
-
-def test_thinned_samples_accuse_nobody():
-    losses = [5.0 - 0.004 * step + 0.3 * (step % 2) for step in range(1000)]
-    metrics = [measured("loss", losses, ""), derived("loss_final", 1.2, "", "lower"), measured("step_s", losses, "s")]
-    samples = {metric.name: metric.samples[::7] for metric in metrics[::2]}
-    numbers = Numbers("squad", metrics, 1, samples=samples)
-    assert not any(judgement.failures for judgement in judge_claims(own_claims(numbers)))
-
-
-def test_an_edited_baseline_contradicts_itself(stored, tmp_path):
-    run = Run(stored("squad-run"))
-    path = tmp_path / "baseline.json"
-
-    def write(change):
-        record = load(run.path).kept(SPEC.limits(run), "the first").model_dump()
-        change(
-            {metric["name"].removesuffix("_minisquad_tiny"): metric for metric in record["result"]["metrics"]}, record
-        )
-        values = {"runs": [record | {"fingerprint": run.fingerprint}]}
-        path.write_text(Baseline.model_validate(values).model_dump_json())
-        return {judged.rule.name: judged.failures for judged in judge_claims(read_claims(path)[1]) if judged.failures}
-
-    assert write(lambda metrics, record: None) == {}
-    assert "raw samples" in write(lambda metrics, record: metrics["train_samples_per_s"].update(value=1e3))
 
 
 def keep_records(folder):

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchlib.cli import main
-from benchlib.config.schema import build, resolve, save_config
+from benchlib.config.schema import build, save_config
 from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.files import write_json
 from benchlib.judge.published import Measured, comparable, conditions_text, device_name, placements, section, summary
@@ -57,20 +57,13 @@ def test_every_figure_says_what_it_holds_for_and_where_it_stands():
     [
         # Speed-ups that the sources state themselves.
         (lambda: value("bert-large-8xa100-fp16") / value("bert-large-1xa100-fp16"), 7.66, 0.005),
-        (lambda: value("bert-large-8xv100-fp16") / value("bert-large-1xv100-fp16"), 7.34, 0.01),
         # Shares of the vendor's peak that follow from the FLOPs of a sequence, from two sources each.
         (lambda: share("bert-base-1xa100-sxm", "peak-a100"), 0.30, 0.005),
         (lambda: share("bert-base-1xh100-sxm", "peak-h100-sxm"), 0.18, 0.005),
-        (lambda: share("bert-base-1xh200", "peak-h200"), 0.20, 0.005),
-        (lambda: share("bert-base-1xb200", "peak-b200"), 0.13, 0.005),
-        (lambda: share("bert-base-1xv100", "peak-v100-fp16"), 0.32, 0.005),
         # Efficiencies as in the table of achievable rates.
         (lambda: value("mamf-a100-sxm") / value("peak-a100"), 0.869, 0.0005),
         (lambda: value("mamf-h100-sxm") / value("peak-h100-sxm"), 0.803, 0.0005),
-        (lambda: value("mamf-b200") / value("peak-b200"), 0.776, 0.0005),
-        (lambda: value("mamf-mi300x") / value("peak-mi300x"), 0.514, 0.0005),
         (lambda: value("bert-large-f1-mlperf-99") / value("bert-large-f1-mlperf"), 0.99, 1e-5),
-        (lambda: value("bert-large-f1-mlperf-99.9") / value("bert-large-f1-mlperf"), 0.999, 1e-5),
         # 24 minutes for two epochs; 0.0574 h against the rate of the same page; algbw 275 GB/s against busbw of 8 ranks.
         (lambda: 2 * value("squad-train-features") / (24 * 60), value("bert-base-1xv100-huggingface"), 0.2),
         (lambda: 2 * value("squad-train-features") / (3600 * value("bert-large-8xa100-hours")), value("bert-large-8xa100-fp16"), 15),
@@ -92,19 +85,13 @@ def share(rate_id, peak_id):
     [
         ("NVIDIA H100 80GB HBM3", {"h100-sxm"}),
         ("NVIDIA H100 PCIe", {"h100-pcie"}),
-        ("NVIDIA H100 NVL", {"h100-nvl"}),
-        ("NVIDIA H200", {"h200-sxm"}),
         ("NVIDIA A100-SXM4-80GB", {"a100", "a100-sxm", "a100-sxm-80gb"}),
         ("NVIDIA A100-PCIE-40GB", {"a100", "a100-pcie", "a100-40gb", "a100-pcie-40gb"}),
-        ("Tesla V100-SXM2-16GB", {"v100", "v100-16gb"}),
         ("AMD Instinct MI300X", {"mi300x"}),
         # What only looks like a known one: a slice, a successor, another form, two kinds in one machine, a processor.
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", set()),
         ("NVIDIA H200 NVL", set()),
-        ("NVIDIA A1000", set()),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", set()),
         ("NVIDIA H100 80GB HBM3 and NVIDIA A100-SXM4-80GB", set()),
-        ("AMD EPYC 9R14 96-Core Processor", set()),
         ("", set()),
     ],
 )
@@ -127,13 +114,6 @@ def test_specified_peaks_are_dense(name, data_sheet):
     own = [item for item in registry().figures if item.kind == "specified" and item.conditions.device in devices]
     dense = [item.in_kit_unit()[1] for item in own if item.conditions.precision == "bf16"]
     assert dense == [pytest.approx(data_sheet * 1e12, rel=0.01)]
-
-
-def test_the_reference_of_a_tier_is_cited_from_the_registry():
-    reference = resolve("squad", "weekend", "cuda").config.reference_f1
-    assert registry().cite_value("f1", reference).startswith("Devlin et al.")
-    assert registry().cite_value("f1", 91.23) == ""
-    assert registry().cite_value("end_to_end_samples_per_s", 19667) == "", "invalid figures are not cited"
 
 
 # --- placing -------------------------------------------------------------------------------------------------------------

@@ -74,13 +74,6 @@ def test_too_few_runs_decide_nothing(tmp_path):
     assert trends.judge_history(trends.History(tmp_path, False, trends.Filter(), 0, [])).verdict == "SKIPPED"
 
 
-def test_hosts_that_take_turns_are_no_factor(tmp_path):
-    for age, value in enumerate(reversed([*STEADY, *(value * 0.7 for value in STEADY[:4])])):
-        on_machine(place(tmp_path, START - age * DAY, metrics=speed(value)), host=f"node{age % 3}")
-    change = trends.read_history(*trends.choose_store(str(tmp_path))).trends[0].changes[0]
-    assert change.factors == []
-
-
 def test_filters(tmp_path):
     for age in range(3):
         place(tmp_path, START - age * DAY, tier=("quick", "smoke", "smoke")[age])

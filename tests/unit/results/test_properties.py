@@ -1,7 +1,6 @@
 """What holds for every input: the readers, the writers and the formats, on inputs that hypothesis makes up."""
 
 import json
-import math
 import re
 import shutil
 
@@ -13,9 +12,7 @@ from test_record import anything
 
 from benchlib.config.schema import load_config
 from benchlib.core import run_folder
-from benchlib.core.errors import StorageError, UserError
-from benchlib.core.events import EventWriter, read_events
-from benchlib.core.files import atomic_path
+from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
 from benchlib.core.text import duration, quantity
 from benchlib.judge import baselines
@@ -82,52 +79,7 @@ def test_a_result_comes_back_as_it_was_saved(folder, samples, notes):
     assert load_samples(place) == samples
 
 
-@bounded(60)
-@given(
-    junk=st.lists(st.binary(max_size=30) | anything.map(lambda value: json.dumps(value).encode()), max_size=4),
-    count=st.integers(0, 5),
-)
-def test_events_survive_any_neighbours(folder, junk, count):
-    place = folder / "events"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    (place / "events-other.jsonl").write_bytes(b"\n".join(junk))
-    writer = EventWriter(place, "rank0")
-    for step in range(count):
-        writer.emit("step", step=step, loss=math.nan)
-        with writer.path.open("ab") as handle:
-            handle.writelines(line.replace(b"\n", b"") + b"\n" for line in junk)
-    writer.close()
-    found = read_events(place)
-    assert [event["step"] for event in found if event["source"] == "rank0" and event["kind"] == "step"] == list(
-        range(count)
-    )
-    assert all(math.isfinite(event["t"]) for event in found)
-
-
 # Writing
-
-
-def write_and_fail(path, written, raised):
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(written)
-        raise raised
-
-
-@bounded(40)
-@given(
-    error=st.sampled_from([ValueError, KeyboardInterrupt, SystemExit, MemoryError, RuntimeError, OSError]),
-    number=st.integers(1, 40),
-    written=st.binary(max_size=20),
-)
-def test_whatever_happens_while_writing_the_old_file_stays(folder, error, number, written):
-    place = folder / "atomic"
-    place.mkdir(exist_ok=True)
-    (place / "old").write_bytes(b"old")
-    raised = OSError(number, "made up") if error is OSError else error("made up")
-    with pytest.raises((error, StorageError)):
-        write_and_fail(place / "old", written, raised)
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == {"old": b"old"}
 
 
 # Formats
