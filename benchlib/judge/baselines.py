@@ -231,9 +231,9 @@ def find(run: Run, root: Path | None = None) -> Comparison:
     about["left_out"] = len(refused)
     if nearest is not None and not factors:
         return Comparison(status="found", baseline=nearest, **about)
-    own = next((reason for path, reason in refused.items() if path.stem == key), "")
+    why = next((reason for path, reason in refused.items() if path.stem == key), "")
     return Comparison(
-        status="NOT_COMPARABLE" if own or nearest else "NO_BASELINE", factors=factors, refused=own, **about
+        status="NOT_COMPARABLE" if why or nearest else "NO_BASELINE", factors=factors, refused=why, **about
     )
 
 
@@ -355,10 +355,10 @@ def stored_runs(run: Record) -> list[Record]:
 
     Accepted or not, passed or not; one that is damaged is no witness.
     """
-    records, own = list[Record](), Path(run.folder).absolute()
-    folders = own.parent.parent.glob(f"{run.tier}-*/{run.benchmark}-{run.backend}-*") if run.folder else ()
+    records, place = list[Record](), Path(run.folder).absolute()
+    folders = place.parent.parent.glob(f"{run.tier}-*/{run.benchmark}-{run.backend}-*") if run.folder else ()
     for folder in sorted(folders, key=lambda path: (path.parent.name, path.name), reverse=True)[:SEARCHED]:
-        if folder == own or len(records) == STORED:
+        if folder == place or len(records) == STORED:
             continue
         other = load(folder, whole=False)
         alike = other.complete and not other.problems and other.fingerprint == run.fingerprint

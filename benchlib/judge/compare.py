@@ -335,9 +335,9 @@ def _environment(run: Record) -> dict[str, str]:
         facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
         versions = {name: value for name, value in run.setup.items() if name not in ("host", "system")}
         facts |= {name if name.startswith("driver ") else f"version of {name}": versions[name] for name in versions}
-    own = [(f"config.{name}", str(value)) for name, value in run.config.items()]
-    known = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
-    return facts | {name: value for name, value in own if name not in known}
+    fields = [(f"config.{name}", str(value)) for name, value in run.config.items()]
+    decisive = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
+    return facts | {name: value for name, value in fields if name not in decisive}
 
 
 def environment(runs: Sequence[Record]) -> dict[str, str]:
