@@ -90,12 +90,10 @@ class Baseline(BaseModel):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What has to be equal for a run to be compared with it."""
         return self.latest.fingerprint
 
     @property
     def key(self) -> str:
-        """Twelve hex digits of the fingerprint."""
         return fingerprint_key(self.fingerprint)
 
     def side(self, name: str) -> Side | None:
@@ -103,33 +101,25 @@ class Baseline(BaseModel):
 
     def claims(self) -> list[Claim]:
         """Return what the accepted runs state, under the config that the fingerprint holds. Raises ``UserError``."""
-        ranks = self.fingerprint.get("world_size", "")
-        size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
-        config, stated = self._config(), list[Claim]()
+        factors, stated = self.fingerprint, list[Claim]()
+        size = int(factors.get("world_size", "1"))
+        # The config whose work the fingerprint holds; all other fields have their defaults.
+        fields = {name.removeprefix("config."): text for name, text in factors.items() if name.startswith("config.")}
+        work = {name: json.loads(text) for name, text in fields.items()}
+        config = config_of(self.benchmark, work | {"backend": factors.get("backend", ""), "tier": self.tier})
         for run in self.runs:
-            for claim in own_claims(Numbers(self.benchmark, run.metrics, size, samples=run.samples, config=config)):
+            for claim in own_claims(Numbers(run.benchmark, run.metrics, size, samples=run.samples, config=config)):
                 subject = f"{run.run}, {claim.subject}" if claim.subject else run.run
                 stated.append(claim.model_copy(update={"subject": subject}))
         return stated
 
-    def _config(self) -> BaseConfig | None:
-        """Return the config whose work the fingerprint holds; all other fields have their defaults."""
-        prefix, backend = "config.", self.fingerprint.get("backend", "")
-        stated = {name.removeprefix(prefix): text for name, text in self.fingerprint.items() if name.startswith(prefix)}
-        try:
-            work = {name: json.loads(text) for name, text in stated.items()}
-        except ValueError:
-            return None
-        return config_of(self.benchmark, work | {"backend": backend, "tier": self.tier}) if work and backend else None
-
     def require_possible(self) -> None:
         """Raise ``UserError`` where the runs cannot be true."""
         faults = list(self._faults())
-        if not faults:
-            try:
-                faults = [reason for judgement in judge_claims(self.claims()) for reason in judgement.failures]
-            except UserError as error:
-                faults = [str(error)]
+        try:
+            faults = faults or [reason for judgement in judge_claims(self.claims()) for reason in judgement.failures]
+        except (UserError, ValueError) as error:
+            faults = [str(error)]
         if faults:
             raise UserError(f"its numbers cannot be true: {shortened(faults, 2, '; ')}")
 
@@ -164,8 +154,7 @@ class Comparison(BaseModel):
     """A baseline for a run, or why there is none: ``factors`` lists (name, here, in the nearest baseline).
 
     ``calibration`` is what `benchlib calibrate` measured of the gate for the run's fingerprint, with or without a baseline;
-    ``damaged`` says what is wrong with its file, ``refused`` what is wrong with that of this very fingerprint's baseline.
-    ``left_out`` other baselines were refused.
+    ``damaged`` and ``refused`` say what is wrong with its file and with that of the baseline. ``left_out`` other ones were refused.
     """
 
     status: Literal["found", "NO_BASELINE", "NOT_COMPARABLE"]
@@ -242,9 +231,9 @@ def find(run: Run, root: Path | None = None) -> Comparison:
     about["left_out"] = len(refused)
     if nearest is not None and not factors:
         return Comparison(status="found", baseline=nearest, **about)
-    own = next((reason for path, reason in refused.items() if path.stem == key), "")
+    why = next((reason for path, reason in refused.items() if path.stem == key), "")
     return Comparison(
-        status="NOT_COMPARABLE" if own or nearest else "NO_BASELINE", factors=factors, refused=own, **about
+        status="NOT_COMPARABLE" if why or nearest else "NO_BASELINE", factors=factors, refused=why, **about
     )
 
 
@@ -312,8 +301,7 @@ def _as_accepted(
 ) -> tuple[list[RegressionLimit], list[Check]]:
     """Return the limits to judge by, and a check that lists those that are not as the baseline was accepted with.
 
-    A limit that went missing here still counts; one that was edited, or that the baseline of these ``runs`` lacks, counts as it
-    is now.
+    A limit that went missing here still counts; any other counts as it is now.
     """
     here, there = ({limit.metric: limit for limit in items} for items in (limits, accepted))
     missing = [limit for limit in accepted if limit.metric not in here]
@@ -367,10 +355,10 @@ def stored_runs(run: Record) -> list[Record]:
 
     Accepted or not, passed or not; one that is damaged is no witness.
     """
-    records, own = list[Record](), Path(run.folder).absolute()
-    folders = own.parent.parent.glob(f"{run.tier}-*/{run.benchmark}-{run.backend}-*") if run.folder else ()
+    records, place = list[Record](), Path(run.folder).absolute()
+    folders = place.parent.parent.glob(f"{run.tier}-*/{run.benchmark}-{run.backend}-*") if run.folder else ()
     for folder in sorted(folders, key=lambda path: (path.parent.name, path.name), reverse=True)[:SEARCHED]:
-        if folder == own or len(records) == STORED:
+        if folder == place or len(records) == STORED:
             continue
         other = load(folder, whole=False)
         alike = other.complete and not other.problems and other.fingerprint == run.fingerprint

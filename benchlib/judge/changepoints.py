@@ -6,7 +6,7 @@ own unit. Method, in this order:
 1. The spread s of one run is estimated from neighbours, which share a level whatever happened elsewhere:
    s = 1.4826 MAD(x[i+1] - x[i]) / sqrt 2.
 2. A run further than 4 s from the median of the five around it is an outlier and takes part as that median (Hampel 1974).
-   One or two odd runs therefore never make a level: a change has to last ``SHORTEST`` runs.
+   One or two odd runs therefore never make a level: a change has to last ``MIN_LEVEL_RUNS`` runs.
 3. The levels are the segmentation with the least sum of squares plus ``PENALTY`` s² log n for each change (PELT, Killick,
    Fearnhead and Eckley 2012, in the implementation of ruptures).
 4. A change stays where a t test between the levels on its two sides gives p < ``ALPHA``. The penalty alone is too
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHORTEST = 3  # runs of a level
+MIN_LEVEL_RUNS = 3  # runs of a level
 SCATTER = 5  # runs of a series from which on its band means something
 PENALTY = 4.0  # times s² log n
 ALPHA = 5e-4
@@ -128,13 +128,13 @@ def disturbance(values: np.ndarray, better: str) -> Disturbance | None:
     of single slow samples and of most of their autocorrelation.
     """
     count = min(BLOCKS, len(values) // BLOCK)
-    if count < 2 * SHORTEST or values.min() <= 0:
+    if count < 2 * MIN_LEVEL_RUNS or values.min() <= 0:
         return None
     edges = np.linspace(0, len(values), count + 1).astype(int)
     medians = np.array([np.median(values[a:b]) for a, b in itertools.pairwise(edges)])
     sign = 1.0 if better == "higher" else -1.0
     heights = sign * np.log(medians)
-    around = np.median(np.lib.stride_tricks.sliding_window_view(heights, SHORTEST), axis=1)
+    around = np.median(np.lib.stride_tricks.sliding_window_view(heights, MIN_LEVEL_RUNS), axis=1)
     if np.ptp(around) < MIN_SHIFT:  # nearly all runs: the search is for the few others
         return None
     stretches = levels(medians.tolist()).levels
@@ -159,9 +159,9 @@ def _spread_of_neighbours(x: np.ndarray) -> float:
 
 
 def _without_outliers(x: np.ndarray, spread: float) -> np.ndarray:
-    if len(x) < 2 * SHORTEST - 1:
+    if len(x) < 2 * MIN_LEVEL_RUNS - 1:
         return x
-    reach = SHORTEST - 1
+    reach = MIN_LEVEL_RUNS - 1
     # At both ends the five outermost runs judge: two odd ones there are a minority as well, three are a level.
     around = np.lib.stride_tricks.sliding_window_view(x, 2 * reach + 1)
     middle = np.pad(np.median(around, axis=1), reach, mode="edge")
@@ -169,11 +169,11 @@ def _without_outliers(x: np.ndarray, spread: float) -> np.ndarray:
 
 
 def _segment_ends(x: np.ndarray, spread: float) -> list[int]:
-    if len(x) < 2 * SHORTEST:
+    if len(x) < 2 * MIN_LEVEL_RUNS:
         return [len(x)]
     from ruptures import KernelCPD  # half a second to import: only who has a history pays
 
-    search = KernelCPD(kernel="linear", min_size=SHORTEST).fit(x.reshape(-1, 1))
+    search = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit(x.reshape(-1, 1))
     return [int(end) for end in search.predict(pen=PENALTY * spread**2 * math.log(len(x)))]
 
 

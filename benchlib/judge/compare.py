@@ -107,14 +107,13 @@ def _why(run: Record) -> str:
 
 
 def _refuse_kinds(text: str, kinds: Sequence[RunSet]) -> None:
-    kinds, lines = sorted(kinds, key=lambda kind: len(kind.runs), reverse=True), list[str]()
-    largest = kinds[0].first
-    for kind in kinds:
-        factors = [f"{name} {here}" for name, here, _ in differences(kind.first.fingerprint, largest.fingerprint)[:3]]
-        factors += [f"tier {kind.first.tier}"] if kind.first.tier != largest.tier else []
-        names = shortened([run.run for run in kind.runs])
-        lines.append(f"  {names}" + (f" ({', '.join(factors)})" if factors else ""))
-    what = f"{text} holds {largest.benchmark} runs of {len(kinds)} kinds that cannot be compared with each other"
+    first, *others = sorted((kind.runs for kind in kinds), key=len, reverse=True)
+    lines = [f"  {shortened([run.run for run in first])}"]
+    for runs in others:
+        factors = [f"{name} {here}" for name, here, _ in differences(runs[0].fingerprint, first[0].fingerprint)[:3]]
+        words = ", ".join(factors or [f"tier {runs[0].tier}"])
+        lines.append(f"  {shortened([run.run for run in runs])} ({words})")
+    what = f"{text} holds {first[0].benchmark} runs of {len(kinds)} kinds that cannot be compared with each other"
     raise UserError("\n".join([f"{what}; name the runs of one:", *lines]))
 
 
@@ -174,14 +173,13 @@ def _machine(run: Record) -> str:
 
 
 class Contrast(BaseModel):
-    """A set of runs against the reference, in one benchmark. ``same``: both are the same runs."""
+    """A set of runs against the reference, in one benchmark."""
 
     benchmark: str
     tier: str
     reference: Named
     other: Named
     comparable: bool
-    same: bool = False
     sentence: str
     rows: list[Row]
     factors: list[Factor]
@@ -204,7 +202,7 @@ class Contrast(BaseModel):
             return "bad"
         if not self.comparable or any(row.word == "undecided" for row in self.rows):
             return "warn"
-        return "calm" if self.same or not any(row.limit for row in self.rows) else "good"
+        return "calm" if not any(row.limit for row in self.rows) else "good"
 
 
 def contrast(reference: RunSet, other: RunSet) -> Contrast:
@@ -218,37 +216,21 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
     same_work = all(name in PLACE for name in decisive)
     rows = list(_rows(reference, other, not decisive, same_work))
     old, new = ({run.run for run in side.runs} for side in (reference, other))
-    notes, shared = list[str](), sorted(old & new)
-    if old == new:
-        rows = [_unmoved(row) for row in rows]
-        what = f"{there.run} is the same run" if len(new) == 1 else f"The same {len(new)} runs are"
-        sentence = f"{what} on both sides: nothing to compare."
-    else:
-        sentence = _sentence(rows, decisive, same_work)
-        if shared:
-            are = "is" if len(shared) == 1 else "are"
-            notes = [f"{', '.join(shared)} {are} on both sides: a run does not differ from itself."]
+    shared = ", ".join(sorted(old & new))
     return Contrast(
         benchmark=there.benchmark,
         tier=there.tier,
         reference=Named.of(reference),
         other=Named.of(other),
         comparable=not decisive,
-        same=old == new,
-        sentence=sentence,
+        sentence=_sentence(rows, decisive, same_work),
         rows=rows,
         factors=[
             Factor(name=name, reference=before, other=after, decides=place < len(pairs))
             for place, (name, before, after) in enumerate([*pairs, *also])
         ],
-        notes=notes,
+        notes=[f"on both sides, where a run does not differ from itself: {shared}"] if shared else [],
     )
-
-
-def _unmoved(row: Row) -> Row:
-    """Return the row of a metric against itself: no interval and no gate, which would speak of noise."""
-    none = {"low": None, "high": None, "gate": None, "basis": "none", "reason": "", "word": "no difference found"}
-    return row if row.change is None else row.model_copy(update=none)
 
 
 def _sentence(rows: Sequence[Row], decisive: Sequence[str], same_work: bool) -> str:
@@ -353,9 +335,9 @@ def _environment(run: Record) -> dict[str, str]:
         facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
         versions = {name: value for name, value in run.setup.items() if name not in ("host", "system")}
         facts |= {name if name.startswith("driver ") else f"version of {name}": versions[name] for name in versions}
-    own = [(f"config.{name}", str(value)) for name, value in run.config.items()]
-    known = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
-    return facts | {name: value for name, value in own if name not in known}
+    fields = [(f"config.{name}", str(value)) for name, value in run.config.items()]
+    decisive = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
+    return facts | {name: value for name, value in fields if name not in decisive}
 
 
 def environment(runs: Sequence[Record]) -> dict[str, str]:

@@ -178,7 +178,6 @@ def _levels(sides: Sequence[Side | str]) -> tuple[np.ndarray, str]:
 
 
 def _exact(factors: Any) -> np.ndarray:
-    """Return numbers without an interval, (3, n)."""
     factors = np.log(np.atleast_1d(factors))
     return np.stack([factors, 0 * factors, 0 * factors])
 
@@ -288,17 +287,15 @@ def _within(
     work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
     times, costs = time.estimates(epochs * epoch), cost.estimates(epochs * epoch)
     late = [(item.value or 0.0) > deadline_s for item in times]
-    near = [place for place, item in enumerate(times) if late[place] and (item.low or math.inf) <= deadline_s]
+    near = [labels[place] for place, item in enumerate(times) if late[place] and (item.low or math.inf) <= deadline_s]
     ranks = Ranking(machines, np.where(late, math.nan, cost.amounts), cost.basis)
+    doubts = [f"{text.listing(near)} may just make it"] if near else []
     if not ranks.order:
         first = time.order[0]
         sentence = f"None finishes {work} within {limit}: the fastest, {labels[first]}, takes {times[first].text('s')}."
-        maybe = f" {text.listing([labels[place] for place in near])} may just make it." if near else ""
-        return Answer(question, "", sentence + maybe, not near)
+        return Answer(question, "", " ".join([sentence, *(f"But {doubt}." for doubt in doubts)]), not doubts)
     best, label = ranks.order[0], labels[ranks.order[0]]
-    cheaper = [labels[place] for place in near if cost.amounts[0, place] < cost.amounts[0, best]]
-    doubts = [f"{label} may miss the deadline"] if (times[best].high or 0.0) > deadline_s else []
-    doubts += [f"{other} would be cheaper and may make it" for other in cheaper]
+    doubts += [f"{label} may miss the deadline"] if (times[best].high or 0.0) > deadline_s else []
     doubts += ["so few samples have no interval"] if times[best].low is None else []
     sentence = (
         f"Within {limit}, {label} is the cheapest: {work} take{s} {times[best].text('s')} and cost{s} "
@@ -380,10 +377,8 @@ def judge_worth(items: Sequence[Worth]) -> Verdict:
     """Check what the comparison can be trusted for: the same work, and an order that noise does not turn."""
     checks = list[Check]()
     for item in items:
-        names, ask = (
-            ", ".join(item.differences),
-            Ask(f"same work in {item.benchmark}", "Did all machines do the same work?"),
-        )
+        names = ", ".join(item.differences)
+        ask = Ask(f"same work in {item.benchmark}", "Did all machines do the same work?")
         reason = f"{names} differ: compared per item only" if names else "config, effective batch and items agree"
         checks.append(ask.answer("NOT_COMPARABLE" if names else "PASS", reason, gates=False))
         checks += [answer.check(item.benchmark) for answer in item.answers]

@@ -59,9 +59,9 @@ class Machine:
         devices, factors = self.first.device_names, self.first.fingerprint
         if self.first.backend == "cpu":
             devices = [self.first.machine.get("cpu", {}).get("model") or factors.get("cpu", "")]
-        own = {self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)}
+        names = {self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)}
         hosts, kinds = {run.host for run in self.runs.runs}, {*(devices or [factors.get("devices", "")])}
-        return Names(self.label, *(frozenset(names - {""}) for names in (own, hosts, kinds)))
+        return Names(self.label, *(frozenset(part - {""}) for part in (names, hosts, kinds)))
 
     @property
     def hardware(self) -> str:

@@ -91,8 +91,8 @@ class Preset(Strict):
     @property
     def link_bytes_per_s(self) -> float | None:
         """Bytes per second one way between devices of a node; None where a node has one device."""
-        own = self.link.gbytes_per_s if self.link else None
-        rate = own.value if own else _registered_link(self.device)
+        stated = self.link.gbytes_per_s if self.link else None
+        rate = stated.value if stated else _registered_link(self.device)
         return 1e9 * rate if rate and self.link else None
 
     @property

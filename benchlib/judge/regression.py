@@ -177,8 +177,8 @@ def default_spread(metric: Metric, limit: RegressionLimit | None, scale: Scale, 
         return None
     if metric.unit in SIZES:
         return 0.02
-    own = 0.10 if "_p9" in metric.name else 0.05
-    return max(own, -math.log1p(-others) / FOREIGN_LOAD_SIGMAS) if faster(metric) else own
+    alone = 0.10 if "_p9" in metric.name else 0.05
+    return max(alone, -math.log1p(-others) / FOREIGN_LOAD_SIGMAS) if faster(metric) else alone
 
 
 def chance_of_each(limits: Iterable[RegressionLimit], metrics: Iterable[Metric]) -> float:
@@ -258,8 +258,8 @@ def disturbances(run: Record) -> list[str]:
     """Return a sentence on others that took the processors all the time, and for each gated speed whose level shifted."""
     sentences = list[str]()
     if run.others >= NOTICED:
-        taken = f"Others took {run.others:.0%} of the processors while this ran"
-        sentences.append(f"{taken}: its speeds are those of the rest.")
+        share = f"{run.others:.0%} of the processors"
+        sentences.append(f"Others took {share} while this ran: its speeds are those of the rest.")
     shifts = dict[tuple[Any, ...], str]()
     for limit in run.limits:
         side = side_of([run], limit.metric)

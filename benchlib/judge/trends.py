@@ -21,7 +21,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity, shortened
 from benchlib.judge.change import CHANCE, LINEAR, Spread, moved
-from benchlib.judge.changepoints import COVERAGE, SHORTEST, Level, Levels, levels
+from benchlib.judge.changepoints import COVERAGE, MIN_LEVEL_RUNS, Level, Levels, levels
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, ruling, scale_of
 from benchlib.results.metrics import Direction
@@ -132,18 +132,11 @@ def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
         for index in range(level.start, level.end)
         if level.low < level.high and not level.low <= values[index] <= level.high
     ]
-    changes = [
-        LevelChange(
-            members[new.start],
-            new.start,
-            old.median,
-            new.median,
-            new.median / old.median if old.median else None,
-            _word(new.median, old.median, newest.direction),
-            _factors(members, new.start),
-        )
-        for old, new in itertools.pairwise(split.levels)
-    ]
+    changes = []
+    for old, new in itertools.pairwise(split.levels):
+        ratio = new.median / old.median if old.median else None
+        word, factors = _word(new.median, old.median, newest.direction), _factors(members, new.start)
+        changes.append(LevelChange(members[new.start], new.start, old.median, new.median, ratio, word, factors))
     return Trend(metric, label(metric), newest.unit, newest.direction, members, values, split, changes, outside)
 
 
@@ -280,36 +273,34 @@ def judge_history(history: History) -> Verdict:
     checks = [_readable_check(history.runs)]
     for members in history.series:
         newest = members[-1]
-        own = [item for item in history.trends if item.last.series == newest.series]
+        trends = [item for item in history.trends if item.last.series == newest.series]
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = {limit.metric: limit for limit in load(newest.folder).limits}
-        checks += [_level_check(where, own, len(members), limits), _newest_check(where, own, newest, limits)]
+        checks += [_level_check(where, trends, len(members), limits), _newest_check(where, trends, newest, limits)]
     verdict = verdict_of(checks, remedy="")
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
         # That files can be read says nothing about what was measured.
         longest = max(map(len, history.series), default=0)
-        reason = f"Too few runs: the longest series has {longest}; a change of level needs {2 * SHORTEST}."
+        reason = f"Too few runs: the longest series has {longest}; a change of level needs {2 * MIN_LEVEL_RUNS}."
         return verdict.model_copy(update={"verdict": "SKIPPED", "sentence": reason})
     return verdict
 
 
 def _readable_check(runs: list[Record]) -> Check:
     damaged = [run.run for run in runs if run.problems]
-    are, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    remedy = f": {shortened(damaged)}; restore or delete {them}" if damaged else ""
-    reason, count = (
-        f"{len(damaged)} of {len(runs)} {are} damaged{remedy}",
-        {"value": float(len(damaged)), "limit": "= 0"},
-    )
+    remedy = f": {shortened(damaged)}; restore or delete what is damaged" if damaged else ""
+    reason = f"{len(damaged)} of {len(runs)} {'is' if len(damaged) == 1 else 'are'} damaged{remedy}"
     ask = Ask("runs readable", "Can every stored run be read?")
-    return ask.answer("AMBIGUOUS" if damaged else "PASS", reason, **count)
+    return ask.answer("AMBIGUOUS" if damaged else "PASS", reason, value=float(len(damaged)), limit="= 0")
 
 
 def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping[str, RegressionLimit]) -> Check:
     """Judge the loss that the newest levels add up to by the gate's rule; a metric without a limit may lose nothing."""
     ask = Ask(f"level of {where}", "Did every level hold, unless a recorded change explains it?", "regression")
-    if runs < 2 * SHORTEST:
-        return ask.skipped(f"{runs} runs; a change needs {SHORTEST} before and {SHORTEST} after it", source=SOURCE)
+    if runs < 2 * MIN_LEVEL_RUNS:
+        return ask.skipped(
+            f"{runs} runs; a change needs {MIN_LEVEL_RUNS} before and {MIN_LEVEL_RUNS} after it", source=SOURCE
+        )
     failed, explained, within = list[str](), list[str](), list[str]()
     for trend in trends:
         lost = list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))

@@ -17,10 +17,7 @@ from benchlib.results.record import READABLE, load
 from benchlib.results.run import Result, Run, save_result
 
 NOTEBOOK_ERROR = "logs/notebook.error.json"
-PLAIN = {
-    "DeadKernelError": "its kernel died",
-    "TimeoutError": "",
-}  # in words of our own: '' is an error's message alone
+PLAIN = {"DeadKernelError": "its kernel died", "TimeoutError": ""}  # '' is an error's message alone
 
 
 def judge(run_dir: Path | str, baselines_root: Path | None = None) -> Verdict:

@@ -12,13 +12,11 @@ from benchlib.core.text import quantity
 
 Direction = Literal["higher", "lower", "none"]
 Provenance = Literal["measured", "derived", "claimed", "not_available"]
-
-
-LARGEST = 1e100  # no unit comes near it, and its square is still a float
+MAX_VALUE = 1e100  # no unit comes near it, and its square is still a float
 
 
 def _possible(value: float) -> float:
-    if math.isfinite(value) and abs(value) > LARGEST:
+    if math.isfinite(value) and abs(value) > MAX_VALUE:
         raise ValueError(f"{value:g} is too large")
     return value
 

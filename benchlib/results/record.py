@@ -94,8 +94,8 @@ class Record(BaseModel):
         if self.reason:
             return f"accepted: {self.reason}"
         if self.verdict:
-            said = self.verdict.sentence
-            return f"{said.rstrip('.')}. Made by benchlib {self.version}." if self.other_version else said
+            text = self.verdict.sentence
+            return f"{text.rstrip('.')}. Made by benchlib {self.version}." if self.other_version else text
         if self.at_work:
             return "The run is still going on."
         reason = self.status["reason"] if self.status else self.result.reason if self.result else ""
@@ -289,7 +289,7 @@ def load(folder: Path | str, whole: bool = True) -> Record:
     named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
     problems = [problem for problem in problems if not (named and problem.startswith(named))]
     # A damaged machine.json makes a run comparable with nothing.
-    known = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
+    has_machine = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
     config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
     source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
     fields = parts | {"config": config, "machine": machine} | {name: source[name] for name in NAMING}
@@ -305,7 +305,7 @@ def load(folder: Path | str, whole: bool = True) -> Record:
         folder=str(path),
         report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
     )
-    built = _built(source["benchmark"], json.dumps(config)) if config and known else None
+    built = _built(source["benchmark"], json.dumps(config)) if config and has_machine else None
     if built:
         record.fingerprint = fingerprint(built, machine, result.facts if result else {})
     if whole and built and record.complete:

@@ -1,7 +1,7 @@
 """Tables of throughput as published: one row per machine, one column per model or figure. CSV, TSV or Markdown.
 
-How many devices a row is of says a column (``num_gpu``, ``nodes``), else a count before the row's name (``8x H200``). Rows of
-several devices are compared with the row of one such device. What a column holds is said by its heading: rates, times, counts,
+A column (``num_gpu``, ``nodes``) says how many devices a row is of, else a count before the row's name (``8x H200``). Rows of
+several devices are compared with the row of one such device. A heading says what its column holds: rates, times, counts,
 ratios, MFU; ``not_read`` names the others. Where no heading names a rate, every column of numbers that are not below zero is
 one, as in tables with a column per model.
 """
@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,17 @@ from benchlib.core.errors import UserError
 from benchlib.judge.impossible.claim import Claim, Compute, Quantity, Speed, SpeedUp
 
 MAX_COLUMNS, MAX_ROWS, MAX_CHARACTERS, MAX_DIGITS = 100, 1_000, 10_000, 40  # characters of a line, of a number
-EXACT = 0.03  # of a time: written with fewer digits, its ratio to another one says nothing
 COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.IGNORECASE)
 NUMBER = re.compile(
     r"([-+]?)(?:(inf|∞)|((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)(?:e([-+]?\d{1,3}))?)\s*([a-z%×]*)$", re.I
 )
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
-UNITS = ("d day days", "h hr hrs hour hours", "min mins minute minutes", "s sec secs second seconds", "ms")
-SECONDS = {
-    unit: size for units, size in zip(UNITS, (86400.0, 3600.0, 60.0, 1.0, 1e-3), strict=True) for unit in units.split()
-}
+UNITS = {86400.0: "d day days", 3600.0: "h hr hrs hour hours", 60.0: "min mins minute minutes"}
+UNITS |= {1.0: "s sec secs second seconds", 1e-3: "ms"}
+SECONDS = {unit: size for size, units in UNITS.items() for unit in units.split()}
 ITEMS = r"(samples?|queries|req(uest)?s?|articles?|documents?|prompts?|seq(uence)?s?|images?|tok(en)?s?)"
-# What a column with this heading has: the first that fits. Columns of kind '' are never rates.
+# What a column with this heading holds: the first that fits. Columns of kind '' are never rates.
 KINDS = {
     "": r"cost|price|[$€£]|\b(usd|eur)\b|latency|ttft|tpot|\bp ?\d\d\b|length|^(watts?|power|tdp|year|memory|batch( size)?|bs|host)$",
     "rate": rf"\b{ITEMS} ?(/|per) ?s(ec(onds?)?)?\b|throughput|\bqps\b",
@@ -71,9 +69,9 @@ class _Column:
     def of(cls, head: str) -> "_Column":
         words = " ".join(re.sub(r"[()\[\],:_]", " ", head.lower()).split())
         kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, words)), None)
-        inside, units = re.search(r"\(([^()]*)\)", head), [word for word in words.split() if word in SECONDS]
+        inside, times = re.search(r"\(([^()]*)\)", head), [word for word in words.split() if word in SECONDS]
         unit = inside[1].strip().lower() if inside else ""
-        return cls(head, words, kind, (units[-1] if units else unit or "s") if kind == "wall_s" else unit)
+        return cls(head, words, kind, (times[-1] if times else unit or "s") if kind == "wall_s" else unit)
 
     @property
     def of_tokens(self) -> bool:
@@ -102,10 +100,14 @@ class _Table:
     def of(self, *kinds: str) -> list[_Column]:
         return [column for column in self.columns if column.kind in kinds]
 
-    def share(self, row: _Row, column: _Column) -> float:
-        """Return a share as a fraction: per cent where a unit says so, or where the column has values that no fraction has."""
-        percent = row.cells[column.head].unit == "%" or max(other.value(column) for other in self.rows) > 2
-        return row.value(column) / (100 if percent else 1)
+    def above_zero(self, row: _Row, *kinds: str) -> list[tuple[_Column, float]]:
+        return [(column, value) for column in self.of(*kinds) if (value := row.value(column)) > 0]
+
+    def shares(self, row: _Row, kind: str) -> list[float]:
+        """Return shares as fractions: per cent where a unit says so, or where the column has values that no fraction has."""
+        percent = {column.head for column in self.of(kind) if max(other.value(column) for other in self.rows) > 2}
+        cells = [(row.cells[column.head], column.head in percent) for column, _ in self.above_zero(row, kind)]
+        return [cell.value / (100 if large or cell.unit == "%" else 1) for cell, large in cells]
 
 
 def sniff(path: Path, text: str) -> bool:
@@ -119,23 +121,23 @@ def sniff(path: Path, text: str) -> bool:
 
 
 def not_read(path: Path, text: str) -> Sequence[str]:
-    """Return the columns that no rule sees, and cells of the others that are no number."""
+    """Return the columns that no rule sees, and those of which a cell is no number."""
     return _table(path, text).unread
 
 
 def read(path: Path, text: str) -> list[Claim]:
     """Return a claim for each row and column of throughput, and for what else of a row can be judged.
 
-    A row that does not fit the header is a ``UserError``, and so is a table that is too large.
+    ``UserError`` for a row that does not fit the header, and for a table that is too large.
     """
     table, claims = _table(path, text), list[Claim]()
     for row in table.rows:
         # 0 is the sign of a benchmark that was not run.
-        claims += [_claim(row, rate, table) for rate in table.of("rate") if row.value(rate) > 0]
-        shares = [table.share(row, column) for column in table.of("mfu") if row.value(column) > 0]
+        claims += [_claim(row, rate, table) for rate, _ in table.above_zero(row, "rate")]
+        shares = table.shares(row, "mfu")
         compute = Compute(mfu=shares[0], ranks=row.ranks) if shares else None
         others = Claim(subject=row.name, compute=compute, quantities=list(_impossible(row, table)))
-        claims += [others] if others != Claim(subject=row.name) else []
+        claims += [others] if others.compute or others.quantities else []
     if not claims:
         unread = f"; not read: {', '.join(table.unread)}" if table.unread else ""
         raise UserError(f"{path}: a table without a column of throughput or MFU{unread}")
@@ -145,47 +147,35 @@ def read(path: Path, text: str) -> list[Claim]:
 def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
     share, rates = PER_DEVICE.search(rate.words), table.of("rate")
     # Counts and times are those of the one column of throughput, or the one of samples beside those of tokens.
-    of_samples = [column for column in rates if not column.of_tokens]
-    single = not share and [rate] in (rates, of_samples)
+    single = not share and [rate] in (rates, [column for column in rates if not column.of_tokens])
     alone = _alone(row, table.rows, rate) if row.ranks > 1 else None
-    before = alone if alone and alone.value(rate) > 0 else None
     speed = Speed(
         samples_per_s=row.value(rate),
         unit=rate.unit if "/s" in rate.unit else "tokens/s" if rate.of_tokens else "samples/s",
         ranks=row.ranks,
         stands_for="one rank" if share else "all ranks",
-        one_device_samples_per_s=before.value(rate) if before else None,
-        one_device=before.name if before else "",
+        one_device_samples_per_s=alone.value(rate) if alone else None,
+        one_device=alone.name if alone else "",
         **(_counts(row, table) if single and not rate.of_tokens and not SCALED.search(rate.words) else {}),
     )
-    ratios = list(_ratios(row, rate, before, table)) if single and before else []
+    ratios = list[SpeedUp]()
+    if single and alone:
+        stated = [value for _, value in table.above_zero(row, "speed-up")]
+        stated += [row.ranks * share for share in table.shares(row, "efficiency")]
+        ratios = [SpeedUp(stated=value, new=row.value(rate), old=alone.value(rate), unit="items/s") for value in stated]
     return Claim(subject=f"{row.name}, {rate.head}", speed=speed, speedups=ratios)
 
 
 def _counts(row: _Row, table: _Table) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for column in table.of("features", "epochs", "samples_counted"):
-        if (value := row.value(column)) > 0:
-            fields[str(column.kind)] = value if column.kind == "epochs" else int(value)
-    for column in table.of("wall_s")[:1]:
-        if row.value(column) > 0:
-            cell, seconds = row.cells[column.head], SECONDS[row.cells[column.head].unit]
-            ends = [(cell.value + side * cell.half) * seconds for side in (-1, 1)]
-            fields |= {"wall_s": cell.value * seconds, "wall_s_span": ends if ends[0] > 0 else []}
+    counts = table.above_zero(row, "features", "epochs", "samples_counted")
+    fields: dict[str, Any] = {
+        str(column.kind): value if column.kind == "epochs" else int(value) for column, value in counts
+    }
+    for column, value in table.above_zero(row, "wall_s")[:1]:
+        cell = row.cells[column.head]
+        low, seconds, high = ((value + side * cell.half) * SECONDS[cell.unit] for side in (-1, 0, 1))
+        fields |= {"wall_s": seconds, "wall_s_span": [low, high] if low > 0 else []}
     return fields
-
-
-def _ratios(row: _Row, rate: _Column, alone: _Row, table: _Table) -> Iterator[SpeedUp]:
-    """Yield what is stated of a row and that of one device: by throughput and, where both are written exactly enough, by time."""
-    new, old = row.value(rate), alone.value(rate)
-    stated = [row.value(column) for column in table.of("speed-up") if row.value(column) > 0]
-    stated += [row.ranks * table.share(row, column) for column in table.of("efficiency") if row.value(column) > 0]
-    yield from (SpeedUp(stated=ratio, new=new, old=old, unit="items/s") for ratio in stated)
-    for column in table.of("wall_s")[:1]:
-        cells = [each.cells[column.head] for each in (alone, row) if column.head in each.cells]
-        if len(cells) == 2 and all(cell.value > 0 and cell.half <= EXACT * cell.value for cell in cells):
-            before, after = (cell.value * SECONDS[cell.unit] for cell in cells)
-            yield SpeedUp(stated=stated[0] if stated else float(f"{new / old:.2g}"), new=before, old=after, unit="s")
 
 
 def _impossible(row: _Row, table: _Table) -> Iterator[Quantity]:
@@ -198,14 +188,14 @@ def _impossible(row: _Row, table: _Table) -> Iterator[Quantity]:
 def _alone(row: _Row, rows: Sequence[_Row], rate: _Column) -> _Row | None:
     """Return the row of one such device: that of the same name, else the fastest of the same device by any maker.
 
-    A maker's or a cloud's name stands before that of the device. Of other machines the fastest counts: a slow one
-    among them would make an honest row look faster than it can be.
+    A maker's or a cloud's name stands before that of the device. A slow machine would make an honest row look too fast.
     """
     single = {other.device: other for other in rows if other.ranks == 1}
     near = [name for name in single if row.device.endswith(f" {name}") or name.endswith(f" {row.device}")]
     device = min([*near, row.device], key=len)
     same = [other for name, other in single.items() if near and (name == device or name.endswith(f" {device}"))]
-    return single.get(row.device) or max(same, key=lambda other: other.value(rate), default=None)
+    alone = single.get(row.device) or max(same, key=lambda other: other.value(rate), default=None)
+    return alone if alone and alone.value(rate) > 0 else None
 
 
 @functools.lru_cache(maxsize=1)  # sniffed, read and asked for what was not read
@@ -214,9 +204,8 @@ def _table(path: Path, text: str) -> _Table:
     if len(header) < 2 or not lines:
         raise UserError(f"{path}: not a throughput table; expected a header and rows of machines")
     if len(header) > MAX_COLUMNS or len(lines) > MAX_ROWS:
-        size = f"rows: {len(lines):,}, columns: {len(header):,}"
         most = f"at most {MAX_ROWS:,} rows of {MAX_COLUMNS} columns are read"
-        raise _TooLarge(f"{path}: a table too large ({size}); {most}")
+        raise _TooLarge(f"{path}: a table too large (rows: {len(lines):,}, columns: {len(header):,}); {most}")
     if twice := [head for head in header[1:] if head and header[1:].count(head) > 1]:
         raise UserError(f"{path}: the column {twice[0]!r} stands twice; give each a name of its own")
     for number, cells in enumerate(lines, 2):
@@ -225,41 +214,39 @@ def _table(path: Path, text: str) -> _Table:
             raise UserError(f"{path}, row {number}: {size}; the file may be cut")
     first, *columns = map(_Column.of, header)
     ranks_at = next((place for place, column in enumerate((first, *columns)) if column.kind == "ranks"), None)
-    rows, unread = [], dict[str, str]()
+    rows, unread = [], list[str]()
     for cells in lines:
-        match = COUNT.search(cells[0])
+        count = COUNT.search(cells[0])
         stated = _number(cells[ranks_at], "") if ranks_at is not None else None
-        ranks = stated.value if stated and 1 <= stated.value < math.inf else float(match[1]) if match else 1
+        ranks = stated.value if stated and 1 <= stated.value < math.inf else float(count[1]) if count else 1
         values = {}
         for column, words in zip(columns, cells[1:], strict=True):
             cell = _number(words, column.unit)
-            if (
-                cell
-                and (cell.unit in SECONDS) == (column.kind == "wall_s")
-                and (column.kind, cell.unit) != ("speed-up", "%")
-            ):
+            if cell and _fits(column.kind, cell.unit):
                 values[column.head] = cell
             elif words.lower() not in EMPTY:
-                unread.setdefault(column.head, words)
+                unread.append(column.head)
         name, device = (f"{header[0]} = {cells[0]}", "") if ranks_at == 0 else (cells[0], COUNT.sub("", cells[0]))
         rows.append(_Row(name, max(1, min(int(ranks), 10_000_000)), " ".join(device.split()), values))
     if not any(column.kind == "rate" for column in columns):
-        columns = [_as_rate(column, rows) for column in columns]
-    counted = ranks_at is not None or any(COUNT.search(row.name) for row in rows)
-    if not counted and not any(column.kind == "mfu" for column in columns):
+        columns = [replace(column, kind="rate") if _may_be_rate(column, rows) else column for column in columns]
+    if ranks_at is None and not any(
+        COUNT.search(row.name) or column.kind == "mfu" for row in rows for column in columns
+    ):
         how = "no row names its number of devices, as in 8x H100, and no column num_gpu or nodes does"
         raise UserError(f"{path}: {how}")
-    left = [column.head for column in columns if not column.kind and any(column.head in row.cells for row in rows)]
-    left += [column.head for column in columns if not column.kind and column.head in unread and column.head not in left]
-    cells_left = [f"{words[:30]!r} of {head}" for head, words in unread.items() if head not in left]
-    return _Table(rows, columns, [*left, *cells_left])
+    unread += [column.head for column in columns if not column.kind and any(column.head in row.cells for row in rows)]
+    return _Table(rows, columns, [column.head for column in columns if column.head in unread])
 
 
-def _as_rate(column: _Column, rows: Sequence[_Row]) -> _Column:
-    """Return a column that may be throughput as such, in a table that names none: nothing else, and never below zero."""
+def _fits(kind: str | None, unit: str) -> bool:
+    return (unit in SECONDS) == (kind == "wall_s") and (kind, unit) != ("speed-up", "%")
+
+
+def _may_be_rate(column: _Column, rows: Sequence[_Row]) -> bool:
     cells = [row.cells[column.head] for row in rows if column.head in row.cells]
-    good = column.kind is None and cells and all(0 <= cell.value < math.inf and cell.unit != "%" for cell in cells)
-    return _Column(column.head, column.words, "rate", column.unit) if good else column
+    good = bool(cells) and all(0 <= cell.value < math.inf and cell.unit != "%" for cell in cells)
+    return column.kind is None and good
 
 
 def _cells(path: Path, text: str) -> list[list[str]]:

@@ -8,7 +8,7 @@ from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figu
 
 GB = "GB/s"
 BITS = 8
-SOONEST_S = 1e-8  # 3 m of light; a store from one core to another takes longer
+MIN_TRANSFER_S = 1e-8  # 3 m of light; a store from one core to another takes longer
 MAX_BYTES_PER_S = 10e12  # algbw; B200 and MI355X claim 8e12 for their memory
 DECIMALS = 0.0051  # GB/s: small bandwidths are printed with two decimals
 PRINTED = 2e-3  # beside the rounding: nccl-tests derives both bandwidths from one time, others round in between
@@ -38,7 +38,7 @@ def possible_transfer(size_bytes: int, seconds: float, ranks: int | None = None,
         return None
     rate = size_bytes / seconds
     reason = f"{size_bytes:,} bytes in {figure(1e6 * seconds, 'us')} = {figure(rate / 1e9, GB)}"
-    if seconds < SOONEST_S:
+    if seconds < MIN_TRANSFER_S:
         return finding(False, reason, wrong="light needs longer to another device and back; it was not waited for")
     wrong = f"no device's memory moves more than {figure(MAX_BYTES_PER_S / 1e9, GB)}; it was not waited for"
     return finding(rate <= MAX_BYTES_PER_S, reason, wrong=wrong)

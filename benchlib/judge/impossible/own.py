@@ -119,8 +119,8 @@ def own_claims(numbers: Numbers) -> list[Claim]:
         stated = own.spec.claims(numbers) if (own := of_run(numbers.benchmark)) else []
         return [*stated, Claim(quantities=[*quantities(numbers), *_recorded(numbers)], wholes=_whole_run(numbers))]
     except (ValidationError, TypeError, KeyError) as error:
-        said = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
-        raise InvalidNumber(f"the result of {numbers.benchmark} states an invalid number: {said}") from None
+        why = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
+        raise InvalidNumber(f"the result of {numbers.benchmark} states an invalid number: {why}") from None
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:

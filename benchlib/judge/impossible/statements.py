@@ -173,10 +173,9 @@ def raw_samples(
     if not median_of_samples:
         return None
     median = statistics.median(samples)
-    if abs(value - median) <= EQUAL * max(abs(value), abs(median)):
-        return finding(True, "the median of its raw samples")
+    good = abs(value - median) <= EQUAL * max(abs(value), abs(median))
     by = f"the median of its {len(samples):,} raw samples is {figure(median, unit)}"
-    return finding(False, f"{name} {figure(value, unit)} stated, {by}")
+    return finding(good, "the median of its raw samples" if good else f"{name} {figure(value, unit)} stated, {by}")
 
 
 @rule("quantities", "intervals", "values outside their own interval")
@@ -188,10 +187,10 @@ def interval(
         return None
     low, high = (value if end is None else end for end in (low, high))
     margin = EQUAL * max(abs(value), abs(low), abs(high))
-    if low - margin <= value <= high + margin:
-        return finding(True, "within its interval")
+    good = low - margin <= value <= high + margin
     ends = f"{figure(low)} to {figure(high, unit)}"
-    return finding(False, f"{name} {figure(value, unit)} is not within its interval, {ends}")
+    wrong = f"{name} {figure(value, unit)} is not within its interval, {ends}"
+    return finding(good, "within its interval" if good else wrong)
 
 
 @rule("quantities", "recorded samples", "raw samples that another record of the same steps does not have")

@@ -31,10 +31,6 @@ def test_steps_are_found_soon():
     assert found(0.15, 0.046, after=10, odd=0.04, trials=100) >= 0.85
 
 
-def test_what_is_too_small_for_the_noise_is_not_claimed():
-    assert found(0.02, 0.046, after=10, trials=100) <= 0.05
-
-
 def test_one_or_two_odd_runs_make_no_level():
     values = series(np.random.default_rng(3), 30, 0.015, 0.0)
     for at in ((15,), (15, 16), (28, 29)):

@@ -6,16 +6,11 @@ import pytest
 from bounded import bounded
 from hypothesis import given
 from hypothesis import strategies as st
-from make_run import make_run
 
-from benchlib.core.text import band_text, quantity
 from benchlib.judge.checks import Check, Verdict, finite_check, rule_check, verdict_of
 from benchlib.judge.impossible.claim import Claim, Compute
 from benchlib.judge.impossible.own import Numbers, own_claims
-from benchlib.judge.verdict import judged
 from benchlib.results.metrics import measured
-from benchlib.results.record import load
-from benchlib.results.run import Run
 
 
 @pytest.mark.parametrize(
@@ -80,11 +75,6 @@ def test_verdicts_and_exit_codes(checks, options, word, code, strict):
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
 
-def test_a_stopped_run_has_one_word(tmp_path):
-    folder = make_run(tmp_path / "run", outcome="stopped", reason="stopped by the user", steps=5, with_samples=False)
-    assert judged(Run(folder)).verdict == load(folder).word == "STOPPED"
-
-
 def test_a_gate_that_lacks_its_numbers_is_incomplete_and_no_question_without_a_target():
     words = [check("SKIPPED"), check("SKIPPED", False), check("FAIL", False), check("FAIL"), check("NO_BASELINE")]
     assert [item.word for item in words] == ["INCOMPLETE", "SKIPPED", "DIFFERS", "FAIL", "NO_BASELINE"]
@@ -105,27 +95,3 @@ def test_one_failed_gate_fails_the_run(checks, place, strict, broken):
     assert (before.exit_code() == 0) == (not broken and not failed)
     if before.verdict == "PASS":
         assert any(item.status == "PASS" for item in checks)
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0.0, "", "0"), (0.05123, "", "0.0512"), (88.4123, "", "88.41"), (1234.5, "", "1,234"), (1.5e9, "", "1.5e+09"), (3e-7, "", "3e-07"),
-        (65.31, "%", "65.31%"), (2.201e11, "FLOP/s", "220.1 GFLOP/s"), (9.89e14, "FLOP/s", "989.0 TFLOP/s"),
-    ],
-)  # fmt: skip
-def test_quantities_are_short(value, unit, text):
-    assert quantity(value, unit) == text
-
-
-@pytest.mark.parametrize(
-    ("band", "kind", "text"),
-    [
-        (0.0, "ratio", "±0.0%"),
-        (0.004, "ratio", "±0.4%"),
-        (0.345, "ratio", "-25.7% to +34.5%"),
-        (0.4, "difference", "±0.4"),
-    ],
-)
-def test_a_band_is_written_as_the_ratios_that_it_is(band, kind, text):
-    assert band_text(band, kind) == text

@@ -1,8 +1,6 @@
 """Collectives and files of others: nccl-tests read beside a run, a run written as nccl-tests prints, impossible series."""
 
-import itertools
 import json
-import shlex
 from pathlib import Path
 from statistics import median
 
@@ -10,10 +8,8 @@ import pytest
 from click.testing import CliRunner
 from make_collectives import MIB, result, row, stored, tables
 
-from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.collectives.nccl_tests import read as series
 from benchlib.cli import main
-from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.core.definitions import BUS_FACTORS
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import read_claims
@@ -71,13 +67,6 @@ def test_files_that_cannot_stand_beside_a_run_are_told_before_it_starts(tmp_path
         plan("collectives", "smoke", "cpu", {"nccl_tests": str(path)}, probe={})
 
 
-def test_a_good_file_is_taken_and_one_that_is_not_there_is_refused(tmp_path):
-    planned = plan("collectives", "smoke", "cpu", {"nccl_tests": str(HONEST / "alltoall-8xa100.txt")}, probe={})
-    assert BENCHMARKS["collectives"].spec.refuse(planned.config) is None
-    with pytest.raises(UserError, match="no such file"):
-        plan("collectives", "smoke", "cpu", {"nccl_tests": str(tmp_path / "nothing.txt")}, probe={})
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, record, ranks):
     found = tables(ranks)
@@ -102,15 +91,6 @@ def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, record, ranks):
     assert failed == ["right results"]
 
 
-def test_numbers_of_a_slow_fabric_stay_apart(tmp_path, record):
-    found = tables(2)
-    found["series"] = [row("broadcast", 4096, 2, times_us=[4383964.1], wrong_elements=123456789)]
-    path = tmp_path / "table.txt"
-    export([record(found, 2)], "nccl-tests", str(path))
-    rows = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    assert [(len(cells), cells[6], cells[10]) for cells in rows] == [(13, "9.3431e-07", "N/A")]
-
-
 def test_the_counts_are_those_of_nccl_tests(tmp_path, record):
     path = tmp_path / "out.txt"
     export([record(tables(4), 4)], "nccl-tests", str(path))
@@ -118,11 +98,6 @@ def test_the_counts_are_those_of_nccl_tests(tmp_path, record):
     of = {(cells[1], cells[4]) for cells in lines if cells[0] == str(MIB)}
     # 1 MiB of 4-byte elements is 262,144 in a buffer and 65,536 in the part of one of four ranks; -1 has no root.
     assert of == {("262144", "-1"), ("262144", "0"), ("65536", "-1"), ("65536", "0")}
-
-
-def test_a_run_without_collectives_is_no_table_of_nccl_tests(record):
-    with pytest.raises(UserError, match="name a run of collectives"):
-        export([record({**tables(2), "series": []}, 2)], "nccl-tests", "-")
 
 
 def test_the_command_judges_a_run_by_its_folder_and_by_its_result_alone(tmp_path):
@@ -136,26 +111,3 @@ def test_the_command_judges_a_run_by_its_folder_and_by_its_result_alone(tmp_path
     done = CliRunner().invoke(main, ["judge", str(tmp_path / "wrong.json")])
     assert done.exit_code == 1
     assert "7 wrong elements" in done.output
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"times_us": None}, {"bytes": None}, {"bytes": "big"}, {"times_us": "fast"}, {"operation": ["x"]}],
-    ids=str,
-)
-def test_a_series_of_another_kind_gives_findings_or_a_sentence(tmp_path, change):
-    content = json.loads(result(tmp_path / "run").model_dump_json())
-    content["tables"]["series"][0] |= change
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(content))
-    done = CliRunner().invoke(main, ["judge", str(path)])
-    assert done.exit_code in (0, 1, 2), done.exception
-    assert done.exception is None or isinstance(done.exception, SystemExit)
-
-
-def test_the_command_of_a_report_makes_the_same_config_again():
-    chosen = {"dtypes": ["fp32", "int64"], "operations": ["all_reduce"], "bucket_bytes": [4096], "sizes": "1KiB,1MiB"}
-    config = build("collectives", {"benchmark": "collectives", "tier": "smoke", "nproc": 3} | chosen)
-    words = shlex.split(command(config))
-    pairs = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
-    assert resolve("collectives", "smoke", "cpu", parse_overrides(pairs)).config == config

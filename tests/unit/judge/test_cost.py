@@ -127,13 +127,6 @@ def test_the_sheet_fills_what_is_not_given_by_the_name_of_the_device():
         assign(parse(["spot", "b=1"]), SIDES, sheet(), TODAY)
 
 
-@pytest.mark.parametrize(("days", "old"), [(90, False), (91, True)])
-def test_an_old_price_says_so(days, old):
-    price = assign(parse(["b=1"]), SIDES, sheet(date=TODAY - datetime.timedelta(days=days)), TODAY)[0]
-    assert bool(price.warning) is old
-    assert not old or f"{days} days old" in price.warning
-
-
 def test_the_kits_own_sheet_is_whole():
     entries = read_sheet().prices
     assert {entry.kind for entry in entries} == set(prices.KINDS)
@@ -302,14 +295,6 @@ def test_unlike_work_is_compared_per_item_and_the_difference_is_named(other, nam
     assert "work differs" in " ".join(item.notes)
 
 
-def test_other_units_are_refused():
-    one, other = machine("a", 1, [100.0]), machine("b", 1, [100.0])
-    metric = other.runs.first.result.metrics[0]
-    other.runs.first.result.metrics[0] = metric.model_copy(update={"unit": "tokens/s"})
-    with pytest.raises(UserError, match="cannot be compared"):
-        compared(one, other)
-
-
 # Doors.
 
 
@@ -340,36 +325,3 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     assert even["values"][1]["value"] == pytest.approx(1.5)
     new = item["machines"][1]
     assert (new["usd_per_device_hour"], new["seconds"]["value"], new["front"]) == (3.0, pytest.approx(20), True)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cost", "old=-1"], "above zero"),
-        (["--cost", "1"], "1 price for 2"),
-        (["--cost", "on-demand"], "no price for old"),
-        (["--cost", "1,2", "--deadline", "soon"], "8h"),
-        (["--cost", "1,2", "--deadline", "0h"], "above zero"),
-    ],
-)
-def test_wrong_input_of_the_command_is_refused(stored, words, said):
-    done = call(*stored, *words)
-    assert done.exit_code == 2
-    assert said in done.output
-
-
-def test_what_has_no_rate_is_excluded_with_the_reason(stored, tmp_path):
-    make_run(tmp_path / "third", metrics=[], with_samples=False)
-    done = call(*stored, str(tmp_path / "third"), "--cost", "1,2")
-    assert "third, excluded: the run has no usable train_samples_per_s" in done.output
-    done = call(stored[0], str(tmp_path / "third"), "--cost", "1,2")
-    assert done.exit_code == 2
-    assert "two machines with runs of one benchmark" in done.output
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_the_terminal_shows_all_machines(stored, columns, monkeypatch):
-    monkeypatch.setattr("benchlib.commands.output.console.width", columns)
-    lines = call(*stored, "--cost", "1,3").output.splitlines()
-    assert max(map(len, lines)) <= columns
-    assert any("old" in line and "new" in line for line in lines)

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from benchlib.cli import main
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign import nccl
-from benchlib.judge.foreign.readers import MAX_BYTES, read_claims
+from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.rules import judge_claims
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -72,14 +71,6 @@ def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
     assert failures(path) == {}
 
 
-def test_several_tests_in_a_log_keep_their_ranks_apart(tmp_path):
-    path = tmp_path / "log.txt"
-    path.write_text((HONEST / "all_reduce-2xh100.txt").read_text() + (HONEST / "all_gather-8xh100.txt").read_text())
-    found = {(claim.collective.operation, claim.collective.ranks) for claim in read_claims(path)[1]}
-    assert found == {("all_reduce", 2), ("all_gather", 8), ("", None)}  # and the two footers
-    assert failures(path) == {}
-
-
 @pytest.mark.parametrize(
     ("line", "algorithm"),
     [
@@ -96,14 +87,6 @@ def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
     path = tmp_path / "log.txt"
     path.write_text(line + "\n" + (HONEST / "all_reduce-8xh100-unnamed.txt").read_text())
     assert read_claims(path)[1][0].collective.algorithm == algorithm
-
-
-def test_nccl_json_is_read_by_its_fields():
-    name, claims = read_claims(HONEST / "all_reduce-8xh100.json")
-    row = claims[0].collective
-    assert (name, len(claims), claims[0].subject) == ("nccl-tests JSON", 11, "all_reduce 64 MiB, out of place")
-    assert (row.operation, row.ranks, row.size_bytes, row.algorithm) == ("all_reduce", 8, 67108864, "")
-    assert claims[-1].collective.average_busbw_gbytes_per_s == pytest.approx(460.8, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -162,28 +145,6 @@ def test_loadgen_summary_is_read_by_its_lines():
     assert (each.mean_s, each.percentiles_s[99.0]) == (pytest.approx(0.041004112), pytest.approx(0.091004112))
     _, [offline] = read_claims(HONEST / "loadgen-offline.txt")
     assert (offline.loadgen.samples, offline.loadgen.samples_per_s) == (2640000, 4028.57)
-
-
-def test_a_table_finds_the_row_of_one_device(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text(
-        "name_gpu,num_gpu,watt,price,model_a,model_b\n"
-        "H100 80GB SXM5,1.0,700.0,36718.75,812.0,0.0\n"
-        "Dell H100 80GB SXM5,1.0,700.0,36718.75,867.0,100.0\n"
-        "Dell 2x H100 80GB SXM5,2.0,1400.0,73437.5,1654.0,0.0\n"
-        "LambdaCloud 8x H100 80GB SXM5,8.0,5600.0,293750.0,6000.0,800.0\n"
-        "8x RTX 4090,8.0,3600.0,17000.0,2000.0,0.0\n"
-    )
-    _, claims = read_claims(path)
-    found = {
-        claim.subject: (claim.speed.ranks, claim.speed.one_device_samples_per_s, claim.speed.one_device)
-        for claim in claims
-    }
-    assert found["Dell 2x H100 80GB SXM5, model_a"] == (2, 867, "Dell H100 80GB SXM5")
-    assert found["LambdaCloud 8x H100 80GB SXM5, model_a"] == (8, 867, "Dell H100 80GB SXM5")  # of all makers
-    assert found["LambdaCloud 8x H100 80GB SXM5, model_b"] == (8, 100, "Dell H100 80GB SXM5")
-    assert found["8x RTX 4090, model_a"] == (8, None, "")
-    assert len(claims) == 7  # a throughput of 0 is a benchmark that was not run
 
 
 HOURS = """\
@@ -250,9 +211,9 @@ HONEST_TABLES = [  # a header, rows, and what is not read of them
     ("gpus,samples/s", "1,100±2 8,780", ""),
     ("gpus,model_a,model_b", "1,100,nan 8,700,nan", ""),
     ("gpus,model_a,delta,price", "1,100,-3,30000 8,700,-4,300000", "delta, price"),
-    ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "'97,5%' of efficiency"),
-    ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "'0%' of speed-up"),
-    ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "p99 (ms), '2' of time (epochs)"),
+    ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "efficiency"),
+    ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "speed-up"),
+    ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "p99 (ms), time (epochs)"),
 ]
 
 
@@ -287,15 +248,13 @@ LOADGEN = "MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
         ("num_gpu,a\n" + 2000 * "1,2\n", "rows: 2,000"),
         (5 * WIDE + "\n1\n", "characters; a table's line has at most"),
         ("num_gpu,a,a\n1,2,3\n", "'a' stands twice"),
-        ("num_gpu,samples/s\n1,1e999\n", "not read: '1e999' of samples/s"),
+        ("num_gpu,samples/s\n1,1e999\n", "not read: samples/s"),
         (f"num_gpu,samples/s\n1,1e{99**99}\n", "without a column"),
-        (f"num_gpu,samples/s\n1,{'9' * 5000}\n", "without a column"),
         ("MLPerf Results Summary\nx" + 30_000 * " " + "y\n", "without scenario or verdict"),
-        (3000 * " " + "\n1,2\n", "not a throughput table"),
         (f"{LOADGEN}{'9' * 5000} errors encountered\n", "invalid value"),
         (f"# nThread 1\n {'9' * 5000} 1 float sum 1 1 1 1 0 1 1 1 0\n", "invalid value"),
     ],
-    ids=range(11),
+    ids=range(9),
 )
 def test_what_is_too_large_is_refused_before_it_is_parsed(tmp_path, text, says):
     path = tmp_path / "table.csv"
@@ -351,23 +310,6 @@ def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, content, says):
         read_claims(path)
 
 
-def test_a_huge_file_is_not_read(tmp_path):
-    path = tmp_path / "huge.txt"
-    with path.open("wb") as handle:
-        handle.truncate(MAX_BYTES + 1)
-    with pytest.raises(UserError, match="limit is 64 MiB"):
-        read_claims(path)
-    with pytest.raises(UserError, match="no such file"):
-        read_claims(tmp_path / "absent")
-
-
-def test_the_number_of_rows_that_a_header_announces():
-    line = "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {} warmup iters: 1"
-    assert nccl._expected_rows([line.format(8, 1024, "2(factor)")]) == 8
-    assert nccl._expected_rows([line.format(100, 1000, "100(bytes)")]) == 10
-    assert nccl._expected_rows(["nothing"]) == -1
-
-
 def run(*arguments):
     return CliRunner().invoke(main, ["judge", *map(str, arguments)])
 
@@ -382,19 +324,6 @@ def test_the_command_says_what_it_found_by_text_and_exit_code(tmp_path):
     assert "Impossible: speed-up." in shown and "4.3 ×" in shown
     assert "states" not in run(right).output and "Nothing impossible" in run(right).output
     assert "does not state enough" in run(silent).output
-
-
-def test_the_command_names_the_formats_once_for_all_files_and_refuses_what_is_too_large(tmp_path):
-    for name in ("one.txt", "two.txt"):
-        (tmp_path / name).write_text("Dear diary, nothing to measure today.\n")
-    cut, large = tmp_path / "cut.json", tmp_path / "claim.json"
-    cut.write_text('{"claim_version": 1, "source": "a te')
-    large.write_text(
-        json.dumps({"claim_version": 1, "claims": [{"latencies": [{"samples_s": [1e308, 1e308], "mean_s": 1e308}]}]})
-    )
-    shown = run(tmp_path / "one.txt", tmp_path / "two.txt", cut, large).output
-    assert shown.count("MLPerf's mlperf_log_summary.txt") == 1
-    assert "(Unterminated string starting at line 1)" in shown and "a number too large" in shown
 
 
 def test_the_command_speaks_to_machines(tmp_path):

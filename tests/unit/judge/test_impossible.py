@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchlib.core.definitions import encoder_train_flops
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.claim import (
-    PARTS,
     Claim,
     Collective,
     Compute,
@@ -22,10 +20,9 @@ from benchlib.judge.impossible.claim import (
     Whole,
 )
 from benchlib.judge.impossible.collectives import wire_rate
-from benchlib.judge.impossible.early_stopping import queries_needed, set_aside
+from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.judge.impossible.findings import half_unit
 from benchlib.judge.impossible.rules import RULES, judge_claims
-from benchlib.judge.references import vendor_peak
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 HONEST = sorted(path for path in (FIXTURES / "honest").iterdir() if path.is_file())
@@ -65,21 +62,14 @@ IMPOSSIBLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "rule", "reason"), IMPOSSIBLE)
-def test_published_figures_that_cannot_be_are_refused(file, rule, reason):
-    _, claims = read_claims(FIXTURES / "impossible" / file)
-    judged = {judgement.rule.name: judgement for judgement in judge_claims(claims)}
-    assert judged[rule].status == "FAIL"
-    assert any(reason in failure for failure in judged[rule].failures), judged[rule].failures
-
-
-def test_each_impossible_figure_has_a_fixture_and_nothing_else_is_wrong_with_it():
-    files = sorted(path.name for path in (FIXTURES / "impossible").iterdir())
-    assert [name[:2] for name in files] == [f"{number:02}" for number in range(1, 23)]
-    expected = {name: {rule for file, rule, _ in IMPOSSIBLE if file == name} for name in files}
-    for name in files:
-        _, claims = read_claims(FIXTURES / "impossible" / name)
-        assert {judgement.rule.name for judgement in judge_claims(claims) if judgement.failures} == expected[name], name
+@pytest.mark.parametrize("number", range(1, 23))
+def test_published_figures_that_cannot_be_are_refused_for_these_reasons_alone(number):
+    (path,) = (FIXTURES / "impossible").glob(f"{number:02}-*")
+    _, claims = read_claims(path)
+    failures = {judgement.rule.name: judgement.failures for judgement in judge_claims(claims) if judgement.failures}
+    expected = [(rule, reason) for file, rule, reason in IMPOSSIBLE if file == path.name]
+    assert set(failures) == {rule for rule, _ in expected}
+    assert all(any(reason in failure for failure in failures[rule]) for rule, reason in expected), failures
 
 
 @pytest.mark.parametrize("path", HONEST, ids=lambda path: path.name)
@@ -97,15 +87,6 @@ def one(rule, **parts):
     return findings[0].status if findings else ""
 
 
-def test_no_rule_says_anything_of_an_empty_claim():
-    assert judge_claims([Claim()]) == []
-
-
-@pytest.mark.parametrize(("rate", "status"), [(840.0, "PASS"), (841.0, "FAIL"), (105.0, "PASS"), (2000.0, "FAIL")])
-def test_scaling_may_exceed_one_by_five_percent(rate, status):
-    assert one("scaling", speed=Speed(samples_per_s=rate, ranks=8, one_device_samples_per_s=100.01)) == status
-
-
 # Two steps of 8 samples: the median of their rates is the mean of the two, and neither the mean nor the median step gives it.
 @pytest.mark.parametrize(
     ("rate", "status"),
@@ -116,12 +97,6 @@ def test_the_median_of_two_noisy_rates_follows_from_their_steps(rate, status):
     assert one("rate from raw steps", speed=speed) == status
 
 
-def test_the_rate_of_one_rank_is_right_when_it_is_called_so():
-    counted = {"samples_per_s": 80.0, "ranks": 4, "samples_counted": 3200, "wall_s": 10.0}
-    assert one("rate from counts", speed=Speed(**counted)) == "FAIL"
-    assert one("rate from counts", speed=Speed(**counted, stands_for="one rank")) == "PASS"
-
-
 def test_an_unknown_peak_is_not_available_and_never_a_guess():
     unknown = Compute(flops_per_s=1e15, device="Imaginary 3000", mfu=0.4)
     assert one("below the peak", compute=unknown) == "SKIPPED"
@@ -129,13 +104,6 @@ def test_an_unknown_peak_is_not_available_and_never_a_guess():
     known = Compute(flops_per_s=1.2e15, device="NVIDIA H100 80GB HBM3", precision="bf16")
     assert one("below the peak", compute=known) == "FAIL"
     assert one("below the peak", compute=known.model_copy(update={"ranks": 2})) == "PASS"
-
-
-def test_bert_on_eight_h200_would_fit_the_peak_and_is_caught_by_its_counts():
-    each = encoder_train_flops(12, 768, 3072, [(1, 384)])
-    assert each == pytest.approx(212.0e9, rel=1e-3)
-    published = Compute(flops_per_s=19667 * each, device="NVIDIA H200", precision="bf16", ranks=8)
-    assert one("below the peak", compute=published) == "PASS"  # 53%: no peak shows that these samples never were
 
 
 @pytest.mark.parametrize(
@@ -180,38 +148,10 @@ def test_the_wire_rate_of_nvls_is_that_of_nccl_tests_pull_request_239():
 
 
 @pytest.mark.parametrize(
-    ("rates", "status"),
-    [([0.0], "FAIL"), ([1e-5, 0.0], "PASS"), ([1e-5, 0.0, 0.0], "FAIL"), ([1e-5, 1e-6], "PASS"), ([0.0, 0.0], "FAIL")],
-)
-def test_only_the_last_step_may_have_a_rate_of_zero(rates, status):
-    assert one("learning rate", learning=Learning(learning_rates=rates)) == status
-
-
-def test_percentiles_fall_nowhere():
-    good = {"min_s": 0.1, "max_s": 2.0, "mean_s": 0.5, "percentiles_s": {99.0: 1.9, 50.0: 0.4, 90.0: 0.4}}
-    assert one("percentiles in order", latencies=[Latency(**good)]) == "PASS"
-    wrong = ({"percentiles_s": {50.0: 0.4, 90.0: 0.3}}, {"min_s": 0.5}, {"max_s": 1.0}, {"mean_s": 2.1})
-    for change in wrong:
-        assert one("percentiles in order", latencies=[Latency(**good | change)]) == "FAIL"
-
-
-@pytest.mark.parametrize(
     ("value", "half"), [(156.2, 0.05), (8000, 240), (10000, 300), (5, 0.15), (19667, 0.5), (0.18, 0.005), (0.0, 0.0)]
 )
 def test_a_number_stands_for_what_rounds_to_it(value, half):
     assert half_unit(value) == pytest.approx(half)
-
-
-@pytest.mark.parametrize(
-    ("percentile", "needed"),
-    [(0.9, {0: 44, 1: 64, 5: 127}), (0.99, {0: 459, 1: 662, 2: 838, 5: 1307, 10: 2010, 50: 6898})],
-)
-def test_early_stopping_needs_the_queries_of_loadgen(percentile, needed):
-    assert {over: queries_needed(percentile, over) for over in needed} == needed
-    assert set_aside(percentile, needed[1] - 1) is None
-    assert set_aside(percentile, needed[1]) == 0
-    assert set_aside(percentile, needed[5] - 1) == 3
-    assert set_aside(percentile, needed[5]) == 4
 
 
 def test_the_queries_needed_are_the_binomial_distribution_s():
@@ -222,30 +162,11 @@ def test_the_queries_needed_are_the_binomial_distribution_s():
         assert binom.cdf(over, queries, 0.03) <= 0.01 < binom.cdf(over, queries - 1, 0.03)
 
 
-def test_a_server_run_over_its_latency_is_not_valid():
-    run = LoadGen(scenario="Server", valid=True, target_latency_s=0.13, target_percentile=99, target_percentile_s=0.14)
-    assert one("LoadGen latency", loadgen=run) == "FAIL"
-    admitted = run.model_copy(update={"satisfied": {"Performance constraints satisfied": "NO"}, "valid": False})
-    assert one("LoadGen latency", loadgen=admitted) == "PASS"  # it says so itself
-    assert one("LoadGen verdict", loadgen=admitted) == "FAIL"
-
-
-def test_what_makers_state_is_known_for_known_devices_only():
-    h100, v100, other = (
-        vendor_peak(name) for name in ("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "Imaginary 3000")
-    )
-    assert (h100.dense_flops["bf16"], h100.dense_flops["tf32"], h100.link_gbytes_per_s) == (989e12, 494.5e12, 450)
-    assert (v100.dense_flops, v100.link_gbytes_per_s) == ({"fp16": 125e12, "fp32": 15.7e12}, 150)
-    assert other is None
-
-
-def test_a_rule_takes_the_fields_of_its_part_of_a_claim():
-    for rule in RULES.values():
-        part = PARTS[rule.part] if rule.part else Claim
-        assert set(rule.fields) <= {"item", *part.model_fields}, rule.name
-
-
 A100, H100 = {"device": "NVIDIA A100-SXM4-80GB", "precision": "bf16"}, {"device": "NVIDIA H100 80GB HBM3"}
+COUNTED = {"samples_per_s": 80.0, "ranks": 4, "samples_counted": 3200, "wall_s": 10.0}
+SERVER = {"scenario": "Server", "target_latency_s": 0.13, "target_percentile": 99, "target_percentile_s": 0.14}
+ADMITTED = {"satisfied": {"Performance constraints satisfied": "NO"}, "valid": False}
+ORDERED = {"min_s": 0.1, "max_s": 2.0, "mean_s": 0.5, "percentiles_s": {99.0: 1.9, 50.0: 0.4, 90.0: 0.4}}
 TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of training
 
 
@@ -257,6 +178,18 @@ def values(**named):
 @pytest.mark.parametrize(
     ("rule", "status", "parts"),
     [
+        ("scaling", "PASS", {"speed": Speed(samples_per_s=840, ranks=8, one_device_samples_per_s=100.01)}),  # up to 5% above
+        ("scaling", "FAIL", {"speed": Speed(samples_per_s=841, ranks=8, one_device_samples_per_s=100.01)}),
+        ("rate from counts", "FAIL", {"speed": Speed(**COUNTED)}),
+        ("rate from counts", "PASS", {"speed": Speed(**COUNTED, stands_for="one rank")}),
+        ("LoadGen latency", "FAIL", {"loadgen": LoadGen(**SERVER, valid=True)}),
+        ("LoadGen latency", "PASS", {"loadgen": LoadGen(**SERVER, **ADMITTED)}),
+        ("LoadGen verdict", "FAIL", {"loadgen": LoadGen(**SERVER, **ADMITTED)}),
+        # Only the last step may have a rate of zero.
+        *(("learning rate", status, {"learning": Learning(learning_rates=rates)})
+          for rates, status in (([0.0], "FAIL"), ([1e-5, 0.0], "PASS"), ([1e-5, 0.0, 0.0], "FAIL"), ([1e-5, 1e-6], "PASS"))),
+        *(("percentiles in order", status, {"latencies": [Latency(**ORDERED | change)]})
+          for change, status in (({}, "PASS"), ({"percentiles_s": {50.0: 0.4, 90.0: 0.3}}, "FAIL"), ({"min_s": 0.5}, "FAIL"), ({"max_s": 1.0}, "FAIL"), ({"mean_s": 2.1}, "FAIL"))),
         # A peak that the claim brings along does not raise that of a known device: 312 TFLOP/s.
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=500e12, peak_flops=600e12, **A100)}),
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=100e12, peak_flops=600e12, **A100)}),

@@ -1,23 +1,20 @@
 """Published figures: the registry is sound, and a run stands beside those that are comparable and no others."""
 
-import copy
+import re
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from benchlib.cli import main
-from benchlib.config.schema import build, resolve, save_config
+from benchlib.config.schema import build, save_config
 from benchlib.core.definitions import encoder_train_flops
-from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge.published import Measured, comparable, conditions_text, device_name, placements, section, summary
-from benchlib.judge.references import PATH, parse, registry, vendor_peak
+from benchlib.judge.references import UNITS, registry
 from benchlib.results.metrics import derived
 from benchlib.results.run import Result, Run, save_result
 from benchlib.show import report
 
-CONTENT = yaml.safe_load(PATH.read_text())
 H100 = "NVIDIA H100 80GB HBM3"
 BERT_BASE = 84_934_656  # parameters of the matrix products of 12 layers, 768 wide
 RATE = {
@@ -41,46 +38,18 @@ def ids(placement):
 # --- the registry --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "new", "said"),
-    [
-        (("groups", 0, "figures", 0, "colour"), "red", "bert-base-f1-paper: colour: no such field"),
-        (("groups", 0, "conditions", "weather"), "fine", "conditions.weather: no such field"),
-        (("remark",), "x", "remark: no such field"),
-        (("groups", 0, "figures", 1, "id"), "bert-base-f1-paper", "not unique"),
-        (("groups", 0, "figures", 0, "source"), "hearsay", "source 'hearsay' is not in `sources`"),
-        (("groups", 0, "figures", 0, "source"), "collection", "cannot be trusted"),
-        (("groups", 0, "figures", 0, "place"), "", "bert-base-f1-paper: place"),
-        (("groups", 0, "figures", 0, "value"), None, "give a value, or low and high"),
-        (("groups", 0, "figures", 0, "value"), float("nan"), "bert-base-f1-paper: value"),
-        (("groups", 0, "figures", 0, "high"), 90, "give a value, or low and high"),
-        (("groups", 0, "figures", 0, "validity"), "unconfirmed", "needs its reason"),
-        (("groups", 0, "figures", 0, "unit"), "GB/s", "unit 'GB/s' cannot be turned"),
-        (("groups", 0, "metric"), "beauty", "metric 'beauty' is not one of"),
-        (("groups", 0, "conditions", "device"), "h900", "device 'h900' is not in `devices`"),
-        (("devices", "b200", "torch"), "(", "no regular expression"),
-        (("groups",), None, "expected collected, sources, devices, quantities and groups"),
-    ],
-)
-def test_a_wrong_registry_is_refused_by_name(path, new, said):
-    content = copy.deepcopy(CONTENT)
-    inner = content
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = new
-    with pytest.raises(UserError, match=r"^references\.yaml") as caught:
-        parse(content)
-    assert said in str(caught.value)
-
-
 def test_every_figure_says_what_it_holds_for_and_where_it_stands():
-    figures = registry().figures
-    assert len(figures) > 100
+    figures, sources, devices = registry().figures, registry().sources, registry().devices
+    assert len(figures) > 100 and len({item.id for item in figures}) == len(figures)
+    assert all(re.compile(device.torch) for device in devices.values())
     for item in figures:
-        assert conditions_text(item), item.id
-        assert len(registry().cite(item)) > 15, item.id
+        assert conditions_text(item) and len(registry().cite(item)) > 15, item.id
         low, middle, high = item.in_kit_unit()
         assert 0 < low <= middle <= high, item.id
+        assert item.unit in ("", item.quantity.unit) or (item.unit, item.quantity.unit) in UNITS, item.id
+        assert item.conditions.device in {None, *devices} and item.source in sources, item.id
+        assert bool(sources[item.source].url if item.validity == "trusted" else item.reason), item.id
+        assert item.quantity.spread == "" or registry().figure(item.quantity.spread), item.id
 
 
 @pytest.mark.parametrize(
@@ -88,20 +57,13 @@ def test_every_figure_says_what_it_holds_for_and_where_it_stands():
     [
         # Speed-ups that the sources state themselves.
         (lambda: value("bert-large-8xa100-fp16") / value("bert-large-1xa100-fp16"), 7.66, 0.005),
-        (lambda: value("bert-large-8xv100-fp16") / value("bert-large-1xv100-fp16"), 7.34, 0.01),
         # Shares of the vendor's peak that follow from the FLOPs of a sequence, from two sources each.
         (lambda: share("bert-base-1xa100-sxm", "peak-a100"), 0.30, 0.005),
         (lambda: share("bert-base-1xh100-sxm", "peak-h100-sxm"), 0.18, 0.005),
-        (lambda: share("bert-base-1xh200", "peak-h200"), 0.20, 0.005),
-        (lambda: share("bert-base-1xb200", "peak-b200"), 0.13, 0.005),
-        (lambda: share("bert-base-1xv100", "peak-v100-fp16"), 0.32, 0.005),
         # Efficiencies as in the table of achievable rates.
         (lambda: value("mamf-a100-sxm") / value("peak-a100"), 0.869, 0.0005),
         (lambda: value("mamf-h100-sxm") / value("peak-h100-sxm"), 0.803, 0.0005),
-        (lambda: value("mamf-b200") / value("peak-b200"), 0.776, 0.0005),
-        (lambda: value("mamf-mi300x") / value("peak-mi300x"), 0.514, 0.0005),
         (lambda: value("bert-large-f1-mlperf-99") / value("bert-large-f1-mlperf"), 0.99, 1e-5),
-        (lambda: value("bert-large-f1-mlperf-99.9") / value("bert-large-f1-mlperf"), 0.999, 1e-5),
         # 24 minutes for two epochs; 0.0574 h against the rate of the same page; algbw 275 GB/s against busbw of 8 ranks.
         (lambda: 2 * value("squad-train-features") / (24 * 60), value("bert-base-1xv100-huggingface"), 0.2),
         (lambda: 2 * value("squad-train-features") / (3600 * value("bert-large-8xa100-hours")), value("bert-large-8xa100-fp16"), 15),
@@ -118,32 +80,18 @@ def share(rate_id, peak_id):
     return value(rate_id) * per_sequence / (value(peak_id) * 1e12)
 
 
-def test_published_speed_ups_above_the_number_of_devices_are_marked_invalid():
-    single = {item.conditions.device: item for item in registry().figures if item.id.startswith("bert-base-1x")}
-    eight = [item for item in registry().figures if item.id.startswith("bert-base-8x") and item.conditions.devices == 8]
-    impossible = {item.id for item in eight if item.value / single[item.conditions.device].value > 8 * 1.05}
-    assert impossible == {item.id for item in registry().figures if item.validity == "invalid"}
-    assert len(impossible) == 4
-
-
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
         ("NVIDIA H100 80GB HBM3", {"h100-sxm"}),
         ("NVIDIA H100 PCIe", {"h100-pcie"}),
-        ("NVIDIA H100 NVL", {"h100-nvl"}),
-        ("NVIDIA H200", {"h200-sxm"}),
         ("NVIDIA A100-SXM4-80GB", {"a100", "a100-sxm", "a100-sxm-80gb"}),
         ("NVIDIA A100-PCIE-40GB", {"a100", "a100-pcie", "a100-40gb", "a100-pcie-40gb"}),
-        ("Tesla V100-SXM2-16GB", {"v100", "v100-16gb"}),
         ("AMD Instinct MI300X", {"mi300x"}),
         # What only looks like a known one: a slice, a successor, another form, two kinds in one machine, a processor.
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", set()),
         ("NVIDIA H200 NVL", set()),
-        ("NVIDIA A1000", set()),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", set()),
         ("NVIDIA H100 80GB HBM3 and NVIDIA A100-SXM4-80GB", set()),
-        ("AMD EPYC 9R14 96-Core Processor", set()),
         ("", set()),
     ],
 )
@@ -168,42 +116,7 @@ def test_specified_peaks_are_dense(name, data_sheet):
     assert dense == [pytest.approx(data_sheet * 1e12, rel=0.01)]
 
 
-@pytest.mark.parametrize(
-    ("name", "units", "flops_per_clock", "ghz"),
-    [
-        ("Tesla V100-SXM2-16GB", 5120, 2, 1.53), ("NVIDIA A10", 9216, 2, 1.695), ("NVIDIA A100-PCIE-40GB", 6912, 2, 1.41),
-        (H100, 16896, 2, 1.98), ("NVIDIA H100 PCIe", 14592, 2, 1.755), ("NVIDIA H200", 16896, 2, 1.98),
-        ("AMD Instinct MI300X", 304, 256, 2.1), ("AMD Instinct MI250X", 110, 256, 1.7),  # compute units and their matrix cores
-    ],
-)  # fmt: skip
-def test_the_fp32_peak_is_units_times_clock(name, units, flops_per_clock, ghz):
-    assert vendor_peak(name).dense_flops["fp32"] == pytest.approx(units * flops_per_clock * ghz * 1e9, rel=0.01)
-
-
-def test_tensor_cores_halve_with_the_bits():
-    own = [item for item in registry().figures if item.kind == "specified" and item.metric == "matmul_flops"]
-    rates = {(item.conditions.device, item.conditions.precision): item.value for item in own}
-    pairs = [(device, value, rates.get((device, wide))) for narrow, wide in (("fp8", "bf16"), ("bf16", "tf32"))
-             for (device, precision), value in rates.items() if precision == narrow]  # fmt: skip
-    assert all(value == pytest.approx(2 * half, rel=0.02) for _, value, half in pairs if half), pairs
-
-
-def test_the_reference_of_a_tier_is_cited_from_the_registry():
-    reference = resolve("squad", "weekend", "cuda").config.reference_f1
-    assert registry().cite_value("f1", reference).startswith("Devlin et al.")
-    assert registry().cite_value("f1", 91.23) == ""
-    assert registry().cite_value("end_to_end_samples_per_s", 19667) == "", "invalid figures are not cited"
-
-
 # --- placing -------------------------------------------------------------------------------------------------------------
-
-
-def test_an_h100_stands_beside_the_figures_of_the_h100_only():
-    (place,) = rate(H100)
-    assert (place.figure.id, place.compared) == ("bert-base-1xh100-sxm", "0.946")  # 800 / 846
-    assert place.remarks == ("batch: not stated there, 320 here",)
-    assert ids(rate("NVIDIA H100 PCIe")) == ["bert-base-1xh100-pcie"]
-    assert rate("NVIDIA H100 PCIe")[0].compared == "1.41 to 1.43"  # 800 / 567 to 800 / 558
 
 
 def test_an_invalid_figure_is_never_used():
@@ -323,18 +236,6 @@ def test_what_is_not_the_same_stands_beside_nothing(tmp_path, changes, left):
     found = placed_ids(squad_run(tmp_path / "run", **changes))
     compared = {name for name in ("f1", "exact_match", "end_to_end_samples_per_s") if found.get(name)}
     assert compared == left
-
-
-def test_a_stand_in_on_a_processor_is_told_that_nothing_is_comparable(tmp_path):
-    run = squad_run(
-        tmp_path / "run", device="Imaginary 3000 CPU", data="minisquad", train_questions=160, eval_questions=64
-    )
-    told = section(run)
-    assert told["rows"] == []
-    assert told["sentence"].startswith("No published figure is comparable with this run: ")
-    assert told["sentence"].endswith(" on Imaginary 3000 CPU.")
-    page = report.render(run.path).read_text()
-    assert "No published figure is comparable with this run" in page
 
 
 def test_a_machine_stands_beside_what_is_achieved_and_what_is_specified(tmp_path):

@@ -23,10 +23,6 @@ def run_dir(tmp_path):
     return path
 
 
-def test_the_verdict_of_the_notebook_is_taken_as_it_is(run_dir):
-    assert final(Run(run_dir)).sentence == "As the notebook said."
-
-
 def test_a_run_that_the_notebook_did_not_judge_is_judged(run_dir):
     (run_dir / "verdict.json").unlink()
     verdict = final(Run(run_dir))
@@ -50,9 +46,3 @@ def test_a_kernel_that_died_breaks_the_run_although_its_ranks_were_stopped(tmp_p
     assert Run(path).status["outcome"] == "failed", "one word in every file"
     assert (verdict.verdict, verdict.sentence, verdict.exit_code()) == ("BROKEN", "The notebook's kernel died", 2)
     assert load(path).model_copy(update={"verdict": verdict}).word == "BROKEN"
-
-
-def test_a_damaged_verdict_is_made_again(run_dir):
-    (run_dir / "verdict.json").write_text('{"verdict": "PA')
-    verdict = final(Run(run_dir))
-    assert verdict.sentence != "As the notebook said." and not verdict.broken

@@ -1,6 +1,5 @@
 """Cut and foreign files: each case ends in one clear sentence, and lists of runs stay readable with the damaged one marked."""
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from benchlib.core.files import write_json
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judge
 from benchlib.results.record import load, load_all
-from benchlib.results.run import Run, fingerprint_key, load_samples
+from benchlib.results.run import Run, fingerprint_key
 from benchlib.show import report
 
 
@@ -95,20 +94,6 @@ def test_a_damaged_baseline_fails_the_gate_of_its_runs_and_names_itself(tmp_path
     assert "0123456789ab.json" in said.replace("\n", "")
 
 
-def test_a_cut_file_of_samples_is_named_once_in_plain_words(tmp_path):
-    run = place(tmp_path, steps=5)
-    run_folder.record_files(run)
-    path = run / "samples.parquet"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"samples\.parquet: not a Parquet file, or cut$"):
-        load_samples(run)
-    path.write_bytes(b"PAR1 and nothing that pyarrow could read, but with both ends PAR1")
-    with pytest.raises(UserError, match="no table of samples can be read") as error:
-        load_samples(run)
-    assert "Buffer" not in str(error.value)
-    assert (load(run).word, load(run).sentence.count("samples.parquet")) == ("DAMAGED", 1)
-
-
 def test_a_verdict_of_another_run_and_files_that_are_not_listed_are_noticed(tmp_path):
     run, killed = place(tmp_path / "a"), place(tmp_path / "b")
     (killed / "verdict.json").unlink(missing_ok=True)
@@ -127,14 +112,3 @@ def test_a_verdict_of_another_run_and_files_that_are_not_listed_are_noticed(tmp_
     shutil.copy(run / "verdict.json", killed / "verdict.json")
     assert run_folder.file_faults(killed) == ["verdict.json is not in files.json"]
     assert load(killed).word == "DAMAGED"
-    listed = json.loads((run / "files.json").read_text())
-    del listed["files"]["events-rank0.jsonl"]
-    (run / "events-rank0.jsonl").unlink()
-    write_json(run / "files.json", listed)
-    assert run_folder.file_faults(run) == ["events-rank0.jsonl is not in files.json"]
-    write_json(run / "files.json", {"schema_version": 2, "files": {}})
-    assert run_folder.file_faults(run) == ["files.json lists no file"]
-    (run / "files.json").unlink()
-    # The verdict was given on a list: without it an edited result would look whole.
-    assert run_folder.file_faults(run, verdict=False) == ["files.json is missing"]
-    assert load(run).word == "DAMAGED"

@@ -1,7 +1,6 @@
 """What holds for every input: the readers, the writers and the formats, on inputs that hypothesis makes up."""
 
 import json
-import math
 import re
 import shutil
 
@@ -9,15 +8,13 @@ import pytest
 from bounded import bounded
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_record import altered, anything
+from test_record import anything
 
 from benchlib.config.schema import load_config
 from benchlib.core import run_folder
-from benchlib.core.errors import StorageError, UserError
-from benchlib.core.events import EventWriter, read_events
-from benchlib.core.files import atomic_path, read_json, write_json
+from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
-from benchlib.core.text import duration, moment, quantity, text
+from benchlib.core.text import duration, quantity
 from benchlib.judge import baselines
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result, Run, load_result, load_samples, save_result
@@ -61,13 +58,6 @@ def test_any_bytes_are_refused_by_name_or_read(folder, name, content):
         (place / name).unlink()
 
 
-@bounded(60)
-@given(value=anything)
-def test_json_comes_back_as_it_was_written(folder, value):
-    write_json(folder / "value.json", value)
-    assert read_json(folder / "value.json") == value
-
-
 @bounded(25)
 @given(
     samples=st.dictionaries(
@@ -89,77 +79,7 @@ def test_a_result_comes_back_as_it_was_saved(folder, samples, notes):
     assert load_samples(place) == samples
 
 
-@bounded(60)
-@given(
-    junk=st.lists(st.binary(max_size=30) | anything.map(lambda value: json.dumps(value).encode()), max_size=4),
-    count=st.integers(0, 5),
-)
-def test_events_survive_any_neighbours(folder, junk, count):
-    place = folder / "events"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    (place / "events-other.jsonl").write_bytes(b"\n".join(junk))
-    writer = EventWriter(place, "rank0")
-    for step in range(count):
-        writer.emit("step", step=step, loss=math.nan)
-        with writer.path.open("ab") as handle:
-            handle.writelines(line.replace(b"\n", b"") + b"\n" for line in junk)
-    writer.close()
-    found = read_events(place)
-    assert [event["step"] for event in found if event["source"] == "rank0" and event["kind"] == "step"] == list(
-        range(count)
-    )
-    assert all(math.isfinite(event["t"]) for event in found)
-
-
-SQUAD = {
-    "version": "1.1",
-    "data": [{"title": "Rivers", "paragraphs": [{"context": "Tarno lies on the Orvane.", "qas": [
-        {"id": "q1", "question": "Where does Tarno lie?", "answers": [{"text": "the Orvane", "answer_start": 14}]},
-        {"id": "q2", "question": "What lies there?", "answers": [{"text": "Tarno", "answer_start": 0}]},
-    ]}]}],
-}  # fmt: skip
-
-
-@bounded(80)
-@given(data=st.data())
-def test_squad_files_are_valid_or_refused(folder, data):
-    path = folder / "squad-altered.json"
-    path.write_text(json.dumps(altered(data.draw, SQUAD)))
-    try:
-        examples = read_squad(path)
-    except UserError as error:
-        assert str(path) in str(error)  # noqa: PT017  some alterations are valid
-        return
-    assert len({example.id for example in examples}) == len(examples) > 0
-    for example in examples:
-        assert example.answers
-        assert all(example.context[start : start + len(answer)] == answer for answer, start in example.answers)
-
-
 # Writing
-
-
-def write_and_fail(path, written, raised):
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(written)
-        raise raised
-
-
-@bounded(40)
-@given(
-    error=st.sampled_from([ValueError, KeyboardInterrupt, SystemExit, MemoryError, RuntimeError, OSError]),
-    number=st.integers(1, 40),
-    written=st.binary(max_size=20),
-)
-def test_whatever_happens_while_writing_the_old_file_stays(folder, error, number, written):
-    place = folder / "atomic"
-    place.mkdir(exist_ok=True)
-    (place / "old").write_bytes(b"old")
-    raised = OSError(number, "made up") if error is OSError else error("made up")
-    with pytest.raises((error, StorageError)):
-        write_and_fail(place / "old", written, raised)
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == {"old": b"old"}
 
 
 # Formats
@@ -189,15 +109,6 @@ def test_a_duration_shows_the_right_size(seconds):
     total = sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.e+-]+) (h|min|s)", shown.lstrip("-")))
     assert total == pytest.approx(abs(seconds), rel=6e-3, abs=0.5 if abs(seconds) >= 59 else 0)
     assert shown.startswith("-") == (seconds < 0)
-
-
-@bounded(200)
-@given(value=anything | st.floats() | st.integers())
-def test_any_value_can_be_written_for_a_reader(value):
-    assert isinstance(text(value), str)
-    if isinstance(value, (int, float)):
-        assert moment(value)
-        assert duration(value)
 
 
 @bounded(200)

@@ -198,20 +198,6 @@ def test_no_reader_raises_for_a_run_with_one_part_altered(listed_run, data, list
             write_json(run / "files.json", whole["files.json"])
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_commands_leave_whole_runs_and_damaged_ones_alone(tmp_path):
-    out = tmp_path / "out"
-    whole, bad = place(out, "squad-cpu-100000-whole0"), place(out, "squad-cpu-110000-bad000", steps=5)
-    damage(bad / "verdict.json", "folder")
-    before = files_of(whole)
-    code, listed = command("list", "--runs", out=out)
-    assert (code, listed.count("DAMAGED"), listed.count("PASS")) == (0, 1, 1)
-    assert files_of(whole) == before
-    code, told = command("report", bad)
-    assert code == 2
-    assert "cannot be written: is a directory" in told
-
-
 def test_a_run_that_broke_or_was_skipped_lasts_as_long_as_its_supervisor_says(tmp_path):
     """Not from the result, which a broken run leaves open and which a skipped one writes in one moment."""
     for number, (outcome, result) in enumerate((("failed", True), ("failed", False), ("skipped", True))):
@@ -241,24 +227,6 @@ def test_a_copy_of_a_run_counts_once(tmp_path):
     assert " ".join(command("list", "--runs", out=tmp_path)[1].split()).count("copy of squad") == 2
     shutil.rmtree(original)  # now the copies are the run, and one of them counts
     assert [run.copy_of for run in load_all(tmp_path)].count("") == 4
-
-
-def test_a_config_of_another_version_is_listed_without_a_series(tmp_path):
-    folder, other = stored_at(tmp_path, START), stored_at(tmp_path, START - DAY)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"a_field_of_the_past": 1}))
-    (other / "config.json").write_text(json.dumps(config | {"benchmark": "unheard_of"}))
-    runs = load_all(tmp_path)
-    assert [(run.word, run.series) for run in runs] == [("PASS", ""), ("PASS", "")]
-    assert all("cannot read its config" in trends.exclusion(run) for run in runs)
-
-
-def test_a_name_that_is_not_utf8_is_shown_with_question_marks(tmp_path):
-    folder = stored_at(tmp_path, START)
-    os.rename(folder, os.fsencode(folder) + b"\xff")
-    (run,) = load_all(tmp_path)
-    assert run.run == f"{folder.name}?"
-    assert index.render(tmp_path).exists()
 
 
 def test_the_parts_of_a_run_raise_where_they_are_damaged(tmp_path):

@@ -58,10 +58,3 @@ def test_the_best_of_all_days_counts_with_its_size_run_and_day(store):
     value, reason = highest(own, "fp32", 2)
     assert value == 2.6e11
     assert reason.startswith("n = 260, measured by machine-cpu-110000-aaaaac on 2025-10-")
-
-
-def test_a_run_of_one_precision_counts_for_that_one_alone(store):
-    own = store("quick-20260103/machine-cpu-120000-aaaaaa")
-    store("quick-20260103/squad-cpu-110000-aaaaab", 3e11, benchmark="squad", name="matmul_peak_flops", precision="bf16")
-    assert highest(own, "fp32", 2) == (None, "")
-    assert highest(own, "bf16", 2)[0] == 3e11
