@@ -6,13 +6,7 @@ import re
 
 import pytest
 from small_disk import on_small_disk
-from stores import command, leftovers, place
-
-from benchlib.config.schema import resolve
-from benchlib.core.errors import StorageError
-from benchlib.core.files import write_json
-from benchlib.results import run as results
-from benchlib.results.run import new_run_dir
+from stores import command, place
 
 
 def test_every_writer_says_that_the_disk_is_full_and_leaves_what_was_there(tmp_path):
@@ -142,15 +136,3 @@ def test_a_folder_without_permission(tmp_path):
         run.chmod(0o755)
     assert code == 2
     assert "permission denied; make it writable" in said
-
-
-def test_places_that_cannot_hold_runs(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="not a directory"):
-        results.check_place(tmp_path / "file" / "out")
-    with pytest.raises(StorageError, match="not a directory"):
-        new_run_dir(resolve("squad").config, tmp_path / "file")
-    (tmp_path / "a.json").mkdir()
-    with pytest.raises(StorageError, match=r"a\.json cannot be written: is a directory"):
-        write_json(tmp_path / "a.json", 1)
-    assert leftovers(tmp_path) == []

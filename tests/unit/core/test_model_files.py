@@ -5,9 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
 
 from benchlib.cli import main
 from benchlib.core import model_files
@@ -71,14 +69,10 @@ NOT_WHOLE = {
     "cut weights": (cut("model.safetensors"), "model.safetensors: [0-9,]+ of [0-9,]+ bytes: it was cut"),
     "cut header": (cut("model.safetensors", 0.00001), "model.safetensors: cut, or no safetensors file"),
     "longer weights": (longer, "something was added to it"),
-    "empty weights": (lambda place: (place / "model.safetensors").write_bytes(b""), "model.safetensors: cut"),
     "noise": (lambda place: (place / "model.safetensors").write_bytes(bytes(range(256)) * 9), "its header would be"),
-    "no weights": (lambda place: (place / "model.safetensors").unlink(), "no model.safetensors in the folder"),
     "a pickle": (only_pickle, "pytorch_model.bin is a pickle"),
     "a lost part": (of_a_lost_part, "model-00002-of-00002.safetensors is missing, which model.safetensors.index.json"),
     "cut config": (cut("config.json"), "config.json: not valid JSON"),
-    "no config": (lambda place: (place / "config.json").unlink(), "config.json: no such file"),
-    "a list as config": (lambda place: (place / "config.json").write_text("[1]"), "config.json: expected a JSON object"),
     "another config": (lambda place: (place / "config.json").write_text('{"a": 1}'), "no model_type"),
 }  # fmt: skip
 
@@ -90,14 +84,6 @@ def test_a_folder_that_is_not_whole_names_file_and_reason(folder, case):
     with pytest.raises(UserError, match=words) as refused:
         model_files.check(str(place))
     assert str(refused.value).startswith(f"model = {place}: ")
-
-
-def test_headers_are_those_of_the_tensors():
-    folder = PACKAGE / "assets" / "tiny"
-    stored = load_file(folder / "model.safetensors")
-    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == {
-        name: tensor.shape for name, tensor in model_files.headers(folder).items()
-    }
 
 
 @pytest.mark.parametrize("words", [("squad",), ("inference",), ("serving", "--set", "engine=static")])
@@ -122,18 +108,6 @@ def test_weights_that_do_not_fit_their_config_are_refused(folder, case):
     change, words = MISFITS[case]
     with pytest.raises(UserError, match=words):
         encoders.load(str(folder(change=change)), seed=1)
-
-
-def test_a_checkpoint_of_another_head_still_loads(folder):
-    """Pretrained encoders have a pooler and a head of their own, and no head for questions."""
-
-    def other_head(place):
-        tensors = load_file(place / "model.safetensors")
-        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("qa_outputs")}
-        kept |= {"cls.predictions.bias": torch.zeros(4), "bert.pooler.dense.weight": torch.zeros(4, 4)}
-        save_file(kept, place / "model.safetensors", {"format": "pt"})
-
-    assert encoders.load(str(folder(change=other_head)), seed=1).fresh == ["qa_outputs.bias", "qa_outputs.weight"]
 
 
 def test_decoders_of_a_folder_are_held_to_the_same(folder):

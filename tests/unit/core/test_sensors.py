@@ -101,12 +101,6 @@ def test_the_devices_that_a_run_sees(monkeypatch, backend, variables, visible):
     assert sensors._visible(backend, 4) == visible
 
 
-def test_only_visible_devices_are_read(monkeypatch):
-    assert Sensors([], "cuda", 1, nvml()).read()["energy_j"] == 7000.5
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,0")
-    assert Sensors([], "cuda", 1, nvml()).read()["power_w"] == 50.5
-
-
 @pytest.mark.parametrize(
     ("backend", "library", "reason"),
     [
@@ -166,19 +160,6 @@ def test_processor_time_of_a_rank(work):
     values = reader.read()
     _assert_between(values["cpu_percent"], before, begun, ended, _moment())
     assert values["rss_bytes_per_pid"][str(os.getpid())] > 1e6
-
-
-def test_what_a_rank_used_before_it_was_seen_is_no_part_of_a_reading():
-    """Else a first reading soon after the sensors were made would count all of a rank's time since its start."""
-    reader = Sensors([])
-    _busy(0.2)
-    reader.pids = [os.getpid()]
-    before = _moment()
-    assert reader.read()["cpu_percent"] is None and "second reading" in reader.availability()["cpu_percent"]
-    begun = _moment()
-    _busy(0.1)
-    ended = _moment()
-    _assert_between(reader.read()["cpu_percent"], before, begun, ended, _moment())
 
 
 def test_all_ranks_are_read_by_one_scan_of_the_processes(monkeypatch):
