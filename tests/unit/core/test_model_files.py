@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from benchlib.cli import main
 from benchlib.core import model_files
@@ -108,6 +110,18 @@ def test_weights_that_do_not_fit_their_config_are_refused(folder, case):
     change, words = MISFITS[case]
     with pytest.raises(UserError, match=words):
         encoders.load(str(folder(change=change)), seed=1)
+
+
+def test_a_checkpoint_of_another_head_still_loads(folder):
+    """Pretrained encoders have a pooler and a head of their own, and no head for questions."""
+
+    def other_head(place):
+        tensors = load_file(place / "model.safetensors")
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("qa_outputs")}
+        kept |= {"cls.predictions.bias": torch.zeros(4), "bert.pooler.dense.weight": torch.zeros(4, 4)}
+        save_file(kept, place / "model.safetensors", {"format": "pt"})
+
+    assert encoders.load(str(folder(change=other_head)), seed=1).fresh == ["qa_outputs.bias", "qa_outputs.weight"]
 
 
 def test_decoders_of_a_folder_are_held_to_the_same(folder):
