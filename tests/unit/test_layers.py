@@ -119,10 +119,6 @@ SLOW = {"torch._dynamo", "torch.distributed.fsdp", "transformers", "datasets", "
     [
         ("benchlib", {"torch", *SLOW}),
         ("benchlib.cli, benchlib.commands.run, benchlib.session, benchlib.launch.supervise", {"torch", *SLOW}),
-        (
-            "benchlib.show.report, benchlib.commands.history, benchlib.commands.run",
-            {"rfc3987_syntax"},
-        ),
         # Each rank of a run imports these. An optimizer, DDP or transformers brings Dynamo; they need none of them to begin.
         ("benchlib.benchmarks.machine.run, benchlib.benchmarks.collectives.run", SLOW),
     ],
