@@ -12,7 +12,6 @@ import click
 
 from benchlib import __version__
 from benchlib.commands import user_errors
-from benchlib.core import interrupts
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 MAY_BE_EMPTY = "--planted"  # of calibrate: no planted slow-down
@@ -53,8 +52,7 @@ class _Verbs(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in VERBS:
-            with interrupts.ending():
-                verb: click.Command = importlib.import_module(f"benchlib.commands.{name}").verb
+            verb: click.Command = importlib.import_module(f"benchlib.commands.{name}").verb
             return verb
         from benchlib.benchmarks import BENCHMARKS
 
@@ -74,8 +72,7 @@ class _Verbs(click.Group):
         """Run the command line of this program, with 130 after an interrupt; click alone would say 1, as for a failed gate."""
         if args is not None:  # a caller in its own process
             return super().main(args, *more, **options)
-        with interrupts.ending():
-            from benchlib.core.terminal import open_ended
+        from benchlib.core.terminal import open_ended
 
         sys.stdout, sys.stderr = open_ended(sys.stdout), open_ended(sys.stderr)
         try:

@@ -15,7 +15,7 @@ from benchlib.core.files import parse_json, read_object
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-MOST_HEADER = 100 * 2**20  # of the format itself
+MAX_HEADER = 100 * 2**20  # of the format itself
 _LAYER = re.compile(r"\.\d+\.")
 # One file, or files that belong together, of which a tokenizer of transformers can be made.
 TOKENIZERS = (
@@ -107,7 +107,7 @@ def _header(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))
-            if length > min(MOST_HEADER, size):
+            if length > min(MAX_HEADER, size):
                 raise UserError(f"{path}: cut, or no safetensors file (its header would be {length:,} bytes)")
             header = parse_json(handle.read(length).decode())
         tensors = {name: about for name, about in header.items() if name != "__metadata__"}
