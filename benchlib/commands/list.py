@@ -33,7 +33,6 @@ def budget_s(tier: dict[str, Any]) -> float:
 
 
 def show_kit() -> None:
-    """Print benchmarks, tiers, backends and clusters."""
     tiers = {name: read_params("tiers", name) for name in tier_names()}
     show_table(_row(benchmark, tiers) for benchmark in BENCHMARKS.values())
     budget = "time budget of all its benchmarks"
@@ -87,7 +86,6 @@ def _key_number(run: Record, room: int) -> str:
 
 
 def _sentence(run: Record) -> str:
-    """Return what a run's line says after its verdict."""
     judged = any(problem.startswith("verdict.json") for problem in run.problems)
     remedy = " `benchlib report` judges it again." if judged else ""
     return (f"copy of {run.copy_of}: " if run.copy_of else "") + run.sentence + remedy

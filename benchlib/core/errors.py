@@ -104,7 +104,6 @@ def _fault(item: dict[str, Any], model: "type[BaseModel] | None") -> str:
 
 
 def _fields(model: "type[BaseModel]", place: tuple[int | str, ...]) -> Iterable[str]:
-    """Return the names that a section of a model knows; ``place`` leads to it from the top."""
     for step in place:  # an index of a list stays in its section
         field = model.model_fields.get(str(step))
         model = (_section(field.annotation) if field else None) or model
@@ -112,7 +111,6 @@ def _fields(model: "type[BaseModel]", place: tuple[int | str, ...]) -> Iterable[
 
 
 def _section(annotation: Any) -> "type[BaseModel] | None":
-    """Return the model that a field holds, alone or in a list or union."""
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         return annotation
     return next(filter(None, map(_section, typing.get_args(annotation))), None)

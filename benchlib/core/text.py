@@ -182,7 +182,6 @@ def moment(seconds: float) -> str:
 
 
 def day(seconds: float) -> str:
-    """Write the local date of a unix time."""
     return moment(seconds).split()[0] if moment(seconds)[:1].isdigit() else "unknown"
 
 
@@ -208,7 +207,6 @@ def seconds(value: float) -> str:
 
 
 def text(value: Any) -> str:
-    """Write a JSON value for a reader."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

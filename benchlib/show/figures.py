@@ -173,7 +173,6 @@ def png(figure: Figure) -> bytes:
 
 
 def data_url(picture: Picture) -> str:
-    """Return a picture as the address of an image in a page."""
     return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
 
 

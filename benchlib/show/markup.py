@@ -106,7 +106,6 @@ def markdown(source: str) -> Markup:
 
 
 def code(source: str) -> Markup:
-    """Return Python code with spans for its colours."""
     return Markup(pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)))
 
 
