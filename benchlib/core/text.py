@@ -2,7 +2,6 @@
 
 import datetime
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -124,17 +123,6 @@ def listing(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-COLUMN_UNITS = {
-    "mb_per_s": "MB/s",
-    "w": "W",
-    "j": "J",
-    "c": "°C",
-    "percent": "%",
-    "gb": "GB",
-    "us": "µs",
-    "gbps": "Gbps",
-}
-COLUMN_UNITS |= {"s": "s", "ms": "ms"}
 UNITS = {"ratio": "", "us": "µs"}  # as readers see them
 
 
@@ -223,24 +211,3 @@ def text(value: Any) -> str:
 
 def _dated(name: str, value: Any) -> str:
     return moment(value) if name.endswith("_at") and isinstance(value, (int, float)) and value > 0 else text(value)
-
-
-def column(name: str) -> str:
-    """Write the name of a table's column, its unit in brackets: ``power_w`` is power (W); a heading for readers stays."""
-    if not re.fullmatch(r"[a-z0-9_]+", name):
-        return name
-    name = name.removesuffix("_flops")  # each cell has its unit, see below
-    unit = next((unit for unit in COLUMN_UNITS if name.endswith(f"_{unit}")), None)
-    if unit is None:
-        return name.replace("_", " ")
-    if name.endswith("_per_s") and unit == "s":
-        return f"{name.removesuffix('_per_s').replace('_', ' ')}/s"
-    return f"{name.removesuffix('_' + unit).replace('_', ' ')} ({COLUMN_UNITS[unit]})"
-
-
-def cell(value: Any, name: str) -> str:
-    """Write a value of a table's column ``name``; rates of operations get their unit, None is a dash."""
-    if value is None:
-        return "–"
-    rate = name.endswith("_flops") and isinstance(value, (int, float))
-    return quantity(float(value), "FLOP/s") if rate else text(value)

@@ -21,7 +21,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from benchlib.core.terminal import harmless
-from benchlib.core.text import cell, column, look
+from benchlib.core.text import look
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 MARKDOWN_CHARACTERS = 400
@@ -138,8 +138,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals["look"] = look
-    made.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs}
-    made.filters |= {"terminal": plain, "cell": cell, "column": column}
+    made.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs, "terminal": plain}
     # The only text besides the templates that goes in unescaped: a file of this package.
     made.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return made

@@ -1,20 +1,16 @@
 """What a notebook shows at its end, in its tables and for errors, without a kernel."""
 
 import contextlib
-import json
-import statistics
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from make_run import _metric, make_run
+from make_run import make_run
 from make_smoke import unpack
 from stores import without_pictures
 
 from benchlib import session
 from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed
-from benchlib.judge.baselines import accept
 from benchlib.judge.checks import Check, Verdict
-from benchlib.judge.regression import RegressionLimit
 from benchlib.launch import launch
 from benchlib.results.run import Run
 from benchlib.show import widgets
@@ -49,21 +45,6 @@ def test_intervals_have_the_unit_of_their_value(tmp_path):
     metric = next(metric for metric in run.result.metrics if metric.unit == "FLOP/s" and metric.ci_low)
     low = session.metrics_table(run).loc[metric.name, "95% interval"].split()[0]
     assert float(low) == pytest.approx(metric.ci_low / 1e9, rel=0.01)
-
-
-def test_the_bounds_before_a_run_are_those_accepted_for_its_own_fingerprint(tmp_path, monkeypatch):
-    """Of two accepted machines only the own one judges the run."""
-    monkeypatch.setattr("benchlib.judge.baselines.folder", lambda: tmp_path / "baselines")
-    step_s = statistics.median(Run(make_run(tmp_path / "first", steps=98)).samples["step_s_minisquad_tiny"])
-    metrics = [_metric("step_s_minisquad_tiny", step_s, "s", "lower", 96)]
-    own, other = (Run(make_run(tmp_path / name, steps=98, metrics=metrics)) for name in ("own", "other"))
-    machine = json.loads((other.path / "machine.json").read_text())
-    (other.path / "machine.json").write_text(json.dumps(machine | {"memory_bytes": 2**40}))
-    limit = RegressionLimit(metric="step_s_minisquad_tiny", share=0.2)
-    paths = [accept(Run(run.path), "first", [limit]) for run in (own, other)]
-    assert paths[0] != paths[1]
-    shown = session.expectation(stored(tmp_path, 3))
-    assert shown.loc["step_s_minisquad_tiny", "source"] == f"accepted as {paths[0].stem}, the latest of 1"
 
 
 @pytest.mark.parametrize(("verdict", "raises"), [("PASS", False), ("AMBIGUOUS", False), ("FAIL", True)])

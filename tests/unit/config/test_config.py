@@ -87,20 +87,6 @@ def test_wrong_values_are_refused_with_the_constraint(values, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("sqad",), "did you mean squad"),
-        (("squad", "nightli"), "did you mean nightly"),
-        (("squad", "quick", "cudaa"), "did you mean cuda"),
-        (("squad", "quick", "cpu", {"tier": "nightly"}), "use --tier"),
-    ],
-)
-def test_wrong_requests_are_refused(arguments, words):
-    with pytest.raises(UserError, match=words):
-        resolve(*arguments)
-
-
 def test_files_are_meant_from_where_the_user_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.json").write_text("{}")
