@@ -270,8 +270,8 @@ def table(run: Subject, name: str) -> "pandas.DataFrame":
         return _frame(_named(_about(run).tables(run), name, "table"))
     if run.result is None:
         return pd.DataFrame()
-    made: pd.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()
-    return made
+    frame: pd.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()
+    return frame
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":

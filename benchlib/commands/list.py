@@ -21,7 +21,7 @@ from benchlib.results.record import Record, load_all
 from benchlib.results.run import no_runs
 from benchlib.show.index import key_numbers
 
-LONGEST_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
+MAX_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
 WIDTH = 80
 
 
@@ -69,7 +69,7 @@ def show_runs(folder: Path) -> None:
     if not runs:
         raise UserError(no_runs(folder))
     names = [one_line(run.path) for run in runs]
-    width = min(max(map(len, names)), LONGEST_NAME)
+    width = min(max(map(len, names)), MAX_NAME)
     words = max(len(run.word) for run in runs)
     for run, name in zip(runs[::-1], names[::-1], strict=True):
         line = f"{name:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  "

@@ -112,8 +112,10 @@ def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
 
 
 def asked(offers: Offers) -> dict[str, str]:
-    given = [f"{usd:g}" for usd in offers.asked.plain] + [f"{name} {usd:g}" for name, usd in offers.asked.named.items()]
-    runs, prices = ", ".join(offers.runs), ", ".join(given) or f"price sheet, {offers.asked.kind}"
+    stated = [f"{usd:g}" for usd in offers.asked.plain] + [
+        f"{name} {usd:g}" for name, usd in offers.asked.named.items()
+    ]
+    runs, prices = ", ".join(offers.runs), ", ".join(stated) or f"price sheet, {offers.asked.kind}"
     if offers.demo:
         runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
     deadline = "none" if offers.deadline_s is None else amount_text(offers.deadline_s, "s")

@@ -131,17 +131,17 @@ def plain(text: str) -> str:
 @functools.cache
 def environment() -> jinja2.Environment:
     """Return the environment of all pages: everything is escaped that is not marked as safe."""
-    made = jinja2.Environment(
+    result = jinja2.Environment(
         loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["look"] = look
-    made.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs, "terminal": plain}
+    result.globals["look"] = look
+    result.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs, "terminal": plain}
     # The only text besides the templates that goes in unescaped: a file of this package.
-    made.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    return made
+    result.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    return result
 
 
 def page(template: str, /, **values: Any) -> str:

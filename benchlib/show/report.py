@@ -76,8 +76,8 @@ def _cut(words: str) -> str:
 
 def _pictures(run: Run, benchmark: str, problems: list[str]) -> list[dict[str, str]]:
     """Draw the pictures of a run, those that are not empty; what cannot be drawn is a problem."""
-    own, drawn = of_run(benchmark), []
-    for name, draw in (own.spec.figures(True) if own else {}).items():
+    registered, drawn = of_run(benchmark), []
+    for name, draw in (registered.spec.figures(True) if registered else {}).items():
         try:
             picture = draw(run)
             if not picture.empty:
