@@ -28,26 +28,17 @@ WORDS = {
     "BROKEN": Look("✗", "bad", "red", "a rank or the notebook died, hung or raised an error (exit code 2)"),
     "FAIL": Look("✗", "bad", "red", "a gate failed (exit code 1)"),
     "UNFINISHED": Look(
-        "…",
-        "warn",
-        "white",
-        "nothing says how the run ended: it was killed together with its supervisor, or never started",
+        "…", "warn", "white", "nothing says how the run ended: killed with its supervisor, or never started"
     ),
     "STOPPED": Look(
-        "■",
-        "warn",
-        "yellow",
-        "interrupted (Ctrl+C, SIGTERM): the ranks are ended, status and report are written (exit code 130)",
+        "■", "warn", "yellow", "interrupted (Ctrl+C, SIGTERM); status and report are written (exit code 130)"
     ),
     "RUNNING": Look("▸", "calm", "white", "the run is still going on"),
     "AMBIGUOUS": Look("≈", "warn", "yellow", "noise leaves the question open"),
     "INCOMPLETE": Look("–", "warn", "yellow", "a gate lacks what it needs"),
     "DIFFERS": Look("≈", "warn", "yellow", "a value differs from its reference; the check informs and gates nothing"),
     "NOT_COMPARABLE": Look(
-        "≠",
-        "warn",
-        "blue",
-        "the baseline is of another machine, world size, config or version; the factors are listed",
+        "≠", "warn", "blue", "the baseline differs in machine, ranks, config or version; the factors are listed"
     ),
     "NO_BASELINE": Look("○", "calm", "blue", "no run of this benchmark and tier has been accepted yet"),
     "SKIPPED": Look("–", "calm", "yellow", "nothing ran, or nothing could be evaluated; the reason is given"),
