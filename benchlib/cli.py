@@ -5,17 +5,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import click
 
 from benchlib import __version__
 from benchlib.commands import user_errors
-from benchlib.core import interrupts
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
-MAY_BE_EMPTY = "--planted"  # of calibrate: no planted slow-down
 VERBS = {  # by their modules in ``commands``: what they do
     "baseline": "Accept, list and show what later runs are compared with.",
     "calibrate": "Measure what the gate can detect on this machine.",
@@ -36,16 +33,6 @@ VERBS = {  # by their modules in ``commands``: what they do
 class _Verbs(click.Group):
     """The verbs above, and those that benchmarks bring along; these are imported when they are asked for."""
 
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Read the words of the command line; an empty one would mean a default, or the working folder, and nobody asks so."""
-        for before, word in pairwise(["", *args]):
-            option, sign, value = word.partition("=")
-            empty = not word or (word.startswith("-") and sign and not value)
-            if empty and MAY_BE_EMPTY not in (before, option):
-                remedy = "give one, or leave it out (is a variable of your shell not set?)"
-                raise click.UsageError(f"{option or before}: an empty value: {remedy}")
-        return super().parse_args(context, args)
-
     def list_commands(self, context: click.Context) -> list[str]:
         from benchlib.benchmarks import loadable
 
@@ -53,8 +40,7 @@ class _Verbs(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in VERBS:
-            with interrupts.ending():
-                verb: click.Command = importlib.import_module(f"benchlib.commands.{name}").verb
+            verb: click.Command = importlib.import_module(f"benchlib.commands.{name}").verb
             return verb
         from benchlib.benchmarks import BENCHMARKS
 
@@ -74,8 +60,7 @@ class _Verbs(click.Group):
         """Run the command line of this program, with 130 after an interrupt; click alone would say 1, as for a failed gate."""
         if args is not None:  # a caller in its own process
             return super().main(args, *more, **options)
-        with interrupts.ending():
-            from benchlib.core.terminal import open_ended
+        from benchlib.core.terminal import open_ended
 
         sys.stdout, sys.stderr = open_ended(sys.stdout), open_ended(sys.stderr)
         try:

@@ -155,7 +155,6 @@ def _word(run: Run, verdict: Verdict) -> str:
 
 
 def _about(subject: History | Offers) -> Any:
-    """Return the module that says what a notebook shows of it."""
     from benchlib.show import cost, history  # with matplotlib: only who shows it pays
 
     return history if isinstance(subject, History) else cost
@@ -272,7 +271,6 @@ def table(run: Subject, name: str) -> "pandas.DataFrame":
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":
-    """Return the metrics with their interval, count and provenance, one row each."""
     from benchlib.show.digest import interval
 
     if run.result is None:
@@ -285,7 +283,6 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
 
 
 def reading(run: Subject) -> Any:
-    """Return the interpretation of the results, as Markdown to display."""
     if isinstance(run, History | Offers):
         sentences = [html.escape(sentence, quote=False) for sentence in _about(run).reading(run)]
     else:
@@ -294,7 +291,6 @@ def reading(run: Subject) -> Any:
 
 
 def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
-    """Return the verdict of a run, or of a history, as Markdown to display."""
     return _markdown(f"**{_word(run, verdict) if run else verdict.verdict}**: {html.escape(verdict.sentence)}")
 
 

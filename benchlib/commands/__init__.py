@@ -42,9 +42,7 @@ def _sentence(error: Exception) -> str:
     from benchlib.core.files import is_storage_error, not_written
 
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        part = max(str(error.filename).split("/"), key=len)
-        size = len(part.encode(errors="replace"))
-        return f"{part[:40]}…: a name of {size} bytes; most file systems take 255: shorten it"
+        return f"{str(error.filename)[:60]}…: the name is too long: shorten it"
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and is_storage_error(error):

@@ -51,13 +51,13 @@ def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
 
     Raises ``UserError``.
     """
-    given = {name: value for name, value in asked.items() if value not in (None, {})}
+    choices = {name: value for name, value in asked.items() if value not in (None, {})}
     if resume is None:
-        if "target" not in given:
+        if "target" not in choices:
             raise UserError("calibrate needs a benchmark: " + ", ".join(BENCHMARKS))
-        return Request(**given)
-    if given:
-        raise UserError(f"--resume {resume} does what that calibration was asked for: leave out {', '.join(given)}")
+        return Request(**choices)
+    if choices:
+        raise UserError(f"--resume {resume} does what that calibration was asked for: leave out {', '.join(choices)}")
     path = resume / REQUEST
     if not path.is_file():
         raise UserError(f"--resume {resume}: no calibration was started there; they are below outputs/calibrations")

@@ -22,9 +22,9 @@ FORMATS = "\n".join(f"{name:<12} {entry.what}" for name, entry in EXPORTS.items(
 @click.option("--samples", is_flag=True, help="csv and parquet: one row per raw sample instead of one row per metric.")
 @OUT
 def verb(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path | None) -> None:
-    found = [run for path in runs or [out or outputs()] for run in load_runs(path)]
-    sentence = write(found, name, output, samples)
+    chosen = [run for path in runs or [out or outputs()] for run in load_runs(path)]
+    sentence = write(chosen, name, output, samples)
     if sentence:
         click.echo(sentence)
-    if damaged := [run.run for run in found if run.word == "DAMAGED"]:
+    if damaged := [run.run for run in chosen if run.word == "DAMAGED"]:
         click.echo(f"damaged, exported as they stand: {shortened(damaged, 3)}", err=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import nbformat
 
 from benchlib.commands import FOLDER
 from benchlib.commands.output import place, say
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
-from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.text import counted, look
 from benchlib.judge import trends
@@ -21,9 +21,6 @@ from benchlib.judge.trends import History
 from benchlib.show import markup
 from benchlib.show.headless import execute, parameters_of
 from benchlib.show.report import Outputs
-
-with importing_jupyter():
-    import nbformat
 
 NAME = "history.html"
 NOTEBOOK = home() / "notebooks" / "90_history.ipynb"

@@ -21,7 +21,7 @@ from benchlib.results.record import Record, load_all
 from benchlib.results.run import no_runs
 from benchlib.show.index import key_numbers
 
-LONGEST_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
+MAX_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
 WIDTH = 80
 
 
@@ -33,7 +33,6 @@ def budget_s(tier: dict[str, Any]) -> float:
 
 
 def show_kit() -> None:
-    """Print benchmarks, tiers, backends and clusters."""
     tiers = {name: read_params("tiers", name) for name in tier_names()}
     show_table(_row(benchmark, tiers) for benchmark in BENCHMARKS.values())
     budget = "time budget of all its benchmarks"
@@ -70,7 +69,7 @@ def show_runs(folder: Path) -> None:
     if not runs:
         raise UserError(no_runs(folder))
     names = [one_line(run.path) for run in runs]
-    width = min(max(map(len, names)), LONGEST_NAME)
+    width = min(max(map(len, names)), MAX_NAME)
     words = max(len(run.word) for run in runs)
     for run, name in zip(runs[::-1], names[::-1], strict=True):
         line = f"{name:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  "
@@ -87,7 +86,6 @@ def _key_number(run: Record, room: int) -> str:
 
 
 def _sentence(run: Record) -> str:
-    """Return what a run's line says after its verdict."""
     judged = any(problem.startswith("verdict.json") for problem in run.problems)
     remedy = " `benchlib report` judges it again." if judged else ""
     return (f"copy of {run.copy_of}: " if run.copy_of else "") + run.sentence + remedy

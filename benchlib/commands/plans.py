@@ -49,7 +49,6 @@ def show(planned: Sequence[Plan], out: Path | None, everything: bool = False) ->
 
 
 def _overview(planned: Sequence[Plan]) -> None:
-    """Print a row per benchmark: its work and its limits."""
     rows, config, budgets_s = list[dict[str, str | Text]](), planned[0].config, 0.0
     for plan in planned:
         row = {"benchmark": plan.config.benchmark, "work": plan.config.expected_work()}

@@ -21,13 +21,13 @@ def verb(metric: str, device: str) -> None:
     figures = registry()
     if metric and not any(name.startswith(metric) for name in figures.quantities):
         raise UserError(f"no figure of metric {metric!r}: {nearest(metric, figures.quantities)}")
-    found = list(listed(metric, device))
-    if not found:
+    matches = list(listed(metric, device))
+    if not matches:
         names = sorted({item.name for item in figures.devices.values() if not device or item.torch})
         where = f" of {metric}" if metric else ""
         raise UserError(f"no published figure{where} for a device like {device!r}: known are {'; '.join(names)}")
     rows, last = list[dict[str, str | Text]](), ""
-    for item, cells in found:
+    for item, cells in matches:
         if item.metric != last:
             last = item.metric
             heading = Text(last.replace("_", " "), "bold")
@@ -42,4 +42,4 @@ def verb(metric: str, device: str) -> None:
         )
     show_table(rows, right=("published",), whole=("validity",))
     words = "claimed by their sources; none was measured here. Invalid ones are never compared with."
-    say(f"\n{counted(len(found), 'figure')}, {words}")
+    say(f"\n{counted(len(matches), 'figure')}, {words}")

@@ -28,5 +28,5 @@ def verb(**options: Any) -> None:
 
     It speaks OpenAI's completions with token ids, /health and /metrics.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    os.execv(sys.executable, [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps(given)])
+    chosen = {name: value for name, value in options.items() if value is not None}
+    os.execv(sys.executable, [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps(chosen)])

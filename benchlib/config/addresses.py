@@ -48,14 +48,16 @@ def is_local(url: str) -> bool:
 
 def workers(given: Iterable[str]) -> list[str]:
     """Return addresses without what may be left out. Raises ``ValueError`` for a wrong one, and one named twice."""
-    made: dict[tuple[str | None, int], str] = {}
+    servers: dict[tuple[str | None, int], str] = {}
     for url in given:
         parts = checked(url)
         place = parts.hostname, parts.port or PORTS[parts.scheme]
-        if place in made:
-            raise ValueError(f"{url!r} and {made[place]!r} are one server: name each once, or it gets twice its load")
-        made[place] = url.strip().rstrip("/")
-    return list(made.values())
+        if place in servers:
+            raise ValueError(
+                f"{url!r} and {servers[place]!r} are one server: name each once, or it gets twice its load"
+            )
+        servers[place] = url.strip().rstrip("/")
+    return list(servers.values())
 
 
 def bearer_token() -> str:
@@ -94,7 +96,7 @@ def check_token(urls: Sequence[str]) -> None:
     if elsewhere := [url for url, code in both if code in REDIRECTS]:
         raise UserError(f"workers: {', '.join(elsewhere)}: {REDIRECTED}")
     if wrong := [url for url, code in both if code in (401, 403)]:
-        given = f"the token in {TOKEN} is not theirs" if token else f"{TOKEN} is not set here"
+        reason = f"the token in {TOKEN} is not theirs" if token else f"{TOKEN} is not set here"
         raise UserError(
-            f"workers: {', '.join(wrong)}: they refuse the bearer token, {given}; set it to the workers' token"
+            f"workers: {', '.join(wrong)}: they refuse the bearer token, {reason}; set it to the workers' token"
         )

@@ -106,8 +106,6 @@ class Kubernetes(_Section):
 
 
 class Slurm(_Section):
-    """How a run becomes a job of a SLURM cluster."""
-
     partition: Line = ""
     account: Line = ""
     qos: Line = ""
@@ -125,8 +123,6 @@ class Slurm(_Section):
 
 
 class Torchx(_Section):
-    """How a run becomes a TorchX application."""
-
     scheduler: str = Field("local_cwd", pattern=r"^\w+$")  # local_cwd, slurm, kubernetes, aws_batch, ...
     cfg: dict[Line, Line] = {}  # options of the scheduler, as in queue: default
     image: Line = ""  # container image where the scheduler takes one
@@ -138,8 +134,6 @@ class Torchx(_Section):
 
 
 class Cluster(_Section):
-    """One profile."""
-
     description: str = ""  # which machines these are, in a sentence
     queue_s: float = Field(3600.0, ge=0)  # that a job may wait until its first rank starts; 0: any time
     port: int = Field(29400, ge=1024, le=65535)  # of the rendezvous on the first node
@@ -150,7 +144,6 @@ class Cluster(_Section):
 
 
 def names() -> dict[str, Path]:
-    """Return the files of the shipped profiles by name."""
     return {path.stem: path for path in sorted((home() / "params" / "clusters").glob("*.yaml"))}
 
 

@@ -400,8 +400,8 @@ def resolve(
     config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():
         if origins.get(name) == BY_HAND and getattr(config, cause):
-            given = f"{name} = {values[name]} with {cause} = {getattr(config, cause)}"
-            raise UserError(f"{given}, which decides it: leave one of them out")
+            both = f"{name} = {values[name]} with {cause} = {getattr(config, cause)}"
+            raise UserError(f"{both}, which decides it: leave one of them out")
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
         added = name not in values and name in config.model_fields_set
@@ -427,13 +427,6 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
 def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
     """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
     path = Path(run_dir) / file
-    status = path.stat() if path.exists() else None
-    return _read_config(path, status and (status.st_mtime_ns, status.st_size, status.st_ino))
-
-
-@functools.lru_cache(maxsize=8)
-def _read_config(path: Path, _version: tuple[int, ...] | None) -> BaseConfig:
-    """Read a config that does not change once for all in this process who ask for it."""
     return stored(path, read_json(path))
 
 

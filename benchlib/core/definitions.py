@@ -78,7 +78,6 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def algbw_gbps(size_bytes: float, seconds: float) -> float:
-    """Return the algorithm bandwidth in Gbps (gigabits per second)."""
     if seconds <= 0:
         raise ValueError(f"{seconds} s for {size_bytes} bytes: a time must be above zero")
     return 8e-9 * size_bytes / seconds
@@ -90,7 +89,6 @@ def busbw_gbps(operation: str, size_bytes: float, seconds: float, ranks: int) ->
 
 
 def algbw_samples(size_bytes: float, times_us: Sequence[float]) -> list[float]:
-    """Return the algorithm bandwidth in Gbps of each time in microseconds."""
     return [algbw_gbps(size_bytes, 1e-6 * time) for time in times_us]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 if typing.TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
-MOST_FAULTS = 4  # of a file or of a command line that are named at once
+MAX_FAULTS = 4  # of a file or of a command line that are named at once
 
 
 class OneLine:
@@ -86,8 +86,8 @@ def explained(error: "ValidationError", model: "type[BaseModel] | None" = None) 
     For a name that is not known, the nearest one of its section in ``model``.
     """
     faults = error.errors(include_url=False)
-    told = [_fault(dict(item), model) for item in faults[:MOST_FAULTS]]
-    return "; ".join([*told, *([f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else [])])
+    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+    return "; ".join([*(_fault(dict(item), model) for item in faults[:MAX_FAULTS]), *more])
 
 
 def _fault(item: dict[str, Any], model: "type[BaseModel] | None") -> str:
@@ -98,13 +98,12 @@ def _fault(item: dict[str, Any], model: "type[BaseModel] | None") -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     # A validator names the value itself, or leaves it out because it is a secret.
     plain = item["type"] != "value_error" and isinstance(item["input"], (str, int, float, type(None)))
-    given = repr(item["input"]) if plain else ""
-    given = f" = {given if len(given) <= 200 else f'{given[:200]}...'}" if given else ""
-    return f"{where}{given}: {message}" if where else message
+    value = repr(item["input"])
+    shown = f" = {value if len(value) <= 200 else f'{value[:200]}...'}" if plain else ""
+    return f"{where}{shown}: {message}" if where else message
 
 
 def _fields(model: "type[BaseModel]", place: tuple[int | str, ...]) -> Iterable[str]:
-    """Return the names that a section of a model knows; ``place`` leads to it from the top."""
     for step in place:  # an index of a list stays in its section
         field = model.model_fields.get(str(step))
         model = (_section(field.annotation) if field else None) or model
@@ -112,7 +111,6 @@ def _fields(model: "type[BaseModel]", place: tuple[int | str, ...]) -> Iterable[
 
 
 def _section(annotation: Any) -> "type[BaseModel] | None":
-    """Return the model that a field holds, alone or in a list or union."""
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         return annotation
     return next(filter(None, map(_section, typing.get_args(annotation))), None)

@@ -51,7 +51,6 @@ class Moment:
 
     @classmethod
     def now(cls) -> "Moment":
-        """Return this moment."""
         return cls(time.time(), time.monotonic())
 
     @classmethod
@@ -60,7 +59,6 @@ class Moment:
         return cls(wall, time.monotonic() - (time.time() - wall))
 
     def since(self) -> float:
-        """Return the seconds that have passed since."""
         return time.monotonic() - self.monotonic
 
 
@@ -132,7 +130,6 @@ def read_events(run_dir: Path | str, kinds: Collection[str] | None = None, write
 
 
 def restarts(run_dir: Path | str) -> int:
-    """Return how often torchrun started the ranks of a run folder again."""
     return max(0, len({str(event.get("attempt", "")) for event in read_events(run_dir, {"start"})}) - 1)
 
 
@@ -227,7 +224,6 @@ class Progress:
             self.left_s = max(0, self.total - self.done) * span / advanced if self.total else None
 
     def line(self) -> str:
-        """Return one line for a terminal."""
         train, elapsed = self.phase == "train", time.monotonic() - self.began
         left = f"{self.left_s:.0f} s left" if self.left_s is not None and self.done < self.total else ""
         parts = (

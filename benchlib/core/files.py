@@ -126,7 +126,6 @@ def output_path(path: Path | str) -> Iterator[Path]:
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
-    """Write ``data`` to ``path`` atomically."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(data)
 
@@ -248,7 +247,6 @@ def check_schema(path: Path | str, value: Any, newest: int) -> None:
 
 
 def sha256(path: Path | str) -> str:
-    """Return the SHA-256 of a file's content as 64 hex digits."""
     with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

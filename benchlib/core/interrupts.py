@@ -1,40 +1,14 @@
 """Ctrl+C, SIGTERM and SIGHUP while something goes on that has to be ended cleanly."""
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 EXIT_INTERRUPTED = 130
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def end() -> NoReturn:
-    """End this program as interrupted, at once and in one line; only for a moment with nothing to clear up."""
-    with contextlib.suppress(OSError):
-        os.write(2, b"Stopped by the user\n")
-    os._exit(EXIT_INTERRUPTED)
-
-
-@contextlib.contextmanager
-def ending() -> Iterator[None]:
-    """Let Ctrl+C end this program in the block, which imports modules, else raise ``KeyboardInterrupt``.
-
-    An import has nothing to clear up, and what it makes of an exception is no one's to say: libraries print pages of it, turn it
-    into an ``ImportError`` or swallow it.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # the program was told to ignore it
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: end())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Interrupts:

@@ -82,7 +82,6 @@ def numa_nodes() -> int:
 
 
 def cpu_model() -> str:
-    """Return the processor's name as the system gives it."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "cpu model")))

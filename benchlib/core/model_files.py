@@ -15,7 +15,7 @@ from benchlib.core.files import parse_json, read_object
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-MOST_HEADER = 100 * 2**20  # of the format itself
+MAX_HEADER = 100 * 2**20  # of the format itself
 _LAYER = re.compile(r"\.\d+\.")
 # One file, or files that belong together, of which a tokenizer of transformers can be made.
 TOKENIZERS = (
@@ -107,12 +107,14 @@ def _header(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))
-            if length > min(MOST_HEADER, size):
+            if length > min(MAX_HEADER, size):
                 raise UserError(f"{path}: cut, or no safetensors file (its header would be {length:,} bytes)")
             header = parse_json(handle.read(length).decode())
-        tensors = {name: about for name, about in header.items() if name != "__metadata__"}
-        end = 8 + length + max((int(about["data_offsets"][1]) for about in tensors.values()), default=0)
-        made = {name: Tensor(str(about["dtype"]), tuple(map(int, about["shape"]))) for name, about in tensors.items()}
+        entries = {name: about for name, about in header.items() if name != "__metadata__"}
+        end = 8 + length + max((int(about["data_offsets"][1]) for about in entries.values()), default=0)
+        tensors = {
+            name: Tensor(str(about["dtype"]), tuple(map(int, about["shape"]))) for name, about in entries.items()
+        }
     except UserError:
         raise
     except OSError as error:
@@ -122,7 +124,7 @@ def _header(path: Path) -> dict[str, Tensor]:
     if end != size:
         fate = "it was cut" if size < end else "something was added to it"
         raise UserError(f"{path}: {size:,} of {end:,} bytes: {fate}; copy it again")
-    return made
+    return tensors
 
 
 def misfit(info: Mapping[str, Any], body: str = "") -> str:

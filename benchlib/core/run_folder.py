@@ -123,7 +123,6 @@ def _listing(run_dir: Path) -> Iterator[None]:
 
 
 def record_files(run_dir: Path) -> None:
-    """Write ``files.json``: size and SHA-256 of what the run folder holds now."""
     with _listing(run_dir):
         names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
         files = {name: _entry(run_dir / name) for name in names}
@@ -169,7 +168,6 @@ def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
 
 
 def _was_listed(run_dir: Path) -> bool:
-    """Whether the verdict of a run was given on a list of its files."""
     with contextlib.suppress(UserError):
         checks = read_object(run_dir / VERDICT, {"checks": list})["checks"]
         return any(isinstance(check, dict) and check.get("name") == "files intact" for check in checks)
@@ -177,7 +175,6 @@ def _was_listed(run_dir: Path) -> bool:
 
 
 def _ranks(run_dir: Path) -> list[int]:
-    """Return the ranks that the supervisor says it ran; none where it says nothing that can be read."""
     with contextlib.suppress(UserError):
         rows = read_object(run_dir / "status.json", {"ranks": list})["ranks"]
         return [

@@ -149,7 +149,6 @@ class Package:
 
 
 def processor(powercap: Path = POWERCAP) -> Devices:
-    """Return the processor: its energy counters, and what psutil has."""
     psutil.cpu_percent()  # the first call starts the interval
     questions: dict[str, Question] = {
         "power_w": Package.power_w,
@@ -183,12 +182,10 @@ def _refusal(reason: str) -> Question:
 
 
 def absent(reason: str) -> Devices:
-    """Stand for devices that no library can be asked about."""
     return Devices([None], dict.fromkeys(COMBINED, _refusal(reason)))
 
 
 def devices_of(backend: str, count: int, library: ModuleType | Any | None = None) -> Devices:
-    """Return a backend's devices; ``library`` replaces the module that would be imported."""
     try:
         if backend == "cuda":
             return nvidia(count, library or importlib.import_module("pynvml"))
@@ -268,7 +265,6 @@ class Sensors:
         return {"rss_bytes_per_pid": self._rss(), **_values(answers), **one_by_one}
 
     def close(self) -> None:
-        """Release the sensor library."""
         with contextlib.suppress(Exception):
             self.devices.close()
 

@@ -12,10 +12,9 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-LEAST_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75% for three and 94% for five
-LEAST_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
-DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
-LEAST_FOR_P95 = 20  # samples: of fewer no twentieth exists
+MIN_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75% for three and 94% for five
+MIN_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
+MIN_DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Summary:
 def summary(samples: Sequence[float]) -> Summary:
     """Summarise finite samples; none, or one that is not finite, raises ``ValueError``."""
     values = finite(samples)
-    low, high = median_interval(values) if len(values) >= LEAST_FOR_INTERVAL else (None, None)
+    low, high = median_interval(values) if len(values) >= MIN_FOR_INTERVAL else (None, None)
     p05, median, p95, p99 = (float(value) for value in np.percentile(values, [5, 50, 95, 99]))
     return Summary(len(values), median, float(values.mean()), p05, p95, p99, low, high)
 
@@ -48,8 +47,8 @@ def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tup
     Fewer samples raise ``ValueError``: no resampling makes an interval of 95% of them.
     """
     values = finite(samples)
-    if len(values) < LEAST_FOR_INTERVAL:
-        raise ValueError(f"{len(values)} samples have no interval of {CONFIDENCE:.0%}: {LEAST_FOR_INTERVAL} are needed")
+    if len(values) < MIN_FOR_INTERVAL:
+        raise ValueError(f"{len(values)} samples have no interval of {CONFIDENCE:.0%}: {MIN_FOR_INTERVAL} are needed")
     n, length = len(values), block_length(values)
     if length == 1:
         values = np.sort(values)  # one interval for any order
@@ -119,7 +118,7 @@ def median_ends(samples: np.ndarray, z: float) -> tuple[float, float]:
     n = len(samples)
     if n < 2 or np.ptp(samples) == 0:
         return 0.0, 0.0
-    if n < LEAST_FOR_INTERVAL:
+    if n < MIN_FOR_INTERVAL:
         half = z * float(samples.std(ddof=1)) * math.sqrt(math.pi / 2 / n)
         return half, half
     half = min(0.5, z / 2 / math.sqrt(n / max(1.0, _memory(samples)[0])))
@@ -129,7 +128,7 @@ def median_ends(samples: np.ndarray, z: float) -> tuple[float, float]:
 
 def quarters(samples: Sequence[float]) -> list[float]:
     """Return the medians of the four quarters of a series; none of fewer than twenty samples."""
-    if len(samples) < 4 * LEAST_PER_QUARTER:
+    if len(samples) < 4 * MIN_PER_QUARTER:
         return []
     return [float(np.median(part)) for part in np.array_split(finite(samples), 4)]
 
@@ -145,7 +144,10 @@ def drift(samples: Sequence[float]) -> tuple[str, float, float] | None:
         return None
     parts = np.array_split(finite(samples), 4)
     least, most = int(np.argmin(medians)), int(np.argmax(medians))
-    if medians[most] <= DRIFT * medians[least] or median_interval(parts[least])[1] >= median_interval(parts[most])[0]:
+    if (
+        medians[most] <= MIN_DRIFT * medians[least]
+        or median_interval(parts[least])[1] >= median_interval(parts[most])[0]
+    ):
         return None
     if {least, most} == {0, 3}:
         return "rose" if most == 3 else "fell", medians[0], medians[3]
@@ -201,18 +203,14 @@ def _ends(values: np.ndarray, confidence: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def thinned(samples: Sequence[float], kept: int) -> list[float]:
-    """Return the samples as they are, or of more than ``kept`` those with the ranks (i + 1/2) / kept, in their order.
+def thinned(samples: Sequence[float], count: int) -> list[float]:
+    """Return the samples as they are, or of more than ``count`` those with the ranks (i + 1/2) / count, in their order.
 
     The ranks keep the median and the spread (every second sample of a series that alternates would not), the order keeps
     where a level shifted.
     """
-    return [float(samples[place]) for place in kept_places(samples, kept)]
-
-
-def kept_places(samples: Sequence[float] | np.ndarray, kept: int) -> Sequence[int]:
-    """Return where the samples stand that ``thinned`` keeps."""
-    if len(samples) <= kept:
-        return range(len(samples))
-    places = np.argsort(np.asarray(samples, dtype=float), kind="stable")
-    return np.sort(places[((np.arange(kept) + 0.5) * len(samples) / kept).astype(int)]).tolist()  # type: ignore[no-any-return]
+    values = np.asarray(samples, dtype=float)
+    if len(values) > count:
+        places = np.argsort(values, kind="stable")[((np.arange(count) + 0.5) * len(values) / count).astype(int)]
+        values = values[np.sort(places)]
+    return values.tolist()  # type: ignore[no-any-return]

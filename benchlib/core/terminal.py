@@ -66,10 +66,10 @@ def console(*, stderr: bool = False, least_width: int = 0) -> Console:
 
     A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS is set.
     """
-    made = _Console(highlight=False, stderr=stderr)
-    if not made.is_terminal:  # settled here: rich would look at the variable again for each line
-        made.width = made.width if "COLUMNS" in os.environ else max(made.width, least_width)
-    return made
+    result = _Console(highlight=False, stderr=stderr)
+    if not result.is_terminal:  # settled here: rich would look at the variable again for each line
+        result.width = result.width if "COLUMNS" in os.environ else max(result.width, least_width)
+    return result
 
 
 def table(rows: Iterable[Mapping[str, object]], right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
@@ -78,13 +78,13 @@ def table(rows: Iterable[Mapping[str, object]], right: Collection[str] = (), who
     A cell is shown as its text, without markup; a ``Text`` has styles of its own.
     """
     records = list(rows)
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in records[0] if records else ():
         look = {"no_wrap": True} if name in whole else {"overflow": "fold"}
-        made.add_column(escape(name), justify="right" if name in right else "left", **look)  # type: ignore[arg-type]
+        grid.add_column(escape(name), justify="right" if name in right else "left", **look)  # type: ignore[arg-type]
     for record in records:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in record.values()))
-    return made
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in record.values()))
+    return grid
 
 
 def stacked(first: str | Text, second: str) -> Text:

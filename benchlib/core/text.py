@@ -2,7 +2,6 @@
 
 import datetime
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,26 +28,17 @@ WORDS = {
     "BROKEN": Look("✗", "bad", "red", "a rank or the notebook died, hung or raised an error (exit code 2)"),
     "FAIL": Look("✗", "bad", "red", "a gate failed (exit code 1)"),
     "UNFINISHED": Look(
-        "…",
-        "warn",
-        "white",
-        "nothing says how the run ended: it was killed together with its supervisor, or never started",
+        "…", "warn", "white", "nothing says how the run ended: killed with its supervisor, or never started"
     ),
     "STOPPED": Look(
-        "■",
-        "warn",
-        "yellow",
-        "interrupted (Ctrl+C, SIGTERM): the ranks are ended, status and report are written (exit code 130)",
+        "■", "warn", "yellow", "interrupted (Ctrl+C, SIGTERM); status and report are written (exit code 130)"
     ),
     "RUNNING": Look("▸", "calm", "white", "the run is still going on"),
     "AMBIGUOUS": Look("≈", "warn", "yellow", "noise leaves the question open"),
     "INCOMPLETE": Look("–", "warn", "yellow", "a gate lacks what it needs"),
     "DIFFERS": Look("≈", "warn", "yellow", "a value differs from its reference; the check informs and gates nothing"),
     "NOT_COMPARABLE": Look(
-        "≠",
-        "warn",
-        "blue",
-        "the baseline is of another machine, world size, config or version; the factors are listed",
+        "≠", "warn", "blue", "the baseline differs in machine, ranks, config or version; the factors are listed"
     ),
     "NO_BASELINE": Look("○", "calm", "blue", "no run of this benchmark and tier has been accepted yet"),
     "SKIPPED": Look("–", "calm", "yellow", "nothing ran, or nothing could be evaluated; the reason is given"),
@@ -124,17 +114,6 @@ def listing(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-COLUMN_UNITS = {
-    "mb_per_s": "MB/s",
-    "w": "W",
-    "j": "J",
-    "c": "°C",
-    "percent": "%",
-    "gb": "GB",
-    "us": "µs",
-    "gbps": "Gbps",
-}
-COLUMN_UNITS |= {"s": "s", "ms": "ms"}
 UNITS = {"ratio": "", "us": "µs"}  # as readers see them
 
 
@@ -182,7 +161,6 @@ def moment(seconds: float) -> str:
 
 
 def day(seconds: float) -> str:
-    """Write the local date of a unix time."""
     return moment(seconds).split()[0] if moment(seconds)[:1].isdigit() else "unknown"
 
 
@@ -208,7 +186,6 @@ def seconds(value: float) -> str:
 
 
 def text(value: Any) -> str:
-    """Write a JSON value for a reader."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -225,24 +202,3 @@ def text(value: Any) -> str:
 
 def _dated(name: str, value: Any) -> str:
     return moment(value) if name.endswith("_at") and isinstance(value, (int, float)) and value > 0 else text(value)
-
-
-def column(name: str) -> str:
-    """Write the name of a table's column, its unit in brackets: ``power_w`` is power (W); a heading for readers stays."""
-    if not re.fullmatch(r"[a-z0-9_]+", name):
-        return name
-    name = name.removesuffix("_flops")  # each cell has its unit, see below
-    unit = next((unit for unit in COLUMN_UNITS if name.endswith(f"_{unit}")), None)
-    if unit is None:
-        return name.replace("_", " ")
-    if name.endswith("_per_s") and unit == "s":
-        return f"{name.removesuffix('_per_s').replace('_', ' ')}/s"
-    return f"{name.removesuffix('_' + unit).replace('_', ' ')} ({COLUMN_UNITS[unit]})"
-
-
-def cell(value: Any, name: str) -> str:
-    """Write a value of a table's column ``name``; rates of operations get their unit, None is a dash."""
-    if value is None:
-        return "–"
-    rate = name.endswith("_flops") and isinstance(value, (int, float))
-    return quantity(float(value), "FLOP/s") if rate else text(value)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchlib.core.stats import LEAST_FOR_INTERVAL, finite, median_ends
+from benchlib.core.stats import MIN_FOR_INTERVAL, finite, median_ends
 from benchlib.core.text import quantity
 from benchlib.judge.changepoints import Disturbance, disturbance
 
@@ -220,7 +220,7 @@ def compared(
         for ends in ({1: "below", -1: "above"}, {1: "above", -1: "below"})
     )
     measured = pooled(known, own_spread(new, old))
-    several = any(item.samples >= LEAST_FOR_INTERVAL for item in (*new, *old))
+    several = any(item.samples >= MIN_FOR_INTERVAL for item in (*new, *old))
     return moved(
         scale,
         move,

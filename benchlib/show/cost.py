@@ -104,7 +104,6 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
 
 
 def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
-    """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
     drawn = [(item, front(item)) for item in items]
     return markup.page("cost.html.j2", items=drawn, notes=notes, rows=rows, data_url=data_url)
 
@@ -113,9 +112,10 @@ def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
 
 
 def asked(offers: Offers) -> dict[str, str]:
-    """Return the parameters as they were understood."""
-    given = [f"{usd:g}" for usd in offers.asked.plain] + [f"{name} {usd:g}" for name, usd in offers.asked.named.items()]
-    runs, prices = ", ".join(offers.runs), ", ".join(given) or f"price sheet, {offers.asked.kind}"
+    stated = [f"{usd:g}" for usd in offers.asked.plain] + [
+        f"{name} {usd:g}" for name, usd in offers.asked.named.items()
+    ]
+    runs, prices = ", ".join(offers.runs), ", ".join(stated) or f"price sheet, {offers.asked.kind}"
     if offers.demo:
         runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
     deadline = "none" if offers.deadline_s is None else amount_text(offers.deadline_s, "s")
@@ -123,7 +123,6 @@ def asked(offers: Offers) -> dict[str, str]:
 
 
 def tables(offers: Offers) -> dict[str, list[dict[str, Any]]]:
-    """Return the comparison of the first benchmark, and those of the others: machines in columns, the best marked."""
     others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
     return {"comparison": _table(offers.items[0]), "other benchmarks": others}
 
@@ -139,18 +138,15 @@ def _table(item: Worth) -> list[dict[str, str]]:
 
 
 def figures(offers: Offers) -> dict[str, Callable[[], list[Picture]]]:
-    """Return the picture of the first benchmark."""
     return {"time and cost": lambda: [front(offers.items[0])]}
 
 
 def reading(offers: Offers) -> list[str]:
-    """Return the answers to a buyer's questions and what limits them."""
     answers = [f"**{answer.question}** {answer.sentence}" for item in offers.items for answer in item.answers]
     return [*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)]
 
 
 def provenance(offers: Offers) -> list[dict[str, str]]:
-    """Return the runs, machines and prices that the comparison rests on."""
     return [
         {
             "machine": machine.label,

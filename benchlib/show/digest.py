@@ -120,7 +120,6 @@ def _by_kind(rows: Rows, words: Collection[str]) -> list[tuple[str, Rows]]:
 
 
 def cards(result: Result) -> list[dict[str, str]]:
-    """Return the key numbers: label, value, unit, note."""
     present = {metric.name: metric for metric in result.metrics if metric.value is not None}
     rows = []
     for name, label in spec_of(result.benchmark).first(present).items():
@@ -166,7 +165,6 @@ def messages(run: Run) -> list[str]:
 
 
 def metrics(result: Result) -> list[tuple[str, str, Rows]]:
-    """Return the metrics by provenance: title, meaning, rows."""
     rows = [
         metric.model_dump(exclude={"samples"}) | {"value": metric.text, "interval": interval(metric)}
         for metric in result.metrics
@@ -183,7 +181,6 @@ def warnings(config: BaseConfig, record: Record) -> list[str]:
 
 
 def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the machine as rows; sizes in GiB, of its devices those that can be used."""
     rows = dict[str, str]()
     for name, value in machine.items():
         if name.endswith("_bytes") and isinstance(value, int | float):

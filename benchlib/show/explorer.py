@@ -45,11 +45,9 @@ class View:
         self.settle()
 
     def options(self, name: str) -> list[str]:
-        """Return what can be chosen for ``benchmark``, ``tier`` or ``machine``."""
         return [ALL, *sorted({getattr(run, FILTERS[name]) for run in self.past.runs} - {""})]
 
     def runs(self) -> list[Record]:
-        """Return the runs that pass the filters, the newest first."""
         asked = [(getattr(self, name), field) for name, field in FILTERS.items()]
         passed = (run for run in self.past.runs if all(value in (ALL, getattr(run, field)) for value, field in asked))
         return list(passed)[: -LISTED - 1 : -1]
@@ -75,7 +73,6 @@ class View:
             self.metrics = tuple([*(name for name in available if name.startswith(SPEED)), *available][:1])
 
     def chosen(self) -> list[Record]:
-        """Return the picked runs, the newest first."""
         return [run for run in self.runs() if run.path in self.picked]
 
     def pictures(self) -> list[Picture]:
@@ -93,7 +90,6 @@ class View:
             return leave_empty(*blank("overlay"), textwrap.fill(str(error), 56))
 
     def table(self) -> pd.DataFrame:
-        """Return the picked runs with their verdict and the chosen metrics."""
         rows = []
         for run in self.chosen():
             facts = {"run": _label(run), "verdict": run.word, "machine": run.hardware, "ranks": run.ranks}
@@ -103,7 +99,6 @@ class View:
         return pd.DataFrame(rows or {"no run is picked": []})
 
     def html(self) -> str:
-        """Return pictures and table as HTML that needs nothing else."""
         looks = 'width="520" style="max-width:100%;margin:4px"'
         images = [f'<img src="{data_url(item)}" alt="{html.escape(item.alt)}" {looks}>' for item in self.pictures()]
         table = self.table().to_html(border=0, escape=True, index=False, justify="left")

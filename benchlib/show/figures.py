@@ -173,7 +173,6 @@ def png(figure: Figure) -> bytes:
 
 
 def data_url(picture: Picture) -> str:
-    """Return a picture as the address of an image in a page."""
     return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
 
 
@@ -206,11 +205,11 @@ def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
         return
     axes.set_xlim(positive[0] / 1.5, positive[-1] * 1.5)
     apart = (positive[-1] / positive[0]) ** (1 / MAX_TICKS)
-    kept = positive[-1:]  # the largest is always written
+    written = positive[-1:]  # the largest is always written
     for size in positive[-2::-1]:
-        if size * apart <= kept[-1]:
-            kept.append(size)
-    axes.set_xticks(kept, [size_text(size) for size in kept])
+        if size * apart <= written[-1]:
+            written.append(size)
+    axes.set_xticks(written, [size_text(size) for size in written])
     axes.minorticks_off()
 
 

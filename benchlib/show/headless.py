@@ -13,8 +13,6 @@ from typing import Any
 
 import psutil
 
-from benchlib.core.imports import importing_jupyter
-
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
 HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended: judgement, pictures
@@ -24,8 +22,7 @@ END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
 
 def parameters_of(path: Path) -> dict[str, Any]:
     """Return the names and default values of the cell that is tagged ``parameters``, as papermill reads them."""
-    with importing_jupyter():
-        import papermill
+    import papermill
 
     inferred = papermill.inspect_notebook(str(path))
     return {name: ast.literal_eval(parameter["default"]) for name, parameter in inferred.items()}
@@ -96,8 +93,7 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
 
 
 def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: Kernel) -> None:
-    with importing_jupyter():
-        import papermill
+    import papermill
 
     logs = output.parent / "logs"
     _log_to(logs / "notebook.log")

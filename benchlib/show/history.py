@@ -161,7 +161,6 @@ def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
 
 
 def asked(past: History) -> dict[str, str]:
-    """Return the filters, and the store."""
     filters = {name: value or "all" for name, value in vars(past.asked).items()}
     store = "the demo runs of the kit, since no run is stored yet" if past.demo else past.store.name
     return filters | {"metric": past.asked.metric or "key numbers", "store": store}
@@ -172,7 +171,6 @@ def _when(run: Record) -> str:
 
 
 def tables(past: History) -> dict[str, list[dict[str, Any]]]:
-    """Return the series with how their runs ended, the machines, and what happened, the newest first."""
     series = [
         {
             "series": f"{members[-1].benchmark}, {members[-1].tier}, {members[-1].backend}",
@@ -215,7 +213,6 @@ def _informative(past: History) -> list[Trend]:
 
 
 def reading(past: History) -> list[str]:
-    """Return what the past says."""
     demo = "These are the demo runs of the kit: no run is stored yet. `benchlib run quick` makes the first."
     words = [demo] * past.demo + [f"{len(past.runs):,} of {past.stored:,} stored runs in {len(past.series)} series."]
     for trend in past.trends:
@@ -237,7 +234,6 @@ def reading(past: History) -> list[str]:
 
 
 def provenance(past: History) -> list[dict[str, str]]:
-    """Return from what the history was made."""
     facts = {
         "store": "the demo runs of the kit" if past.demo else past.store.name,
         "runs": f"{len(past.runs):,} of {past.stored:,}",

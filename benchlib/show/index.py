@@ -27,13 +27,11 @@ DAMAGED = 50
 
 
 def key_numbers(run: Record) -> list[tuple[str, str]]:
-    """Return labels and values of the key numbers of a run."""
     first = spec_of(run.benchmark).first(metric.name for metric in run.measured)
     return [(label, metric.text) for name, label in first.items() if (metric := run.metric(name))]
 
 
 def row(run: Record) -> dict[str, Any]:
-    """Return a run as the page lists it."""
     place = os.fsencode(f"{'/'.join(Path(run.folder).parts[-2:])}/report.html")
     return {
         "run": run,
@@ -64,12 +62,10 @@ def groups(runs: list[Record]) -> list[dict[str, Any]]:
 
 
 def _seen(run: Record) -> tuple[str, ...]:
-    """Return what a reader sees of a series."""
     return run.benchmark, run.tier, run.backend, run.hardware, str(run.ranks)
 
 
 def _apart(alike: list[Record]) -> list[str]:
-    """Return in which factors runs differ that look the same."""
     factors = [
         {name: value.strip('"') for name, value in run.fingerprint.items() if name not in VERSIONS} for run in alike
     ]

@@ -25,7 +25,6 @@ SVG = Markup(
 
 
 def svg(values: Sequence[float], words: str) -> Markup:
-    """Draw values as a line; nothing for fewer than two."""
     if len(values) < 2:
         return Markup("")
     low, span = min(values), (max(values) - min(values)) or 1.0
@@ -34,7 +33,6 @@ def svg(values: Sequence[float], words: str) -> Markup:
 
 
 def sparkline(trend: Trend) -> Markup:
-    """Draw the newest runs of a trend."""
     return svg(trend.values[-NEWEST:], describe_trend(trend))
 
 
@@ -50,7 +48,6 @@ def describe_change(change: LevelChange, unit: str = "") -> str:
 
 
 def describe_trend(trend: Trend) -> str:
-    """Return what the line shows, in words."""
     values, level = trend.values[-NEWEST:], trend.levels.levels[-1]
     first, last, low, high = map(quantity, (values[0], values[-1], min(values), max(values)))
     words = [f"{trend.label} of the last {len(values)} runs: from {first} to {last}, lowest {low}, highest {high}"]

@@ -21,7 +21,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from benchlib.core.terminal import harmless
-from benchlib.core.text import cell, column, look
+from benchlib.core.text import look
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 MARKDOWN_CHARACTERS = 400
@@ -106,7 +106,6 @@ def markdown(source: str) -> Markup:
 
 
 def code(source: str) -> Markup:
-    """Return Python code with spans for its colours."""
     return Markup(pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)))
 
 
@@ -132,18 +131,17 @@ def plain(text: str) -> str:
 @functools.cache
 def environment() -> jinja2.Environment:
     """Return the environment of all pages: everything is escaped that is not marked as safe."""
-    made = jinja2.Environment(
+    result = jinja2.Environment(
         loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["look"] = look
-    made.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs}
-    made.filters |= {"terminal": plain, "cell": cell, "column": column}
+    result.globals["look"] = look
+    result.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs, "terminal": plain}
     # The only text besides the templates that goes in unescaped: a file of this package.
-    made.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    return made
+    result.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    return result
 
 
 def page(template: str, /, **values: Any) -> str:

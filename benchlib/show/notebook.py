@@ -40,8 +40,8 @@ def refuse_unknown_parameters(benchmark: str = "") -> None:
         unknown = sorted(names - defined) if cell.startswith("# Parameters\n") and defined else []
         if unknown:
             fields = [name for name in unknown if benchmark and name in config_class(benchmark).model_fields]
-            given = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
-            remedy = f'set this field of the config with -y "{{overrides: {{{given}}}}}"'
+            values = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
+            remedy = f'set this field of the config with -y "{{overrides: {{{values}}}}}"'
             why = remedy if unknown[0] in fields else nearest(unknown[0], defined)
             raise UserError(f"the notebook has no parameter {unknown[0]!r}: {why}")
         defined |= names

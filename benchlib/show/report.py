@@ -9,18 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import nbformat
+
 from benchlib.benchmarks import of_run
 from benchlib.core.files import read_bytes, write_text
-from benchlib.core.imports import importing_jupyter
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.results.shared import link
 from benchlib.show import markup
 from benchlib.show.digest import digest, shortened
 from benchlib.show.figures import data_url
-
-with importing_jupyter():
-    import nbformat
 
 NAME = "report.html"
 MAX_BYTES = 500_000
@@ -78,8 +76,8 @@ def _cut(words: str) -> str:
 
 def _pictures(run: Run, benchmark: str, problems: list[str]) -> list[dict[str, str]]:
     """Draw the pictures of a run, those that are not empty; what cannot be drawn is a problem."""
-    own, drawn = of_run(benchmark), []
-    for name, draw in (own.spec.figures(True) if own else {}).items():
+    registered, drawn = of_run(benchmark), []
+    for name, draw in (registered.spec.figures(True) if registered else {}).items():
         try:
             picture = draw(run)
             if not picture.empty:

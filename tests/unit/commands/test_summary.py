@@ -1,13 +1,8 @@
 """The table of checks in terminals of different widths, and what a pipe gets."""
 
-import io
-
 import pytest
-from make_run import make_run
-from rich.console import Console
 
 from benchlib.commands import output, run
-from benchlib.core import terminal
 from benchlib.judge.checks import Check, Verdict
 
 LONG = (
@@ -55,30 +50,3 @@ def test_what_needs_a_reader_comes_first_and_what_passed_takes_a_line(printed):
     ]
     assert lines[4] == "passed  30 checks"
     assert not [line for line in lines if "fine" in line]
-
-
-def test_a_tier_ends_with_the_verdicts_and_the_index(tmp_path, capsys):
-    fast = make_run(tmp_path / "a")
-    verdicts = [Verdict(verdict="PASS", sentence="3 checks passed.", checks=[])]
-    verdicts += [Verdict(verdict="FAIL", sentence="1 check failed: loss decreases.", checks=[])]
-    run.summarise_tier([run.Outcome(fast, verdict, False) for verdict in verdicts], tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["squad", "PASS"], ["squad", "FAIL"]]
-    assert "1 check failed: loss decreases." in lines[2]
-    assert lines[-1] == f"index: {tmp_path / 'index.html'}"
-
-
-def test_a_pipe_is_as_wide_as_columns_says(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert terminal.console(least_width=120).width == 120
-    monkeypatch.setenv("COLUMNS", "80")
-    assert terminal.console(least_width=120).width == 80
-
-
-@pytest.mark.parametrize("terminal_", [True, False])
-def test_what_takes_its_time_shows_in_a_terminal_only(terminal_, monkeypatch):
-    made = Console(file=io.StringIO(), force_terminal=terminal_, width=80)
-    monkeypatch.setattr(run, "console", made)
-    with run.at_work("drawing the report"):
-        pass
-    assert ("drawing the report" in made.file.getvalue()) == terminal_

@@ -31,7 +31,6 @@ def test_claims_are_those_of_the_data_sheets():
     [
         ("links: {inter_node_gpbs: 3}", "links.inter_node_gpbs: no such field: did you mean inter_node_gbps?"),
         ("links: {inter_node_gbps: 3}", "inter_node_gbps needs inter_node_source"),
-        ("links: {inter_node_gbps: -3, inter_node_source: x}", "links.inter_node_gbps = -3: Input should be greater"),
         ("kubernets: {}", "kubernets: no such field: did you mean kubernetes?"),
         ("kubernetes: {groups: []}", "there is no groups any more: a job has one kind of nodes"),
         ("kubernetes: {flavour: jobset}", "there is no flavour any more: a run is an Indexed Job"),
@@ -42,15 +41,10 @@ def test_claims_are_those_of_the_data_sheets():
         ('torchx: {cfg: {queue: "a\\nb"}}', "torchx.cfg"),
         ('kubernetes: {node_selector: {"a\\nb": c}}', "kubernetes.node_selector"),
         ('kubernetes: {image: ""}', "kubernetes.image = ''"),
-        ("kubernetes: {image: a b}", "kubernetes.image = 'a b'"),
-        ("kubernetes: {resource: nvidia.com/gpu 8}", "kubernetes.resource"),
-        ("kubernetes: {claim: a/b}", "kubernetes.claim"),
         ("kubernetes: {env: {1A: x}}", "kubernetes.env.1A"),
-        ("kubernetes: {claim_path: outputs}", "kubernetes.claim_path"),
         ("kubernetes: {data_path: /a/../etc}", "kubernetes.data_path"),
         ("torchx: {scheduler: \"'''\"}", "torchx.scheduler"),
         ("[1, 2]", "Input should be a valid dictionary"),
-        ("a: b: c", "not valid YAML"),
     ],
 )
 def test_a_wrong_profile_is_refused_with_the_field(tmp_path, text, words):

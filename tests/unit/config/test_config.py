@@ -68,14 +68,10 @@ MIXED = {"collective": "hierarchical"}
     [
         ({"learning_rat": 1}, "did you mean learning_rate"),
         ({"x=1;print('INJECTED')#": 1}, "unknown parameter"),
-        ({"learning_rate": "fast"}, "learning_rate = 'fast': Input should be a valid number"),
         ({"batch_size": 0}, "batch_size = 0: Input should be greater than or equal to 1"),
-        ({"batch_size": 2.5}, "batch_size = 2.5"),
         ({"batch_size": True}, "batch_size: got True"),
         ({"epochs": float("nan")}, "epochs = nan"),
-        ({"precision": "fp8"}, "precision = 'fp8': Input should be 'fp32', 'bf16' or 'fp16'"),
         ({"precision": "fp8", "nproc": 0}, "nproc = 0"),  # all wrong values are named at once
-        ({"compile": "perhaps"}, "compile = 'perhaps': Input should be a valid boolean"),
         ({"train_file": "a.json"}, "set both"),
         ({"doc_stride": 500}, "windows never advance"),
         ({"nnodes": 2}, "need launcher=torchrun"),
@@ -89,20 +85,6 @@ def test_wrong_values_are_refused_with_the_constraint(values, words):
     with pytest.raises(UserError) as caught:
         squad(**values)
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("sqad",), "did you mean squad"),
-        (("squad", "nightli"), "did you mean nightly"),
-        (("squad", "quick", "cudaa"), "did you mean cuda"),
-        (("squad", "quick", "cpu", {"tier": "nightly"}), "use --tier"),
-    ],
-)
-def test_wrong_requests_are_refused(arguments, words):
-    with pytest.raises(UserError, match=words):
-        resolve(*arguments)
 
 
 def test_files_are_meant_from_where_the_user_stands(tmp_path, monkeypatch):
@@ -141,12 +123,8 @@ def test_every_parameter_file_resolves_for_every_benchmark_and_backend():
     [
         ("squad: {epoch: 1}", "did you mean epochs"),
         ("sqad: {}", "did you mean squad"),
-        ("squad: 1", "squad = 1: Input should be"),
         ("- 1", "sections"),
         ("all: {epochs: 1}", "not every benchmark"),
-        ("a: [", "YAML"),
-        ("description: .nan", "description = nan: Input should be a valid string"),
-        ("all: {budget_s: long}", "all.budget_s = 'long': Input should be a valid number"),
         ("all: {budget_s: .inf}", "all.budget_s = inf: Input should be a finite number"),
         ("all: {budget_s: true}", "all.budget_s = True: Input should be a valid number"),
     ],
@@ -168,22 +146,6 @@ def test_a_config_survives_the_disk_and_a_cut_one_is_named(tmp_path):
         load_config(tmp_path)
 
 
-BERT = {"data": "squad", "model": "bert-base-uncased"}
-
-
-@pytest.mark.parametrize(
-    ("values", "scope"),
-    [
-        ({}, "_minisquad_tiny"),
-        ({**BERT, "train_questions": 0, "eval_questions": 0}, ""),
-        ({**BERT, "train_questions": 99}, "_subset"),
-        ({"train_file": "a", "eval_file": "b", "model": "m", "init": "random"}, "_files_random"),
-    ],
-)
-def test_names_say_what_stands_in_for_squad(values, scope):
-    assert squad(**values).quality_scope() == scope
-
-
 def test_texts_of_a_command_line_become_values():
     assert parse_overrides(["a=1", "b=x=y", "a=2"]) == {"a": "2", "b": "x=y"}
     with pytest.raises(UserError, match="NAME=VALUE"):
@@ -200,11 +162,8 @@ def test_texts_of_a_command_line_become_values():
     ("benchmark", "name", "value", "words"),
     [
         ("machine", "precisions", "fp32,fp8", "precisions.1 = 'fp8': Input should be 'fp32', 'tf32', 'bf16' or 'fp16'"),
-        ("machine", "matmul_sizes", "0", "matmul_sizes.0 = '0': Input should be greater than 0"),
         ("machine", "allreduce_mib", "", "allreduce_mib: List should have at least 1 item"),
         ("machine", "precisions", "fp32,fp32", "precisions: fp32,fp32: name each once"),
-        ("parity", "members", "compile,compile", "name each once"),
-        ("collectives", "operations", "all_reduce,all_reduce", "name each once"),
         ("parallel", "strategies", "data,data", "name each once"),
     ],
 )

@@ -71,14 +71,10 @@ NOT_WHOLE = {
     "cut weights": (cut("model.safetensors"), "model.safetensors: [0-9,]+ of [0-9,]+ bytes: it was cut"),
     "cut header": (cut("model.safetensors", 0.00001), "model.safetensors: cut, or no safetensors file"),
     "longer weights": (longer, "something was added to it"),
-    "empty weights": (lambda place: (place / "model.safetensors").write_bytes(b""), "model.safetensors: cut"),
     "noise": (lambda place: (place / "model.safetensors").write_bytes(bytes(range(256)) * 9), "its header would be"),
-    "no weights": (lambda place: (place / "model.safetensors").unlink(), "no model.safetensors in the folder"),
     "a pickle": (only_pickle, "pytorch_model.bin is a pickle"),
     "a lost part": (of_a_lost_part, "model-00002-of-00002.safetensors is missing, which model.safetensors.index.json"),
     "cut config": (cut("config.json"), "config.json: not valid JSON"),
-    "no config": (lambda place: (place / "config.json").unlink(), "config.json: no such file"),
-    "a list as config": (lambda place: (place / "config.json").write_text("[1]"), "config.json: expected a JSON object"),
     "another config": (lambda place: (place / "config.json").write_text('{"a": 1}'), "no model_type"),
 }  # fmt: skip
 
@@ -90,14 +86,6 @@ def test_a_folder_that_is_not_whole_names_file_and_reason(folder, case):
     with pytest.raises(UserError, match=words) as refused:
         model_files.check(str(place))
     assert str(refused.value).startswith(f"model = {place}: ")
-
-
-def test_headers_are_those_of_the_tensors():
-    folder = PACKAGE / "assets" / "tiny"
-    stored = load_file(folder / "model.safetensors")
-    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == {
-        name: tensor.shape for name, tensor in model_files.headers(folder).items()
-    }
 
 
 @pytest.mark.parametrize("words", [("squad",), ("inference",), ("serving", "--set", "engine=static")])

@@ -1,54 +1,50 @@
-"""What an onlooker is told, against cases that were worked out by hand."""
+"""What an onlooker sees, against cases that were worked out by hand."""
 
 import pytest
 
 from benchlib.core.events import Progress
-from benchlib.launch import launch
+
+TRAIN = [{"kind": "plan", "planned_steps": 9, "t": 0}, {"kind": "phase", "name": "train", "t": 0}]
+STEPS = [{"kind": "step", "t": float(i), "step": i, "samples": 16, "loss": 2.0 - i / 10} for i in range(1, 6)]
+MEMBERS = {"kind": "phase", "name": "members", "text": "comparing", "t": 0}
 
 
-def told(*events):
+def counts(*pairs, total):
+    return [{"kind": "progress", "t": t, "done": done, "total": total} for t, done in pairs]
+
+
+def seen(*events):
     progress = Progress()
     for event in events:
         progress.update({"source": "rank0", **event})
     return progress
 
 
-def test_time_left_follows_what_was_done_and_not_how_often_it_was_told():
-    leaps = [{"kind": "progress", "t": t, "done": done, "total": 100} for t, done in ((0.0, 0), (1.0, 10), (6.0, 60))]
-    assert told({"kind": "phase", "name": "evaluate", "t": 0}, *leaps).left_s == 4.0  # 10 a second, 40 to go
-
-
-def test_training_shows_the_planned_steps_loss_and_rate():
-    steps = [{"kind": "step", "t": float(i), "step": i, "samples": 16, "loss": 2.0 - i / 10} for i in range(1, 6)]
-    progress = told({"kind": "plan", "planned_steps": 9, "t": 0}, {"kind": "phase", "name": "train", "t": 0}, *steps)
-    assert (progress.done, progress.total, progress.rate, progress.left_s) == (5, 9, 16.0, 4.0)
-    assert progress.line() == "training  5/9  loss 1.500  16.0 samples/s  4 s left"
-
-
-def test_a_second_count_in_a_phase_starts_anew():
-    first = [{"kind": "progress", "t": float(t), "done": 50 * t, "total": 100} for t in range(3)]
-    second = [{"kind": "progress", "t": 10.0 + t, "done": t, "total": 4} for t in range(3)]
-    assert told(*first, *second).left_s == 2.0
-
-
-def test_parts_of_a_phase_are_named_and_promise_no_time():
-    parts = [
-        {"kind": "progress", "t": t, "member": "bf16", "unit": "gradients", "done": done, "total": 7}
-        for t, done in ((0.0, 1), (1.0, 4))
-    ]
-    phase = {"kind": "phase", "name": "members", "text": "computing and comparing members", "t": 0}
-    progress = told(phase, *parts)
-    assert progress.line() == "computing and comparing members  bf16: gradients  4/7"
-    assert told(phase, *parts, {"kind": "phase", "name": "write", "t": 2}).line() == "writing results"
-
-
-def test_a_long_phase_says_how_long_it_has_taken():
-    progress = told({"kind": "phase", "name": "model", "t": 0})
-    assert progress.line() == "loading the model"
-    progress.began -= 42
-    assert progress.line() == "loading the model  for 42 s"
-    progress.update({"source": "rank0", "kind": "phase", "name": "train", "t": 1})
-    assert progress.line() == "training"
+@pytest.mark.parametrize(
+    ("events", "line", "left_s"),
+    [
+        # By what was done, not by the number of events: 10 a second, 40 to go.
+        (counts((0.0, 0), (1.0, 10), (6.0, 60), total=100), "starting  60/100  4 s left", 4.0),
+        ([*TRAIN, *STEPS], "training  5/9  loss 1.500  16.0 samples/s  4 s left", 4.0),
+        # A second count in a phase starts anew.
+        (
+            [*counts((0.0, 0), (1.0, 50), (2.0, 100), total=100), *counts((10.0, 0), (11.0, 1), (12.0, 2), total=4)],
+            "starting  2/4  2 s left",
+            2.0,
+        ),
+        # The time left of a part says nothing about the phase.
+        (
+            [MEMBERS, *({**item, "member": "bf16", "unit": "gradients"} for item in counts((0, 1), (1, 4), total=7))],
+            "comparing  bf16: gradients  4/7",
+            None,
+        ),
+        ([MEMBERS, *counts((0, 1), total=7), {"kind": "phase", "name": "write", "t": 2}], "writing results", None),
+    ],
+    ids=["leaps", "training", "second count", "part", "next phase"],
+)
+def test_what_is_shown_follows_the_events(events, line, left_s):
+    progress = seen(*events)
+    assert (progress.line(), progress.left_s) == (line, left_s)
 
 
 @pytest.mark.parametrize(
@@ -66,22 +62,8 @@ def test_a_long_phase_says_how_long_it_has_taken():
     ids=str,
 )
 def test_a_malformed_event_is_skipped_and_counted(event):
-    before = [{"kind": "phase", "name": "measure", "t": 0}, {"kind": "progress", "t": 1.0, "done": 2, "total": 8}]
-    progress = told(*before, {"t": 2.0, **event})
+    before = [{"kind": "phase", "name": "measure", "t": 0}, *counts((1.0, 2), total=8)]
+    progress = seen(*before, {"t": 2.0, **event})
     assert (progress.done, progress.total, progress.loss, progress.part) == (2, 8, None, "")
     assert progress.line() == "measuring  2/8  1 malformed event skipped"
     assert not progress.update({"t": 3.0, "source": "rank0", "kind": "news"}), "an unknown kind changes nothing"
-
-
-def test_a_launch_that_is_silent_ticks(tmp_path, monkeypatch):
-    def ticks_every(seconds):
-        looks = iter([True, True, True, False])
-        monkeypatch.setattr(launch, "TICK_S", seconds)
-        monkeypatch.setattr(launch.Launch, "running", property(lambda _: next(looks)))
-        return list(launch.Launch(tmp_path).events())
-
-    assert ticks_every(1000.0) == []
-    ticks = ticks_every(0.0)
-    assert len(ticks) == 3
-    assert {event["kind"] for event in ticks} == {"tick"}
-    assert not Progress().update(ticks[0])

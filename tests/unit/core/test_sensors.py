@@ -85,12 +85,9 @@ def test_devices_alone_and_together():
         ("cuda", {}, ["0", "1", "2", "3"]),
         ("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-b"}, ["GPU-b"]),
         ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, []),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": " "}, []),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": "-1"}, []),
         ("rocm", {"CUDA_VISIBLE_DEVICES": "3,-1,1"}, ["3"]),
         ("rocm", {"HIP_VISIBLE_DEVICES": "2, 3"}, ["2", "3"]),
         ("rocm", {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["1"]),
-        ("rocm", {"ROCR_VISIBLE_DEVICES": "4,5,6"}, ["4", "5", "6"]),
         ("rocm", {"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "2,0"}, ["6", "4"]),  # counted among ROCr's
         ("rocm", {"ROCR_VISIBLE_DEVICES": ""}, []),
     ],
@@ -99,12 +96,6 @@ def test_the_devices_that_a_run_sees(monkeypatch, backend, variables, visible):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert sensors._visible(backend, 4) == visible
-
-
-def test_only_visible_devices_are_read(monkeypatch):
-    assert Sensors([], "cuda", 1, nvml()).read()["energy_j"] == 7000.5
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,0")
-    assert Sensors([], "cuda", 1, nvml()).read()["power_w"] == 50.5
 
 
 @pytest.mark.parametrize(
@@ -157,28 +148,21 @@ def _busy(seconds):
 
 
 @pytest.mark.parametrize("work", [_busy, time.sleep])
-def test_processor_time_of_a_rank(work):
+@pytest.mark.parametrize("known", [True, False])
+def test_processor_time_of_a_rank(work, known):
+    """What a rank used before its first reading is no part of one."""
     before = _moment()
-    reader = Sensors([os.getpid()])
+    reader = Sensors([os.getpid()] if known else [])
+    if not known:
+        _busy(0.2)
+        reader.pids, before = [os.getpid()], _moment()
+        assert reader.read()["cpu_percent"] is None and "second reading" in reader.availability()["cpu_percent"]
     begun = _moment()
     work(0.2)
     ended = _moment()
     values = reader.read()
     _assert_between(values["cpu_percent"], before, begun, ended, _moment())
     assert values["rss_bytes_per_pid"][str(os.getpid())] > 1e6
-
-
-def test_what_a_rank_used_before_it_was_seen_is_no_part_of_a_reading():
-    """Else a first reading soon after the sensors were made would count all of a rank's time since its start."""
-    reader = Sensors([])
-    _busy(0.2)
-    reader.pids = [os.getpid()]
-    before = _moment()
-    assert reader.read()["cpu_percent"] is None and "second reading" in reader.availability()["cpu_percent"]
-    begun = _moment()
-    _busy(0.1)
-    ended = _moment()
-    _assert_between(reader.read()["cpu_percent"], before, begun, ended, _moment())
 
 
 def test_all_ranks_are_read_by_one_scan_of_the_processes(monkeypatch):

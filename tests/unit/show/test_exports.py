@@ -19,8 +19,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
 from benchlib.cli import main
-from benchlib.core import run_folder
-from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
 from benchlib.results import record
 from benchlib.results.shared import load_runs as load
@@ -53,23 +51,8 @@ def runs(store):
     return load(store)
 
 
-@pytest.mark.parametrize("name", EXPORTS)
-def test_every_format_has_its_writer(name):
-    module, _, function = EXPORTS[name].write.partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
-
-
 def named(runs, name):
     return next(run for run in runs if run.run.endswith(name))
-
-
-def test_all_stored_runs_are_found_and_named(store, runs):
-    words = {run.run.rpartition("-")[2]: run.word for run in runs}
-    assert words == {
-        "whole": "PASS", "failed": "FAIL", "broken": "BROKEN", "skipped": "SKIPPED", "cut": "DAMAGED", "lost": "DAMAGED",
-    }  # fmt: skip
-    assert load(store / "quick-20261121") == runs
-    assert load(store / "quick-20261121" / "squad-cpu-100000-whole") == runs[:1]
 
 
 def test_junit_tells_each_check_as_a_test(runs):
@@ -235,20 +218,6 @@ def test_mlflow_holds_each_run_once(store, tmp_path):
     assert lines[3:] == ["8 91.4 PASS", f"120 {int(START * 1000)}", "['report.html']"]
 
 
-def test_folders_that_are_no_runs_get_no_labels(tmp_path):
-    day = tmp_path / "quick-20261121"
-    make_run(day / "squad-cpu-100000-whole", with_samples=False, steps=5)
-    (day / "squad-dir" / "result.json").mkdir(parents=True)
-    (day / "squad-empty").mkdir()
-    assert [run.run for run in load(tmp_path)] == ["squad-cpu-100000-whole"]
-    (day / "squad-dir" / "config.json").write_text("{")
-    damaged = named(load(tmp_path), "dir")
-    assert (damaged.word, damaged.benchmark, damaged.backend, damaged.tier) == ("DAMAGED", "?", "?", "quick")
-    assert 'backend="dir"' not in openmetrics.prometheus(load(tmp_path))
-    with pytest.raises(UserError, match="squad-empty"):
-        load(day / "squad-empty")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -269,25 +238,3 @@ def test_wrong_wishes_end_with_a_sentence(store, arguments, words, monkeypatch):
     done = CliRunner().invoke(main, ["export", str(store), *arguments])
     assert done.exit_code == 2
     assert words in done.output and "Traceback" not in done.output
-
-
-@pytest.mark.parametrize("name", ["junit", "openmetrics", "prometheus", "csv"])
-def test_the_text_formats_go_to_the_standard_output(store, name):
-    done = CliRunner().invoke(main, ["export", str(store), "--to", name])
-    assert done.exit_code == 0, done.output
-    assert "squad" in done.stdout and "written to" not in done.stdout
-
-
-@pytest.mark.parametrize("damage", ["result.json is missing", "result.json was altered after the run"])
-def test_a_run_that_was_damaged_after_its_verdict_passes_nowhere(tmp_path, damage):
-    folder = make_run(tmp_path / "quick-20261121" / "squad-cpu-100000-whole")
-    run_folder.record_files(folder)
-    assert record.load(folder).word == "PASS"
-    path = folder / "result.json"
-    if "missing" in damage:
-        path.unlink()
-    else:  # the same size: only its checksum tells
-        path.write_text(path.read_text().replace("91.4", "99.4"))
-    run = record.load(folder)
-    assert run.word == "DAMAGED" and damage in run.sentence
-    assert junitparser.JUnitXml.fromstring(junit.text([run]).encode()).errors == 1

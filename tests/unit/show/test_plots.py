@@ -1,20 +1,15 @@
 """Pictures: what is drawn is what was recorded, the bytes do not change, and colours can be told apart and read."""
 
-import io
-import json
-
 import numpy as np
 import pytest
 from make_run import make_run
 from pages import contrast
-from PIL import Image
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.results.run import Run
 from benchlib.show import figures
 from tests.fixtures.make_smoke import unpack
 
-SQUAD = BENCHMARKS["squad"].spec.figures(True)
 FIGURES = {
     f"{benchmark.name} {name}": draw
     for benchmark in BENCHMARKS.values()
@@ -25,54 +20,6 @@ FIGURES = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return Run(make_run(tmp_path_factory.mktemp("runs") / "run", steps=50))
-
-
-def recorded(run, key):
-    return np.array([event[key] for event in run.events if event["kind"] == "step"])
-
-
-def at_speeds(folder, speeds):
-    """Return a run whose steps of 16 samples went at these speeds, after two steps that do not count."""
-    path = make_run(folder, steps=len(speeds) + 2, with_samples=False) / "events-rank0.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    for event in events:
-        if event["kind"] == "step":
-            event["step_s"] = 16 / [50, 50, *speeds][event["step"] - 1]
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    result = json.loads((path.parent / "result.json").read_text())
-    result["facts"]["steady_from_step"] = 3
-    (path.parent / "result.json").write_text(json.dumps(result))
-    return Run(path.parent)
-
-
-@pytest.mark.parametrize("draw", SQUAD.values(), ids=SQUAD)
-def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
-    first, second = figures.png(draw(run)), figures.png(draw(Run(run.path)))
-    assert first == second
-    image = Image.open(io.BytesIO(first))
-    assert image.text == {}
-    assert len(first) < 30_000
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"outcome": "skipped"},
-        {"steps": 0, "with_samples": False},
-        {"steps": 1, "ranks": 1},
-        {"steps": 30, "cut_events": True, "with_result": False},
-        {"steps": 40, "ranks": 40},
-    ],
-    ids=["skipped", "none", "one", "cut", "many"],
-)
-def test_every_run_can_be_drawn(tmp_path, changes):
-    """By the figures of every benchmark; those that leave their place empty look alike in all runs and are painted once."""
-    made = Run(make_run(tmp_path / "run", **changes))
-    for name, draw in FIGURES.items():
-        figure = draw(made)
-        assert figure.alt, name
-        if not figure.empty or "outcome" in changes:
-            figure.canvas.draw()
 
 
 @pytest.mark.parametrize(("low", "high"), [(120, 130), (110, 4600), (300, 980), (0.004, 1000)])

@@ -15,7 +15,6 @@ from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import build, command, parse_overrides, resolve
-from benchlib.core.text import cell, column
 from benchlib.results.run import Run
 from benchlib.show import figures, markup, report
 from benchlib.show.figures import png
@@ -125,19 +124,6 @@ def test_run_that_did_not_end_well_says_who_did_what(tmp_path, changes, word, sa
     assert ("The loss goes from" in page.source) == ran, "what was kept is shown"
 
 
-def test_stacks_of_ranks_in_the_same_place_are_told_once(tmp_path):
-    folder = make_run(tmp_path / "run", outcome="stalled", culprit=2, ranks=30)
-
-    def stack(status):
-        for rank in status["ranks"]:
-            rank["stacks"] = "stuck here" if rank["rank"] == 2 else "waits in all_reduce"
-
-    change(folder / "status.json", stack)
-    page = rendered(folder)
-    assert page.source.count("waits in all_reduce") == 1
-    assert page.text.index("stuck here") < page.text.index("waits in all_reduce")
-
-
 @pytest.mark.parametrize(
     "name",
     ["config.json", "machine.json", "result.json", "verdict.json", "status.json", "samples.parquet", "notebook.ipynb"],
@@ -196,14 +182,6 @@ def test_huge_outputs_are_cut(tmp_path):
     assert all(words in page.text for words in ("line 199999", "characters left out", "short form", "damaged picture"))
 
 
-def test_notebook_without_its_run_is_readable(tmp_path):
-    none = dict.fromkeys(("with_result", "with_status", "with_verdict"), False)
-    page = rendered(make_run(tmp_path / "run", notebook="Question", **none))
-    assert page.all("math")
-    assert "example.invalid" not in page.source
-    assert "[1]: default parameters" in page.text
-
-
 def test_command_line_gives_the_same_config_again():
     changed = {"model": "my model's folder", "limits": {"allreduce_gbps": 0.25}, "target_f1": 80.5, "epochs": 0.5}
     config = build("squad", config_of(**changed, target_f1_embedded=None))
@@ -249,10 +227,6 @@ def test_markdown_keeps_formulas_and_shows_raw_html_as_text():
     assert "<script" not in page and "&lt;script&gt;alert" in page
 
 
-def test_terminal_output_loses_its_control_codes():
-    assert markup.plain("\x1b[31mred\x1b[0m 10%\r50%\r100%\nnext\r\n") == "100%\nnext\n"
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_colours_of_the_page_have_enough_contrast(dark):
     roots = re.findall(r":root \{(.*?)\}", (markup.TEMPLATES / "style.css").read_text(), re.DOTALL)
@@ -262,14 +236,6 @@ def test_colours_of_the_page_have_enough_contrast(dark):
     pairs += [pair for tone in tones for pair in ((tone, f"{tone}-soft"), ("card", tone), ("text", f"{tone}-soft"))]
     pairs += [(word, "soft") for word in ("word", "string", "number")]
     assert [pair for pair in pairs if contrast(colours[pair[0]], colours[pair[1]]) < 4.5] == []
-
-
-def test_columns_are_headed_by_name_and_unit_and_a_missing_value_is_a_dash():
-    heads = {"power_w": "power (W)", "asked_mb_per_s": "asked (MB/s)", "samples_per_s": "samples/s", "batch": "batch",
-             "memory_in_use_gb": "memory in use (GB)", "median_us": "median (µs)", "busbw_gbps": "busbw (Gbps)",
-             "together_flops": "together", "TTFT p99, ms": "TTFT p99, ms"}  # fmt: skip
-    assert {name: column(name) for name in heads} == heads
-    assert [cell(value, "power_w") for value in (None, 412.5)] == ["–", "412.5"]
 
 
 MANY = {

@@ -178,26 +178,18 @@ def test_a_row_that_informs_fails_no_run(row, fault, faults):
     assert (answer.status, answer.gates) == ("FAIL", fault) and "count" in answer.reason and "nan" in answer.reason
 
 
-def test_a_part_of_a_name_may_be_empty():
-    spec = Spec([T], [Metric("count_{name}{group}", T["count"], "Count of {name}{group}")], [])
-    assert [spec.label(name) for name in ("count_a_x", "count_a", "count_")] == [
-        "Count of a_x",
-        "Count of a",
-        "Count of ",
-    ]
-
-
-def test_a_label_is_of_the_name_that_says_most():
-    names = ("flops_{name}", "flops_{name}_peak")
-    spec = Spec([T], [Metric(name, T["count"], label=name) for name in names], [])
-    assert [spec.label(name) for name in ("flops_a", "flops_a_peak", "other")] == ["flops_a", "flops_a_peak", "other"]
-
-
-def test_a_name_may_end_with_an_empty_column():
-    """What is measured of the real thing has no suffix."""
-    spec = Spec([T], [Metric("loss{hint}", T["count"], "Loss")], [])
-    assert [metric.name for metric in spec.stated(run_of({}))] == ["loss"]
-    assert (spec.label("loss"), spec.label("loss_tiny"), spec.metric("other")) == ("Loss", "Loss", None)
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"count_{name}{group}": "Count of {name}{group}"}, {"count_a_x": "Count of a_x", "count_a": "Count of a", "count_": "Count of "}),
+        ({"flops_{name}": "all", "flops_{name}_peak": "peak"}, {"flops_a": "all", "flops_a_peak": "peak", "other": "other"}),
+        ({"loss{hint}": "Loss"}, {"loss": "Loss", "loss_tiny": "Loss"}),
+    ],
+    ids=["a part may be empty", "the name that says most", "the real thing has no suffix"],
+)  # fmt: skip
+def test_a_label_is_found_by_name(labels, expected):
+    spec = Spec([T], [Metric(name, T["count"], label) for name, label in labels.items()], [])
+    assert {name: spec.label(name) for name in expected} == expected
 
 
 def test_a_row_may_claim_a_whole_and_its_parts():
