@@ -89,8 +89,11 @@ class Launch:
         held = run_folder.claim(self.run_dir)
         try:
             self._start(held)
-        except OSError as error:
-            raise files.not_written(self.run_dir, error) from error
+        except BaseException as error:  # one that comes when the supervisor is there: an interrupt, say
+            self.stop()
+            if isinstance(error, OSError):
+                raise files.not_written(self.run_dir, error) from error
+            raise
         finally:
             os.close(held)  # the supervisor has inherited the claim, and with its end the folder is free
         return self
@@ -173,6 +176,15 @@ class Launch:
             process.kill()
         return self.wait()
 
+    def close(self) -> None:
+        """End the run unless it has ended; let go of the supervisor and of its pipe, also where that fails."""
+        try:
+            if self.running:
+                self.stop()
+        finally:
+            if self._process:
+                self._send_stop(self._process)
+
     def _continue(self) -> None:
         """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end nothing."""
         if self._process:
@@ -217,8 +229,7 @@ class Launch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.running:
-            self.stop()
+        self.close()
 
 
 def execute(run_dir: Path | str, on_event: Callable[[Event], None] | None = None, benchmark: str = "") -> Status:

@@ -58,7 +58,11 @@ def test_two_ranks_measure_a_machine(tmp_path):
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
-    assert {limit.metric for limit in BENCHMARKS["machine"].spec.limits(machine)} >= {"matmul_fp32_flops", "copy_host_gbytes_per_s", "allreduce_gbps"}
+    assert {limit.metric for limit in BENCHMARKS["machine"].spec.limits(machine)} >= {
+        "matmul_fp32_flops",
+        "copy_host_gbytes_per_s",
+        "allreduce_gbps",
+    }
 
 
 def test_rates_of_ranks_are_added_round_by_round():

@@ -101,7 +101,13 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
         times = whole.samples[f"{member}_latency_ms{SUFFIX}"]
         assert len(times) == 7 == result.metric(f"{member}_latency_ms{SUFFIX}").n
         assert result.value(f"{member}_queries_per_s{SUFFIX}") == pytest.approx(1000 / np.mean(times))
-    assert 0 < rows.loc[("sdpa_flash", "logits"), "value"].max() < 1e-4 < 1e-3 < rows.loc[("bf16", "logits"), "value"].max()
+    assert (
+        0
+        < rows.loc[("sdpa_flash", "logits"), "value"].max()
+        < 1e-4
+        < 1e-3
+        < rows.loc[("bf16", "logits"), "value"].max()
+    )
     assert list(rows.loc[("bf16", "loss curve")].index) == ["step 1", "step 2", "step 3"]
     digest = hashlib.sha256((place / "reference" / "outputs.safetensors").read_bytes()).hexdigest()
     assert result.facts["outputs_sha256"] == digest
@@ -195,7 +201,9 @@ def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
     with pytest.raises(BackendUnavailable, match="backend cuda is not available: no driver"):
         here(prepared(tmp_path / "elsewhere", backend="cuda", golden=str(whole.path / "golden")))
     for status, error in (("unavailable", BackendUnavailable), ("crashed", RunBroken)):
-        monkeypatch.setattr(run.child, "run", lambda *args, status=status, **more: Ended(status, None, "no libfoo", 1.0))
+        monkeypatch.setattr(
+            run.child, "run", lambda *args, status=status, **more: Ended(status, None, "no libfoo", 1.0)
+        )
         with pytest.raises(error, match="no libfoo"):
             here(prepared(tmp_path / status))
 

@@ -52,7 +52,9 @@ def test_a_member_records_what_torch_computes(run_dir):
     found = Recording.open(run_dir / "members" / "eager")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
     inputs, outputs = Inputs(run_dir / "golden"), found.outputs
-    assert {name.partition("/")[0] for name in outputs} == {case.id for case in inputs.of("data", "edge", "layer")} | {"dev"}
+    assert {name.partition("/")[0] for name in outputs} == {case.id for case in inputs.of("data", "edge", "layer")} | {
+        "dev"
+    }
     dev = []
     for case in inputs.of("data", "edge", "layer", "dev"):
         tensors = inputs.tensors(case.id)

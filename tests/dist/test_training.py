@@ -159,7 +159,14 @@ def test_xla_reaches_the_f1_of_autograd(tmp_path: Path, monkeypatch: pytest.Monk
     for engine in ("native", "compiled"):
         folder = tmp_path / engine
         folder.mkdir()
-        values = {"engine": engine, "threads": 1, "train_questions": 32, "eval_questions": 16, "max_length": 128, "doc_stride": 32}
+        values = {
+            "engine": engine,
+            "threads": 1,
+            "train_questions": 32,
+            "eval_questions": 16,
+            "max_length": 128,
+            "doc_stride": 32,
+        }
         events = EventWriter(folder, "rank0")
         config = SquadConfig.model_validate(values | {"checkpoint_every": -1, "budget_s": 86400.0})
         save_config(config, folder)

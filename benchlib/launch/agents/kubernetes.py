@@ -8,6 +8,7 @@ write to. Exit code: 0 when all pods ended well, else that of the first failing 
 """
 
 import argparse
+import contextlib
 import json
 import re
 import shutil
@@ -168,8 +169,10 @@ class Agent:
             except Failed as error:
                 remedy = f"kubectl delete -f {self.folder.path / MANIFEST}"
                 report(f"{self.options.run} could not be removed ({error}): {remedy}")
-            for pod in self.pods.values():
-                pod.close()
+            finally:
+                with contextlib.ExitStack() as closing:  # each of them, whatever becomes of another
+                    for pod in self.pods.values():
+                        closing.callback(pod.close)
 
     def _kubectl(self, *words: str, stdin: str = "") -> str:
         """Run kubectl and return what it prints. Raises ``Failed`` with its message."""

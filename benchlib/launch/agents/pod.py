@@ -64,14 +64,15 @@ def run(options: argparse.Namespace) -> int:
             _print_line(results=str(archive), returncode=code)
             time.sleep(options.hold)
     except _Stopped:
-        if process and process.poll() is None:
+        pass
+    finally:
+        if process and process.poll() is None:  # also when this pod's own part failed: its disk is full, say
             process.terminate()
             try:
                 process.wait(TERM_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-    finally:
         archive.unlink(missing_ok=True)
     return code
 

@@ -72,13 +72,15 @@ class Submitted:
 
     def _read(self) -> None:
         assert self.process and self.process.stdout
-        for line in self.process.stdout:
-            print(line, end="", flush=True)
-            match = None if self.identity else re.search(self.options.id, line)
-            if match:
-                self.identity = match.group(1)
-                self._id_read.set()
-        self._id_read.set()
+        try:
+            with self.process.stdout as lines:
+                for line in lines:
+                    print(line, end="", flush=True)
+                    if not self.identity and (match := re.search(self.options.id, line)):
+                        self.identity = match.group(1)
+                        self._id_read.set()
+        finally:
+            self._id_read.set()
 
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone."""
@@ -132,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     leave_with_parent()  # killed as an orphan it would leave its job in the queue
     try:
         return job.run()
-    except SystemExit:
+    except BaseException:
         job.cancel()
         raise
 
