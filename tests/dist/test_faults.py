@@ -34,9 +34,10 @@ def test_complete(tmp_path: Path) -> None:
             until(lambda: not launch.running)
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), launch.start():
+    with pytest.raises(ZeroDivisionError) as caught, launch.start():
         consume(launch.events(), look)
     closed(launch)
+    del caught  # whose traceback held the iterator: that alone would close it
     result = launch.wait()
     assert result["outcome"] == "complete", result["reason"]
     assert [row["returncode"] for row in result["ranks"]] == [0, 0]

@@ -60,13 +60,6 @@ def test_places(monkeypatch: pytest.MonkeyPatch, env: dict[str, Any], place: tup
 
 
 @pytest.mark.parametrize(
-    ("text", "sizes"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,8(x2),3", [1, 8, 8, 3]), ("", [])]
-)
-def test_slurm_lists_of_tasks(text: str, sizes: list[int]) -> None:
-    assert nodes.local_sizes(text) == sizes
-
-
-@pytest.mark.parametrize(
     ("endpoint", "place"),
     [
         ("node1:29500", ("node1", 29500)),
