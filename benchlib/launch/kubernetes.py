@@ -45,7 +45,6 @@ def kubernetes(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> 
 
 
 def manifest(items: list[dict[str, Any]]) -> str:
-    """Return objects as YAML."""
     return yaml.dump_all(items, Dumper=_Dumper, sort_keys=False, width=4096)
 
 

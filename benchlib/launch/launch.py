@@ -129,12 +129,10 @@ class Launch:
 
     @property
     def pid(self) -> int | None:
-        """The supervisor's process id."""
         return self._process.pid if self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether the supervisor is at work."""
         return self._process is not None and self._process.poll() is None
 
     def events(self) -> Iterator[Event]:
@@ -197,7 +195,6 @@ class Launch:
             process.stdin.close()
 
     def wait(self) -> Status:
-        """Wait for the end of the run and return its status."""
         if self._process is None:
             raise UserError("the run was not started: call start() first")
         self._process.wait()

@@ -69,14 +69,6 @@ def test_rates_of_ranks_are_added_round_by_round():
     assert run._rounds([[1.0, 2.0, 3.0], [10.0, 20.0]]) == [11.0, 22.0]
 
 
-def test_one_rank_has_no_exchange_to_measure(tmp_path):
-    result = _run(tmp_path, nproc=1, precisions=["fp32"], matmul_sizes=[64]).result
-    metric = result.metric("allreduce_gbps")
-    assert metric.provenance == "not_available"
-    assert "one rank" in metric.reason
-    assert [row["wrong_elements"] for row in result.tables["allreduce"]] == [0, 0]
-
-
 @pytest.mark.usefixtures("group")
 def test_wrong_sums_are_counted(monkeypatch):
     sizes, device, brief = (400, 1000), torch.device("cpu"), Pace(0.0)

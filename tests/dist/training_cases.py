@@ -79,7 +79,7 @@ def outcome_of(task: passes.Task) -> dict[str, Any]:
         "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
         "weights": weight_checksum(task.loaded.model),
         "biases": [
-            float(value.abs().mean())
+            float(value.detach().abs().mean())
             for name, value in task.loaded.model.named_parameters()
             if name.endswith("bias") and "key" not in name  # the gradient of a key's bias is 0 but for rounding
         ],

@@ -157,7 +157,6 @@ class Agent:
         self.pods: dict[str, Pod] = {}
 
     def run(self) -> int:
-        """Create, follow and remove the job."""
         try:
             self._kubectl("create", "-f", "-", stdin=self.manifest)
             print(f"created {self.options.run}", flush=True)
@@ -247,12 +246,10 @@ class Agent:
 
 
 def report(text: str) -> None:
-    """Print to the agent's log."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchlib.launch.agents.kubernetes", description="Run pods.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--run", required=True, help="name of the job")
