@@ -106,13 +106,7 @@ def plan(
     return _settled(request, probe_devices() if probe is None else probe)
 
 
-def plans(
-    target: str,
-    tier: str | None,
-    backend: str,
-    pairs: Iterable[str],
-    resume: str | None,
-) -> list[Plan]:
+def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], resume: str | None) -> list[Plan]:
     """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``."""
     overrides: dict[str, Any] = dict(schema.parse_overrides(pairs))
     if resume:

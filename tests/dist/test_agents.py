@@ -148,11 +148,7 @@ def test_a_job_that_stays_in_the_queue(cluster: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ("FAILED ExitCode=9:0", "exit code 9"),
-        ("TIMEOUT ExitCode=0:0", "exit code 1"),
-    ],
+    ("state", "words"), [("FAILED ExitCode=9:0", "exit code 9"), ("TIMEOUT ExitCode=0:0", "exit code 1")]
 )
 def test_a_job_that_ends_without_a_rank(cluster: Path, tmp_path: Path, state: str, words: str) -> None:
     program(tmp_path / "bin" / "sbatch", "echo '88;main'")

@@ -145,9 +145,9 @@ def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path: Path) -> None:
 
 def test_stop_button(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run")
-    launch = Launch(run_dir, "faulty:run").start()
-    pid_at_step(run_dir, 0)
-    result = launch.stop()
+    with Launch(run_dir, "faulty:run").start() as launch:
+        pid_at_step(run_dir, 0)
+        result = launch.stop()
     assert result is not None
     assert (result["outcome"], result["reason"]) == ("stopped", "stopped by the user")
     none_left(run_dir)
@@ -156,10 +156,10 @@ def test_stop_button(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_launching_process_gets(number: signal.Signals, tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run", fault="deaf", who=1)
-    process = foreground(run_dir)
-    pid_at_step(run_dir, 1)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=END_S)
+    with foreground(run_dir) as process:
+        pid_at_step(run_dir, 1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=END_S)
     none_left(run_dir)
     result = status(run_dir)
     assert result["outcome"] == "stopped"
@@ -205,12 +205,11 @@ def test_a_stopped_supervisor_goes_on_and_keeps_the_limits(tmp_path: Path) -> No
 
 def test_a_stopped_supervisor_ends_with_its_launching_process(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run")
-    process = foreground(run_dir)
-    pid_at_step(run_dir, 1)
-    os.kill(process.pid, signal.SIGSTOP)
-    os.kill(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGSTOP)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=END_S)
+    with foreground(run_dir) as process:
+        pid_at_step(run_dir, 1)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.kill(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGKILL)
     none_left(run_dir)
     assert status(run_dir)["reason"] == "stopped: the launching process is gone"
 
@@ -228,13 +227,12 @@ def test_a_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
 
 def test_everybody_killed(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run")
-    process = foreground(run_dir)
-    pid_at_step(run_dir, 1)
-    assert settle(run_dir) is None
-    os.kill(process.pid, signal.SIGSTOP)  # so that it cannot notice the death of the other
-    os.kill(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGKILL)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=END_S)
+    with foreground(run_dir) as process:
+        pid_at_step(run_dir, 1)
+        assert settle(run_dir) is None
+        os.kill(process.pid, signal.SIGSTOP)  # so that it cannot notice the death of the other
+        os.kill(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
     none_left(run_dir)
     result = settle(run_dir)
     assert result is not None

@@ -86,11 +86,7 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for target, says in (
-        ("taken", "is not empty"),
-        ("file", "is not a folder"),
-        ("file/below", "not a directory"),
-    ):
+    for target, says in (("taken", "is not empty"), ("file", "is not a folder"), ("file/below", "not a directory")):
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output
     done = call("record", tmp_path / "new", "--set", "members=eager")

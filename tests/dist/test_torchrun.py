@@ -35,8 +35,8 @@ def test_nodes_that_differ_end_as_a_user_error(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     values = {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "max_restarts": 2}
     nodes = [prepare(tmp_path / str(seed), **values, seed=seed) for seed in (7, 8)]
-    launches = [Launch(run_dir, "faulty:checksums").start() for run_dir in nodes]
-    ended = [launch.wait() for launch in launches]
+    with Launch(nodes[0], "faulty:checksums").start() as first, Launch(nodes[1], "faulty:checksums").start() as second:
+        ended = [first.wait(), second.wait()]
     for end, run_dir in zip(ended, nodes, strict=True):
         none_left(run_dir)
         assert (end["outcome"], end["restarts"], end["ranks"][0]["error"]["type"]) == ("failed", 0, "UserError")

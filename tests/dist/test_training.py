@@ -45,7 +45,7 @@ def test_two_ranks_follow_the_curve_of_one(outcomes: dict[str, Any], one_rank: d
     # 33 questions in batches of 16: the last batch has one sample, so that one of two ranks has none.
     assert len(one_rank["losses"]) == 3
     np.testing.assert_allclose(outcomes[case]["losses"], one_rank["losses"], rtol=1e-4)
-    np.testing.assert_allclose(outcomes[case]["biases"], one_rank["biases"], rtol=1e-2)  # they begin at 0
+    np.testing.assert_allclose(outcomes[case]["biases"], one_rank["biases"], rtol=1e-2)
     assert (
         sum(outcomes[case]["samples"]) == outcomes[case]["expected"] == sum(one_rank["samples"]) == one_rank["expected"]
     )
