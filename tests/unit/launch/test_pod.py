@@ -95,9 +95,7 @@ def test_a_pod_hands_over_what_was_measured_and_logged(run_dir, tmp_path, monkey
         assert set(tar.getnames()) == names
 
 
-@pytest.mark.parametrize(
-    "name", ["job.json", "./job.json", "logs/../job.json", "logs/supervisor.log", "../x.json", "linked/x.json"]
-)
+@pytest.mark.parametrize("name", ["job.json", "logs/../job.json", "../x.json", "linked/x.json"])
 def test_a_pod_changes_nothing_that_was_here_and_nothing_beside(run_dir, tmp_path, name):
     (run_dir / "logs").mkdir()
     (tmp_path / "other").mkdir()
