@@ -80,6 +80,8 @@ def execute(run: Run) -> Run:
         status = watch(launch)
     except KeyboardInterrupt:
         status = {"outcome": "stopped", "reason": "stopped by the user"}
+    finally:
+        launch.close()
     after = run.refresh()
     if not headless():
         display(_places(after, judge(after)))  # type: ignore[no-untyped-call]

@@ -88,7 +88,6 @@ class RankRecord:
         return is_waiting(main_stack(self.stacks or ""))
 
     def hear(self, event: dict[str, Any]) -> None:
-        """Take in an event that this rank wrote."""
         self.heard_at = max(self.heard_at, float(event["t"]))
         match event["kind"]:
             case "start":
@@ -112,7 +111,6 @@ class RankRecord:
         return f" during phase {self.phase}" + (f", step {self.step}" if self.step is not None else "")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row of this rank in ``status.json``."""
         number = -self.returncode if self.returncode is not None and self.returncode < 0 else None
         error = {key: self.error.get(key, "") for key in ("type", "message", "traceback")} if self.error else None
         return {
@@ -229,7 +227,6 @@ def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float) -> s
 
 
 def late_text(record: RankRecord, limit_s: float) -> str:
-    """Return where a rank was that was not at work in time."""
     late = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit)"
     return f"{late}; it stood{record.where()}{_inside(record)}"
 
@@ -285,8 +282,8 @@ def main_stack(text: str) -> list[Frame]:
     The main thread was created first and is printed last.
     """
     _, _, last = text.rpartition("(most recent call first)")
-    found = (_FRAME.match(line) for line in last.splitlines() if last != text)
-    return [Frame(match[1], int(match[2]) if match[2].isdigit() else 0, match[3]) for match in found if match]
+    matches = (_FRAME.match(line) for line in last.splitlines() if last != text)
+    return [Frame(match[1], int(match[2]) if match[2].isdigit() else 0, match[3]) for match in matches if match]
 
 
 def is_waiting(frames: list[Frame]) -> bool:
@@ -341,7 +338,6 @@ STACKS_SHOWN = 8
 
 
 def _ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the rows of the ranks, that of the culprit first."""
     status = status or {}
     return sorted(status.get("ranks") or [], key=lambda rank: rank.get("rank") != status.get("culprit"))
 

@@ -54,7 +54,6 @@ class Job:
 
     @classmethod
     def of(cls, config: "BaseConfig", name: str, command: list[str], **more: Any) -> "Job":
-        """Describe the job of a launcher with the limits of a config."""
         more |= {"startup_s": config.startup_timeout_s, "stall_s": config.stall_timeout_s}
         more |= {"wall_s": config.hard_limit_s, "restarts": config.max_restarts, "backend": config.backend}
         return cls(name, command, **more)
@@ -86,7 +85,6 @@ def job_name(run_dir: Path | str) -> str:
 
 
 def worker_command(run_dir: Path | str, benchmark: str = "") -> list[str]:
-    """Return the arguments of Python that run a rank of the run."""
     extra = ["--benchmark", benchmark] if benchmark else []
     return ["-m", "benchlib.runtime.worker", str(run_dir), *extra]
 

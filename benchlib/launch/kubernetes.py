@@ -45,7 +45,6 @@ def kubernetes(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> 
 
 
 def manifest(items: list[dict[str, Any]]) -> str:
-    """Return objects as YAML."""
     return yaml.dump_all(items, Dumper=_Dumper, sort_keys=False, width=4096)
 
 
@@ -90,11 +89,7 @@ def objects(config: BaseConfig, profile: Cluster, run_dir: Path | str, benchmark
 
 def metadata(k8s: Kubernetes, name: str) -> dict[str, Any]:
     """Return the metadata of an object that belongs to a run, or to workers of a service."""
-    return {
-        "name": name,
-        "namespace": k8s.namespace,
-        "labels": {"app.kubernetes.io/name": "benchlib", RUN_LABEL: name},
-    }
+    return {"name": name, "namespace": k8s.namespace, "labels": {"app.kubernetes.io/name": "benchlib", RUN_LABEL: name}}
 
 
 def _config_files(config: BaseConfig, profile: Cluster) -> dict[str, str]:

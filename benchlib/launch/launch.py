@@ -89,8 +89,11 @@ class Launch:
         held = run_folder.claim(self.run_dir)
         try:
             self._start(held)
-        except OSError as error:
-            raise files.not_written(self.run_dir, error) from error
+        except BaseException as error:  # one that comes when the supervisor is there: an interrupt, say
+            self.stop()
+            if isinstance(error, OSError):
+                raise files.not_written(self.run_dir, error) from error
+            raise
         finally:
             os.close(held)  # the supervisor has inherited the claim, and with its end the folder is free
         return self
@@ -126,12 +129,10 @@ class Launch:
 
     @property
     def pid(self) -> int | None:
-        """The supervisor's process id."""
         return self._process.pid if self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether the supervisor is at work."""
         return self._process is not None and self._process.poll() is None
 
     def events(self) -> Iterator[Event]:
@@ -173,6 +174,15 @@ class Launch:
             process.kill()
         return self.wait()
 
+    def close(self) -> None:
+        """End the run unless it has ended; let go of the supervisor and of its pipe, also where that fails."""
+        try:
+            if self.running:
+                self.stop()
+        finally:
+            if self._process:
+                self._send_stop(self._process)
+
     def _continue(self) -> None:
         """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end nothing."""
         if self._process:
@@ -185,7 +195,6 @@ class Launch:
             process.stdin.close()
 
     def wait(self) -> Status:
-        """Wait for the end of the run and return its status."""
         if self._process is None:
             raise UserError("the run was not started: call start() first")
         self._process.wait()
@@ -217,8 +226,7 @@ class Launch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.running:
-            self.stop()
+        self.close()
 
 
 def execute(run_dir: Path | str, on_event: Callable[[Event], None] | None = None, benchmark: str = "") -> Status:

@@ -174,8 +174,8 @@ def _quoted(name: str, text: str) -> str:
 def _srun(own: Slurm, cpus: int, *more: str) -> str:
     """Return srun's words. It needs the CPUs of a task again: it does not take them from sbatch."""
     options = {"--cpus-per-task": cpus, "--container-image": own.container, "--container-mounts": own.container_mounts}
-    given = [f"{name}={value}" for name, value in options.items() if value]
-    return shlex.join(["srun", "--kill-on-bad-exit=1", *more, *given, *own.srun])
+    set_options = [f"{name}={value}" for name, value in options.items() if value]
+    return shlex.join(["srun", "--kill-on-bad-exit=1", *more, *set_options, *own.srun])
 
 
 def _in_bash(settings: dict[str, str], command: list[str], dollar: str = "$") -> str:

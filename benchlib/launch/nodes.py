@@ -39,7 +39,6 @@ class Place:
 
     @property
     def one_node(self) -> bool:
-        """Whether all ranks are on this machine."""
         return self.local_size == self.size
 
     def threads(self, wanted: int = 0) -> int:
@@ -145,7 +144,6 @@ def local_address(host: str, port: int = DEFAULT_PORT) -> str:
 
 
 def interface(address: str) -> str:
-    """Return the interface that has an address of ours, or ''."""
     return own_addresses().get(address, "")
 
 

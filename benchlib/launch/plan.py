@@ -39,7 +39,6 @@ class Plan:
 
     @property
     def config(self) -> Any:
-        """The config."""
         return self.resolved.config
 
     @property
@@ -107,13 +106,7 @@ def plan(
     return _settled(request, probe_devices() if probe is None else probe)
 
 
-def plans(
-    target: str,
-    tier: str | None,
-    backend: str,
-    pairs: Iterable[str],
-    resume: str | None,
-) -> list[Plan]:
+def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], resume: str | None) -> list[Plan]:
     """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``."""
     overrides: dict[str, Any] = dict(schema.parse_overrides(pairs))
     if resume:
@@ -128,8 +121,8 @@ def plans(
     requests = []
     for name in names:  # of a tier, a benchmark of one process takes part without the number of ranks
         single = of_tier and config_class(name).ONE_PROCESS
-        given = {key: value for key, value in overrides.items() if not (single and key == "nproc")}
-        requests.append(_requested(name, level, backend, given))
+        values = {key: value for key, value in overrides.items() if not (single and key == "nproc")}
+        requests.append(_requested(name, level, backend, values))
     probe = probe_devices()
     return [replace(_settled(request, probe), of_tier=of_tier) for request in requests]
 

@@ -121,7 +121,6 @@ class AgentReport:
         self.name = AGENT_NAMES.get(job.name, f"the agent of launcher {job.name}")
 
     def text(self) -> str:
-        """Return the log so far."""
         return self.path.read_text(errors="replace") if self.job.agent and self.path.exists() else ""
 
     def reason(self) -> str:
@@ -160,7 +159,6 @@ class RankTable:
         return [record for record in self.all() if record.launch == self.launch and record.host == self.host]
 
     def started(self, pids: list[int]) -> None:
-        """Take in the ranks that the supervisor started itself, by number."""
         for rank, pid in enumerate(pids):
             self.records[rank] = self._processes[pid] = RankRecord(rank, pid, self.host, self.launch)
 
@@ -186,7 +184,6 @@ class RankTable:
         return record
 
     def ended(self, codes: dict[int, int]) -> None:
-        """Take in the exit codes of processes of this node."""
         for record in self.here():
             if record.alive and record.pid in codes:
                 record.end(codes[record.pid])
@@ -228,12 +225,10 @@ class RankTable:
             record.stacks = text
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return the rows of ``status.json``."""
         return [self.records[rank].as_json() for rank in sorted(self.records)]
 
 
 def rank_of(event: Event) -> int | None:
-    """Return the rank that wrote an event; None where no rank did."""
     number = str(event["source"]).removeprefix("rank")
     return int(number) if number.isdecimal() and number != event["source"] else None
 

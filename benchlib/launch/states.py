@@ -32,12 +32,7 @@ class Sign(Enum):
 
 
 # What a row does not name changes nothing: a late rank in a run that is failing, say.
-_UNDER_WAY = {
-    Sign.ENDED: State.LEAVING,
-    Sign.DIED: State.FAILING,
-    Sign.RETRY: State.AGAIN,
-    Sign.BEGUN: State.STARTING,
-}
+_UNDER_WAY = {Sign.ENDED: State.LEAVING, Sign.DIED: State.FAILING, Sign.RETRY: State.AGAIN, Sign.BEGUN: State.STARTING}
 NEXT: dict[State, dict[Sign, State]] = {
     State.QUEUED: {Sign.HEARD: State.STARTING, Sign.DIED: State.FAILING},
     State.STARTING: {**_UNDER_WAY, Sign.READY: State.WORKING},

@@ -204,7 +204,6 @@ class Supervisor:
         return True
 
     def _hopeless(self) -> bool:
-        """Whether a rank failed for a reason that is there the next time too."""
         return any(diagnosis.no_restart_helps(record.error) for record in self.ranks.all())
 
     def _begin_again(self) -> None:
@@ -368,7 +367,6 @@ class Supervisor:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line of the module's docstring."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--tied-to"]:  # the death signal outlives exec, so the agent inherits it
         die_with_parent(int(argv[1]))

@@ -1,6 +1,6 @@
 """What the ranks record of each training step, and what they tell each other meanwhile.
 
-Letters: K steps, W ranks, C columns.
+Notation: K steps, W ranks, C columns.
 """
 
 import platform
@@ -24,7 +24,7 @@ COLUMNS = (
 _TIMES = COLUMNS[5:]
 
 REPORT_EVERY_S = 0.5  # the ranks exchange their rows, and rank 0 tells of them, about this often
-_MOST_STEPS = 50
+_MAX_STEPS = 50
 
 
 def launched_at(run_dir: Path) -> Moment:
@@ -81,7 +81,7 @@ class StepLog:
     def __init__(self, world: World, events: EventWriter, step_s: float, table: np.ndarray | None = None) -> None:
         self.world = world
         self.events = events
-        self.every = max(1, min(_MOST_STEPS, int(REPORT_EVERY_S / max(step_s, 1e-6))))
+        self.every = max(1, min(_MAX_STEPS, int(REPORT_EVERY_S / max(step_s, 1e-6))))
         self._blocks: list[np.ndarray] = [] if table is None else [table]
         self._waiting: list[Step] = []
 

@@ -57,8 +57,8 @@ class GradientExchange:
 
     def take(self) -> list[list[Any]]:
         """Return the intervals so far and start a new list."""
-        taken, self.intervals = self.intervals, []
-        return taken
+        intervals, self.intervals = self.intervals, []
+        return intervals
 
 
 def sum_hook(state: GradientExchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

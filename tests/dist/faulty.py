@@ -1,6 +1,5 @@
 """A benchmark that breaks on purpose: ``fault`` says how, ``who`` which rank. Run with ``--benchmark faulty:run``."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -33,16 +32,6 @@ def boom() -> None:
     raise ValueError("boom <script>")
 
 
-def no_file() -> None:
-    """Miss a file whose path reads like a library of collectives."""
-    Path("/mnt/nccl-data/socket/timeout.json").read_text()
-
-
-def no_space() -> None:
-    """Raise what a library that writes files by itself lets through."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def spin_without_end() -> None:
     """Hang in a Python loop."""
     while True:
@@ -59,16 +48,6 @@ def deaf() -> None:
 def segfault() -> None:
     """Die in native code."""
     os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def leave() -> None:
-    """Leave with a code and no word."""
-    os._exit(3)
-
-
-def finish_early() -> None:
-    """Leave as if all were well."""
-    sys.exit(0)
 
 
 def unavailable() -> None:
@@ -97,13 +76,6 @@ def never_at_work(config: Config, run_dir: Path, events: EventWriter) -> None:
     if place().rank == config.who:
         spin_without_end()
     steps(config, events)
-
-
-def wait_for_other(config: Config, run_dir: Path, events: EventWriter) -> None:
-    """Rank 1 stops after rank 0 has left."""
-    events.emit("phase", name="train")
-    if os.environ["RANK"] == "1":
-        spin_without_end()
 
 
 def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
@@ -135,24 +107,14 @@ def strange(config: Config, run_dir: Path, events: EventWriter) -> None:
     steps(config, events)
 
 
-def watched(config: Config, run_dir: Path, events: EventWriter) -> None:
-    """As ``collective``, and a rank that loses its peer is aborted without a word, as NCCL's watchdog does."""
-    try:
-        collective(config, run_dir, events)
-    except RuntimeError:
-        while not (run_dir / "logs" / f"rank{config.who}.error.json").exists():
-            time.sleep(0.01)
-        os.abort()
-
-
 def long_work_of_one(config: Config, run_dir: Path, events: EventWriter) -> None:
-    """Rank ``who`` works for three stall limits, with signs of life, while the others wait for it at a barrier."""
+    """Rank ``who`` works for two stall limits, with signs of life, while the others wait for it at a barrier."""
     from benchlib.runtime import group
 
     events.emit("phase", name="init")
     with group.world(config, run_dir) as world:
         events.emit("phase", name="features")
-        end = time.monotonic() + 3 * config.stall_timeout_s
+        end = time.monotonic() + 2 * config.stall_timeout_s
         while world.rank == config.who and time.monotonic() < end:
             events.emit("heartbeat")
             time.sleep(0.1)

@@ -1,12 +1,13 @@
 """Helpers of the fault tests: prepared run folders, waiting, and the search for processes that were left behind."""
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,8 @@ END_S = 90.0  # for what comes within seconds on a machine that nobody else uses
 def prepare(run_dir: Path, **values: Any) -> Path:
     """Make a run folder for two ranks of the faulty benchmark."""
     run_dir.mkdir()
-    config = {
-        "benchmark": "faulty",
-        "nproc": 2,
-        "budget_s": 60,
-        "startup_timeout_s": 60,
-        "stall_timeout_s": 30,
-        **values,
-    }
+    limits = {"budget_s": 60, "startup_timeout_s": 60, "stall_timeout_s": 30}
+    config = {"benchmark": "faulty", "nproc": 2, **limits, **values}
     (run_dir / "config.json").write_text(json.dumps(config))
     return run_dir
 
@@ -66,11 +61,16 @@ def status(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "status.json").read_text())
 
 
-def foreground(run_dir: Path, function: str = "run") -> subprocess.Popen[str]:
-    """Start a process that executes a run as the command line does."""
-    code = f"from benchlib.launch.launch import execute; execute({str(run_dir)!r}, benchmark='faulty:{function}')"
+@contextlib.contextmanager
+def foreground(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that executes a run as the command line does; it is gone in the end."""
+    code = f"from benchlib.launch.launch import execute; execute({str(run_dir)!r}, benchmark='faulty:run')"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=env)
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def in_this_process(run_dir: Path) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Host:
     name: str
     device: str
     address: str
+    processes: list[subprocess.Popen[str]] = field(default_factory=list, compare=False)
 
     def command(self, *words: str) -> list[str]:
         """Return the command line that runs ``words`` on this host."""
@@ -44,7 +45,8 @@ class Host:
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command on this host."""
-        return subprocess.Popen(self.command(*words), text=True, **options)
+        self.processes.append(subprocess.Popen(self.command(*words), text=True, **options))
+        return self.processes[-1]
 
     def execute(self, run_dir: Path, benchmark: str = "") -> subprocess.Popen[str]:
         """Start the ranks of a prepared run folder on this host, as ``benchlib run`` does, and return the process."""
@@ -101,11 +103,11 @@ def two_hosts(rate: str = "") -> Iterator[tuple[Host, Host]]:
     """
     token, net = uuid.uuid4().hex[:8], next(_SUBNET) % 200 + 20
     hosts = tuple(Host(f"bl-{token}-{end}", f"bl{token}{end}", f"10.231.{net}.{end}") for end in (1, 2))
-    made = []
+    ready = []
     try:
         for host in hosts:
             _ip("netns", "add", host.name)
-            made.append(host)
+            ready.append(host)
         first, second = hosts
         _ip("link", "add", first.device, "netns", first.name, "type", "veth", "peer", "name", second.device, "netns", second.name)  # fmt: skip
         for host in hosts:
@@ -118,7 +120,7 @@ def two_hosts(rate: str = "") -> Iterator[tuple[Host, Host]]:
                 subprocess.run(host.command(*shape), check=True, capture_output=True, timeout=20)
         yield first, second
     finally:
-        for host in made:
+        for host in ready:
             with contextlib.suppress(RuntimeError, subprocess.SubprocessError):
                 _remove(host)
 
@@ -130,4 +132,9 @@ def _remove(host: Host) -> None:
         if not pids.split():
             break
         subprocess.run(["kill", "-9", *pids.split()], capture_output=True, timeout=20)
+    for process in host.processes:
+        process.kill()
+        process.wait(20)
+        if process.stderr:
+            process.stderr.close()
     _ip("netns", "del", host.name)

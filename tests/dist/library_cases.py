@@ -121,10 +121,7 @@ def messages(rank: int, size: int) -> None:
         dist.irecv(second, before, tag=2),
         dist.irecv(first, before, tag=1),
     ]
-    swap = [
-        dist.P2POp(dist.isend, torch.full((5,), float(rank)), after),
-        dist.P2POp(dist.irecv, third, before),
-    ]
+    swap = [dist.P2POp(dist.isend, torch.full((5,), float(rank)), after), dist.P2POp(dist.irecv, third, before)]
     for work in works + dist.batch_isend_irecv(swap):
         work.wait()
     assert first.tolist() + third.tolist() == [before] * 8

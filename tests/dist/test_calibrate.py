@@ -64,12 +64,10 @@ def test_the_runs_take_turns():
     assert _schedule(2, {0.5: 1}, {0.0: ["whole"], 0.5: []}) == [0.0, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("planted", "said"), [("x", "expected shares"), ("-1", "above 0"), ("0", "above 0"), ("11", "at most 10")]
-)
-def test_wrong_shares_are_refused(planted, said):
-    with pytest.raises(UserError, match=said):
-        shares(planted)
+def test_wrong_shares_are_refused():
+    for planted, message in (("x", "expected shares"), ("0", "above 0"), ("11", "at most 10")):
+        with pytest.raises(UserError, match=message):
+            shares(planted)
 
 
 def test_a_resumed_calibration_does_what_was_asked(tmp_path):

@@ -1,4 +1,4 @@
-"""The collectives benchmark on gloo processes: every operation verified, planted faults found, tables that agree."""
+"""The collectives benchmark on gloo processes: every operation verified, injected faults seen, tables that agree."""
 
 from types import SimpleNamespace
 
@@ -12,8 +12,7 @@ from worlds import in_ranks, in_world
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.collectives import support
 from benchlib.config.schema import build, save_config
-from benchlib.core.errors import UserError
-from benchlib.core.events import EventWriter, read_events
+from benchlib.core.events import read_events
 from benchlib.judge.baselines import find
 from benchlib.launch.launch import execute
 from benchlib.results.run import Run
@@ -81,28 +80,12 @@ def test_two_ranks_verify_every_operation_type_and_reduction(two):
     assert small["all_gather"] == {8, 992, 4096, 65536, 96}
 
 
-def test_times_are_kept_and_bandwidths_follow_from_them(two):
-    rates = {"all_reduce": 1.0, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}
-    for index, row in enumerate(two.result.tables["series"]):
-        times = two.row_samples[f"series[{index}].times_us"]
-        assert row["times_us"] == pytest.approx(np.median(times))
-        assert len(times) >= 3
-    values = {metric.name: metric for metric in two.result.metrics}
-    for operation in ("all_reduce", "all_gather", "scatter"):
-        (row,) = [
-            row for row in two.result.tables["series"]
-            if (row["operation"], row["variant"], row["bytes"], row["curve"]) == (operation, "library", 65536, True)
-        ]  # fmt: skip
-        name = f"{operation.replace('all_reduce', 'allreduce')}_busbw_gbps"
-        rate = rates.get(operation, 0.5) * 8e-3 * row["bytes"] / row["times_us"]
-        assert values[name].value == pytest.approx(rate, rel=0.5 if values[name].n % 2 == 0 else 1e-6)
-
-
-def test_limits_pairs_and_fits_stand_beside_the_curves(two):
+def test_times_limits_and_pairs_stand_beside_the_curves(two):
     tables = two.result.tables
-    bounds = pd.DataFrame(tables["bounds"]).set_index("bound")
-    assert set(bounds.index) == {"socket_one_way", "socket_all_ranks"}
-    assert (bounds.times_us > 0).all()
+    for index, row in enumerate(tables["series"]):
+        times = two.row_samples[f"series[{index}].times_us"]
+        assert row["times_us"] == pytest.approx(np.median(times)) and len(times) >= 3
+    assert {row["bound"] for row in tables["bounds"] if row["times_us"] > 0} == {"socket_one_way", "socket_all_ranks"}
     assert [row["status"] for row in tables["links"]] == ["skipped"]
     assert {(row["operation"], row["variant"]) for row in tables["shares"]} == {
         *((name, "library") for name in two.config.operations if name != "barrier"),
@@ -111,44 +94,32 @@ def test_limits_pairs_and_fits_stand_beside_the_curves(two):
     assert all(row["bytes"] == 65536 and row["times_us"] > 0 for row in tables["shares"])
     assert [(row["source"], row["target"], row["bytes"]) for row in tables["pairs"]] == [(0, 1, 4096), (1, 0, 4096)]
     assert {row["variant"] for row in tables["crossover"]} == {"ring", "tree", "rs_ag"}
-    assert {row["operation"] for row in tables["overlap"]} == {
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-    }
-    assert tables["fits"][0]["points"] >= 4
-    found = _checks(two)
-    assert {name for name, check in found.items() if check.status == "FAIL"} == set()
-    for name in (
-        "right results",
-        "all verified",
-        "numbers agree",
-        "same gradients",
-        "whole plan",
-    ):
-        assert found[name].status == "PASS", found[name].reason
-    assert "elements were compared bit by bit; 0 are wrong" in COLLECTIVES.spec.reading(two)[0]
+    exchanges = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+    assert {row["operation"] for row in tables["overlap"]} == exchanges and tables["fits"][0]["points"] >= 4
+    status = {name: check.status for name, check in _checks(two).items()}
+    assert "FAIL" not in status.values(), status
+    names = ("right results", "all verified", "numbers agree", "same gradients", "whole plan")
+    assert {status[name] for name in names} == {"PASS"}
     progress = [event for event in read_events(two.path, {"progress"}) if event["source"] == "rank0"]
     assert progress[-1]["done"] == progress[-1]["total"]
 
 
 def test_four_ranks_verify_every_operation(tmp_path):
     values = {"dtypes": ["bf16"], "sizes": "2,777", "reductions": ["sum", "max"], "variants": ["library"]}
-    found = _run(tmp_path / "run", nproc=4, pairs=False, **values)
-    assert found.result.facts["wrong_elements"] == 0
-    assert {row["operation"] for row in found.result.tables["series"]} == set(found.config.operations)
-    assert _checks(found)["right results"].status == "PASS"
+    run = _run(tmp_path / "run", nproc=4, pairs=False, **values)
+    assert run.result.facts["wrong_elements"] == 0
+    assert {row["operation"] for row in run.result.tables["series"]} == set(run.config.operations)
+    assert _checks(run)["right results"].status == "PASS"
 
 
 def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
-    found = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, dtypes=["fp32"], sizes="3,999")
-    series = pd.DataFrame(found.result.tables["series"])
+    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, dtypes=["fp32"], sizes="3,999")
+    series = pd.DataFrame(run.result.tables["series"])
     wrong = series[series.wrong_elements > 0]
     # Of what only the root gets, the faulty rank has nothing to spoil.
-    assert set(wrong.operation) == set(found.config.operations) - {"barrier", *ROOTED}
+    assert set(wrong.operation) == set(run.config.operations) - {"barrier", *ROOTED}
     assert (series[~series.operation.isin(["barrier", *ROOTED])].wrong_elements > 0).all()
-    check = _checks(found)["right results"]
+    check = _checks(run)["right results"]
     assert check.status == "FAIL"
     assert "on rank 1 is" in check.reason
     assert "on rank 0" not in check.reason
@@ -162,8 +133,8 @@ def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(t
         "dtypes": ["fp32"],
         "pairs": False,
     }
-    found = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, sizes="4KiB", bucket_bytes=[1, 4000], **values)
-    (beside,), (buckets,) = (found.result.tables[name] for name in ("overlap", "buckets"))
+    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, sizes="4KiB", bucket_bytes=[1, 4000], **values)
+    (beside,), (buckets,) = (run.result.tables[name] for name in ("overlap", "buckets"))
     # One element of each run of rank 1 is wrong: 9 to size the computation, 9 alone and 9 together; both ranks compare all.
     assert (beside["wrong_elements"], beside["checked_elements"]) == (27, 27 * 2 * 1024)
     # Two buckets, of 1 and of 1,000 elements, on both ranks; the rounds of warm-up are compared as well.
@@ -172,37 +143,15 @@ def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(t
     assert buckets["wrong_elements"] == 2 * rounds
 
 
-def _alone(folder, monkeypatch, **values):
-    """Run as the one rank there is, in this process, whose age counts as time of the run."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    config = build("collectives", SMALL | {"dtypes": ["fp32"], "sizes": "4,999"} | values)
-    save_config(config, folder)
-    threads = torch.get_num_threads()
-    _work(config, folder, EventWriter(folder, "rank0"))
-    torch.set_num_threads(threads)
-    return Run(folder)
-
-
-def test_one_rank_says_that_it_has_no_bus(tmp_path, monkeypatch):
-    found = _alone(tmp_path, monkeypatch)
-    metric = found.result.metric("allreduce_busbw_gbps")
-    assert (metric.provenance, metric.value) == ("not_available", None)
-    assert "one rank has no bus" in metric.reason
-    assert found.result.facts["wrong_elements"] == 0
-    reasons = {row["operation"]: row["reason"] for row in found.result.tables["unsupported"]}
+def test_one_rank_measures_without_a_bus_and_has_no_rank_1_to_spoil(tmp_path):
+    run = _run(tmp_path / "run", nproc=1, dtypes=["fp32"], sizes="4,999")
+    assert run.result.metric("allreduce_busbw_gbps").value is None
+    assert run.result.facts["wrong_elements"] == 0
+    reasons = {row["operation"]: row["reason"] for row in run.result.tables["unsupported"]}
     assert reasons["send_recv"] == "one rank has nobody to send to"
-    assert [row["reason"] for row in found.result.tables["bounds"]] == ["one rank has nobody to talk to"] * 2
-    assert _checks(found)["possible bandwidth"].reason == "one rank has no bus"
-
-
-def test_what_the_time_does_not_hold_is_told(tmp_path, monkeypatch):
-    found = _alone(tmp_path, monkeypatch, budget_s=0.01)
-    assert found.result.tables["series"] == []
-    judged = _checks(found)
-    assert judged["whole plan"].status == "SKIPPED"
-    assert "cut, from 4 B to 999 B" in judged["whole plan"].reason
-    assert judged["all verified"].status == judged["time budget"].status == "FAIL"
+    assert [row["reason"] for row in run.result.tables["bounds"]] == ["one rank has nobody to talk to"] * 2
+    with pytest.raises(Exception, match=r"planted_fault_rank = 1: there are 1 ranks"):
+        _run(tmp_path / "spoilt", nproc=1, planted_fault_rank=1)
 
 
 @pytest.fixture
@@ -274,8 +223,3 @@ def _lacks_one_reduction(rank, size):
 
 def test_what_one_rank_alone_lacks_is_left_out_on_all(tmp_path):
     in_world(2, tmp_path, _lacks_one_reduction)
-
-
-def test_a_fault_cannot_be_planted_on_a_rank_that_is_not_there(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"planted_fault_rank = 1: there are 1 ranks"):
-        _alone(tmp_path, monkeypatch, planted_fault_rank=1)

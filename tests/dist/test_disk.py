@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -18,7 +17,7 @@ from small_disk import on_small_disk
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.launch.launch import Launch, RankFailed, execute, settle
+from benchlib.launch.launch import Launch, execute, settle
 from benchlib.launch.processes import marked
 
 ROOT = HERE.parents[1]
@@ -167,15 +166,14 @@ def test_launches_that_race_for_a_folder(tmp_path: Path) -> None:
     assert len(read_events(run_dir, {"launched"})) == 1
 
 
-@pytest.mark.parametrize("jump_s", [-7200, 7200])
-def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: int) -> None:
+def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path) -> None:
     # Only the supervisor's clock can be set from here: it is the one that limits and durations are taken by.
     run_dir = prepare(tmp_path / "run", steps=30, step_s=0.05, wall_limit_s=600, stall_timeout_s=600)
     code = f"""
         import sys, time
         from pathlib import Path
         real, began = time.time, Path({str(run_dir / "events-rank0.jsonl")!r})
-        time.time = lambda: real() + ({jump_s} if began.exists() else 0)
+        time.time = lambda: real() + (7200 if began.exists() else 0)
         from benchlib.config.schema import BaseConfig
         from benchlib.launch.launchers import LAUNCHERS
         from benchlib.launch import supervise
@@ -193,7 +191,7 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: i
     ) as supervisor:
         assert supervisor.wait(END_S) == 0
         took = time.monotonic() - began
-    found = status(run_dir)
-    assert found["outcome"] == "complete"
-    assert 1.0 < found["ended_at"] - found["started_at"] < took
+    final = status(run_dir)
+    assert final["outcome"] == "complete"
+    assert 1.0 < final["ended_at"] - final["started_at"] < took
     assert json.loads((run_dir / "files.json").read_text())["files"].keys() >= {"status.json", "events-rank0.jsonl"}

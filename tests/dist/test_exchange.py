@@ -184,7 +184,7 @@ def every_group(rank, size):
     outside(rank, size)
 
 
-@pytest.mark.parametrize(("ranks", "interfaces"), [(6, "lo"), (4, "lo,lo")])
+@pytest.mark.parametrize(("ranks", "interfaces"), [(6, "lo"), (3, "lo,lo")])
 def test_every_case_on_every_count_of_ranks(tmp_path, ranks, interfaces):
     in_world(ranks, tmp_path, every_group, interfaces)
 

@@ -114,7 +114,7 @@ def slow(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for planted in ("", "data", "rank", "communication"):
         slowed = {"planted": planted, "planted_slowdown": 1} if planted else {}
-        own = replace(rank, config=config.model_copy(update={**slowed, "warmup": 2, "steps": 3}))
+        own = replace(rank, config=config.model_copy(update={**slowed, "warmup": 1, "steps": 1}))
         held = {"data": 0, "step": 0}
 
         def hold(place: str, seconds: float, held: dict[str, int] = held) -> None:
@@ -163,9 +163,16 @@ class Ranks:
             (self.folder / "done.json").write_text(json.dumps(done))
 
 
-def outcome(size: int, folder: Path, *works: Any) -> list[dict[str, Any]]:
-    worlds.in_world(size, folder, Ranks(folder, *works))
-    return json.loads((folder / "done.json").read_text())
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """Return by number of ranks what was seen, by the name of the work; each world is started once."""
+    seen: dict[int, dict[str, Any]] = {}
+    for size, works in ((2, (all_proofs, faults, slow, counts)), (4, (all_proofs, counts))):
+        folder = tmp_path_factory.mktemp(f"ranks{size}")
+        worlds.in_world(size, folder, Ranks(folder, *works))
+        done = json.loads((folder / "done.json").read_text())
+        seen[size] = {work.__name__: outcome for work, outcome in zip(works, done, strict=True)}
+    return seen
 
 
 def assert_equal(proofs: dict[str, Any]) -> None:
@@ -174,34 +181,33 @@ def assert_equal(proofs: dict[str, Any]) -> None:
         assert loss <= LOSS_FP64 and weight <= WEIGHT_FP64 and gradient <= FP32 and loss32 <= FP32, name
 
 
-def test_two_ranks_compute_what_one_does_and_faults_are_found(tmp_path: Path) -> None:
-    proofs, found = outcome(2, tmp_path, all_proofs, faults)
-    assert set(proofs) == FIT_TWO - {"pipeline"} | {f"pipeline {schedule}" for schedule in SCHEDULES}
-    assert_equal(proofs)
-    assert found.pop("no fault")[0] <= LOSS_FP64 and set(found) == FAULTS.keys() - {"no fault"}
-    for name, errors in found.items():
-        assert isinstance(errors, str) or max(errors[2:]) > 100 * FP32, name
+def test_ranks_compute_what_one_does_and_faults_are_found(ranks: dict[int, dict[str, Any]]) -> None:
+    two, four = (ranks[size]["all_proofs"] for size in (2, 4))
+    assert set(two) == FIT_TWO - {"pipeline"} | {f"pipeline {schedule}" for schedule in SCHEDULES}
+    assert {name.split()[0] for name in four} == set(STRATEGIES)
+    assert_equal(two)
+    assert_equal(four)
+    errors = dict(ranks[2]["faults"])
+    assert errors.pop("no fault")[0] <= LOSS_FP64 and set(errors) == FAULTS.keys() - {"no fault"}
+    for name, error in errors.items():
+        assert isinstance(error, str) or max(error[2:]) > 100 * FP32, name
 
 
-def test_four_ranks_compute_what_one_does(tmp_path: Path) -> None:
-    (proofs,) = outcome(4, tmp_path, all_proofs)
-    assert {name.split()[0] for name in proofs} == set(STRATEGIES)
-    assert_equal(proofs)
-
-
-def test_an_injected_slow_down_lands_in_its_part_of_the_step(tmp_path: Path) -> None:
-    (seen,) = outcome(2, tmp_path, slow)
-    # Of 2 + 3 and two traced steps the first has no step before it, whose time the data could be held for.
-    assert {name: one["held"] for name, one in seen.items()} == {
-        "": [[0, 0], [0, 0]], "data": [[6, 0], [6, 0]], "rank": [[0, 0], [0, 7]], "communication": [[0, 0], [0, 0]],
+def test_an_injected_slow_down_lands_in_its_part_of_the_step(ranks: dict[int, dict[str, Any]]) -> None:
+    seen = ranks[2]["slow"]
+    # Of 1 + 1 and two traced steps the first has no step before it, whose time the data could be held for.
+    assert {name: case["held"] for name, case in seen.items()} == {
+        "": [[0, 0], [0, 0]], "data": [[3, 0], [3, 0]], "rank": [[0, 0], [0, 4]], "communication": [[0, 0], [0, 0]],
     }  # fmt: skip
     plain = seen[""]["calls"]
     assert plain > 0 and seen["communication"]["calls"] == (1 + measure.REPEATS) * plain
 
 
 @pytest.mark.parametrize(("size", "fit"), [(2, FIT_TWO), (4, set(STRATEGIES))])
-def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(tmp_path: Path, size: int, fit: set[str]) -> None:
-    (seen,) = outcome(size, tmp_path, counts)
+def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(
+    ranks: dict[int, dict[str, Any]], size: int, fit: set[str]
+) -> None:
+    seen = ranks[size]["counts"]
     assert {name.split()[0] for name in seen} == fit - {"context"}
     for name, (held, empty, injected) in seen.items():
         assert held == NARROW.parameters and (empty < held) == injected, name

@@ -18,7 +18,6 @@ from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.judge import verdict as judge
 from benchlib.judge.baselines import find
 from benchlib.launch.launch import execute
-from benchlib.launch.plan import plan
 from benchlib.results.run import Run
 from benchlib.runtime import child
 from benchlib.runtime.child import Ended
@@ -101,17 +100,18 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
         times = whole.samples[f"{member}_latency_ms{SUFFIX}"]
         assert len(times) == 7 == result.metric(f"{member}_latency_ms{SUFFIX}").n
         assert result.value(f"{member}_queries_per_s{SUFFIX}") == pytest.approx(1000 / np.mean(times))
-    assert 0 < rows.loc[("sdpa_flash", "logits"), "value"].max() < 1e-4 < 1e-3 < rows.loc[("bf16", "logits"), "value"].max()
+    assert (
+        0
+        < rows.loc[("sdpa_flash", "logits"), "value"].max()
+        < 1e-4
+        < 1e-3
+        < rows.loc[("bf16", "logits"), "value"].max()
+    )
     assert list(rows.loc[("bf16", "loss curve")].index) == ["step 1", "step 2", "step 3"]
     digest = hashlib.sha256((place / "reference" / "outputs.safetensors").read_bytes()).hexdigest()
     assert result.facts["outputs_sha256"] == digest
-
-
-def test_a_good_run_is_judged_and_told(whole):
     verdict = judge.judge(whole.path)
     assert verdict.verdict == "PASS", [check for check in verdict.checks if check.status == "FAIL"]
-    assert "sdpa_flash and bf16" in " ".join(SPEC.reading(whole.refresh()))
-    assert golden.read(whole.path / "golden")["inputs_sha256"] == whole.result.facts["cases_sha256"]
 
 
 def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(whole, tmp_path):
@@ -195,7 +195,9 @@ def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
     with pytest.raises(BackendUnavailable, match="backend cuda is not available: no driver"):
         here(prepared(tmp_path / "elsewhere", backend="cuda", golden=str(whole.path / "golden")))
     for status, error in (("unavailable", BackendUnavailable), ("crashed", RunBroken)):
-        monkeypatch.setattr(run.child, "run", lambda *args, status=status, **more: Ended(status, None, "no libfoo", 1.0))
+        monkeypatch.setattr(
+            run.child, "run", lambda *args, status=status, **more: Ended(status, None, "no libfoo", 1.0)
+        )
         with pytest.raises(error, match="no libfoo"):
             here(prepared(tmp_path / status))
 
@@ -220,11 +222,3 @@ def test_what_a_killed_member_had_begun_to_write_is_gone(tmp_path):
         (folder / "outputs.safetensors").write_bytes(b"half")
     clear(tmp_path)
     assert [folder.exists() for folder in (*begun, *whole)] == [False] * 3 + [True] * 2
-
-
-def test_it_is_one_process_on_every_machine():
-    eight = {"backends": {"cuda": {"available": True, "count": 8, "names": ["gpu"] * 8, "reason": ""}}}
-    assert plan("parity", "smoke", "cuda", {}, eight).config.nproc == 1
-    assert plan("machine", "smoke", "cuda", {}, eight).config.nproc == 8
-    with pytest.raises(UserError, match="the work of one process"):
-        plan("parity", "smoke", "cuda", {"nproc": 2}, eight)

@@ -11,33 +11,6 @@ from harness import END_S, HERE, none_left, prepare
 
 from benchlib.launch.launch import execute
 
-
-def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what the environment says does not count
-    run_dir = prepare(tmp_path / "run", threads=1)
-    assert execute(run_dir, benchmark="faulty:checksums")["outcome"] == "complete"
-    for rank in range(2):
-        seen = json.loads((run_dir / f"seen{rank}.json").read_text())
-        assert seen["place"] == [rank, 2, rank, "cpu", "gloo"]
-        assert (seen["threads"], seen["omp"]) == (1, "1")
-        assert seen["same"] == seen["wrapped"]
-        assert seen["same"][1] is True
-        assert seen["other"][1] is False
-        assert seen["other"][0][0] == seen["same"][0][0] != seen["other"][0][1]
-    none_left(run_dir)
-
-
-def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run", who=5, steps=1, nproc=1)
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    env = {name: value for name, value in os.environ.items() if name not in names}
-    env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    command = [sys.executable, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "faulty:collective"]
-    subprocess.run(command, env=env, check=True, timeout=END_S)
-    assert json.loads((run_dir / "store.json").read_text())["port"] > 0
-
-
 READS = """
 import os, sys
 
@@ -50,11 +23,32 @@ sys.addaudithook(seen)
 """
 
 
-def test_a_rank_reads_its_config_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor hashes the file at the end and reads nothing in it: its job says what it needs."""
+def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads its config once; the supervisor hashes the file and reads nothing in it: its job says what it needs."""
     (tmp_path / "sitecustomize.py").write_text(READS)
     monkeypatch.setenv("READS", str(tmp_path / "reads"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE)]))
-    execute(prepare(tmp_path / "run", steps=3, step_s=0.01), benchmark="faulty:run")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what the environment says does not count
+    run_dir = prepare(tmp_path / "run", threads=1)
+    assert execute(run_dir, benchmark="faulty:checksums")["outcome"] == "complete"
+    for rank in range(2):
+        seen = json.loads((run_dir / f"seen{rank}.json").read_text())
+        assert seen["place"] == [rank, 2, rank, "cpu", "gloo"]
+        assert (seen["threads"], seen["omp"]) == (1, "1")
+        assert seen["same"] == seen["wrapped"]
+        assert seen["same"][1] is True
+        assert seen["other"][1] is False
+        assert seen["other"][0][0] == seen["same"][0][0] != seen["other"][0][1]
+    none_left(run_dir)
     readers = [Path(line).name for line in (tmp_path / "reads").read_text().splitlines()]
     assert sorted(readers) == ["supervise.py", "worker.py", "worker.py"]
+
+
+def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", who=5, steps=1, nproc=1)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
+    command = [sys.executable, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "faulty:collective"]
+    subprocess.run(command, env=env, check=True, timeout=END_S)
+    assert json.loads((run_dir / "store.json").read_text())["port"] > 0

@@ -72,12 +72,12 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     """A node whose neighbour was lost, and nobody comes instead: it waits for the start-up limit while tests go on."""
     folder = tmp_path_factory.mktemp("alone")
     values = _nodes(steps=100_000, startup_timeout_s=30)
-    nodes = [Launch(prepare(folder / name, **values), "faulty:collective") for name in "ab"]
-    _start(nodes, values["rdzv_endpoint"])
-    until(lambda: any(event.get("step", 0) >= 3 for event in read_events(nodes[1].run_dir, {"heartbeat"})))
-    _lose(nodes[1])
-    yield nodes[0]
-    nodes[0].stop()
+    first, second = (Launch(prepare(folder / name, **values), "faulty:collective") for name in "ab")
+    with first, second:
+        _start([first, second], values["rdzv_endpoint"])
+        until(lambda: any(event.get("step", 0) >= 3 for event in read_events(second.run_dir, {"heartbeat"})))
+        _lose(second)
+        yield first
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,14 @@ def test_another_node_takes_the_place_of_a_lost_one(
     left_alone: Launch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     values = _nodes()
-    launches = [Launch(_squad(tmp_path / name, **values), "restarting:waits_for_its_end") for name in "ab"]
-    _start(launches, values["rdzv_endpoint"])
-    until((tmp_path / "b/waits").exists)
-    _lose(launches[1])
-    instead = Launch(_squad(tmp_path / "c", **values), "restarting:waits_for_its_end").start()
-    undisturbed = request.getfixturevalue("undisturbed")  # while the lost node's heartbeats run out
-    first, third = _wait(launches[0]), _wait(instead)
+    nodes = [Launch(_squad(tmp_path / name, **values), "restarting:waits_for_its_end") for name in "abc"]
+    with nodes[0], nodes[1], nodes[2]:
+        _start(nodes[:2], values["rdzv_endpoint"])
+        until((tmp_path / "b/waits").exists)
+        _lose(nodes[1])
+        nodes[2].start()
+        undisturbed = request.getfixturevalue("undisturbed")  # while the lost node's heartbeats run out
+        first, third = _wait(nodes[0]), _wait(nodes[2])
     assert (first["outcome"], first["restarts"]) == ("complete", 1), first["reason"]
     assert (third["outcome"], third["restarts"]) == ("complete", 0), third["reason"]
     assert "may lie on another node" in first["earlier_attempts"][0]["reason"]
@@ -129,10 +130,10 @@ def test_an_undisturbed_run_passes_its_checks(undisturbed: Run) -> None:
 
 def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: Path) -> None:
     run_dir = _squad(tmp_path / "run", launcher="torchrun", max_restarts=1)
-    told = execute(run_dir, benchmark="restarting:flipped_and_killed")
+    ended = execute(run_dir, benchmark="restarting:flipped_and_killed")
     none_left(run_dir)
-    assert (told["outcome"], told["restarts"]) == ("complete", 1)
-    (earlier,) = told["earlier_attempts"]
+    assert (ended["outcome"], ended["restarts"]) == ("complete", 1)
+    (earlier,) = ended["earlier_attempts"]
     assert (earlier["attempt"], earlier["culprit"], earlier["ranks"][1]["signal"]) == (1, 1, "SIGKILL")
     assert earlier["reason"].startswith("rank 1 was killed by SIGKILL during phase train")
     (event,) = read_events(run_dir, {"restarted"})
@@ -153,24 +154,24 @@ def test_a_rank_that_hangs_is_killed_and_all_are_started_again(tmp_path: Path) -
     with pytest.raises(RankFailed) as caught:
         execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
     none_left(tmp_path / "run")
-    told = caught.value.status
-    assert (told["outcome"], told["culprit"], told["restarts"]) == ("stalled", 1, 1), "it hangs every time"
-    (earlier,) = told["earlier_attempts"]
+    ended = caught.value.status
+    assert (ended["outcome"], ended["culprit"], ended["restarts"]) == ("stalled", 1, 1), "it hangs every time"
+    (earlier,) = ended["earlier_attempts"]
     assert (earlier["outcome"], earlier["culprit"]) == ("stalled", 1)
-    for one in (told, earlier):
-        assert "spin_without_end" in one["reason"]
+    for attempt in (ended, earlier):
+        assert "spin_without_end" in attempt["reason"]
 
 
 def test_wrong_input_is_not_tried_again(tmp_path: Path) -> None:
     values = {"launcher": "torchrun", "max_restarts": 3, "fault": "unavailable", "nproc": 1, "who": 0}
-    told = execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
-    assert (told["outcome"], told["reason"], told["restarts"]) == ("skipped", "no such device here", 0)
+    ended = execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
+    assert (ended["outcome"], ended["reason"], ended["restarts"]) == ("skipped", "no such device here", 0)
 
 
 def test_nobody_takes_the_place(left_alone: Launch) -> None:
-    told = _wait(left_alone)
-    assert (told["outcome"], told["restarts"]) == ("failed", 0)
-    assert "may lie on another node" in told["reason"]
-    assert "the ranks could not be started again: the nodes did not all meet within 30 s" in told["reason"]
-    assert told == status(left_alone.run_dir)
+    ended = _wait(left_alone)
+    assert (ended["outcome"], ended["restarts"]) == ("failed", 0)
+    assert "may lie on another node" in ended["reason"]
+    assert "the ranks could not be started again: the nodes did not all meet within 30 s" in ended["reason"]
+    assert ended == status(left_alone.run_dir)
     assert json.loads((left_alone.run_dir / "peers.json").read_text())["nodes"]

@@ -1,14 +1,11 @@
-"""The same worker under torchrun: one agent with a failing rank, and two agents that meet as two nodes."""
+"""The same worker under torchrun: one agent with a failing rank, and two nodes that were started with different work."""
 
 import json
-import os
 import re
-import signal
-import threading
 from pathlib import Path
 
 import pytest
-from harness import HERE, free_port, none_left, pid_at_step, prepare, status
+from harness import HERE, free_port, none_left, prepare
 
 from benchlib.launch.launch import Launch, RankFailed, execute
 
@@ -33,37 +30,18 @@ def test_failing_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list((run_dir / "logs/torchrun").glob("*/attempt_0/1/error.json"))
 
 
-def test_two_nodes(tmp_path: Path) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    values = {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint}
-    nodes = [prepare(tmp_path / name, **values) for name in ("a", "b")]
-    launches = [Launch(run_dir, "faulty:checksums").start() for run_dir in nodes]
-    threads = [threading.Thread(target=launch.wait) for launch in launches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    places = []
-    for run_dir in nodes:
-        assert status(run_dir)["outcome"] == "complete", status(run_dir)["reason"]
-        none_left(run_dir)
-        (seen,) = run_dir.glob("seen*.json")
-        places.append(json.loads(seen.read_text())["place"])
-    assert sorted(places) == [[0, 2, 0, "cpu", "gloo"], [1, 2, 0, "cpu", "gloo"]]
-
-
 def test_nodes_that_differ_end_as_a_user_error(tmp_path: Path) -> None:
     """Each node says the same sentence, and neither ends by an echo of the other's end."""
     endpoint = f"127.0.0.1:{free_port()}"
     values = {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "max_restarts": 2}
     nodes = [prepare(tmp_path / str(seed), **values, seed=seed) for seed in (7, 8)]
-    launches = [Launch(run_dir, "faulty:checksums").start() for run_dir in nodes]
-    told = [launch.wait() for launch in launches]
-    for one, run_dir in zip(told, nodes, strict=True):
+    with Launch(nodes[0], "faulty:checksums").start() as first, Launch(nodes[1], "faulty:checksums").start() as second:
+        ended = [first.wait(), second.wait()]
+    for end, run_dir in zip(ended, nodes, strict=True):
         none_left(run_dir)
-        assert (one["outcome"], one["restarts"], one["ranks"][0]["error"]["type"]) == ("failed", 0, "UserError")
+        assert (end["outcome"], end["restarts"], end["ranks"][0]["error"]["type"]) == ("failed", 0, "UserError")
         assert not list(run_dir.glob("seen*.json")), "nothing was done"
-    assert told[0]["reason"] == told[1]["reason"]
+    assert ended[0]["reason"] == ended[1]["reason"]
     assert re.match(
-        r"the nodes of this run do not do the same work: seed is (7 on .+ and 8|8 on .+ and 7) on ", told[0]["reason"]
+        r"the nodes of this run do not do the same work: seed is (7 on .+ and 8|8 on .+ and 7) on ", ended[0]["reason"]
     )

@@ -1,4 +1,4 @@
-"""Heterogeneous ranks: two and three of them against a single process, whatever the split of each step."""
+"""Heterogeneous ranks: two of them against a single process, whatever the split of each step."""
 
 import json
 from pathlib import Path
@@ -34,25 +34,20 @@ def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         return unlike_cases.exact(config, here, run_dir, events, unlike=False)
 
 
-def trained(ranks: int, model: str, folder: Path) -> Path:
-    """Run the cases in as many processes; return the run folder."""
-    save_config(unlike_cases.config_of(model, ranks), folder)
-    in_ranks(ranks, folder, unlike_cases.run)
+@pytest.fixture(scope="module")
+def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the cases in two processes; return the run folder."""
+    folder = tmp_path_factory.mktemp("two")
+    save_config(unlike_cases.config_of(model, 2), folder)
+    in_ranks(2, folder, unlike_cases.run)
     return folder
 
 
-@pytest.fixture(scope="module")
-def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(2, model, tmp_path_factory.mktemp("two"))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
 def test_splits_that_change_every_step_give_the_curve_of_one_process(
-    ranks: int, model: str, two_ranks: Path, one_process: dict[str, Any], tmp_path: Path
+    two_ranks: Path, one_process: dict[str, Any]
 ) -> None:
-    folder = two_ranks if ranks == 2 else trained(ranks, model, tmp_path)
-    outcome = json.loads((folder / "unlike.json").read_text())
-    gradients = torch.load(folder / "unlike.pt", weights_only=True)
+    outcome = json.loads((two_ranks / "unlike.json").read_text())
+    gradients = torch.load(two_ranks / "unlike.pt", weights_only=True)
 
     samples = np.array(outcome["samples"])
     assert (samples.sum(axis=1) == np.array(one_process["samples"]).sum(axis=1)).all()
@@ -84,11 +79,10 @@ def test_a_drift_in_the_middle_is_answered_within_8_steps(splits: dict[str, Any]
     assert all(row["even_s"] > 0 for row in tables["shares"])
 
 
-@pytest.mark.parametrize(("name", "step"), [("before", 4), ("after", 20)])
-def test_splits_are_continued_bit_by_bit(splits: dict[str, Any], name: str, step: int) -> None:
-    """Also across the moment of a new split, which follows from steps that the first part took."""
-    whole, continued = splits["whole"], splits[name]
-    assert continued["resumed"] == step
+def test_splits_are_continued_bit_by_bit(splits: dict[str, Any]) -> None:
+    """Across the moment of a new split, which follows from steps that the first part took."""
+    whole, continued = splits["whole"], splits["before"]
+    assert continued["resumed"] == 4
     assert (continued["losses"], continued["samples"]) == (whole["losses"], whole["samples"])
 
 

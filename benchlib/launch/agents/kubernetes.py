@@ -8,6 +8,7 @@ write to. Exit code: 0 when all pods ended well, else that of the first failing 
 """
 
 import argparse
+import contextlib
 import json
 import re
 import shutil
@@ -156,7 +157,6 @@ class Agent:
         self.pods: dict[str, Pod] = {}
 
     def run(self) -> int:
-        """Create, follow and remove the job."""
         try:
             self._kubectl("create", "-f", "-", stdin=self.manifest)
             print(f"created {self.options.run}", flush=True)
@@ -168,8 +168,10 @@ class Agent:
             except Failed as error:
                 remedy = f"kubectl delete -f {self.folder.path / MANIFEST}"
                 report(f"{self.options.run} could not be removed ({error}): {remedy}")
-            for pod in self.pods.values():
-                pod.close()
+            finally:
+                with contextlib.ExitStack() as closing:  # each of them, whatever becomes of another
+                    for pod in self.pods.values():
+                        closing.callback(pod.close)
 
     def _kubectl(self, *words: str, stdin: str = "") -> str:
         """Run kubectl and return what it prints. Raises ``Failed`` with its message."""
@@ -244,12 +246,10 @@ class Agent:
 
 
 def report(text: str) -> None:
-    """Print to the agent's log."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchlib.launch.agents.kubernetes", description="Run pods.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--run", required=True, help="name of the job")

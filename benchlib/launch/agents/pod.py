@@ -32,7 +32,7 @@ LINE = "benchlib-pod: "
 EVENTS = "events-*.jsonl"
 POLL_S = 0.3
 CONNECT_S = 5.0
-LARGEST_BYTES = 64 << 20  # of a file that is handed over: checkpoints and traces stay where they are
+MAX_BYTES = 64 << 20  # of a file that is handed over: checkpoints and traces stay where they are
 POD_FILES = ("config.json", "store.json", "peers.json")  # not handed over
 TERM_S = 15.0  # for the ranks to end: a pod has half a minute from SIGTERM on
 TERMINATED = 128 + signal.SIGTERM
@@ -43,7 +43,6 @@ class _Stopped(BaseException):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a node's part and return its exit code."""
     run_dir: Path = options.run_dir
     archive = run_dir / f".results-{platform.node()}.tar.gz"
     process, code = None, TERMINATED
@@ -64,14 +63,15 @@ def run(options: argparse.Namespace) -> int:
             _print_line(results=str(archive), returncode=code)
             time.sleep(options.hold)
     except _Stopped:
-        if process and process.poll() is None:
+        pass
+    finally:
+        if process and process.poll() is None:  # also when this pod's own part failed: its disk is full, say
             process.terminate()
             try:
                 process.wait(TERM_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-    finally:
         archive.unlink(missing_ok=True)
     return code
 
@@ -121,7 +121,7 @@ def pack(run_dir: Path, archive: Path) -> None:
         for path in sorted(run_dir.rglob("*")):
             name = path.relative_to(run_dir)
             foreign = path.is_symlink() or not path.is_file() or path.name.startswith(".") or path.name in POD_FILES
-            small = path.match(EVENTS) or path.lstat().st_size <= LARGEST_BYTES
+            small = path.match(EVENTS) or path.lstat().st_size <= MAX_BYTES
             if small and not foreign and "checkpoints" not in name.parts:
                 tar.add(path, name)
 
@@ -131,7 +131,6 @@ def _print_line(**values: object) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchlib.launch.agents.pod", description="Run a pod's ranks.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--meet", default="", help="HOST:PORT of the first pod, where the nodes meet")

@@ -42,7 +42,6 @@ class Submitted:
         self.process: subprocess.Popen[str] | None = None
 
     def run(self) -> int:
-        """Submit the job and wait for its end."""
         # In a session of its own: what ends this agent must not end the command before it has printed the id.
         self.process = subprocess.Popen(
             self.options.command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
@@ -58,7 +57,6 @@ class Submitted:
         return code
 
     def _watch(self) -> int:
-        """Wait until the job is over and return its exit code."""
         unknown = 0
         while unknown < QUERIES:
             match = STATE.search(self._call(self.options.state))
@@ -72,16 +70,17 @@ class Submitted:
 
     def _read(self) -> None:
         assert self.process and self.process.stdout
-        for line in self.process.stdout:
-            print(line, end="", flush=True)
-            match = None if self.identity else re.search(self.options.id, line)
-            if match:
-                self.identity = match.group(1)
-                self._id_read.set()
-        self._id_read.set()
+        try:
+            with self.process.stdout as lines:
+                for line in lines:
+                    print(line, end="", flush=True)
+                    if not self.identity and (match := re.search(self.options.id, line)):
+                        self.identity = match.group(1)
+                        self._id_read.set()
+        finally:
+            self._id_read.set()
 
     def cancel(self) -> None:
-        """Cancel the job and wait until it is gone."""
         if not self.process or (self.process.poll() is not None and not self.identity):
             return
         self._id_read.wait(ID_S)
@@ -118,7 +117,6 @@ class Submitted:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line of the module's docstring."""
     parser = argparse.ArgumentParser(
         prog="python -m benchlib.launch.agents.submit", description="Submit a job and wait."
     )
@@ -132,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     leave_with_parent()  # killed as an orphan it would leave its job in the queue
     try:
         return job.run()
-    except SystemExit:
+    except BaseException:
         job.cancel()
         raise
 

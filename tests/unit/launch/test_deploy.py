@@ -2,10 +2,7 @@
 than are used. The schemas come with the extra ``test``."""
 
 import re
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -64,6 +61,8 @@ def validate(item):
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_hold_against_the_schemas_and_the_restricted_standard(path):
     """The namespace enforces the standard: a pod that does not keep to it is refused by the cluster."""
+    with pytest.raises(Exception, match="backofLimit"):
+        validate(of_a_run()[-1] | {"spec": {"backofLimit": 0}})
     for item in documents(path):
         validate(item)
         for spec in pods(item):
@@ -78,15 +77,6 @@ def test_manifests_hold_against_the_schemas_and_the_restricted_standard(path):
                 assert inner["allowPrivilegeEscalation"] is False and inner["capabilities"] == {"drop": ["ALL"]}
             token, account = spec.get("automountServiceAccountToken"), spec["serviceAccountName"]
             assert token is False or account == "benchlib-agent", "only who submits speaks to the API"
-
-
-@pytest.mark.parametrize("change", [{"backofLimit": 0}, {"completions": "two"}])
-def test_the_validation_can_fail(change):
-    job = of_a_run()[-1]
-    validate(job)
-    job["spec"].update(change)
-    with pytest.raises(Exception, match=r"backofLimit|'two'"):
-        validate(job)
 
 
 def test_rights_are_those_that_are_used():
@@ -157,25 +147,13 @@ def test_the_image_needs_neither_root_nor_network():
     assert {"aiohttp", "pydantic", "papermill"} <= names and not names & client_requirements.WITH_TORCH
 
 
-@pytest.mark.skipif(
-    not shutil.which("hadolint", path=str(Path(sys.executable).parent)), reason="pip install -e '.[deploy]'"
-)
-def test_the_image_passes_hadolint():
-    command = [Path(sys.executable).parent / "hadolint", DEPLOY / "Dockerfile"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
 @pytest.mark.parametrize("kind", make_manifests.SERVERS)
 def test_workers_let_in_only_who_has_the_token(kind):
-    """Each is told it by a secret, is ready only when it answers, and is reached by pods of runs alone."""
+    """Each reads it from a secret, and is reached by pods of runs alone."""
     deployment, service = documents(DEPLOY / f"kubernetes/serving-{kind}.yaml")
     (spec,) = pods(deployment)
-    (container,) = spec["containers"]
-    variables = {item["name"]: item for item in container["env"]}
+    variables = {item["name"]: item for item in spec["containers"][0]["env"]}
     token = variables[make_manifests.SERVERS[kind].token]["valueFrom"]["secretKeyRef"]
     assert token == {"name": "benchlib-token", "key": "token"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": make_manifests.PORT}
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert RUN_LABEL in labels and service["spec"]["selector"] == labels and service["spec"]["clusterIP"] == "None"
-    assert spec["terminationGracePeriodSeconds"] > make_manifests.DRAIN_S

@@ -52,6 +52,12 @@ def test_a_precision_that_the_device_lacks_is_refused_before_any_rank_starts(bac
         plan.plan("squad", "smoke", backend, {"precision": precision}, probe)
 
 
+def test_a_benchmark_of_one_process_is_that_on_every_machine():
+    assert plan.plan("parity", "smoke", "cuda", {}, GPUS).config.nproc == 1
+    with pytest.raises(UserError, match="the work of one process"):
+        plan.plan("parity", "smoke", "cuda", {"nproc": 2}, GPUS)
+
+
 def test_a_benchmark_is_resolved_once(monkeypatch):
     validated, read = [], []
     validate, read_yaml = schema.validated, schema.read_yaml

@@ -83,7 +83,7 @@ def test_a_pod_ends_on_sigterm(run_dir, options, words, code):
 
 def test_a_pod_hands_over_what_was_measured_and_logged(run_dir, tmp_path, monkeypatch):
     """Not what is large, hidden or of the pod itself; events are never too large."""
-    monkeypatch.setattr(pod, "LARGEST_BYTES", 4)
+    monkeypatch.setattr(pod, "MAX_BYTES", 4)
     names = {"result.json", "logs/rank0.err", "logs/attempt-1/rank0.error.json", "events-rank0.jsonl"}
     for name in (*names, "config.json", "checkpoints/model.json", ".lock", "large.json"):
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
@@ -95,9 +95,7 @@ def test_a_pod_hands_over_what_was_measured_and_logged(run_dir, tmp_path, monkey
         assert set(tar.getnames()) == names
 
 
-@pytest.mark.parametrize(
-    "name", ["job.json", "./job.json", "logs/../job.json", "logs/supervisor.log", "../x.json", "linked/x.json"]
-)
+@pytest.mark.parametrize("name", ["job.json", "logs/../job.json", "../x.json", "linked/x.json"])
 def test_a_pod_changes_nothing_that_was_here_and_nothing_beside(run_dir, tmp_path, name):
     (run_dir / "logs").mkdir()
     (tmp_path / "other").mkdir()

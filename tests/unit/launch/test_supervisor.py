@@ -27,14 +27,11 @@ S, Q = State.STARTING, State.QUEUED
 @pytest.mark.parametrize(
     ("state", "signs", "end"),
     [
-        (S, [Sign.LATE, Sign.READY, Sign.READY], State.WORKING),
         (Q, [Sign.READY, Sign.LATE], State.QUEUED),  # a queue is no fault: nothing counts until a rank was heard
         (Q, [Sign.HEARD, Sign.READY, Sign.LATE], State.STARTING),  # one more pod has come
         (S, [Sign.READY, Sign.DIED, Sign.ENDED, Sign.LATE], State.FAILING),
         (S, [Sign.READY, Sign.ENDED, Sign.LATE], State.LEAVING),  # who is at work no more is not late
-        (S, [Sign.READY, Sign.ENDED, Sign.DIED], State.FAILING),
         (S, [Sign.READY, Sign.ENDED, Sign.RETRY, Sign.ENDED], State.AGAIN),
-        (S, [Sign.READY, Sign.RETRY, Sign.BEGUN, Sign.READY], State.WORKING),
         (S, [Sign.READY, Sign.ENDED, Sign.BEGUN], State.STARTING),  # the agent was faster than its report
         (S, [Sign.READY, Sign.RETRY, Sign.DIED, Sign.BEGUN], State.FAILING),  # the agent gave up
     ],

@@ -29,25 +29,18 @@ def test_the_last_two_are_kept_and_the_newest_is_read(folder: Path) -> None:
     found = checkpoint.newest(folder)
     assert (found.step, found.state) == (12, {"step": 12})
     assert torch.equal(found.tensors("model")["weight"], torch.arange(1000.0) + 12)
+    assert {path.suffix for path in found.path.iterdir()} == {".safetensors", ".json"}, "nothing is pickled"
 
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         (lambda path: _flip(path / "model.safetensors"), "was altered"),
-        (
-            lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-8]),
-            "bytes, not",
-        ),
+        (lambda path: os.truncate(path / "model.safetensors", 100), "bytes, not"),
         (lambda path: (path / "rng.safetensors").unlink(), "is missing"),
-        (lambda path: (path / "state.json").write_text('{"step": 99}'), "bytes, not"),
         (lambda path: (path / "manifest.json").unlink(), "missing or truncated"),
         (lambda path: (path / "manifest.json").write_text('{"step": 12, "fil'), "missing or truncated"),
         (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": []}'), "missing or truncated"),
-        (
-            lambda path: (path / "manifest.json").write_text('{"step": 12, "files": {"state.json": 3}}'),
-            "missing or truncated",
-        ),
         (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": {}}'), "was not written by benchlib"),
         (lambda path: _list(path, "../../secret"), "was not written by benchlib"),
     ],
@@ -125,13 +118,6 @@ def test_a_save_that_fails_leaves_the_others(folder: Path) -> None:
         checkpoint.save(folder, 16, {"model": {"weight": torch.zeros(3)}}, {"step": object()})
     assert checkpoint.newest(folder).step == 12
     assert len(list(folder.iterdir())) == 2
-
-
-def test_nothing_is_pickled(folder: Path) -> None:
-    kinds = {path.suffix for path in (folder / "step-00000012").iterdir()}
-    assert kinds == {".safetensors", ".json"}
-    manifest = json.loads((folder / "step-00000012" / "manifest.json").read_text())
-    assert set(manifest["files"]) == {"model.safetensors", "rng.safetensors", "state.json"}
 
 
 def test_optimizer_state_comes_back(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ def _stated(torch: str = "2.9.1", benchmark: str = "squad", **values: Any) -> di
     ("other", "words"),
     [
         ({"precision": "bf16"}, "precision is fp32 on a and bf16 on b"),
-        ({"checkpoint_every": 5}, "checkpoint_every is 0 on a and 5 on b"),
-        ({"planted_slowdown": 0.2}, "planted_slowdown is 0.0 on a and 0.2 on b"),
         ({"collective": "ucc"}, "collective is '' on a and ucc on b"),
         ({"torch": "2.8.0+cpu"}, "version of torch is 2.9.1 on a and 2.8.0 on b"),
         ({"benchmark": "collectives"}, "do the same work: benchmark is squad on a and collectives on b; "),

@@ -40,13 +40,10 @@ def test_the_rate_of_a_product_counts_two_operations_a_term(monkeypatch):
     assert peak.best == peak.median == pytest.approx(1e9)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_peak_is_measured_quickly_and_the_threads_are_put_back(precision):
+def test_a_peak_is_measured_and_the_threads_are_put_back():
     before = torch.get_num_threads()
-    peak = peaks.matmul_peaks(CPU, precision, sizes=[64, 128], seconds=0.02, threads=1)[-1]
-    assert peak.size in (64, 128)
-    assert len(peak.samples) >= peaks.MIN_SAMPLES
-    assert 1e7 < peak.median <= peak.best < 1e15
+    peak = peaks.matmul_peaks(CPU, "bf16", sizes=[64, 128], seconds=0.02, threads=1)[-1]
+    assert len(peak.samples) >= peaks.MIN_SAMPLES and 1e7 < peak.median <= peak.best < 1e15
     assert torch.get_num_threads() == before
 
 
