@@ -157,7 +157,7 @@ def test_list_names_everything(call):
 
 
 def test_the_help_imports_little():
-    """Its time is that of its imports; scripts/bench_frame.py measures it."""
+    """Its time is that of its imports."""
     code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from benchlib.cli import main; main(['--help'])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = {name.partition(".")[0] for name in said.splitlines()[-1].split()}
