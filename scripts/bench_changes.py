@@ -1,15 +1,16 @@
 """How often history sees a change that is none, and how soon it sees one that is.
 
-Question: how many change points does a series of unchanged runs show, and after how many runs is a step found?
+Question: how many change points does a series of unchanged runs show, and after how many runs is a step detected?
 Method: ``benchlib.judge.changepoints.levels`` on simulated series whose log values scatter with the standard deviations that
 public logs of GPU hosts show (1.5% on one host, 4.6% between hosts), normal, and with one run in 25 odd by 20%. False
 change points are counted per 1,000 runs over series of 6 to 1,000 runs. A step is put behind 30 runs and counts as
-found where a change lies within three runs of it.
+detected where a change lies within three runs of it.
 
     python scripts/bench_changes.py
 """
 
 import numpy as np
+from measuring import options_of
 
 from benchlib.judge.changepoints import levels
 
@@ -32,8 +33,8 @@ def false_changes(n: int, spread: float, odd: float, runs: int = RUNS, seed: int
     return 1000 * sum(len(levels(series(rng, n, spread, odd)).levels) - 1 for _ in range(count)) / (count * n)
 
 
-def found(step: float, spread: float, after: int, odd: float = 0.0, trials: int = TRIALS, seed: int = 2) -> float:
-    """Return the share of steps that are found ``after`` runs behind them."""
+def detected(step: float, spread: float, after: int, odd: float = 0.0, trials: int = TRIALS, seed: int = 2) -> float:
+    """Return the share of steps that are detected ``after`` runs behind them."""
     rng = np.random.default_rng(seed)
     hits = 0
     for _ in range(trials):
@@ -44,16 +45,16 @@ def found(step: float, spread: float, after: int, odd: float = 0.0, trials: int 
 
 
 def main() -> None:
-    """Print both tables."""
+    options_of(__doc__).parse_args()
     print("false change points per 1,000 unchanged runs")
     for spread in SPREADS:
         for odd in (0.0, 0.04):
             row = "  ".join(f"n={n}: {false_changes(n, spread, odd):.2f}" for n in (6, 8, 12, 20, 50, 200, 1000))
             print(f"  spread {spread:.1%}, {odd:.0%} odd runs   {row}")
-    print(f"share of steps found after m runs ({BEFORE} runs before)")
+    print(f"share of steps detected after m runs ({BEFORE} runs before)")
     for spread in SPREADS:
         for step in (0.05, 0.15):
-            row = "  ".join(f"m={m}: {found(step, spread, m):.0%}" for m in (3, 4, 5, 7, 10, 15, 20, 30, 50))
+            row = "  ".join(f"m={m}: {detected(step, spread, m):.0%}" for m in (3, 4, 5, 7, 10, 15, 20, 30, 50))
             print(f"  spread {spread:.1%}, step {step:.0%}   {row}")
 
 

@@ -1,16 +1,13 @@
-"""How much faster than gloo's own are the all-gather and the reduce-scatter of `benchlib.workloads.collectives.exchange`, with the same result?
+"""How fast are all-gather and reduce-scatter of `benchlib.workloads.collectives.exchange` beside gloo's own, and the exchange in groups?
 
-Question 1: the time of both on two ranks, by the size of the larger tensor, against gloo's own and against a raw socket
-pair that carries the same bytes both ways (half of the larger tensor each); with one connection between the ranks, and with one
-for each direction (`GLOO_SOCKET_IFNAME=lo,lo`; gloo's own are not faster with it).
-Question 2: forward and backward of an FSDP2 model of 39 million fp32 parameters (156 MB, 8 linear blocks), with
-FSDP2's own communication and with `use_direct`, over one connection.
-Question 3, with `--groups` alone: the all-reduce of fp64 through groups of ranks (`collective=hierarchical`), each by gloo and
-gloo between them, against gloo without groups; a rank for each name.
+1. Both collectives on two ranks, by the size of the larger tensor, over one connection and over one for each direction
+   (`GLOO_SOCKET_IFNAME=lo,lo`; gloo's own are not faster with it).
+2. Forward and backward of an FSDP2 model of 39 million fp32 parameters (156 MB, 8 linear blocks), with and without `use_direct`.
+3. With `--groups` alone: the fp64 all-reduce through groups of ranks (`collective=hierarchical`), all over gloo, beside gloo
+   without groups. One name per rank.
 
-Method: two processes of one thread on loopback. Everything that is compared takes turns, so that a busy neighbour slows
-all of it; a time is that of the slower rank; the ratio is formed within each turn, and its median over the turns is printed
-with the 95% interval. Results are compared bit by bit in every turn. Takes about 50 s.
+Method: processes of one thread on loopback. Everything compared is interleaved; a time is that of the slowest rank; each ratio is
+formed within its round and printed as median with 95% interval. Results are compared bit by bit in every round. Takes about 50 s.
 
     python scripts/bench_direct.py
     python scripts/bench_direct.py --seconds 20 --sizes 64MiB --no-fsdp
@@ -29,92 +26,84 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from measuring import interleaved, machine, options_of, ratio
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchlib.benchmarks.collectives.sockets import ALL_RANKS, Wires, sockets
-from benchlib.core.machine import cpu_model, usable_cores
-from benchlib.core.stats import median_interval
-from benchlib.workloads.collective_ops import Place
-from benchlib.workloads.collectives import exchange as direct
-from benchlib.workloads.collectives import hierarchy
-from benchlib.workloads.collectives.exchange import use_direct
+from benchlib.workloads.collectives import exchange, hierarchy
 from benchlib.workloads.collectives.hierarchy import Hierarchy, Member, layout
 
 RANKS = 2
-SHORT_S = 0.002  # what takes less is repeated within a turn
+SHORT_S = 0.002  # shorter calls are repeated within a round
+MIN_ROUNDS, MAX_ROUNDS = 5, 200
 WIDTH, BLOCKS = 2208, 8
 
 Case = Callable[[], object]
 
 
-def turns(cases: dict[str, Case], seconds: float, check: Callable[[], None]) -> dict[str, list[float]]:
-    """Time the cases in turn for about ``seconds``, at least 5 turns; return the seconds of each on the slower rank."""
-    once = {name: max(_time(case, 1) for _ in range(2)) for name, case in cases.items()}
-    repeats = {name: max(1, round(SHORT_S / taken)) for name, taken in once.items()}
+def timed(cases: dict[str, Case], seconds: float, check: Callable[[], None]) -> dict[str, list[float]]:
+    """Seconds of each case on the slowest rank, by round, in about ``seconds`` altogether; ``check`` runs after each round."""
+    once = {name: max(seconds_of(case) for _ in range(2)) for name, case in cases.items()}
+    repeats = {name: max(1, round(SHORT_S / s)) for name, s in once.items()}
+    rounds = round(seconds / sum(repeats[name] * s for name, s in once.items()))
     times: dict[str, list[float]] = {name: [] for name in cases}
-    count = max(5, round(seconds / sum(repeats[name] * taken for name, taken in once.items())))
-    for turn in range(min(count, 200)):
-        names = list(cases) if turn % 2 else list(reversed(cases))
-        for name in names:
-            times[name].append(_time(cases[name], repeats[name]))
-        check()
+    for number, name in enumerate(interleaved(list(cases), min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)), 1):
+        times[name].append(seconds_of(cases[name], repeats[name]))
+        if number % len(cases) == 0:
+            check()
     return times
 
 
-def _time(case: Case, repeats: int) -> float:
+def seconds_of(case: Case, repeats: int = 1) -> float:
     dist.barrier()
     began = time.perf_counter()
     for _ in range(repeats):
         case()
-    taken = torch.tensor((time.perf_counter() - began) / repeats, dtype=torch.float64)
-    dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-    return float(taken)
+    seconds = torch.tensor((time.perf_counter() - began) / repeats, dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return float(seconds)
 
 
-def exchange(size: int, seconds: float, wires: Wires, groups: dict[str, dist.ProcessGroup]) -> None:
-    """Compare the collectives on a larger tensor of ``size`` bytes, and print it."""
+def show(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def collectives(size: int, seconds: float, groups: dict[str, dist.ProcessGroup]) -> None:
+    """Compare the collectives on a larger tensor of ``size`` bytes."""
     rank, part = dist.get_rank(), size // 4 // RANKS
     generator = torch.Generator().manual_seed(rank)
-    given, own = torch.randn(RANKS * part, generator=generator), torch.randn(part, generator=generator)
+    whole, shard = torch.randn(RANKS * part, generator=generator), torch.randn(part, generator=generator)
     gathered, direct_gathered, in_place = (torch.zeros(RANKS * part) for _ in range(3))
     reduced, direct_reduced = torch.zeros(part), torch.zeros(part)
-    mine = in_place[rank * part : (rank + 1) * part]
-    mine.copy_(own)
+    shard_in_place = in_place[rank * part : (rank + 1) * part].copy_(shard)
     cases: dict[str, Case] = {
-        "socket": wires(ALL_RANKS, 4 * part).run,
-        "gloo all-gather": lambda: dist.all_gather_into_tensor(gathered, own),
-        "gloo reduce-scatter": lambda: dist.reduce_scatter_tensor(reduced, given),
+        "all-gather": partial(dist.all_gather_into_tensor, gathered, shard),
+        "reduce-scatter": partial(dist.reduce_scatter_tensor, reduced, whole),
     }
     for name, group in groups.items():
-        cases[f"all-gather{name}"] = partial(direct.all_gather, direct_gathered, own, group)
-        cases[f"all-gather in place{name}"] = partial(direct.all_gather, in_place, mine, group)
-        cases[f"reduce-scatter{name}"] = partial(direct.reduce_scatter, direct_reduced, given, group=group)
+        cases[f"all-gather{name}"] = partial(exchange.all_gather, direct_gathered, shard, group)
+        cases[f"all-gather in place{name}"] = partial(exchange.all_gather, in_place, shard_in_place, group)
+        cases[f"reduce-scatter{name}"] = partial(exchange.reduce_scatter, direct_reduced, whole, group=group)
 
     def check() -> None:
-        """Compare what the last call of each wrote; the next one writes over what is not the result."""
-        if not (torch.equal(gathered, direct_gathered) and torch.equal(gathered, in_place)):
-            raise SystemExit(f"all-gather of {size} bytes: the results differ")
-        if not torch.equal(reduced, direct_reduced):
-            raise SystemExit(f"reduce-scatter of {size} bytes: the results differ")
+        """Compare the last results, then erase them."""
+        pairs = ((gathered, direct_gathered), (gathered, in_place), (reduced, direct_reduced))
+        if not all(torch.equal(expected, result) for expected, result in pairs):
+            raise SystemExit(f"{size} bytes: the results differ")
         for tensor in (direct_gathered, direct_reduced, in_place):
             tensor.zero_()
-        mine.copy_(own)
+        shard_in_place.copy_(shard)
 
-    times = turns(cases, seconds, check)
-    if rank == 0:
-        for name in list(cases)[3:]:
-            library = times["gloo reduce-scatter" if "reduce" in name else "gloo all-gather"]
-            print(
-                f"{_bytes(size):>8}  {name:<31} {_us(times[name]):>10} {_us(library):>10} {_us(times['socket']):>10}   "
-                f"{_ratio(library, times[name]):<22} {_ratio(times['socket'], times[name])}",
-                flush=True,
-            )
+    times = timed(cases, seconds, check)
+    for name in list(cases)[2:]:
+        gloo = times["reduce-scatter" if "reduce" in name else "all-gather"]
+        show(f"{kib(size):>8}  {name:<35} {us(times[name]):>9} {us(gloo):>9}  {ratio(gloo, times[name])}")
 
 
-def _group(interfaces: str) -> dist.ProcessGroup:
-    """Return a group of all ranks over these interfaces, which gloo reads when a group is made."""
+def group_over(interfaces: str) -> dist.ProcessGroup:
+    """A group of all ranks over these interfaces, which gloo reads when it makes a group."""
     before, os.environ["GLOO_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"], interfaces
     group = dist.new_group()
     os.environ["GLOO_SOCKET_IFNAME"] = before
@@ -122,7 +111,6 @@ def _group(interfaces: str) -> dist.ProcessGroup:
 
 
 def fsdp(seconds: float) -> None:
-    """Compare forward and backward of an FSDP2 model, and print it."""
     mesh = init_device_mesh("cpu", (RANKS,))
 
     def model() -> nn.Module:
@@ -134,133 +122,87 @@ def fsdp(seconds: float) -> None:
         return layers
 
     models = {"stock": model(), "direct": model()}
-    use_direct(models["direct"])
+    exchange.use_direct(models["direct"])
     x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank()))
 
-    def step(name: str) -> Case:
-        def forward_and_backward() -> None:
-            models[name].zero_grad(set_to_none=True)
-            models[name](x).square().sum().backward()
-
-        return forward_and_backward
+    def forward_and_backward(layers: nn.Module) -> None:
+        layers.zero_grad(set_to_none=True)
+        layers(x).square().sum().backward()
 
     def check() -> None:
         pairs = zip(models["stock"].parameters(), models["direct"].parameters(), strict=True)
-        if not all(torch.equal(one.grad.to_local(), other.grad.to_local()) for one, other in pairs):  # type: ignore
+        if not all(torch.equal(a.grad.to_local(), b.grad.to_local()) for a, b in pairs):  # type: ignore[union-attr]
             raise SystemExit("the gradients differ")
 
-    times = turns({name: step(name) for name in models}, seconds, check)
-    if dist.get_rank() == 0:
-        count = sum(parameter.numel() for parameter in models["stock"].parameters())
-        print(
-            f"\nFSDP2 forward and backward, {count / 1e6:.1f} million fp32 parameters ({4 * count / 1e6:.0f} MB), "
-            f"gradients equal bit by bit:\nstock {1e3 * statistics.median(times['stock']):.0f} ms, "
-            f"direct {1e3 * statistics.median(times['direct']):.0f} ms, {_ratio(times['stock'], times['direct'])} "
-            f"times as fast ({len(times['stock'])} turns)"
-        )
+    times = timed({name: partial(forward_and_backward, layers) for name, layers in models.items()}, seconds, check)
+    stock, direct = times["stock"], times["direct"]
+    show(f"\nFSDP2 forward and backward: {us(stock)} us, direct {us(direct)} us, {ratio(stock, direct)} times as fast")
 
 
-def hierarchical(size: int, seconds: float, group: Hierarchy) -> None:
-    """Compare the all-reduce of ``size`` bytes through groups with the one over gloo alone, and print it."""
-    rank = dist.get_rank()
-    own = torch.randn(size // 8, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
-    tensors = {name: own.clone() for name in ("gloo alone", "groups")}
-    cases: dict[str, Case] = {
-        "gloo alone": lambda: group.flat_allreduce(tensors["gloo alone"]).wait(),
-        "groups": lambda: dist.all_reduce(tensors["groups"], group=group),
-    }
+def groups_of_ranks(size: int, seconds: float, group: Hierarchy) -> None:
+    """Compare the all-reduce of ``size`` bytes through groups with gloo's alone; sums may be added in another order."""
+    source = torch.randn(size // 8, generator=torch.Generator().manual_seed(dist.get_rank()), dtype=torch.float64)
+    alone, grouped = source.clone(), source.clone()
 
     def check() -> None:
-        """Compare sums of sums, as often as the last turn repeated them; the order of the sums may differ."""
-        torch.testing.assert_close(
-            tensors["groups"], tensors["gloo alone"], rtol=1e-12, atol=1e-12 * dist.get_world_size()
-        )
-        for tensor in tensors.values():
-            tensor.copy_(own)
+        torch.testing.assert_close(grouped, alone, rtol=1e-12, atol=1e-12 * dist.get_world_size())
+        alone.copy_(source)
+        grouped.copy_(source)
 
-    times = turns(cases, seconds, check)
-    if rank == 0:
-        flat, through = times["gloo alone"], times["groups"]
-        print(
-            f"{_bytes(size):>8} {_us(through):>12} {_us(flat):>14}   {_ratio(through, flat):<22} {len(flat)}",
-            flush=True,
-        )
+    cases: dict[str, Case] = {
+        "alone": lambda: group.flat_allreduce(alone).wait(),
+        "groups": lambda: dist.all_reduce(grouped, group=group),
+    }
+    times = timed(cases, seconds, check)
+    flat, through = times["alone"], times["groups"]
+    show(f"{kib(size):>8} {us(through):>12} {us(flat):>14}   {ratio(through, flat)}")
 
 
-def _ratio(above: list[float], below: list[float]) -> str:
-    ratios = [one / other for one, other in zip(above, below, strict=True)]
-    low, high = median_interval(ratios)
-    return f"{statistics.median(ratios):5.2f} ({low:.2f} to {high:.2f})"
-
-
-def _us(times: list[float]) -> str:
+def us(times: list[float]) -> str:
     return f"{1e6 * statistics.median(times):,.0f}"
 
 
-def _bytes(size: int) -> str:
+def kib(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
-def _size(text: str) -> int:
-    number, unit = text[:-3], text[-3:]
-    if unit not in ("KiB", "MiB") or not number.isdigit():
-        raise argparse.ArgumentTypeError(f"{text} is no size; for example 64KiB or 16MiB")
-    return int(number) << (10 if unit == "KiB" else 20)
+def sizes_of(text: str) -> list[int]:
+    """Bytes of 64KiB,16MiB."""
+    return [int(size[:-3]) << {"KiB": 10, "MiB": 20}[size[-3:]] for size in text.split(",")]
 
 
 def work(rank: int, store: Path, options: argparse.Namespace) -> None:
-    """Do one rank's part."""
+    """One rank's part."""
     torch.set_num_threads(1)
     ranks = len(options.groups) or RANKS
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    if rank == 0:
-        print(f"{cpu_model()}, {usable_cores()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}\n")
+    show(f"{machine()}, torch {torch.__version__}\n")
     if options.groups:
         hierarchy.load()
         group = dist.new_group(backend=hierarchy.BACKEND, pg_options=Member(options.groups[rank], "gloo"))
-        if rank == 0:
-            print(
-                f"{layout(group.members)}\n\n{'bytes':>8} {'groups us':>12} {'gloo alone us':>14}   times as long         turns"
-            )
+        show(f"{layout(group.members)}\n\n{'bytes':>8} {'groups us':>12} {'gloo alone us':>14}   times as long")
         for size in options.sizes:
-            hierarchical(size, options.seconds, group)
-        dist.barrier()
-        dist.destroy_process_group()
-        return
-    if rank == 0:
-        print(
-            f"{'larger':>8}  {'':<31} {'direct us':>10} {'gloo us':>10} {'socket us':>10}   "
-            f"{'times as fast as gloo':<22} share of the socket's speed"
-        )
-    with sockets(Place(rank, RANKS, torch.device("cpu"))) as wires:
-        groups = {"": _group("lo"), ", two lines": _group("lo,lo")}
-        assert callable(wires), wires  # a reason where no socket can be opened
+            groups_of_ranks(size, options.seconds, group)
+    else:
+        show(f"{'larger':>8}  {'':<35} {'direct us':>9} {'gloo us':>9}  times as fast")
+        groups = {" direct": group_over("lo"), " direct, two lines": group_over("lo,lo")}
         for size in options.sizes:
-            assert not isinstance(wires, str), wires
-            exchange(size, options.seconds, wires, groups)
-    if options.fsdp:
-        fsdp(2 * options.seconds)
+            collectives(size, options.seconds, groups)
+        if options.fsdp:
+            fsdp(2 * options.seconds)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main() -> None:
-    """Read the options and start the ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="per size; FSDP2 takes twice that (5)")
-    parser.add_argument(
-        "--sizes",
-        type=lambda text: [_size(size) for size in text.split(",")],
-        default=[1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20],
-        help="of the larger tensor (1KiB,64KiB,1MiB,16MiB,64MiB)",
-    )
+    parser = options_of(__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="per size; FSDP2 takes twice that [5]")
+    parser.add_argument("--sizes", type=sizes_of, default="1KiB,64KiB,1MiB,16MiB,64MiB", help="of the larger tensor")
     parser.add_argument("--fsdp", action=argparse.BooleanOptionalAction, default=True, help="measure FSDP2 too")
-    parser.add_argument(
-        "--groups", type=lambda text: text.split(","), default=[], help="measure question 3: the group of each rank"
-    )
+    parser.add_argument("--groups", type=lambda text: text.split(","), default=[], help="3: the group of each rank")
     options = parser.parse_args()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # the newest torch has other names for two collectives
+    os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # the newest torch renames two collectives
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (Path(folder) / "store", options), nprocs=len(options.groups) or RANKS)
 

@@ -9,10 +9,11 @@ and Parquet. No number is changed.
     python scripts/keep_demo.py STORE --worth  # replaces those in notebooks/demo-worth: the same work on some ranks
 """
 
-import argparse
 import json
 import shutil
 from pathlib import Path
+
+from measuring import options_of
 
 from benchlib.core.run_folder import record_files
 from benchlib.core.text import counted
@@ -55,7 +56,7 @@ def _keep_samples(source: Path, target: Path, samples: str) -> None:
 
 def main() -> None:
     """Replace the demo store by the whole runs of a store."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("store", type=Path)
     parser.add_argument("--worth", action="store_true", help="of the comparison by price")
     arguments = parser.parse_args()

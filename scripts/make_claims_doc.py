@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from measuring import options_of
 from pydantic import BaseModel
 
 from benchlib.core.files import home, write_text
@@ -62,7 +63,8 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    written = page()
-    if "--check" in sys.argv:
-        sys.exit(written != PAGE.read_text(encoding="utf-8"))
-    write_text(PAGE, written)
+    parser = options_of(__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is out of date")
+    if parser.parse_args().check:
+        sys.exit(page() != PAGE.read_text(encoding="utf-8"))
+    write_text(PAGE, page())

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from measuring import options_of
+
 from benchlib.config.addresses import TOKEN
 from benchlib.config.cluster import load
 from benchlib.config.schema import resolve
@@ -144,7 +146,7 @@ def content(name: str) -> str:
 
 
 def main() -> None:
-    """Write all examples."""
+    options_of(__doc__).parse_args()
     for name in (*JOBS, *SERVICES):
         path = home() / "deploy" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,10 @@ proportional set size (PSS: shared pages are divided among those who share them)
 Afterwards everything that was started is ended, and what is left over is counted.
 
     python scripts/measure_demo.py                       # the smoke tier of 10_squad
-    python scripts/measure_demo.py --notebook 00_machine.ipynb --json demo.json
+    python scripts/measure_demo.py --notebook 00_machine.ipynb
     python scripts/measure_demo.py --notebook 90_history.ipynb --voila
 """
 
-import argparse
 import contextlib
 import fcntl
 import importlib.metadata
@@ -34,14 +33,15 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+from measuring import machine, options_of
 
 from benchlib.core.files import home
-from benchlib.core.machine import cpu_model, usable_cores
 
 LIMIT_BYTES, LIMIT_S = 2e9, 120.0
 SAMPLE_S = 0.2
@@ -63,31 +63,24 @@ class Memory(threading.Thread):
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
         self.root, self.stopped = psutil.Process(root), threading.Event()
-        self.peak, self.at_peak, self.by_kind = 0, {}, {}  # type: int, dict[str, int], dict[str, int]
-        self.samples, self.seen = 0, {root}
+        self.peak, self.seen = 0, {root}
+        self.by_kind: dict[str, int] = {}
 
     def run(self) -> None:
         while not self.stopped.wait(SAMPLE_S):
             self.sample()
 
     def sample(self) -> None:
-        """Read all processes once."""
-        found: dict[str, int] = {}
+        now: Counter[str] = Counter()
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in (self.root, *self.root.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                    kind = _kind(" ".join(process.cmdline()))
-                    found[kind] = found.get(kind, 0) + process.memory_full_info().pss
+                    command = " ".join(process.cmdline())
+                    kind = next((kind for part, kind in KINDS if part in command), "others")
+                    now[kind] += process.memory_full_info().pss
                     self.seen.add(process.pid)
-        self.samples += 1
-        for kind, size in found.items():
-            self.by_kind[kind] = max(size, self.by_kind.get(kind, 0))
-        if sum(found.values()) > self.peak:
-            self.peak, self.at_peak = sum(found.values()), found
-
-
-def _kind(command: str) -> str:
-    return next((kind for part, kind in KINDS if part in command), "others")
+        self.peak = max(self.peak, now.total())
+        self.by_kind = {kind: max(now[kind], self.by_kind.get(kind, 0)) for kind in {*now, *self.by_kind}}
 
 
 class Server:
@@ -98,17 +91,17 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--ServerApp.ip=127.0.0.1", "--allow-root"]
-        command += [
-            f"--ServerApp.port={self.port}",
-            "--ServerApp.port_retries=0",
-            f"--IdentityProvider.token={self.token}",
-        ]
-        environment = os.environ | {
-            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-            "BENCHLIB_OUTPUTS": str(folder / "outputs"),
+        command = [
+            sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
+            f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}",
+        ]  # fmt: skip
+        folders = {
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "BENCHLIB_OUTPUTS": "outputs",
         }
-        environment |= {"JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data")}
+        environment = os.environ | {name: str(folder / part) for name, part in folders.items()}
         self.log = folder / "server.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -123,17 +116,14 @@ class Server:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"token {self.token}", "Content-Type": "application/json"},
         )
-        content = self._open(request, 30)
-        return json.loads(content) if content else None
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "null")
 
     def page(self, path: str) -> str:
         """Return a page of the server as a browser gets it, once it is whole."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}?token={self.token}")
-        return self._open(request, 3 * LIMIT_S).decode()
-
-    def _open(self, request: urllib.request.Request, timeout_s: float) -> bytes:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return bytes(answer.read())
+        address = f"http://127.0.0.1:{self.port}/{path}?token={self.token}"
+        with urllib.request.urlopen(address, timeout=3 * LIMIT_S) as answer:
+            return str(answer.read().decode())
 
     def wait(self) -> None:
         """Return once the server answers; ``SystemExit`` with its log where it does not."""
@@ -181,11 +171,11 @@ def _run_cell(channel: Any, source: str) -> str:
         answer = json.loads(channel.recv())
         if answer.get("parent_header", {}).get("msg_id") != name:
             continue
-        kind, said = answer["header"]["msg_type"], answer["content"]
+        kind, body = answer["header"]["msg_type"], answer["content"]
         if kind == "error":
-            error = f"{said['ename']}: {said['evalue']}"
+            error = f"{body['ename']}: {body['evalue']}"
         replied |= kind == "execute_reply"
-        idle |= kind == "status" and said["execution_state"] == "idle"
+        idle |= kind == "status" and body["execution_state"] == "idle"
     return error
 
 
@@ -218,8 +208,8 @@ def render(server: Server, notebook: str) -> tuple[int, float]:
     return outputs, time.monotonic() - began
 
 
-def measure(notebook: str, voila: bool, folder: Path) -> dict[str, Any]:
-    """Start, run, end; return seconds and bytes."""
+def measure(notebook: str, voila: bool, folder: Path) -> bool:
+    """Start, run, end; print the figures and return whether all limits hold."""
     began = time.monotonic()
     server = Server(folder)
     memory = Memory(server.process.pid)
@@ -227,24 +217,16 @@ def measure(notebook: str, voila: bool, folder: Path) -> dict[str, Any]:
     with ended(server, memory):
         server.wait()
         server_s = time.monotonic() - began
-        memory.sample()
-        server_bytes = memory.peak
         parts, first_s = render(server, notebook) if voila else execute(server, notebook)
         total_s = time.monotonic() - began
-    return {
-        "notebook": notebook,
-        "parts": f"{parts} outputs of the page" if voila else f"{parts} cells",
-        "server_s": server_s,
-        "first_s": first_s,
-        "total_s": total_s,
-        "peak_bytes": memory.peak,
-        "server_alone_bytes": server_bytes,
-        "at_peak_bytes": memory.at_peak,
-        "peak_bytes_by_kind": memory.by_kind,
-        "samples": memory.samples,
-        "processes": len(memory.seen),
-        "left_over": sorted(pid for pid in memory.seen if psutil.pid_exists(pid)),
-    }
+    left_over = [pid for pid in memory.seen if psutil.pid_exists(pid)]
+    print(f"{notebook}: {parts} {'outputs of the page' if voila else 'cells'} in {total_s:.1f} s: server {server_s:.1f} s, "
+          f"then kernel or page {first_s:.1f} s")  # fmt: skip
+    print(f"peak: {memory.peak / 1e6:.0f} MB of PSS; of each kind by itself:")
+    for kind, size in sorted(memory.by_kind.items(), key=lambda item: -item[1]):
+        print(f"  {kind:26s} {size / 1e6:6.0f} MB")
+    print(f"{len(memory.seen)} processes seen, {len(left_over)} left over")
+    return memory.peak <= LIMIT_BYTES and total_s <= LIMIT_S and not left_over
 
 
 def raise_loopback() -> None:
@@ -264,37 +246,12 @@ def isolated_command() -> list[str] | None:
     return None
 
 
-def show(found: dict[str, Any], isolated: bool) -> None:
-    """Print the figures for a reader."""
-    packages = ("benchlib", "torch", "jupyterlab", "ipykernel", "voila")
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages if importlib.util.find_spec(name)]
-    network = (
-        "none but loopback, a network namespace of its own"
-        if isolated
-        else "NOT cut off: unshare is not permitted here"
-    )
-    peak, alone = found["peak_bytes"] / 1e6, found["server_alone_bytes"] / 1e6
-    lines = [
-        f"{time.strftime('%Y-%m-%d')}, {cpu_model()}, {usable_cores()} cores, Python {platform.python_version()}, {', '.join(versions)}",
-        f"network: {network}",
-        f"{found['notebook']}: {found['parts']}, {found['total_s']:.1f} s from the start of the server to the last of them",
-        f"  server ready after {found['server_s']:.1f} s, kernel or page after another {found['first_s']:.1f} s",
-        f"peak: {peak:.0f} MB of PSS in {found['samples']} samples ({alone:.0f} MB for the server alone)",
-    ]
-    for kind, size in sorted(found["peak_bytes_by_kind"].items(), key=lambda item: -item[1]):
-        at_peak = found["at_peak_bytes"].get(kind, 0) / 1e6
-        lines.append(f"  {kind:26s} {size / 1e6:6.0f} MB at most, {at_peak:6.0f} MB at the peak")
-    lines.append(f"{found['processes']} processes seen, {len(found['left_over'])} left over")
-    print("\n".join(lines))
-
-
 def main() -> None:
-    """Measure, print, and exit with 1 where a limit is exceeded or a process was left over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Exit with 1 where a limit is exceeded or a process was left over."""
+    parser = options_of(__doc__)
     parser.add_argument("--notebook", default="10_squad.ipynb", help="file in notebooks/ [10_squad.ipynb]")
     parser.add_argument("--voila", action="store_true", help="the page of Voila instead of JupyterLab")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     if INSIDE not in os.environ:
         command = isolated_command()
         environment = os.environ | {INSIDE: "isolated" if command else "open"}
@@ -302,12 +259,12 @@ def main() -> None:
     isolated = os.environ.pop(INSIDE) == "isolated"
     if isolated:
         raise_loopback()
+    packages = ("benchlib", "torch", "jupyterlab", "ipykernel", "voila")
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages if importlib.util.find_spec(name)]
+    network = "none but loopback" if isolated else "NOT cut off: unshare is not permitted here"
+    print(f"{machine()}, Python {platform.python_version()}, {', '.join(versions)}, network: {network}", flush=True)
     with tempfile.TemporaryDirectory(prefix="measure-demo-", ignore_cleanup_errors=True) as folder:
-        found = measure(arguments.notebook, arguments.voila, Path(folder))
-    show(found, isolated)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found | {"isolated": isolated}, indent=2) + "\n")
-    sys.exit(found["peak_bytes"] > LIMIT_BYTES or found["total_s"] > LIMIT_S or bool(found["left_over"]))
+        sys.exit(not measure(options.notebook, options.voila, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,15 @@ Question: how close does an all-reduce come to what iperf3 carries over the same
 over it to its end?
 
 Method: two network namespaces joined by a virtual cable of a given speed (tests/dist/hosts.py; Linux, root, iproute2,
-iperf3), torchrun with a c10d rendezvous across them, one rank on each. iperf3 and the all-reduce take turns, ROUNDS
-times over; medians and their ratio are printed, with the range. A token bucket lets its burst of 256 KiB pass at once and
+iperf3), torchrun with a c10d rendezvous across them, one rank on each. iperf3 and the all-reduce are
+interleaved; medians and their ratio are printed, with the range. A token bucket lets its burst of 256 KiB pass at once and
 so flatters small messages: judge by those of 16 MiB and more.
 
     sudo .venv/bin/python scripts/measure_two_hosts.py
     sudo .venv/bin/python scripts/measure_two_hosts.py --rate 10gbit --sizes 1MiB,16MiB,64MiB --rounds 5 --no-squad
 """
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,14 +24,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "dist")]
 
 from hosts import ALL_REDUCE, Host, two_hosts, why_not  # noqa: E402
+from measuring import machine, options_of, spread  # noqa: E402
 
 from benchlib.config.schema import resolve, save_config  # noqa: E402
 from benchlib.core.definitions import busbw_gbps  # noqa: E402
-from benchlib.core.files import read_json, write_json  # noqa: E402
+from benchlib.core.files import read_json  # noqa: E402
 from benchlib.results.run import Result, load_result  # noqa: E402
 
-MIB = 2**20
-SMALLEST = 64 * 2**10  # below it the times are those of a message, not of a cable
+MIN_BYTES = 64 * 2**10  # below it the times are those of a message, not of a cable
 END_S = 600
 
 
@@ -68,8 +66,10 @@ def iperf3_gbps(first: Host, second: Host, seconds: float = 1.0) -> float:
         server.communicate()
 
 
-def network(hosts: tuple[Host, Host], folder: Path, sizes: str, rounds: int) -> dict[str, Any]:
-    """Measure iperf3 and the all-reduce in turns; return Gbps, for the all-reduce by bytes."""
+def network(
+    hosts: tuple[Host, Host], folder: Path, sizes: str, rounds: int
+) -> tuple[list[float], dict[int, list[float]]]:
+    """Gbps of iperf3 and, by bytes, of the all-reduce, interleaved."""
     reached: dict[int, list[float]] = {}
     carried = [iperf3_gbps(*hosts)]
     for number in range(rounds):
@@ -77,59 +77,37 @@ def network(hosts: tuple[Host, Host], folder: Path, sizes: str, rounds: int) -> 
         for row in run(hosts, folder / f"round{number}", "collectives", values).tables["series"]:
             if row["wrong_elements"]:
                 raise SystemExit(f"{row['wrong_elements']} elements were wrong")
-            if row["operation"] == "all_reduce" and row["bytes"] >= SMALLEST:
-                reached.setdefault(row["bytes"], []).append(
-                    busbw_gbps("all_reduce", row["bytes"], 1e-6 * row["times_us"], 2)
-                )
+            if row["operation"] == "all_reduce" and row["bytes"] >= MIN_BYTES:
+                gbps = busbw_gbps("all_reduce", row["bytes"], 1e-6 * row["times_us"], 2)
+                reached.setdefault(row["bytes"], []).append(gbps)
         carried.append(iperf3_gbps(*hosts))
-    return {"iperf3": carried, "all_reduce": reached}
+    return carried, reached
 
 
 def squad(hosts: tuple[Host, Host], folder: Path) -> dict[str, Any]:
     """Run the smoke tier of the SQuAD benchmark over the cable; return its key figures."""
     result = run(hosts, folder / "squad", "squad", {})
-    names = (
-        "f1_minisquad_tiny",
-        "train_samples_per_s_minisquad_tiny",
-        "allreduce_gbps",
-        "exchange_exposed_s",
-        "total_s",
-    )
+    names = ("f1_minisquad_tiny", "train_samples_per_s_minisquad_tiny", "allreduce_gbps", "total_s")
     return {name: result.value(name) for name in names} | {"checksums_equal": result.facts["checksums_equal"]}
 
 
-def said(values: list[float]) -> str:
-    """Return a median with its range."""
-    return f"{statistics.median(values):.3f} Gbps ({min(values):.3f} to {max(values):.3f}, n = {len(values)})"
-
-
 def main() -> None:
-    """Run the command line of the module's docstring."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--rate", default="1gbit", help="speed of the cable as tc takes it; '' for as fast as it goes")
     parser.add_argument("--sizes", default="1MiB,16MiB,64MiB", help="sizes of the all-reduce")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-squad", action="store_true", help="leave the training out")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if missing := why_not("iperf3"):
         raise SystemExit(f"SKIPPED: {missing}")
     with tempfile.TemporaryDirectory() as name, two_hosts(options.rate) as hosts:
-        found = network(hosts, Path(name), options.sizes, options.rounds)
-        carried = statistics.median(found["iperf3"])
-        print(f"cable {options.rate or 'unshaped'}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        print(f"iperf3, one way        {said(found['iperf3'])}")
-        for size, values in found["all_reduce"].items():
-            print(
-                f"all-reduce {size / MIB:5g} MiB   {said(values)}, {statistics.median(values) / carried:.3f} of iperf3"
-            )
+        iperf3, all_reduce = network(hosts, Path(name), options.sizes, options.rounds)
+        print(f"{machine()}, cable {options.rate or 'unshaped'}\niperf3, one way        {spread(iperf3, '.3f')} Gbps")
+        for size, values in all_reduce.items():
+            share = statistics.median(values) / statistics.median(iperf3)
+            print(f"all-reduce {size / 2**20:5g} MiB   {spread(values, '.3f')} Gbps, {share:.3f} of iperf3")
         if not options.no_squad:
-            found["squad"] = squad(hosts, Path(name))
-            print("SQuAD smoke over it    " + ", ".join(f"{key} {value}" for key, value in found["squad"].items()))
-    if options.json:
-        write_json(options.json, json.loads(json.dumps(found)))
-    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    print("left over: " + (left.strip() or "nothing"))
+            print(f"SQuAD smoke over it    {squad(hosts, Path(name))}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What unchanged runs look like on machines that disturb them, made up: to ask of a gate how often it is wrong.
 
 A run is a series of n samples about its own level, which differs between runs by the standard deviation ``between`` of its
-logarithm. Letters: R runs, n samples.
+logarithm. Notation: R runs, n samples.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,8 @@ with 2 and the nearest name.
 import json
 import sys
 
+from measuring import options_of
+
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.machine import BACKENDS
 
@@ -27,8 +29,10 @@ def runners(text: str) -> list[dict[str, object]]:
 
 
 if __name__ == "__main__":
+    parser = options_of(__doc__)
+    parser.add_argument("backends", help="comma-separated")
     try:
-        print(f"runners={json.dumps(runners(' '.join(sys.argv[1:])))}")
+        print(f"runners={json.dumps(runners(parser.parse_args().backends))}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

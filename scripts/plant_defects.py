@@ -1,4 +1,4 @@
-"""Does the test suite find defects? Those of defects.yaml are planted in a copy of the package, one at a time.
+"""Does the test suite find defects? Those of defects.yaml are injected into a copy of the package, one at a time.
 
     python scripts/plant_defects.py                # all of them, about ten seconds each
     python scripts/plant_defects.py --only spec    # those whose file or words hold this
@@ -9,7 +9,6 @@ still pass, and ``stale`` where its text does not stand in its file exactly once
 follow the code. The exit code is 1 unless all are caught.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from measuring import options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("defects.yaml")
@@ -44,7 +44,7 @@ class Defect:
     def paths(self) -> list[str]:
         return [f"tests/{test}" for test in self.tests.split()]
 
-    def planted(self, text: str) -> str:
+    def injected(self, text: str) -> str:
         """Return the file with the defect; ``LookupError`` where its text stands there never or twice, ``SyntaxError`` as Python does."""
         if (count := text.count(self.old)) != 1:
             raise LookupError(f"its text stands there {count} times")
@@ -89,15 +89,15 @@ def failure(tree: Path, paths: list[str]) -> str:
 
 
 def outcome(tree: Path, defect: Defect) -> tuple[str, str]:
-    """Plant a defect, run its tests and take it out again; return ``caught``, ``missed`` or ``stale``, and why it is stale."""
+    """Inject a defect, run its tests and take it out again; return ``caught``, ``missed`` or ``stale``, and why it is stale."""
     place = tree / "benchlib" / defect.file
     try:
         text = place.read_text()
-        planted = defect.planted(text)
+        injected = defect.injected(text)
     except (LookupError, OSError, SyntaxError) as error:
         return "stale", str(error)
     try:
-        place.write_text(planted)
+        place.write_text(injected)
         return ("caught" if failure(tree, defect.paths) else "missed"), ""
     except LookupError as error:
         return "stale", str(error)
@@ -107,7 +107,7 @@ def outcome(tree: Path, defect: Defect) -> tuple[str, str]:
 
 def main() -> int:
     """Print a line for each defect and return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--only", default="", help="only defects whose file or words hold this")
     parser.add_argument("--list", action="store_true", help="show the defects and end")
     options = parser.parse_args()
@@ -122,8 +122,8 @@ def main() -> int:
         paths = sorted(
             {path for defect in chosen for path in defect.paths if (tree / path.partition("::")[0]).exists()}
         )
-        if said := failure(tree, paths):
-            print(f"{said}\nthese tests fail before anything is planted: mend them first")
+        if output := failure(tree, paths):
+            print(f"{output}\nthese tests fail without a defect: fix them first")
             return 1
         for defect in chosen:
             word, why = outcome(tree, defect)

@@ -19,14 +19,14 @@ import argparse
 import copy
 import string
 import time
-from pathlib import Path
 from random import Random
 
 import torch
+from pretraining import Steps, options_for
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -50,7 +50,7 @@ def build_tokenizer(size: int) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = [text for made in generate(6000, seed=0, split="train") for text in (made.prompt, " " + made.summary)]
+    texts = [text for each in generate(6000, seed=0, split="train") for text in (each.prompt, " " + each.summary)]
     core.train_from_iterator(texts, trainer)
     core.post_processor = TemplateProcessing(single=f"{SPECIALS[BOS]} $A", special_tokens=[(SPECIALS[BOS], BOS)])
     return PreTrainedTokenizerFast(
@@ -62,10 +62,10 @@ def build_tokenizer(size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def scrambled(random: Random, made: Article) -> str:
+def scrambled(random: Random, source: Article) -> str:
     """Return the text with a sentence of random words somewhere, and random words within sentences."""
     word = lambda: "".join(random.choices(string.ascii_lowercase, k=random.randint(2, 8)))  # noqa: E731
-    sentences = [sentence for sentence in made.text.split(". ") if sentence]
+    sentences = [sentence for sentence in source.text.split(". ") if sentence]
     if random.random() < 0.5:
         noise = [word() for _ in range(random.randint(2, 6))]
         sentences.insert(random.randint(0, len(sentences) - 1), " ".join(noise).capitalize())
@@ -81,9 +81,9 @@ def batch(
     random: Random, tokenizer: PreTrainedTokenizerFast, size: int, facts: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, labels and weights, (size, length) each."""
-    made = [article(random, "train", facts) for _ in range(size)]
-    prompts = tokenizer([PROMPT.format(input=scrambled(random, one)) for one in made])["input_ids"]
-    answers = tokenizer([" " + one.summary for one in made], add_special_tokens=False)["input_ids"]
+    articles = [article(random, "train", facts) for _ in range(size)]
+    prompts = tokenizer([PROMPT.format(input=scrambled(random, each)) for each in articles])["input_ids"]
+    answers = tokenizer([" " + each.summary for each in articles], add_special_tokens=False)["input_ids"]
     rows = [prompt + answer + [EOS] for prompt, answer in zip(prompts, answers, strict=True)]
     length = max(map(len, rows))
     ids = torch.tensor([row + [PAD] * (length - len(row)) for row in rows])
@@ -107,47 +107,29 @@ def pretrain(args: argparse.Namespace) -> None:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     print(f"parameters {sum(p.numel() for p in model.parameters()):,}, vocabulary {len(tokenizer)}", flush=True)
-    decay = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}], lr=args.lr, betas=(0.9, 0.98)
-    )
-    began, most, held = time.perf_counter(), 1, 0.0
+    update = Steps(model, args.lr, 1e-8)
+    began, max_facts, right_share = time.perf_counter(), 1, 0.0
     for step in range(1, args.steps + 1):
-        rate = args.lr * min(1.0, step / 100, max(0.02, (1 - step / args.steps) / 0.4))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        ids, labels, weights = batch(random, tokenizer, args.batch, (FACTS[0], most))
+        ids, labels, weights = batch(random, tokenizer, args.batch, (FACTS[0], max_facts))
         logits = model(input_ids=ids).logits[:, :-1]
         target, weight = labels[:, 1:], weights[:, 1:]
         losses = cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="none")
         loss = (losses * weight.flatten()).sum() / weight.sum()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(loss, step / 100, (1 - step / args.steps) / 0.4)
         right = ((logits.argmax(-1) == target) & (weight == 1)).sum() / (weight == 1).sum()
-        held = 0.97 * held + 0.03 * right.item()
-        if held > LEARNT and most < FACTS[1]:
-            most, held = most + 1, 0.5
+        right_share = 0.97 * right_share + 0.03 * right.item()
+        if right_share > LEARNT and max_facts < FACTS[1]:
+            max_facts, right_share = max_facts + 1, 0.5
         if step % 50 == 0:
-            print(
-                f"{time.perf_counter() - began:6.0f} s  step {step}  facts {most}  loss {loss.item():.3f}  right {held:.3f}",
-                flush=True,
-            )
+            print(f"{time.perf_counter() - began:6.0f} s  step {step}  facts {max_facts}  loss {loss.item():.3f}  "
+                  f"right {right_share:.3f}", flush=True)  # fmt: skip
         if step % 250 == 0 or step == args.steps:
             copy.deepcopy(model).bfloat16().save_pretrained(args.out)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1600)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser = options_for(__doc__, steps=1600, lr=2e-3, layers=3)
     parser.add_argument("--batch", type=int, default=24, help="articles a step")
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=1024)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

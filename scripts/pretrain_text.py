@@ -167,9 +167,9 @@ def sample(random: Random, facts: int) -> Sample:
             slots |= {"M": [relations[partner[1]][0]], "W": [relations[partner[1]][1]], "Y": values[partner]}
             cells["Y"] = partner
         words, spans = _fill(template, slots)
-        for slot, told in cells.items():
-            done.add(told)
-            if told == asked:
+        for slot, stated in cells.items():
+            done.add(stated)
+            if stated == asked:
                 first, last = spans["S" if backwards else slot]
                 place = (len(context) + first, len(context) + last)
         context.extend(words)

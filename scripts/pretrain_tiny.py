@@ -29,6 +29,7 @@ from random import Random
 
 import pretrain_text
 import torch
+from pretraining import Steps, options_for
 from tokenizers import Tokenizer
 from tokenizers.decoders import WordPiece as WordPieceDecoder
 from tokenizers.models import WordPiece
@@ -65,15 +66,8 @@ def vocabulary() -> list[str]:
     single = [*letters, *digits]
     pairs = [a + b for a in letters for b in letters] + [a + b for a in digits for b in digits]
     extra = "–—‘’“”…°£€§·×"
-    pieces = [
-        *SPECIALS,
-        *string.punctuation,
-        *extra,
-        *single,
-        *pairs,
-        *(w for w in pretrain_text.words() if len(w) > 2),
-    ]
-    return pieces + [f"##{p}" for p in (*single, *pairs)]
+    words = [word for word in pretrain_text.words() if len(word) > 2]
+    return [*SPECIALS, *string.punctuation, *extra, *single, *pairs, *words] + [f"##{p}" for p in (*single, *pairs)]
 
 
 def build_tokenizer() -> BertTokenizer:
@@ -115,20 +109,20 @@ def batch(random: Random, pieces: Pieces, size: int, facts: int, masking: float,
     rows: list[tuple[list[int], list[int], list[int], list[int]]] = []
     spans: list[tuple[int, int]] = []
     for _ in range(size):
-        made = pretrain_text.sample(random, facts)
+        sample = pretrain_text.sample(random, facts)
         share = masking if random.random() < 0.5 else 0.0
-        ids = [CLS, *(i for word in made.question for i in pieces(word)), SEP]
+        ids = [CLS, *(i for word in sample.question for i in pieces(word)), SEP]
         context_at = len(ids)
         labels = [IGNORE] * context_at
         start = end = 0
-        for w, word in enumerate(made.context):
+        for w, word in enumerate(sample.context):
             word_ids = pieces(word)
-            if w == made.start:
+            if w == sample.start:
                 start = len(ids)
-            hidden = random.random() < share and not made.start <= w <= made.end
+            hidden = random.random() < share and not sample.start <= w <= sample.end
             ids += [MASK] * len(word_ids) if hidden else word_ids
             labels += word_ids if hidden else [IGNORE] * len(word_ids)
-            if w == made.end:
+            if w == sample.end:
                 end = len(ids) - 1
         ids.append(SEP)
         labels.append(IGNORE)
@@ -237,34 +231,21 @@ def pretrain(args: argparse.Namespace) -> None:
     )
     model = Pretraining(config)
     print(f"parameters: {sum(p.numel() for p in model.qa.parameters()):,}", flush=True)
-    decay = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}],
-        lr=args.lr,
-        betas=(0.9, 0.98),
-        eps=1e-6,
-    )
-    began, facts, held = time.perf_counter(), 2, 0.0
+    update = Steps(model, args.lr, 1e-6)
+    began, facts, right_share = time.perf_counter(), 2, 0.0
     seen = {"question": 0.0, "masked": 0.0, "right": 0.0}
     for step in range(args.steps):
-        rate = args.lr * min(1.0, (step + 1) / args.warmup, max(0.02, (args.steps - step) / (args.steps * 0.4)))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         some = random.randint(2, facts) if random.random() < 0.3 else facts
         data = batch(random, pieces, max(16, args.tokens // (18 * some + 14)), some, 0.15, POSITIONS)
         question, masked, right = model(data)
-        (question + 0.5 * masked).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(question + 0.5 * masked, (step + 1) / args.warmup, (args.steps - step) / (args.steps * 0.4))
         for name, value in (("question", question), ("masked", masked), ("right", right)):
             seen[name] += value.item() / 100
-        held = 0.98 * held + 0.02 * right.item()
-        if held > 0.8 and facts < args.facts:  # the paragraphs grow when the shorter ones are answered
-            facts, held = facts + 1, 0.0
+        right_share = 0.98 * right_share + 0.02 * right.item()
+        if right_share > 0.8 and facts < args.facts:  # the paragraphs grow when the shorter ones are answered
+            facts, right_share = facts + 1, 0.0
         if step % 100 == 99:
-            print(f"{time.perf_counter() - began:6.0f} s  step {step + 1}  facts {facts}  rate {rate:.1e}  "
+            print(f"{time.perf_counter() - began:6.0f} s  step {step + 1}  facts {facts}  "
                   + "  ".join(f"{k} {v:.3f}" for k, v in seen.items()), flush=True)  # fmt: skip
             seen = dict.fromkeys(seen, 0.0)
         if step % 1000 == 999 or step + 1 == args.steps:
@@ -278,16 +259,10 @@ def save(model: BertForQuestionAnswering, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser = options_for(__doc__, steps=4000, lr=1e-3, layers=len(HEADS))
     parser.add_argument("--warmup", type=int, default=200, help="steps of linear warm-up")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens a batch, about")
     parser.add_argument("--facts", type=int, default=8, help="facts of the longest paragraphs")
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=len(HEADS), choices=range(1, len(HEADS) + 1))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     print(json.dumps(vars(args), default=str), flush=True)

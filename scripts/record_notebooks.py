@@ -10,13 +10,13 @@ executed over an empty folder of runs, so the history shows the kit's own demo r
     python scripts/record_notebooks.py --check    # only check what is committed
 """
 
-import argparse
 import os
 import sys
 import tempfile
 from pathlib import Path
 
 import nbformat
+from measuring import options_of
 from nbclient import NotebookClient
 
 from benchlib.core.files import home, write_text
@@ -33,20 +33,15 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Execute all cells in place, in ``folder``, with an empty folder of runs."""
     with tempfile.TemporaryDirectory(prefix="benchlib-record-") as outputs:
         os.environ |= {"BENCHLIB_HEADLESS": "1", "BENCHLIB_OUTPUTS": outputs}
-        _execute(notebook, folder)
-
-
-def _execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    client = NotebookClient(
-        notebook,
-        timeout=600,
-        kernel_name="python3",
-        kernel_manager_class=kernel_manager(),
-        resources={"metadata": {"path": str(folder)}},
-        record_timing=False,
-        coalesce_streams=True,
-    )
-    client.execute()
+        NotebookClient(
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            kernel_manager_class=kernel_manager(),
+            resources={"metadata": {"path": str(folder)}},
+            record_timing=False,
+            coalesce_streams=True,
+        ).execute()
 
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
@@ -84,7 +79,7 @@ def problems(notebook: nbformat.NotebookNode, size: int) -> list[str]:
 
 def main() -> None:
     """Record or check all notebooks; exit with 1 where one must not be committed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--check", action="store_true", help="execute nothing, write nothing")
     parser.add_argument("notebooks", nargs="*", type=Path, help="only these [all]")
     arguments = parser.parse_args()
