@@ -26,7 +26,7 @@ def _features(lengths: list[int], training: bool = True) -> Features:
         input_ids=np.arange(1, starts[-1] + 1, dtype=np.int32), starts=starts, context_start=np.full(count, 3, np.int32),
         example_index=np.arange(count, dtype=np.int32), start_positions=np.arange(count, dtype=np.int32) if training else None,
         end_positions=np.arange(count, dtype=np.int32) + 1 if training else None, char_start=None, char_end=None, max_length=20, suffix=1,
-        cls_index=0, token_types=True, questions=count, questions_cut=0, from_cache=False, seconds=0.0,
+        cls_index=0, token_types=True, questions=count, questions_cut=0,
     )  # fmt: skip
 
 
