@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchlib.core.errors import StorageError, UserError
+from benchlib.core.errors import UserError
 from benchlib.workloads import shards
 from benchlib.workloads.pairs import Pairs, generate
 from benchlib.workloads.shards import disk_rates, layout, open_source, prepare, raw_rate, residency
@@ -174,12 +174,6 @@ def test_too_little_space_is_an_error_before_the_first_byte(tmp_path, monkeypatc
     assert not list(tmp_path.rglob("*.bin")) and not list(tmp_path.rglob("*.tmp"))
     monkeypatch.setattr(shards.shutil, "disk_usage", lambda folder: usage._replace(free=256_000))
     assert whole(open_source(PAIRS, tmp_path))
-
-
-def test_a_folder_that_cannot_be_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="not a directory"):
-        open_source(PAIRS, tmp_path / "file")
 
 
 def test_a_writing_that_was_killed_is_taken_up_again(tmp_path):

@@ -1,5 +1,6 @@
 import copy
 import json
+from dataclasses import asdict
 
 import datasets
 import pytest
@@ -116,21 +117,19 @@ def _examples(prefix, count):
     return [Example(f"{prefix}{i}", f"Who is {i}?", f"{i} is here.", ((str(i), 0),), "t") for i in range(count)]
 
 
+def _row(example):
+    """An example as a row of the hub's table."""
+    texts, starts = zip(*example.answers, strict=True)
+    return asdict(example) | {"answers": {"text": list(texts), "answer_start": list(starts)}}
+
+
 def _squad(examples):
     """The examples in the official format, a paragraph each."""
-    paragraphs = [
-        {
-            "context": example.context,
-            "qas": [
-                {
-                    "id": example.id,
-                    "question": example.question,
-                    "answers": [{"text": text, "answer_start": start} for text, start in example.answers],
-                }
-            ],
-        }
-        for example in examples
-    ]
+    paragraphs = []
+    for example in examples:
+        answers = [{"text": text, "answer_start": start} for text, start in example.answers]
+        question = {"id": example.id, "question": example.question, "answers": answers}
+        paragraphs.append({"context": example.context, "qas": [question]})
     return {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
 
 
@@ -174,31 +173,8 @@ def _hub_folder(tmp_path, train, validation):
     """A folder laid out like the repository rajpurkar/squad on the hub."""
     folder = tmp_path / "squad" / "plain_text"
     folder.mkdir(parents=True)
-    features = datasets.Features(
-        {
-            "id": datasets.Value("string"),
-            "title": datasets.Value("string"),
-            "context": datasets.Value("string"),
-            "question": datasets.Value("string"),
-            "answers": {
-                "text": datasets.List(datasets.Value("string")),
-                "answer_start": datasets.List(datasets.Value("int32")),
-            },
-        }
-    )
     for name, examples in (("train", train), ("validation", validation)):
-        rows = [
-            {
-                "id": example.id,
-                "title": example.title,
-                "context": example.context,
-                "question": example.question,
-                "answers": {"text": [a for a, _ in example.answers], "answer_start": [s for _, s in example.answers]},
-            }
-            for example in examples
-        ]
-        table = datasets.Dataset.from_list(rows, features=features)
-        table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
+        datasets.Dataset.from_list([*map(_row, examples)]).to_parquet(folder / f"{name}-00000-of-00001.parquet")
     (folder.parent / "README.md").write_text(
         "---\nconfigs:\n- config_name: plain_text\n  default: true\n  data_files:\n"
         "  - split: train\n    path: plain_text/train-*\n  - split: validation\n    path: plain_text/validation-*\n---\n"
