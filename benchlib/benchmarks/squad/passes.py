@@ -179,7 +179,7 @@ class Native:
     def differentiate(
         self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Callable[[str], None]
     ) -> torch.Tensor:
-        """See ``Work``. All of it is done as often as is planted, of which the last time counts."""
+        """See ``Work``. With injected work it is repeated, and the last time counts."""
         for counts in [False] * (self.task.config.work_of(self.task.rank.world.rank, step) - 1) + [True]:
             # Only the last micro-batch of a step exchanges gradients: their sum over the ranks is needed once.
             with contextlib.nullcontext() if last and counts else self.ddp.no_sync():
