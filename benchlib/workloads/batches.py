@@ -1,6 +1,6 @@
 """Which samples a step trains on, and their arrays: grouped by length, padded to the longest of the micro-batch.
 
-Letters: F samples, G samples of a global batch, B samples of a micro-batch, S its padded length.
+Notation: F samples, G samples of a global batch, B samples of a micro-batch, S its padded length.
 """
 
 import math
@@ -132,8 +132,8 @@ def collate(features: Features, indices: np.ndarray, pad_id: int, multiple: int 
         )
 
     def tensor(array: np.ndarray) -> torch.Tensor:
-        made = torch.from_numpy(array)
-        return made.pin_memory() if pin else made
+        line = torch.from_numpy(array)
+        return line.pin_memory() if pin else line
 
     positions = [
         None if values is None else tensor(values[indices].astype(np.int64))

@@ -44,7 +44,7 @@ class Case:
 
 
 class Timed(Protocol):
-    """What ``take_in_turns`` can time; a planted slow-down is not of what ``is_limit``. Only ``run`` is timed."""
+    """What ``interleaved`` can time; an injected slow-down spares what ``is_limit``. Only ``run`` is timed."""
 
     bytes: int
     is_limit: bool
@@ -143,19 +143,19 @@ class Exercise:
 
 
 WARMUP = 2
-LEAST_ROUNDS = 5
-MOST_ROUNDS = 200
-MOST_WALL = 3  # times the seconds asked for, with restoring and comparing
+MIN_ROUNDS = 5
+MAX_ROUNDS = 200
+MAX_WALL = 3  # times the seconds asked for, with restoring and comparing
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a series is taken: seconds of timed work, the planted slow-down, how many rounds, and how many before that."""
+    """How a series is taken: seconds of timed work, the injected slow-down, how many rounds, and how many before that."""
 
     seconds: float
     slowdown: float = 0.0
-    least: int = LEAST_ROUNDS
-    most: int = MOST_ROUNDS
+    least: int = MIN_ROUNDS
+    most: int = MAX_ROUNDS
     warmup: int = WARMUP
 
 
@@ -182,8 +182,8 @@ class Series:
     def counts(self, *others: "Series") -> dict[str, Any]:
         """Return the columns of what was compared, in this series and in others."""
         every = (self, *others)
-        wrong, checked = sum(one.wrong for one in every), sum(one.checked for one in every)
-        first = next((one.first for one in every if one.first), "")
+        wrong, checked = sum(series.wrong for series in every), sum(series.checked for series in every)
+        first = next((series.first for series in every if series.first), "")
         return {"wrong_elements": wrong, "checked_elements": checked, "first": first}
 
 
@@ -200,15 +200,15 @@ def once(thing: Timed, device: torch.device, slowdown: float = 0.0) -> tuple[flo
     return (time.perf_counter() - began, *thing.check())
 
 
-def take_in_turns(things: Sequence[Timed], device: torch.device, pace: Pace) -> list[Series]:
+def interleaved(things: Sequence[Timed], device: torch.device, pace: Pace) -> list[Series]:
     """Time things round by round, so that a noisy neighbour hits all of them, for about ``pace.seconds`` each."""
     dist.barrier()  # a rank that is late counts in no time below: they decide on the number of rounds
     began = time.perf_counter()
     warm = [[once(thing, device, pace.slowdown) for thing in things] for _ in range(pace.warmup)]
-    taken = sum(statistics.median(run[0] for run in runs) for runs in zip(*warm, strict=True)) / len(things)
+    timed = sum(statistics.median(run[0] for run in runs) for runs in zip(*warm, strict=True)) / len(things)
     whole = (time.perf_counter() - began) / pace.warmup / len(things)
-    taken, whole = slowest([taken, whole], device)
-    wanted = min(pace.seconds / max(taken, 1e-6), MOST_WALL * pace.seconds / max(whole, 1e-6))
+    timed, whole = slowest([timed, whole], device)
+    wanted = min(pace.seconds / max(timed, 1e-6), MAX_WALL * pace.seconds / max(whole, 1e-6))
     rounds = min(pace.most, max(pace.least, math.ceil(wanted)))
     runs = [[once(thing, device, pace.slowdown) for thing in things] for _ in range(rounds)]
     # The runs that warm up are not timed, but what they give has to be right as well.
@@ -247,6 +247,6 @@ def time_all_reduce(sizes: Sequence[int], device: torch.device, pace: Pace, faul
     """
     place = Place(dist.get_rank(), dist.get_world_size(), device)
     exercises = [Exercise(Case("all_reduce", "library", "fp32", "sum", True, size), place, fault) for size in sizes]
-    messages = take_in_turns(exercises, device, replace(pace, seconds=pace.seconds / len(sizes)))
+    messages = interleaved(exercises, device, replace(pace, seconds=pace.seconds / len(sizes)))
     seconds = np.sum([series.seconds for series in messages], axis=0)
     return Series(sum(series.bytes for series in messages), seconds, *messages[0].counts(*messages[1:]).values())

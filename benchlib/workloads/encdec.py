@@ -1,7 +1,7 @@
 """An encoder-decoder on pairs of token sequences: torch's ``nn.Transformer`` in the usual way, and the same model tuned.
 
 Both have the same parameters under the same names and compute the same loss. Dropout is off: its random numbers would differ
-between the two. Letters: B samples, S tokens of a sequence, h width, H heads, V tokens of the vocabulary, N = B S.
+between the two. Notation: B samples, S tokens of a sequence, h width, H heads, V tokens of the vocabulary, N = B S.
 """
 
 from typing import Any

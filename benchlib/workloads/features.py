@@ -1,7 +1,7 @@
 """SQuAD features: windows of tokens of questions with their contexts.
 
 A window is a question and a part of its context, with the tokenizer's special tokens; the tokenizer cuts and joins
-them. Letters: F windows, T tokens of all windows.
+them. Notation: F windows, T tokens of all windows.
 """
 
 import itertools
@@ -47,8 +47,6 @@ class Features:
     token_types: bool
     questions: int
     questions_cut: int  # questions that were too long to leave room for a context
-    from_cache: bool = False
-    seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self.example_index)
@@ -70,14 +68,6 @@ class Features:
         return types
 
 
-def plain_tokenizer_json(tokenizer: Any) -> str:
-    """Return a fast tokenizer as JSON without the truncation and padding that its last user left in it."""
-    if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"tokenizer {type(tokenizer).__name__} is not a fast one: choose a model with a tokenizer.json")
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    return json.dumps(content | {"truncation": None, "padding": None}, sort_keys=True)
-
-
 def build(
     examples: Sequence[Example],
     tokenizer: Any,
@@ -90,9 +80,11 @@ def build(
 
     ``tokenizer`` is a fast tokenizer of transformers; it is not changed. ``training`` asks for answer positions (of the
     first gold answer), else the characters of the tokens are kept. Raises ``UserError`` when the windows leave no room for
-    a context, and for a tokenizer that is slow or does not join a question and a context as BERT's does.
+    a context, and for a tokenizer that does not join a question and a context as BERT's does.
     """
-    joining = Tokenizer.from_str(plain_tokenizer_json(tokenizer))
+    # Without the truncation and padding that the tokenizer's last user left in it.
+    content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    joining = Tokenizer.from_str(json.dumps(content))
     layout = _layout(tokenizer, joining)
     special = joining.num_special_tokens_to_add(True)
     budget = max_length - special - doc_stride
@@ -104,7 +96,7 @@ def build(
     joining.enable_truncation(max_length, stride=doc_stride, strategy="only_second")
     longest = budget - min(MIN_ADVANCE, budget // 4)
     # Without its post-processor, which is for the joined text and would trim offsets twice.
-    plain = Tokenizer.from_str(json.dumps(json.loads(plain_tokenizer_json(tokenizer)) | {"post_processor": None}))
+    plain = Tokenizer.from_str(json.dumps(content | {"post_processor": None}))
 
     columns: dict[str, list[np.ndarray]] = {}
     questions_cut = 0

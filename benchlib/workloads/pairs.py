@@ -1,16 +1,13 @@
 """Synthetic pairs of token sequences, source and target: what a sample is, wherever it lies.
 
 Sample i depends on the seed and on i alone. Its tokens come from a counter, not from a generator with a state, so that memory,
-any number of shards and any rank give the same sample. Letters: n samples, S tokens of a sequence, V tokens of the vocabulary.
+any number of shards and any rank give the same sample. Notation: n samples, S tokens of a sequence, V tokens of the vocabulary.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchlib.core.errors import UserError
-
-LARGEST_VOCABULARY = 1 << 31  # floor(V u^2) below is computed in 64 bits
 _BLOCK = 1 << 14  # draws of 8 bytes at a time: the few arrays of a block stay in the second-level cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
@@ -19,28 +16,13 @@ _LAST, _HALF, _LOW = np.uint64(31), np.uint64(32), np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class Pairs:
-    """``samples`` pairs of S tokens each, below V. ``token_bytes`` (8 or 2) is the width of a token on a disk, not in memory.
-
-    Raises ``UserError`` for values that cannot be, and for a vocabulary that does not fit into ``token_bytes``.
-    """
+    """``samples`` pairs of S tokens each, below V. ``token_bytes`` (8 or 2) is the width of a token on a disk, not in memory."""
 
     samples: int
     sequence: int
     vocabulary: int
     seed: int
     token_bytes: int = 8
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "sequence", "vocabulary"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: must be at least 1")
-        if self.token_bytes not in (2, 8):
-            raise UserError(f"token_bytes = {self.token_bytes}: choose 8 (int64) or 2 (uint16)")
-        if self.vocabulary > (most := 1 << 16 if self.token_bytes == 2 else LARGEST_VOCABULARY):
-            remedy = "set token_bytes=8 or a smaller vocabulary" if self.token_bytes == 2 else "set a smaller one"
-            raise UserError(
-                f"vocabulary = {self.vocabulary:,}: {self.token_bytes} bytes hold {most:,} tokens; {remedy}"
-            )
 
     @property
     def sample_bytes(self) -> int:

@@ -6,7 +6,7 @@ checksum of each, under a key of content and layout: a set of fewer samples is t
 counts once the manifest names it; where its size or time of change is another than at its writing, its checksum
 decides. XXH3 because it reads faster than disks do; it is made to find damage, not forgery.
 
-Letters: n samples, S tokens of a sequence. Rates are bytes per second.
+Notation: n samples, S tokens of a sequence. Rates are bytes per second.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from benchlib.core.text import counted
 from benchlib.workloads.pairs import Pairs, generate
 from benchlib.workloads.training import prefetched
 
-FORMAT = 1
+FORMAT = 2
 SHARD_BYTES = 1 << 27
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 1 << 20  # of a sequential read
@@ -56,19 +56,14 @@ class Shard:
 def layout(pairs: Pairs, data_dir: Path | str) -> list[Shard]:
     """Return the shards of ``pairs``, in order, of about 128 MB, the last one shorter."""
     each = max(1, SHARD_BYTES // pairs.sample_bytes)
-    key = hashlib.sha256(json.dumps([_content(pairs), each]).encode()).hexdigest()[:16]
+    content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
+    key = hashlib.sha256(json.dumps([content, each]).encode()).hexdigest()[:16]
     folder = Path(data_dir).absolute() / f"pairs-{key}"
     sizes = [min(each, pairs.samples - first) for first in range(0, pairs.samples, each)]
     return [
         Shard(folder / f"shard_{index:04d}.bin", index * each, size, size * pairs.sample_bytes)
         for index, size in enumerate(sizes)
     ]
-
-
-def _content(pairs: Pairs) -> dict[str, int]:
-    content = {"format": FORMAT, **asdict(pairs)}
-    del content["samples"]  # fewer samples are the beginning of more
-    return content
 
 
 def prepare(pairs: Pairs, shards: Sequence[Shard], progress: Progress = lambda done, total: None) -> list[str]:
@@ -79,8 +74,8 @@ def prepare(pairs: Pairs, shards: Sequence[Shard], progress: Progress = lambda d
     be written.
     """
     folder = shards[0].path.parent
-    manifest = _read_manifest(pairs, folder)
-    if all(_unchanged(shard, manifest.get(shard.path.name)) for shard in shards):
+    manifest = _read_manifest(folder)
+    if all(_unchanged(shard, manifest) for shard in shards):
         return []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,67 +85,57 @@ def prepare(pairs: Pairs, shards: Sequence[Shard], progress: Progress = lambda d
             with contextlib.suppress(filelock.Timeout):
                 lock.acquire(timeout=2)
         with lock:
-            return _mend(pairs, shards, progress)
+            return _repair(pairs, shards, progress)
     except (OSError, NotImplementedError) as error:
         raise not_written(folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
 
-def _mend(pairs: Pairs, shards: Sequence[Shard], progress: Progress) -> list[str]:
+def _repair(pairs: Pairs, shards: Sequence[Shard], progress: Progress) -> list[str]:
     folder = shards[0].path.parent
     for left in folder.glob(".*.tmp"):
         left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
-    manifest = _read_manifest(pairs, folder)  # the process that held the lock may have written it
-    mended, missing = list[str](), list[Shard]()
+    manifest = _read_manifest(folder)  # the process that held the lock may have written it
+    damaged, missing = list[str](), list[Shard]()
     for done, shard in enumerate(shards, 1):
-        name, entry = shard.path.name, manifest.get(shard.path.name)
-        if _unchanged(shard, entry):
+        if _unchanged(shard, manifest):
             continue
         progress(done, len(shards))
+        name, entry = shard.path.name, manifest.pop(shard.path.name, None)
         if entry and entry["size_bytes"] >= shard.size_bytes and shard.path.exists():
             if _checksum(shard.path) == entry["xxh3_128"]:
                 manifest[name] = _entry(shard, entry["xxh3_128"])
                 continue
-            mended.append(f"{name} was made again: its checksum is not that of its writing")
+            damaged.append(f"{name} was made again: its checksum is not that of its writing")
         missing.append(shard)
-        manifest.pop(name, None)
     needed, free = sum(shard.size_bytes for shard in missing), shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
             f"{folder} has {size_text(free)} free and needs {size_text(needed)} for {counted(len(missing), 'shard')} "
             "of samples: free some space, set fewer samples, token_bytes=2 or another data_dir"
         )
-    content = {"schema_version": 1, "content": _content(pairs), "shards": manifest}
-    write_json(folder / MANIFEST, content)
+    write_json(folder / MANIFEST, {"shards": manifest})
     for done, shard in enumerate(missing, 1):
         manifest[shard.path.name] = _write(pairs, shard)
-        write_json(folder / MANIFEST, content)
+        write_json(folder / MANIFEST, {"shards": manifest})
         progress(done, len(missing))
-    return mended
+    return damaged
 
 
-def _read_manifest(pairs: Pairs, folder: Path) -> dict[str, Entry]:
-    """Return the entries of the shards that count; none where the manifest is missing, cut or of another set."""
+def _read_manifest(folder: Path) -> dict[str, Entry]:
+    """Return the entries of the shards that count; none where the manifest is missing or cut."""
     try:
-        value = read_object(folder / MANIFEST, {"shards": dict, "content": dict})
+        return dict(read_object(folder / MANIFEST, {"shards": dict})["shards"])
     except UserError:
         return {}
-    whole = {"size_bytes": int, "changed_ns": int, "xxh3_128": str}
-    return {
-        name: entry
-        for name, entry in value["shards"].items()
-        if isinstance(entry, dict)
-        and all(isinstance(entry.get(key), kind) for key, kind in whole.items())
-        and value["content"] == _content(pairs)
-    }
 
 
-def _unchanged(shard: Shard, entry: Entry | None) -> bool:
-    try:
-        status = shard.path.stat()
-    except OSError:
+def _unchanged(shard: Shard, manifest: dict[str, Entry]) -> bool:
+    entry = manifest.get(shard.path.name)
+    if not entry or not shard.path.exists():
         return False
-    as_written = entry and (status.st_size, status.st_mtime_ns) == (entry["size_bytes"], entry["changed_ns"])
-    return bool(as_written) and status.st_size >= shard.size_bytes
+    status = shard.path.stat()
+    as_written = (status.st_size, status.st_mtime_ns) == (entry["size_bytes"], entry["changed_ns"])
+    return as_written and status.st_size >= shard.size_bytes
 
 
 def _checksum(path: Path) -> str:
@@ -266,14 +251,14 @@ class Source:
     """What gives samples: ``read`` takes int64 (n,) and returns int64 (n, 2, S). ``shards`` are None where they come
     from memory.
 
-    ``mended`` says which shards were damaged and made again.
+    ``damaged`` says which shards were made again.
     """
 
     pairs: Pairs
     read: Callable[[np.ndarray], np.ndarray]
     read_ahead: int = 4
     shards: Shards | None = None
-    mended: Sequence[str] = ()
+    damaged: Sequence[str] = ()
 
     def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
         """Yield int64 (n, 2, S) for each array of indices, int64 (n,), ``read_ahead`` of them being made on threads
@@ -304,9 +289,9 @@ def open_source(
     if not data_dir:
         return Source(pairs, lambda indices: generate(pairs, indices), read_ahead)
     shards = layout(pairs, data_dir)
-    mended = prepare(pairs, shards, progress)
+    damaged = prepare(pairs, shards, progress)
     opened = Shards(pairs, shards, page_cache)
-    return Source(pairs, opened.read, read_ahead, opened, mended)
+    return Source(pairs, opened.read, read_ahead, opened, damaged)
 
 
 def disk_rates(

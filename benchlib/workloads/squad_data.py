@@ -48,10 +48,8 @@ def load(
         )
     elif data == "squad":
         source, whole = HUB_NAME, load_hub()
-    elif data == "files":
-        source, whole = f"{train_file}, {eval_file}", (read_squad(train_file), read_squad(eval_file))
     else:
-        raise UserError(f"data = {data!r}: choose minisquad, squad or files")
+        source, whole = f"{train_file}, {eval_file}", (read_squad(train_file), read_squad(eval_file))
     train, evaluation = take(whole[0], train_questions, seed), take(whole[1], eval_questions, seed)
     description = (
         f"{source}: {_counts(train, len(whole[0]))} to train on, {_counts(evaluation, len(whole[1]))} to evaluate on"
@@ -72,6 +70,9 @@ def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple
 
     try:
         tables = datasets.load_dataset(name, cache_dir=None if cache_dir is None else str(cache_dir))
+        parts = [list(map(_example, tables[part])) for part in ("train", "validation")]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{name}: not laid out like {HUB_NAME}: {error!r}") from error
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         # datasets reports an unreachable hub as ConnectionError, a missing folder as FileNotFoundError and an offline
         # cache without this set as ValueError; all of them are for the user to mend.
@@ -81,10 +82,7 @@ def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple
             "(without HF_HUB_OFFLINE and HF_DATASETS_OFFLINE), or give train_file=F and eval_file=G in the SQuAD v1.1 "
             "JSON format, or use data=minisquad"
         ) from error
-    missing = {"train", "validation"} - set(tables)
-    if missing:
-        raise DataError(f"{name}: no split {sorted(missing)[0]!r}; it has {sorted(map(str, tables))}")
-    return _from_table(tables["train"], f"{name} (train)"), _from_table(tables["validation"], f"{name} (validation)")
+    return check_examples(parts[0], f"{name} (train)"), check_examples(parts[1], f"{name} (validation)")
 
 
 def take(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
@@ -102,20 +100,10 @@ def take(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
     return [examples[index] for index in sorted(heapq.nsmallest(count, range(len(examples)), key=rank))]
 
 
-def _from_table(table: Any, source: str) -> list[Example]:
-    missing = {"id", "title", "context", "question", "answers"} - set(table.column_names)
-    if missing:
-        raise DataError(f"{source}: no column {sorted(missing)[0]!r}; it has {sorted(table.column_names)}")
-    examples = []
-    for row in table:
-        answers = row["answers"]
-        if not isinstance(answers, dict) or len(answers["text"]) != len(answers["answer_start"]):
-            raise DataError(
-                f"{source}: question {row['id']!r}: answers must be equally long lists of text and answer_start"
-            )
-        pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
-        examples.append(Example(row["id"], row["question"], row["context"], pairs, row["title"]))
-    return check_examples(examples, source)
+def _example(row: Any) -> Example:
+    answers = row["answers"]
+    pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
+    return Example(row["id"], row["question"], row["context"], pairs, row["title"])
 
 
 def _counts(examples: list[Example], available: int) -> str:

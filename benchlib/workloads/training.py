@@ -3,7 +3,7 @@
 Each rank differentiates its part of the mean loss over the global batch, and the gradients are added, not averaged:
 neither the number of ranks nor the size of their shares changes what is computed. A step's time is the slowest rank's.
 
-Letters: K steps, W ranks, C columns.
+Notation: K steps, W ranks, C columns.
 """
 
 import time

@@ -1,6 +1,6 @@
 """One transformer for every way of spreading it: GPT-like and Llama-like decoders and the BERT encoder.
 
-Letters: B sequences, S tokens, h width, H heads, d width of a head, V tokens of the vocabulary.
+Notation: B sequences, S tokens, h width, H heads, d width of a head, V tokens of the vocabulary.
 A tensor-parallel rank holds a share of the heads, so that views take their number from what arrives.
 """
 

@@ -19,7 +19,7 @@ from benchlib.results.run import Run
 from benchlib.runtime.measurement import executed
 from benchlib.workloads import collective_timing
 from benchlib.workloads.collective_ops import Place
-from benchlib.workloads.collective_timing import Case, Pace, take_in_turns
+from benchlib.workloads.collective_timing import Case, Pace, interleaved
 
 SMALL = {
     "sizes": "1,999,4KiB,64KiB",
@@ -188,7 +188,7 @@ class Work:
 def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_limits(clock):
     operation, limit = Work(clock), Work(clock, is_limit=True)
     pace = Pace(seconds=0.0, slowdown=1.0, least=5, warmup=2)
-    own, other = take_in_turns([operation, limit], torch.device("cpu"), pace)
+    own, other = interleaved([operation, limit], torch.device("cpu"), pace)
     assert operation.calls == limit.calls == ["restore", "run", "check"] * 7
     assert (own.wrong, own.checked, len(own.seconds)) == (7, 70, 5)
     assert clock.held == pytest.approx([0.005] * 7)  # the operation's runs
@@ -198,7 +198,7 @@ def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_l
 @pytest.mark.usefixtures("group")
 def test_seconds_and_the_most_rounds_bound_a_series(clock):
     for pace, rounds in ((Pace(seconds=0.1, most=3), 3), (Pace(seconds=0.099), 20)):
-        (series,) = take_in_turns([Work(clock)], torch.device("cpu"), pace)
+        (series,) = interleaved([Work(clock)], torch.device("cpu"), pace)
         assert len(series.seconds) == rounds
 
 

@@ -9,7 +9,7 @@ from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
 from benchlib.results.run import Run
 from benchlib.runtime.measurement import executed
-from benchlib.workloads.collective_timing import LEAST_ROUNDS, WARMUP, Pace, time_all_reduce
+from benchlib.workloads.collective_timing import MIN_ROUNDS, WARMUP, Pace, time_all_reduce
 
 SMALL = {
     "precisions": ["fp32", "tf32"],
@@ -54,7 +54,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
     assert all(metric.provenance == "not_available" and metric.reason for metric in lacking.values())
     assert [(row["precision"], row["rank"]) for row in result.tables["matmul"]] == [("fp32", 0), ("fp32", 1)]
     assert [row["bytes"] for row in result.tables["allreduce"]] == [1024, 524288]
-    assert len(machine.samples["allreduce_gbps"]) >= LEAST_ROUNDS
+    assert len(machine.samples["allreduce_gbps"]) >= MIN_ROUNDS
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
@@ -74,9 +74,9 @@ def test_wrong_sums_are_counted(monkeypatch):
     sizes, device, brief = (400, 1000), torch.device("cpu"), Pace(0.0)
     right = time_all_reduce(sizes, device, brief)
     assert (right.bytes, right.wrong) == (sum(sizes), 0)
-    assert len(right.seconds) == LEAST_ROUNDS
-    assert right.checked == (100 + 250) * (WARMUP + LEAST_ROUNDS)
-    assert time_all_reduce(sizes, device, brief, fault=True).wrong == 2 * (WARMUP + LEAST_ROUNDS)
+    assert len(right.seconds) == MIN_ROUNDS
+    assert right.checked == (100 + 250) * (WARMUP + MIN_ROUNDS)
+    assert time_all_reduce(sizes, device, brief, fault=True).wrong == 2 * (WARMUP + MIN_ROUNDS)
     real = dist.all_reduce
 
     def swaps_two_elements(tensor, *arguments, **options):
@@ -85,4 +85,4 @@ def test_wrong_sums_are_counted(monkeypatch):
             tensor[[3, 4]] = tensor[[4, 3]]
 
     monkeypatch.setattr(dist, "all_reduce", swaps_two_elements)
-    assert time_all_reduce(sizes, device, brief).wrong == 2 * (WARMUP + LEAST_ROUNDS)
+    assert time_all_reduce(sizes, device, brief).wrong == 2 * (WARMUP + MIN_ROUNDS)

@@ -91,7 +91,7 @@ class CollectivesConfig(BaseConfig):
         return text  # type: ignore[no-any-return]  # another type is refused by pydantic
 
     def check_whole(self) -> None:
-        """Raise ``UserError`` also for a planted fault on a rank that is not there: nothing would be planted."""
+        """Raise ``UserError`` also for a fault injected into a rank that does not exist."""
         super().check_whole()
         if self.planted_fault_rank >= self.world_size:
             known = f"there are {self.world_size} ranks, numbered from 0"
@@ -114,7 +114,7 @@ class CollectivesConfig(BaseConfig):
         )
 
     def work(self) -> dict[str, Any]:
-        """Return the fields that change the work; targets, a planted fault and foreign results do not."""
+        """Return the fields that change the work; targets, an injected fault and foreign results do not."""
         skip = {name for name in type(self).model_fields if name.startswith("target_")}
         skip |= {"planted_fault_rank", "nccl_tests"}
         return {name: value for name, value in super().work().items() if name not in skip}

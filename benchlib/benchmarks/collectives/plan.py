@@ -1,4 +1,4 @@
-"""What a run measures, as a list in the order of its worth, and how it is fitted into the time that there is."""
+"""What a run measures, the most important first, and how it is fitted into the available time."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -89,12 +89,12 @@ class Bench:
     def __init__(self, rank: Rank) -> None:
         self.rank, self.config, self.device = rank, rank.config, rank.world.device
         self.place = Place(rank.world.rank, rank.world.size, self.device)
-        self.schedule = Schedule(self.config.seconds, timing.WARMUP + timing.LEAST_ROUNDS, timing.MOST_WALL)
+        self.schedule = Schedule(self.config.seconds, timing.WARMUP + timing.MIN_ROUNDS, timing.MAX_WALL)
         self.plan: list[Row] = []
         self.done = self.total = self.rounds = 0
 
     def exercise(self, case: Case, place: Place | None = None) -> Exercise:
-        """Return a case with its tensors; the rank of a planted fault alters its results on purpose."""
+        """Return a case with its tensors; the rank of an injected fault alters its results."""
         return Exercise(case, place or self.place, self.place.rank == self.config.planted_fault_rank)
 
     def left_s(self, share: float) -> float:
@@ -127,12 +127,12 @@ class Bench:
         self.plan += [row | share] if items else []
 
     def timed(self, things: Mapping[str, Timed], pace: Pace) -> Row:
-        """Time things in turns; returns their times by column, and what was compared. A collective."""
-        taken = timing.take_in_turns(list(things.values()), self.device, pace)
-        self.rounds += len(taken[0].seconds) + pace.warmup
+        """Time things interleaved; returns their times by column, and what was compared. A collective."""
+        every = timing.interleaved(list(things.values()), self.device, pace)
+        self.rounds += len(every[0].seconds) + pace.warmup
         self.rank.events.emit("heartbeat")  # a matrix of many pairs takes longer than the stall limit
-        times = {name: series.times_us for name, series in zip(things, taken, strict=True)}
-        return {"bytes": taken[0].bytes} | times | taken[0].counts(*taken[1:])
+        times = {name: series.times_us for name, series in zip(things, every, strict=True)}
+        return {"bytes": every[0].bytes} | times | every[0].counts(*every[1:])
 
 
 def _series(bench: Bench, part: str, cases: Sequence[Case]) -> list[Row]:
@@ -150,7 +150,7 @@ def _series(bench: Bench, part: str, cases: Sequence[Case]) -> list[Row]:
 
 
 def _limits(bench: Bench, bounds: Sequence[tuple[str, int]], cases: Sequence[Case]) -> dict[str, list[Row]]:
-    """Measure every bound at every size, then each case and its bound in turns."""
+    """Measure every bound at every size, then each case interleaved with its bound."""
     rows, shares = list[Row](), list[Row]()
     with sockets(bench.place) as wires:
         if isinstance(wires, str):

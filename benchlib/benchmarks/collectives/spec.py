@@ -15,7 +15,7 @@ from benchlib.spec.spec import Metric, Published, Show, Spec, each, run_metrics,
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS, Op
 
-LEAST_TIME = 0.5  # of what a series was to get; with less, its percentiles are those of a handful of rounds
+MIN_TIME_SHARE = 0.5  # of what a series was to get; with less, its percentiles are those of a handful of rounds
 # A share of a limit that was measured in turns with the operation exceeds 1 by noise, but not by more than this. Above it the
 # limit was not one: the library drives the network faster than one stream of a socket.
 NO_LIMIT = 1.05
@@ -186,14 +186,14 @@ def _whole_plan(check: Check, run: Rows) -> Judged:
     words, whole, rows = list[str](), True, plan.rows(run)
     for row in rows:
         left, share = row["planned"] - row["measured"], plan["time_share"].number(row, run) or 0.0
-        whole = whole and not left and share >= LEAST_TIME
+        whole = whole and not left and share >= MIN_TIME_SHARE
         if left:
             cut = plan.text("from {cut_from_bytes} to {cut_to_bytes}", row, run)
             words.append(f"{left:,} of {row['planned']:,} {plan.name_of(row, run)} cut, {cut}")
         elif share < 0.99:
             words.append(f"{plan.name_of(row, run)} in {share:.0%} of their time")
     reason = "; ".join(words) or f"all of {sum(row['planned'] for row in rows):,} measurements"
-    limit = f">= {LEAST_TIME:.0%} of its time"
+    limit = f">= {MIN_TIME_SHARE:.0%} of its time"
     return check.answer("PASS" if whole else "SKIPPED", reason, limit=limit, gates=True)
 
 

@@ -13,7 +13,7 @@ from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import comm_device
 from benchlib.workloads.alpha_beta import fit_alpha_beta
 from benchlib.workloads.collective_ops import OPS, Place
-from benchlib.workloads.collective_timing import Case, Exercise, Pace, take_in_turns
+from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved
 
 ALONE = 3  # steps of the compute of a rank
 LINK_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
@@ -27,7 +27,7 @@ def links(here: World) -> list[Row]:
     for op in HOPS:
         reduction = "sum" if OPS[op].reduces else ""
         cases = [Exercise(Case(op, "library", "fp32", reduction, False, size), at) for size in LINK_BYTES]
-        messages = take_in_turns(cases, at.device, Pace(0, least=5, most=5, warmup=1))
+        messages = interleaved(cases, at.device, Pace(0, least=5, most=5, warmup=1))
         line = fit_alpha_beta(LINK_BYTES, [median(series.seconds) for series in messages])
         row: Row = {"op": op, "world": here.size, "wrong_elements": sum(series.wrong for series in messages)}
         row |= {"why": dict.fromkeys(names, line.reason)} if line.reason else {n: getattr(line, n) for n in names}

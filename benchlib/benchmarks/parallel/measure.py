@@ -35,7 +35,7 @@ PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s")  # of a step, by t
 TRACED = 2  # steps under the profiler
 RECORDED = 3  # steps of a pipeline, of which the shortest is shown: neighbours only lengthen one
 REPEATS = 10  # exchanges that planted_slowdown=1 adds to DDP's
-SPOKEN_S = 0.5  # between signs of life
+HEARTBEAT_S = 0.5  # between signs of life
 CLEAR_REFS = Path("/proc/self/clear_refs")
 Row = dict[str, Any]
 Part = tuple[str, tuple[tuple[str, int], ...]]  # a parameter's name, and which shard of it by dimension of the mesh
@@ -173,7 +173,7 @@ class Runner:
             way.update()
             timer.mark("optimizer")
             timer.end_step()
-            if time.monotonic() - self._spoken >= SPOKEN_S:
+            if time.monotonic() - self._spoken >= HEARTBEAT_S:
                 self._spoken = time.monotonic()
                 self.rank.events.emit("heartbeat", step=self.number)
             worked_s = time.perf_counter() - began - held_s

@@ -157,7 +157,7 @@ class Job:
     """One model spread in one way, and the work of its steps: what is estimated, proved and measured.
 
     ``batch`` is of all ranks; ``schedule`` and ``micro_batches`` are of a pipeline. ``scaling`` is empty for a row of
-    its own, else strong or weak. ``weights`` is their type. ``repeats`` exchanges are planted beside each of DDP's.
+    its own, else strong or weak. ``weights`` is their type. ``repeats`` exchanges are injected beside each of DDP's.
     """
 
     shape: Shape

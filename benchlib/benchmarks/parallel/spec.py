@@ -148,7 +148,7 @@ memory, ends = [main[name] for name in MEMORY], (main["low"], main["high"])
 
 
 def _planted(check: Check, run: Rows) -> Judged:
-    """Look for what was planted, in DDP alone where the exchange was slowed down."""
+    """Look for the injected slow-down, in DDP alone where the exchange was slowed down."""
     planted = run.config.planted
     hit = [row for row in main.rows(run) if row["world"] > 1]
     seen = {row["key"]: row["bottleneck"] for row in hit if planted != "communication" or row["strategy"] == "data"}
@@ -199,7 +199,7 @@ def _warnings(run: Rows) -> Iterator[str]:
     if run.config.model == "tiny":
         yield "Model tiny is a stand-in: in its short steps launching and exchanges weigh more than in a real one."
     if run.config.planted:
-        yield f"A slow-down was planted on purpose: {run.config.planted}."
+        yield f"A slow-down was injected on purpose: {run.config.planted}."
     if run.config.backend == "cpu" and run.world > 1:
         yield "Ranks are processes of CPUs: their exchanges take the same cores as their compute."
 
@@ -241,7 +241,7 @@ SPEC = Spec(
         within("parts of a step", "Do its timed parts explain every step of every rank?", explained, most=1.01),
         Check(
             "planted bottleneck",
-            "Is what was planted named as the bottleneck?",
+            "Is the injected slow-down named as the bottleneck?",
             judge=_planted,
             when=attrgetter("planted"),
         ),

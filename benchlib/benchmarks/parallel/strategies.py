@@ -169,7 +169,7 @@ class Way:
 
 
 def _repeated(repeats: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP hook of a planted slow exchange: average a copy of the bucket some times more than needed."""
+    """DDP hook of an injected slow exchange: average a copy of the bucket some times more than needed."""
     for _ in range(repeats):
         dist.all_reduce(bucket.buffer().clone())
     average = bucket.buffer().div_(dist.get_world_size())

@@ -299,8 +299,6 @@ def dev_f1(golden: Path, outputs: Mapping[str, Any]) -> float | None:
         end_positions=None,
         **arrays,
         **{name: about[name] for name in _NUMBERS},
-        from_cache=False,
-        seconds=0.0,
     )
     start, end = map(np.asarray, sides)
     best = answers.best_answers(examples, windows, start, end)

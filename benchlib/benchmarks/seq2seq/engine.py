@@ -1,6 +1,6 @@
 """The two engines at work, the samples that each step gives them, and the largest batch that fits a device.
 
-Letters: G samples of a global batch, n samples of a rank, S tokens of a sequence.
+Notation: G samples of a global batch, n samples of a rank, S tokens of a sequence.
 """
 
 import contextlib

@@ -130,7 +130,7 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     data_dir = "" if in_memory else config.data_dir
     source = open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress)
-    for text in source.mended:
+    for text in source.damaged:
         rank.events.emit("log", message=text)
     return source
 

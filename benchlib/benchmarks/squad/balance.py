@@ -6,12 +6,13 @@ others. The fit in seconds per micro-batch, sample and token holds for other len
 of such a pass; on a CPU it is what the backward pass keeps, and temporary tensors are not in it. ``Balance`` follows the
 training: from the table that all ranks share anyway each rank comes to the same new split.
 
-Letters: K steps, W ranks, C columns; B samples of a micro-batch, S tokens of each after padding.
+Notation: K steps, W ranks, C columns; B samples of a micro-batch, S tokens of each after padding.
 """
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ SHAPES = ((0.25, 0.9), (0.5, 0.1), (1.0, 0.5))
 MAX_BATCHES = 2  # of the config's batch size in a timed pass: a share of many batches would cost as many steps
 CALIBRATION_S = 0.3  # of rounds over the shapes; at least MIN_ROUNDS
 MIN_ROUNDS = 2  # of which the fastest counts: the first one finds no memory and no kernels at hand
+CONTINUED = "the training was continued"
 USABLE = 0.8  # of the memory that is free: other programs and fragments need some, too
 
 
@@ -112,18 +114,19 @@ class Balance:
             if others is None and len(times[0]) >= MIN_ROUNDS and time.perf_counter() >= end:
                 others = dist.barrier(async_op=True)
         others.wait()
-        batch_s, sample_s, token_s = fit([item.shape for item in batches], [min(item) for item in times])
         device = self.world.device
         named = devices.has_events(device)
         name = torch.get_device_module(device).get_device_name(device) if named else f"{device.type}, {cpu_model()}"
-        speeds: dict[str, Any] = {
-            "step_s": self._optimizer_s(),
-            "batch_s": batch_s,
-            "sample_s": sample_s,
-            "token_s": token_s,
-        }
-        memory = {"held_bytes": held, "token_bytes": token_bytes, "limit_bytes": limit}
-        return Member(name, torch.get_num_threads(), **speeds, **memory, most=most)
+        return Member(
+            name,
+            torch.get_num_threads(),
+            self._optimizer_s(),
+            *fit([item.shape for item in batches], [min(item) for item in times]),
+            held_bytes=held,
+            token_bytes=token_bytes,
+            limit_bytes=limit,
+            most=most,
+        )
 
     def _pass(self, batch: MicroBatch) -> Any:
         """Forward and backward pass of no weight, without exchange."""
@@ -186,16 +189,14 @@ class Balance:
         self.splits.append(split)
         self._ratios = []
         if self.world.main:
-            words = (
-                f"from step {split.from_step + 1} on the ranks get {'+'.join(map(str, split.shares))} samples of a step"
-            )
+            counts = "+".join(map(str, split.shares))
+            words = f"from step {split.from_step + 1} on the ranks get {counts} samples of a step"
             self.task.rank.events.emit("log", message=words)
 
     def restore(self, splits: list[dict[str, Any]], first: int) -> None:
         """Go on with the splits of a checkpoint, which was written after ``first`` steps."""
-        self.splits += [
-            Split(**split | {"members": tuple(Member(**one) for one in split["members"])}) for split in splits
-        ]
+        for split in splits:
+            self.splits.append(Split(**split | {"members": tuple(Member(**item) for item in split["members"])}))
         self._first = first
 
     def follow(self, table: np.ndarray, next_open: int) -> None:
@@ -218,50 +219,40 @@ class Balance:
         last = whole & (np.arange(len(table)) >= started)
         expected = split.expected(samples, tokens)
         few = f"{int(last.sum())} whole steps under the last split, {shares.WINDOW} are needed"
-        enough = last.sum() >= shares.WINDOW
-        none = {"why": {}} if last.any() else {"why": dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)}
         rows = []
         for rank, member in enumerate(split.members):
             row: dict[str, Any] = {"rank": rank, "work": self.task.config.work_of(rank), "from_step": split.from_step}
-            row |= {name: getattr(member, name) for name in ("device", "threads", "samples", "most")}
-            row |= {name: getattr(member, name) for name in ("step_s", "batch_s", "sample_s", "token_s")}
+            row |= {name: value for name, value in asdict(member).items() if not name.endswith("_bytes")}
             row["micro_batches"] = member.micro_batches(member.samples)
-            row["limit_gb"] = None if member.limit_bytes is None else member.limit_bytes / 1e9
-            row["why"] = dict(none["why"]) | (
-                {} if member.limit_bytes is not None else {"limit_gb": "nothing tells it"}
-            )
+            row["why"] = why = {}
+            if member.limit_bytes is None:
+                why["limit_gb"] = "nothing tells it"
+            else:
+                row["limit_gb"] = member.limit_bytes / 1e9
             if last.any():
                 row["trained"] = np.unique(samples[last, rank]).astype(int).tolist()
-                row |= {
-                    "expected_s": float(np.median(expected[last, rank])),
-                    "own_s": float(np.median(own[last, rank])),
-                }
+                row["expected_s"] = float(np.median(expected[last, rank]))
+                row["own_s"] = float(np.median(own[last, rank]))
                 row["idle_s"] = float(np.median(step_s[last] - own[last, rank]))
-            row["even_s"] = _own(self.even[rank]) if self.even else None
-            row["why"] |= {} if self.even else {"even_s": "the training was continued"}
+            else:
+                why |= dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)
+            if self.even:
+                row["even_s"] = _own(self.even[rank])
+            else:
+                why["even_s"] = CONTINUED
             rows.append(row)
         gained: dict[str, Any] = {"status": "skipped", "reason": few}
-        if enough:
+        if last.sum() >= shares.WINDOW:
             gained = shares.wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
             gained["slowest_s"] = float(own[last].mean(axis=0).max())
         waits = (1 - own / own.max(axis=1, keepdims=True)).mean(axis=1).tolist()
         gained |= {"wait_shares": waits, "calibration_s": self.calibration_s}
-        gained["why"] = {} if self.calibration_s is not None else {"calibration_s": "the training was continued"}
-        splits = [
-            {
-                "from_step": one.from_step,
-                "shares": one.shares,
-                "expected_s": one.step_s,
-                "drifted": one.drifted,
-                "factor": one.factor,
-            }
-            | {
-                "why": {}
-                if one.factor
-                else dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")
-            }
-            for one in self.splits
-        ]
+        gained["why"] = {} if self.calibration_s is not None else {"calibration_s": CONTINUED}
+        splits: list[dict[str, Any]] = []
+        for part in self.splits:
+            row = {name: getattr(part, name) for name in ("from_step", "shares", "drifted", "factor")}
+            first = dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")
+            splits.append(row | {"expected_s": part.step_s, "why": {} if part.factor else first})
         return {"shares": rows, "splits": splits, "balance": [gained]}
 
 

@@ -5,7 +5,7 @@ Gradients are added over the ranks when the program has returned all of them: no
 backward pass. Dropout is off. Shapes are static: lengths are padded to a multiple of 64 tokens, a micro-batch with fewer rows
 than the others is filled with rows of weight 0, and each shape is compiled once, before the training where it is foreseeable.
 
-Letters: B rows, S tokens.
+Notation: B rows, S tokens.
 """
 
 import math

@@ -175,10 +175,10 @@ class SquadConfig(BaseConfig):
         return self.batch_size * self.accumulation * self.world_size
 
     def work_of(self, rank: int, step: int = 0) -> int:
-        """Return how often a rank does the work of a step, numbered from 0: more than once where that was planted."""
+        """Return how often a rank does the work of a step, numbered from 0: more than once for an injected slow rank."""
         turned = self.planted_drift_step and step >= self.planted_drift_step
-        planted = self.planted_work[::-1] if turned else self.planted_work
-        return planted[rank] if planted else 1
+        times = self.planted_work[::-1] if turned else self.planted_work
+        return times[rank] if times else 1
 
     def scope(self) -> str:
         """Return the suffix of the names of speed metrics: '' for a real model on SQuAD, else what stands in for it."""

@@ -1,6 +1,6 @@
 """What an engine of the training is given, the micro-batches of each rank, and the passes of the kit's own one by autograd.
 
-Letters: G samples of a global batch, W ranks.
+Notation: G samples of a global batch, W ranks.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads import encoders, squad_data
+from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.batches import MicroBatch, collate, cut, epoch_batches, even, share, steps_per_epoch
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
@@ -48,7 +49,6 @@ class Task:
 
 
 def load_data(config: SquadConfig) -> squad_data.Split:
-    """Return the questions that ``config`` names."""
     counts, files = (config.train_questions, config.eval_questions), (config.train_file, config.eval_file)
     return squad_data.load(config.data, *counts, config.seed, *files)
 
@@ -71,17 +71,8 @@ def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
     with devices.autocast(precision, batch.inputs["input_ids"].device):
         output = model(**batch.inputs)
     assert batch.start is not None and batch.end is not None
-    # Padding must not take part in the softmax: how much there is depends on the neighbours in the micro-batch, and with
-    # it the loss would depend on the number of ranks. fp32 at least: bf16 loses the digits that a loss is made of.
-    padding = batch.inputs["attention_mask"] == 0
-    exact = torch.promote_types(output.start_logits.dtype, torch.float32)
-    losses = [
-        torch.nn.functional.cross_entropy(
-            logits.to(exact).masked_fill(padding, torch.finfo(exact).min), target, reduction="sum"
-        )
-        for logits, target in ((output.start_logits, batch.start), (output.end_logits, batch.end))
-    ]
-    return (losses[0] + losses[1]) / 2
+    mask = batch.inputs["attention_mask"]
+    return answer_losses(output.start_logits, output.end_logits, mask, batch.start, batch.end).sum()
 
 
 def flops_of(loaded: encoders.Loaded) -> Callable[[int, int], float]:
@@ -188,7 +179,7 @@ class Native:
     def differentiate(
         self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Callable[[str], None]
     ) -> torch.Tensor:
-        """See ``Work``. All of it is done as often as is planted, of which the last time counts."""
+        """See ``Work``. With injected work it is repeated, and the last time counts."""
         for counts in [False] * (self.task.config.work_of(self.task.rank.world.rank, step) - 1) + [True]:
             # Only the last micro-batch of a step exchanges gradients: their sum over the ranks is needed once.
             with contextlib.nullcontext() if last and counts else self.ddp.no_sync():

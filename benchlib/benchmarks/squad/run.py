@@ -1,6 +1,6 @@
 """The SQuAD benchmark from the data to its rows, as each rank executes it.
 
-Letters: T tokens of all windows.
+Notation: T tokens of all windows.
 """
 
 import hashlib

@@ -7,7 +7,7 @@ The own work of a rank in a step with n samples of S tokens each, in m micro-bat
 and a step lasts as long as its slowest rank. ``optimum`` is the split of whole samples and whole micro-batches that fit each
 rank's memory whose slowest rank is soonest done.
 
-Letters: G samples of a global batch, W ranks, n samples of a rank, S tokens of a sample after padding, K steps.
+Notation: G samples of a global batch, W ranks, n samples of a rank, S tokens of a sample after padding, K steps.
 """
 
 from collections.abc import Sequence

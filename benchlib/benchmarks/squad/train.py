@@ -1,6 +1,6 @@
 """The kit's own training of an encoder: its plan, its start anew or from a checkpoint, and its checkpoints.
 
-The loop is that of ``benchlib.workloads.training``. Letters: K steps, W ranks, C columns.
+The loop is that of ``benchlib.workloads.training``. Notation: K steps, W ranks, C columns.
 """
 
 import hashlib
@@ -196,8 +196,6 @@ def put_back(task: Task, start: Checkpoint, work: Native, balance: Balance | Non
         words = [f"{name} = {then[name]}, this one has {now[name]}" for name in names[:1]]
         differing = (words or ["other data or another number of threads"])[0]
         raise UserError(f"resume = {folder}: that run had {differing}: give the same values to continue it")
-    if not math.isfinite(plan.epoch_share) or start.step > plan.planned_steps:
-        raise UserError(f"{start.path}: step {start.step} lies behind its plan of {plan.planned_steps} steps")
     work.model.load_state_dict(start.tensors("model"))
     checkpoint.load_optimizer(work.optimizer, start.tensors("optimizer"))
     if work.scaler and start.state["scaler"]:

@@ -162,7 +162,7 @@ def test_links_are_fitted_within_bounds(
 ) -> None:
     taken = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in forecast.LINK_BYTES]
     monkeypatch.setattr(forecast, "Exercise", lambda case, place: case)
-    monkeypatch.setattr(forecast, "take_in_turns", lambda cases, device, pace: taken)
+    monkeypatch.setattr(forecast, "interleaved", lambda cases, device, pace: taken)
     row = forecast.links(here().world)[0]
     if alpha_s is None:
         assert "do not fit a line" in row["why"]["alpha_s"] and "alpha_s" not in row

@@ -76,18 +76,6 @@ def test_the_parts_of_a_plain_step():
     assert analysis.waterfall(row(), [])["compute"] == pytest.approx(0.08)
 
 
-@pytest.mark.parametrize(
-    ("flops", "says"),
-    [
-        (4e9, "take 20 ms at the measured peak: with all of them at the peak a step would be 1.43 × as fast at most"),  # 0.1 / (0.05 + 0.02)
-        (1e11, "only more or faster devices"),
-    ],
-)  # fmt: skip
-def test_matrix_products_beside_their_peak(flops, says):
-    """At the peak the products take flops / 2 / peak; that bounds the gain."""
-    assert says in analysis.sentence(row(flops=flops, way="data"), 1e11)
-
-
 SINGLE, DATA, SHARDED = ("single", 0.2, 9e9), ("data", 0.1, 8e9), ("sharded", 0.15, 4e9)
 
 

@@ -1,11 +1,8 @@
-import dataclasses
-
 import numpy as np
 import pytest
 import qa_reference
 from texts import TOKENIZERS, odd_examples
 
-from benchlib.core.errors import UserError
 from benchlib.workloads import answers, features
 
 TOKENIZER = TOKENIZERS["bert"]
@@ -35,16 +32,6 @@ def test_answers_equal_the_usual_recipe(kind, n_best, longest):
     assert n_best > 1 or "empty" in expected.values()
 
 
-def test_padded_logits_give_the_same_and_padding_is_not_looked_at(monkeypatch):
-    monkeypatch.setattr(answers, "_CHUNK", 7)
-    examples, built, _, (start, end) = _case()
-    padded = np.full((2, len(built), 80), 1e9, np.float32)
-    for i in range(len(built)):
-        part = slice(built.starts[i], built.starts[i + 1])
-        padded[0, i, : built.lengths[i]], padded[1, i, : built.lengths[i]] = start[part], end[part]
-    assert answers.best_answers(examples, built, *padded) == answers.best_answers(examples, built, start, end)
-
-
 def test_a_known_span_wins_over_all_windows_and_over_a_higher_one_in_the_question():
     examples, built, _, _ = _case()
     start, end = np.zeros((2, len(built.input_ids)), np.float32)
@@ -62,13 +49,3 @@ def test_nan_is_never_chosen():
     examples, built, _, (start, end) = _case()
     all_nan = np.full_like(start, np.nan)
     assert set(answers.best_answers(examples, built, all_nan, end).values()) == {"empty"}
-
-
-def test_what_does_not_fit_together_is_refused():
-    examples, built, _, (start, end) = _case()
-    with pytest.raises(UserError, match="39 examples for features of 40"):
-        answers.best_answers(examples[1:], built, start, end)
-    with pytest.raises(UserError, match="one for each token"):
-        answers.best_answers(examples, built, start[1:], end[1:])
-    with pytest.raises(UserError, match="training=False"):
-        answers.best_answers(examples, dataclasses.replace(built, char_start=None), start, end)

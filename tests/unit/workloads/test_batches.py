@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from benchlib.workloads.batches import (
     collate,
@@ -14,7 +13,6 @@ from benchlib.workloads.batches import (
     steps_per_epoch,
 )
 from benchlib.workloads.features import Features
-from benchlib.workloads.training import prefetched
 
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
 
@@ -26,7 +24,7 @@ def _features(lengths: list[int], training: bool = True) -> Features:
         input_ids=np.arange(1, starts[-1] + 1, dtype=np.int32), starts=starts, context_start=np.full(count, 3, np.int32),
         example_index=np.arange(count, dtype=np.int32), start_positions=np.arange(count, dtype=np.int32) if training else None,
         end_positions=np.arange(count, dtype=np.int32) + 1 if training else None, char_start=None, char_end=None, max_length=20, suffix=1,
-        cls_index=0, token_types=True, questions=count, questions_cut=0, from_cache=False, seconds=0.0,
+        cls_index=0, token_types=True, questions=count, questions_cut=0,
     )  # fmt: skip
 
 
@@ -82,18 +80,6 @@ def test_unlike_shares_are_dealt_whole_and_of_like_length(shares: list[int]) -> 
         share(batch, LENGTHS, [*shares, 1], 0)
 
 
-def test_ranks_get_samples_of_like_length() -> None:
-    batch = np.arange(64)
-    tokens = [LENGTHS[share(batch, LENGTHS, even(64, 2), rank)].sum() for rank in range(2)]
-    assert max(tokens) / min(tokens) < 1.05
-
-
-def test_what_a_rank_without_work_computes_is_short() -> None:
-    batch = collate(_features([11, 7]), np.array([0, 1]), 0).idle(4)
-    assert batch.shape == (1, 4)
-    assert {name: tuple(tensor.shape) for name, tensor in batch.inputs.items()} == dict.fromkeys(batch.inputs, (1, 4))
-
-
 @pytest.mark.parametrize(("steps", "samples"), [(0, 0), (1, 16), (6, 96), (7, 100), (8, 116), (14, 200)])
 def test_samples_of_steps(steps: int, samples: int) -> None:
     assert steps_per_epoch(100, 16) == 7
@@ -119,15 +105,3 @@ def test_collate_pads_to_the_longest_and_keeps_every_token() -> None:
 def test_padding_never_exceeds_the_longest_window_allowed() -> None:
     assert collate(_features([18]), np.array([0]), 0, multiple=8).shape == (1, 20)
     assert collate(_features([18], training=False), np.array([0]), 0).start is None
-
-
-def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:
-    assert list(prefetched(lambda part: part * part, range(5))) == [0, 1, 4, 9, 16]
-    assert list(prefetched(lambda part: part, [])) == []
-    with pytest.raises(ZeroDivisionError):
-        list(prefetched(lambda part: 1 / part, [1, 0]))
-
-
-def test_positions_are_tensors_of_the_index_type() -> None:
-    batch = collate(_features([5]), np.array([0]), 0)
-    assert {tensor.dtype for tensor in batch.inputs.values()} == {torch.int64}

@@ -46,19 +46,9 @@ def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder: Path) -> N
     assert loaded[0].matmul_parameters == 2 * (4 * 8 * 8 + 2 * 8 * 16) + 8 * 2
 
 
-def test_random_weights_are_not_those_of_the_folder(folder: Path) -> None:
-    pretrained, random = (_load(folder, init=init).model for init in ("pretrained", "random"))
-    assert not torch.equal(
-        pretrained.bert.embeddings.word_embeddings.weight, random.bert.embeddings.word_embeddings.weight
-    )
-
-
-def test_dropout_of_the_config(folder: Path) -> None:
+def test_dropout_is_set_and_positions_must_suffice(folder: Path) -> None:
     settings = _load(folder, attention_dropout=0.0, hidden_dropout=0.3).model.config
     assert (settings.attention_probs_dropout_prob, settings.hidden_dropout_prob) == (0.0, 0.3)
-
-
-def test_positions_must_suffice(folder: Path) -> None:
     with pytest.raises(UserError, match=r"max_length = 65: .* positions for 64 tokens: set max_length=64"):
         _load(folder, max_length=65)
 
@@ -91,17 +81,9 @@ def test_only_encoders_of_text(settings: Any, reason: str) -> None:
         encoders.check_kind("some/model", settings)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        transformers.BertConfig(),
-        transformers.RobertaConfig(),
-        transformers.DistilBertConfig(),
-        transformers.ElectraConfig(),
-    ],
-)
-def test_encoders_are_taken(settings: Any) -> None:
-    encoders.check_kind("some/model", settings)
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert", "Electra"])
+def test_encoders_are_accepted(name: str) -> None:
+    encoders.check_kind("some/model", getattr(transformers, f"{name}Config")())
 
 
 class _Tokenizer(SimpleNamespace):
@@ -128,28 +110,17 @@ def test_tokenizer_and_model_must_fit(changes: dict[str, Any], settings: Any, re
         encoders.check_fit("some/model", settings, tokenizer, 513)
 
 
+HOSTILE = [
+    {"hidden_size": 0},
+    {"num_attention_heads": 7},
+    {"vocab_size": None},
+    {"hidden_act": "nope"},
+    {"model_type": "nope"},
+]
+
+
 @pytest.mark.parametrize("init", ["pretrained", "random"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden_size": 0},
-        {"hidden_size": -4},
-        {"hidden_size": "x"},
-        {"num_hidden_layers": 1.5},
-        {"num_attention_heads": 0},
-        {"num_attention_heads": 7},
-        {"vocab_size": None},
-        {"hidden_act": "nope"},
-        {"hidden_dropout_prob": 7},
-        {"model_type": "nope"},
-        {"dtype": "nope"},
-        {"id2label": 7},
-        {"layer_norm_eps": "x"},
-        {"layer_norm_eps": 10**400},
-        {"initializer_range": -1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", HOSTILE, ids=str)
 def test_a_hostile_config_is_refused_in_one_sentence(folder: Path, tmp_path: Path, changes: Any, init: str) -> None:
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -4,11 +4,9 @@ import collections
 import random
 import re
 import string
-from typing import Any
 
 import pytest
 
-from benchlib.core.errors import UserError
 from benchlib.workloads import minisquad
 from benchlib.workloads.squad_text import Example
 
@@ -98,18 +96,3 @@ def test_guesser_that_knows_what_is_asked_but_not_of_whom_stays_below_40(
         guess = {"first": fitting[0], "last": fitting[-1], "random": dice.choice(fitting)}[choose]
         total += official_f1(guess, gold)
     assert 15 < 100 * total / len(evaluation) < 40
-
-
-def test_number_of_facts_is_a_parameter() -> None:
-    few, many = (minisquad.generate(20, seed=1, split="train", facts=f) for f in ((4, 4), (16, 16)))
-    assert {e.context.count(".") for e in few} == {4}
-    assert {e.context.count(".") for e in many} == {16}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [((-1, 1, "train"), "size"), ((4, 1, "test"), "train, eval"), ((4, 1, "eval", (1, 4)), "at least 2 facts")],
-)
-def test_wrong_arguments_are_refused_in_words(arguments: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        minisquad.generate(*arguments)

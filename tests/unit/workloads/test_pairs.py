@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from benchlib.core.errors import UserError
 from benchlib.workloads.pairs import Pairs, entropy, generate
 from benchlib.workloads.shards import open_source
 
@@ -62,20 +61,6 @@ def test_the_tokens_have_the_stated_distribution_and_its_entropy():
     assert entropy(1) == 0
     halves = [tokens[:, 0, 1:].ravel(), tokens[:, 0, :-1].ravel(), tokens[:, 1, 1:].ravel()]
     assert np.abs(np.corrcoef(halves) - np.eye(3)).max() < 0.005  # neither neighbours nor source and target go together
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocabulary": 65537, "token_bytes": 2}, "vocabulary = 65,537: 2 bytes hold 65,536 tokens; set token_bytes=8"),
-        ({"vocabulary": 2**31 + 1}, "set a smaller one"),
-        ({"token_bytes": 4}, "token_bytes = 4: choose 8"),
-        ({"samples": 0}, "samples = 0: must be at least 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(change, message):
-    with pytest.raises(UserError, match=message):
-        dataclasses.replace(PAIRS, **change)
 
 
 @pytest.mark.parametrize("read_ahead", [0, 1, 3])

@@ -1,5 +1,6 @@
 import copy
 import json
+from dataclasses import asdict
 
 import datasets
 import pytest
@@ -58,73 +59,49 @@ def _edited(edit):
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("edit", "place"),
     [
-        (lambda c, a, p, q: c.update(version="v2.0"), ["'v2.0'", 'expected "1.1"', "unanswerable"]),
-        (lambda c, a, p, q: c.update(version=1.1), ["version is 1.1", "1.1"]),
-        (lambda c, a, p, q: c.pop("version"), ["version is missing"]),
-        (lambda c, a, p, q: c.pop("data"), ["data is missing"]),
-        (lambda c, a, p, q: c.update(data={}), ["data must be a list, found an object"]),
-        (lambda c, a, p, q: c.update(data=[]), ["no questions"]),
-        (lambda c, a, p, q: c["data"].append("Ada"), ["article 2", "expected an object", "found text"]),
-        (lambda c, a, p, q: a.pop("title"), ["article 1", "title is missing"]),
-        (lambda c, a, p, q: a.pop("paragraphs"), ["'Ada'", "paragraphs is missing"]),
-        (lambda c, a, p, q: p.pop("context"), ["'Ada'", "paragraph 1", "context is missing"]),
-        (lambda c, a, p, q: p.update(context=" \n"), ["'Ada'", "'q1'", "context is empty"]),
-        (lambda c, a, p, q: p.update(context="\ud800" + CONTEXT), ["'Ada'", "'q1'", "surrogate", "character 0"]),
-        (lambda c, a, p, q: p.pop("qas"), ["'Ada'", "paragraph 1", "qas is missing"]),
-        (lambda c, a, p, q: q[1].pop("id"), ["'Ada'", "question 2", "id is missing"]),
-        (lambda c, a, p, q: q[1].update(id=7), ["'Ada'", "question 2", "id must be text, found the number 7"]),
-        (lambda c, a, p, q: q[1].update(id="q1"), ["'Ada'", "'q1'", "duplicate id"]),
-        (lambda c, a, p, q: q[1].update(id=""), ["'Ada'", "id is empty"]),
-        (lambda c, a, p, q: q[1].pop("question"), ["'Ada'", "'q2'", "question is missing"]),
-        (lambda c, a, p, q: q[1].update(question=""), ["'Ada'", "'q2'", "question is empty"]),
-        (lambda c, a, p, q: q[1].update(question=None), ["'Ada'", "'q2'", "question must be text, found null"]),
-        (lambda c, a, p, q: q[1].pop("answers"), ["'Ada'", "'q2'", "answers is missing"]),
-        (lambda c, a, p, q: q[1].update(answers=[]), ["'Ada'", "'q2'", "no answers"]),
-        (lambda c, a, p, q: q[1].update(answers=[], is_impossible=True), ["'Ada'", "'q2'", "is_impossible", "2.0"]),
-        (lambda c, a, p, q: q[1]["answers"].append("1843"), ["'Ada'", "'q2'", "expected an object"]),
-        (lambda c, a, p, q: q[1]["answers"][0].pop("text"), ["'Ada'", "'q2'", "text is missing"]),
-        (lambda c, a, p, q: q[1]["answers"][0].update(text=" "), ["'Ada'", "'q2'", "empty"]),
-        (lambda c, a, p, q: q[1]["answers"][0].pop("answer_start"), ["'Ada'", "'q2'", "answer_start is missing"]),
-        (
-            lambda c, a, p, q: q[1]["answers"][0].update(answer_start="41"),
-            ["'Ada'", "'q2'", "whole number, found text"],
-        ),
-        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=True), ["'Ada'", "'q2'", "found true or false"]),
-        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=39), ["'Ada'", "'q2'", "' 184'", "occurs at 40"]),
+        (lambda c, a, p, q: c.update(version="v2.0"), "version = 'v2.0'"),
+        (lambda c, a, p, q: c.update(data=[]), "no questions"),
+        (lambda c, a, p, q: c["data"].append("Ada"), "data.1"),
+        (lambda c, a, p, q: a.pop("title"), "data.0.title"),
+        (lambda c, a, p, q: p.update(context=" \n"), "'Ada', question 'q1': the context is empty"),
+        (lambda c, a, p, q: p.update(context="\ud800" + CONTEXT), "surrogates not allowed"),
+        (lambda c, a, p, q: q[1].update(id=7), "qas.1.id = 7"),
+        (lambda c, a, p, q: q[1].update(id="q1"), "'q1': duplicate id"),
+        (lambda c, a, p, q: q[1].update(question=""), "'q2': the question is empty"),
+        (lambda c, a, p, q: q[1].update(answers=[]), "'q2': no answers"),
+        (lambda c, a, p, q: q[1].update(answers=[], is_impossible=True), "is_impossible = True"),
+        (lambda c, a, p, q: q[1]["answers"][0].update(text=" "), "answer is empty"),
+        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=True), "answers.0.answer_start = True"),
+        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=39), "'q2': answer '1843' is .* occurs at 40"),
         # The last four characters: a start counted from the end must not be taken for one.
-        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=-5), ["'Ada'", "'q2'", "answer_start -5"]),
-        (lambda c, a, p, q: q[1]["answers"][1].update(text="1844"), ["'Ada'", "'q2'", "does not occur"]),
+        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=-5), "answer_start -5"),
+        (lambda c, a, p, q: q[1]["answers"][1].update(text="1844"), "does not occur"),
     ],
 )
-def test_a_broken_rule_is_named_with_article_and_question(tmp_path, edit, words):
+def test_a_broken_rule_is_named_with_its_file_and_place(tmp_path, edit, place):
     path = _write(tmp_path / "bad.json", _edited(edit))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"^{path}: .*{place}"):
         squad_text.read_squad(path)
-    for word in [str(path), *words]:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"),
+    "raw",
     [
-        (b"", "not JSON"),
-        (b"id,question\n1,Who?", "not JSON"),
-        (b"[]", "expected an object with version and data, found a list"),
-        (json.dumps(GOOD).encode()[:-9], "may be cut"),
-        (json.dumps(GOOD, ensure_ascii=False).encode()[:80], "may be cut"),
-        (json.dumps(GOOD, ensure_ascii=False).encode("utf-8-sig"), "byte order mark"),
-        (json.dumps(GOOD, ensure_ascii=False).encode("utf-16"), "UTF-16"),
-        ("ö".encode("latin-1"), "not UTF-8 at byte 0"),
-        (b"[" * 100_000, "nested too deeply"),
+        b"",
+        b"[]",
+        json.dumps(GOOD).encode()[:-9],
+        json.dumps(GOOD, ensure_ascii=False).encode("utf-8-sig"),
+        json.dumps(GOOD, ensure_ascii=False).encode("utf-16"),
+        b"[" * 100_000,
     ],
+    ids=["empty", "list", "cut", "mark", "utf-16", "deep"],
 )
-def test_bytes_that_are_no_squad_file(tmp_path, raw, words):
-    path = tmp_path / "bad.json"
-    path.write_bytes(raw)
-    with pytest.raises(DataError, match=words):
-        squad_text.read_squad(path)
+def test_bytes_that_are_no_squad_file(tmp_path, raw):
+    (tmp_path / "bad.json").write_bytes(raw)
+    with pytest.raises(DataError, match=r"bad\.json: "):
+        squad_text.read_squad(tmp_path / "bad.json")
 
 
 def test_a_missing_file_is_a_user_error(tmp_path):
@@ -140,21 +117,19 @@ def _examples(prefix, count):
     return [Example(f"{prefix}{i}", f"Who is {i}?", f"{i} is here.", ((str(i), 0),), "t") for i in range(count)]
 
 
+def _row(example):
+    """An example as a row of the hub's table."""
+    texts, starts = zip(*example.answers, strict=True)
+    return asdict(example) | {"answers": {"text": list(texts), "answer_start": list(starts)}}
+
+
 def _squad(examples):
     """The examples in the official format, a paragraph each."""
-    paragraphs = [
-        {
-            "context": example.context,
-            "qas": [
-                {
-                    "id": example.id,
-                    "question": example.question,
-                    "answers": [{"text": text, "answer_start": start} for text, start in example.answers],
-                }
-            ],
-        }
-        for example in examples
-    ]
+    paragraphs = []
+    for example in examples:
+        answers = [{"text": text, "answer_start": start} for text, start in example.answers]
+        question = {"id": example.id, "question": example.question, "answers": answers}
+        paragraphs.append({"context": example.context, "qas": [question]})
     return {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
 
 
@@ -198,31 +173,8 @@ def _hub_folder(tmp_path, train, validation):
     """A folder laid out like the repository rajpurkar/squad on the hub."""
     folder = tmp_path / "squad" / "plain_text"
     folder.mkdir(parents=True)
-    features = datasets.Features(
-        {
-            "id": datasets.Value("string"),
-            "title": datasets.Value("string"),
-            "context": datasets.Value("string"),
-            "question": datasets.Value("string"),
-            "answers": {
-                "text": datasets.List(datasets.Value("string")),
-                "answer_start": datasets.List(datasets.Value("int32")),
-            },
-        }
-    )
     for name, examples in (("train", train), ("validation", validation)):
-        rows = [
-            {
-                "id": example.id,
-                "title": example.title,
-                "context": example.context,
-                "question": example.question,
-                "answers": {"text": [a for a, _ in example.answers], "answer_start": [s for _, s in example.answers]},
-            }
-            for example in examples
-        ]
-        table = datasets.Dataset.from_list(rows, features=features)
-        table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
+        datasets.Dataset.from_list([*map(_row, examples)]).to_parquet(folder / f"{name}-00000-of-00001.parquet")
     (folder.parent / "README.md").write_text(
         "---\nconfigs:\n- config_name: plain_text\n  default: true\n  data_files:\n"
         "  - split: train\n    path: plain_text/train-*\n  - split: validation\n    path: plain_text/validation-*\n---\n"

@@ -95,20 +95,6 @@ def test_every_character_of_benchmark_and_ascii_text_is_covered(
         assert spelled == pieces.lower()
 
 
-def test_pair_starts_with_the_question_and_marks_the_context(tokenizer: Any) -> None:
-    encoded = tokenizer("who?", "a wolf.")
-    assert " ".join(tokenizer.convert_ids_to_tokens(encoded["input_ids"])) == "[CLS] who ? [SEP] a wolf . [SEP]"
-    assert encoded["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
-def test_pretraining_cuts_words_as_the_tokenizer_does(
-    tokenizer: Any, pretraining: ModuleType, pretraining_words: set[str]
-) -> None:
-    cut = pretraining.Pieces()
-    for word in sorted(pretraining_words - {"[MASK]"})[:3000]:
-        assert cut(word) == tokenizer(word, add_special_tokens=False)["input_ids"], word
-
-
 def test_no_entity_of_the_benchmark_occurs_in_the_pretraining_text(
     pretraining_words: set[str], benchmark_texts: list[tuple[str, str]]
 ) -> None:
