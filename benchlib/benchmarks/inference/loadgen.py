@@ -9,7 +9,6 @@ makes later queries late. No torch here: the engine loads what it needs.
 """
 
 import array
-import itertools
 import queue
 import threading
 import time
@@ -32,7 +31,6 @@ from benchlib.workloads.llm.queries import QueryLog
 
 SUT = "Network SUT"  # in the name that the system tells LoadGen: MLPerf's rules for the network division
 FILLER = (0, 0)
-TOGETHER = 256  # answers of Offline that are reported in one call
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
@@ -85,8 +83,6 @@ class Sut:
         self.expired: set[int] = set()
         self.lengths = [len(prompt) for prompt in test.prompts]
         self.needs_first = test.conf.scenario != "Offline"
-        self._answers: list[tuple[int, Sequence[int]]] = []
-        self._flushing = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._submit, name="submit", daemon=True).start()
 
@@ -114,33 +110,9 @@ class Sut:
         """Report a completion to LoadGen, once; a failure with filler tokens."""
         if rid in self.expired or not self.log.done(rid, time.monotonic(), len(ids), error):
             return
-        answer = FILLER if error else ids
-        if self.needs_first:
-            if error and not self.log.has_first(rid):
-                self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
-            self._report(self.lg.QuerySamplesComplete, rid, answer, count=True)
-            return
-        # Offline has no latency: one call for many answers. The last one is not kept back: it ends the test.
-        self._answers.append((rid, answer))
-        if len(self._answers) >= TOGETHER or self.log.ended == self.log.issued:
-            self.flush()
-
-    def flush(self) -> None:
-        """Report the answers of Offline that were kept back."""
-        with self._flushing:
-            count = len(self._answers)
-            answers = self._answers[:count]
-            del self._answers[:count]  # those that are appended meanwhile come behind them
-        if not answers:
-            return
-        data = array.array("i", itertools.chain.from_iterable([ids for _, ids in answers]))
-        address, width, response = data.buffer_info()[0], data.itemsize, self.lg.QuerySampleResponse
-        responses = []
-        for rid, ids in answers:
-            size = len(ids)
-            responses.append(response(rid, address, size * width, size))
-            address += size * width
-        self.lg.QuerySamplesComplete(responses)
+        if error and self.needs_first and not self.log.has_first(rid):
+            self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
+        self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids, count=True)
 
     def expire(self) -> None:
         """Fail the queries whose deadline has passed."""
@@ -223,7 +195,6 @@ def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
     reason = ""
     while thread.is_alive():
         thread.join(TICK_S)
-        sut.flush()
         now = time.monotonic()
         if now - looked > min(SAY_S, test.deadline_s / 4):  # looks at every query: not at each tick
             looked = now

@@ -7,19 +7,17 @@ from typing import Any, get_args
 
 from benchlib.benchmarks.inference.config import InferenceConfig, Scenario
 from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE, RULES
-from benchlib.config import addresses
-from benchlib.config.cluster import ELSEWHERE
-from benchlib.core import model_files
 from benchlib.core.stats import percentile
-from benchlib.spec.charts import cumulative, steps
+from benchlib.spec.charts import cumulative
 from benchlib.spec.checks import above, above_zero, below, within, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
+from benchlib.workloads.llm import served
 
 # Open loops and closed ones answer different questions and are in no common picture.
 OPEN, CLOSED = ("Server", "Interactive"), ("SingleStream", "MultiStream")
-COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 KINDS = {"ttft": "first token", "tpot": "time per token", "latency": "latency", "lateness": "lateness of the client"}
+LATE = "give the driver a core of its own, or lower server_qps"
 # The rules of a valid test: what is measured, and what to do where it is beyond its limit.
 VALID = {
     "ended": ("tests that did not end", ""),
@@ -31,7 +29,7 @@ VALID = {
     "tpot_limit": ("seconds per token at the percentile", "lower server_qps or speed the engine up"),
     "early_stopping": (
         "queries needed to prove the percentile",
-        "raise min_queries, or lower server_qps where many are late",
+        "raise min_queries; lower server_qps if many are late",
     ),
     "errors": ("errors in LoadGen's log", "fix the engine; LoadGen may say VALID all the same"),
     "failed": ("failed queries", "LoadGen counts them as answered, in its rate and its percentiles"),
@@ -41,19 +39,10 @@ VALID = {
     "no_first_token": ("queries without a first token", "LoadGen counts their TTFT as zero; fix the engine"),
     "impossible_first_token": ("first tokens before their query or after its end", "clocks or events were mixed up"),
     "all_at_once": ("answers that came all at once", "the engine has to report its first token"),
-    "late_client": (
-        "seconds by which the client sent late, p99",
-        "give the driver a core of its own, or lower server_qps",
-    ),
-    "client_rate": (
-        "share by which the client missed its schedule",
-        "give the driver a core of its own, or lower server_qps",
-    ),
+    "late_client": ("seconds by which the client sent late, p99", LATE),
+    "client_rate": ("share by which the client missed its schedule", LATE),
     "busy_client": ("cores that the client used", "it may have been late: use a faster machine"),
-    "stated_rate": (
-        "LoadGen's rate over that of the raw samples",
-        "it counts up to the end of the last issued query: use the other one and a longer run",
-    ),
+    "stated_rate": ("LoadGen's rate over that of the raw samples", "it ends with the last issue: use a longer run"),
 }
 # How much worse than the baseline, as a share, by scenario.
 MAY_LOSE = {
@@ -194,18 +183,14 @@ workers = Table(
         Col("device_bytes", "B", "device memory"),
     ],
 )
-losses = Table(
-    "losses",
-    "worker {worker}",
-    [name, Col("worker", "number"), Col("t_s", "s", "after"), *cols("event because"), Col("times", "count")],
-)
-inflight = Table(
-    "inflight", "worker {worker}, {test}", [name, Col("worker", "number"), Col("open", "number", "requests in flight")]
+losses = served.losses(name)
+inflight, in_flight = served.in_flight(
+    name, title="Requests in flight of each worker over the test", empty="No worker was asked over a network."
 )
 run = run_table(
     *cols("scope simulated transformers loadgen"),
     *cols("samples prompt_tokens_least prompt_tokens_median prompt_tokens_most stated counted", "count"),
-    Col("count_ratio", "number", "tokens counted over those that servers state", truediv, "counted stated"),
+    served.ratio,
 )
 streamed = times.where(kind=("ttft", "tpot"))
 
@@ -228,9 +213,8 @@ def _metrics(scenario: Scenario) -> Iterator[Metric]:
         seconds, label = times.where(test=scenario, kind=kind)["seconds"], words.capitalize()
         more: dict[str, Any] = {"better": "lower", "unless": _invalid_test}
         if kind != "lateness":
-            yield Metric(
-                f"{kind}_s_{slug}{{end}}", seconds, f"{label}, {scenario}", "median", may_lose=lose.get(kind), **more
-            )
+            lost = lose.get(kind)
+            yield Metric(f"{kind}_s_{slug}{{end}}", seconds, f"{label}, {scenario}", "median", may_lose=lost, **more)
         for part in (90, 99) if kind != "lateness" else (99,):
             more |= {"percentile": part / 100, "headline": f"{kind} {part}" in first}
             basis = "sorted[int(n p)] of the completed queries; of fewer than 101 p99 is the largest"
@@ -238,13 +222,11 @@ def _metrics(scenario: Scenario) -> Iterator[Metric]:
     if RULES[scenario].limits_s:
         yield metric("goodput_per_s", "Goodput", "higher", "queries that meet every limit, over the time")
     yield metric("driver_cores", "Cores of the test's process", basis="engine included, where it computes there")
-    held = {"may_lose": 0.25}
-    yield metric("resident_memory_gb", "Resident memory", "lower", "the test's process, at the end", **held)
-    stated = {"of": of.where(engine="http")["worker_memory_gb"]}
-    yield metric(
-        "worker_memory_gb", "Memory of the fullest worker", "lower", "its process, by its /metrics", **held | stated
-    )
-    yield metric("device_memory_gb", "Device memory", "lower", "most that tensors held on the device", **held)
+    held: dict[str, Any] = {"better": "lower", "may_lose": 0.25}
+    yield metric("resident_memory_gb", "Resident memory", basis="the test's process, at the end", **held)
+    stated = held | {"of": of.where(engine="http")["worker_memory_gb"], "basis": "its process, by its /metrics"}
+    yield metric("worker_memory_gb", "Memory of the fullest worker", **stated)
+    yield metric("device_memory_gb", "Device memory", basis="most that tensors held on the device", **held)
     yield metric("device_utilization", "Device busy", basis="the device; without one, all cores of the machine")
     yield metric("cpu_utilization", "Processor busy", basis="the run's processes, 100 = one core")
     yield metric("energy_per_token_j", "Energy per token", "lower", "counter of the device, between begin and end")
@@ -255,6 +237,7 @@ def _broken(run: Rows, rows: list[Row]) -> list[Row]:
     return [row for row in rows if not row["measured"] <= row["limit"]]
 
 
+TINY = "The model is the embedded stand-in of 0.6 million parameters on generated news: its scores say nothing about others."
 SCORED = "rouge_score with stemmer, mean of {answered} texts; sentences by {splitter}"
 SOURCE = "mlcommons/inference, submission checker, v5.1 to v6.1, datacenter"
 
@@ -275,15 +258,10 @@ def _warnings(run: Rows) -> list[str]:
     if any(not RULES[scenario].of_model for scenario in config.scenarios):
         words.append("MultiStream is no MLPerf scenario of this model.")
     if config.model == "tiny":
-        words.append(
-            "The model is the embedded stand-in of 0.6 million parameters on generated news: its scores say nothing about others."
-        )
+        words.append(TINY)
     if config.random:
         words.append("Random weights: speed alone, with answers of a fixed length.")
-    if any(row.get("asked_in") == "text" for row in workers.rows(run)):
-        words.append(
-            "Servers gave no token ids: they were asked in texts, and tokens are those that the tokenizer finds in their answers."
-        )
+    words += served.in_texts(workers, run)
     if run.run.get("simulated"):
         words.append("What answers is simulated: it computes nothing.")
     lost = losses.where(event="down")
@@ -293,10 +271,7 @@ def _warnings(run: Rows) -> list[str]:
 
 
 def _refuse(config: InferenceConfig) -> None:
-    """Refuse a model folder that is not whole (weights of an engine here, tokenizer), and workers that refuse our token."""
-    if config.launcher not in ELSEWHERE:
-        addresses.check_token(config.workers)
-    model_files.check(config.model, weights=config.engine not in ("http", "sim"))
+    served.refuse(config, weights=config.engine not in ("http", "sim"))
 
 
 def _latencies(name: str, kind: str, of: tuple[str, ...]) -> Any:
@@ -310,79 +285,45 @@ def _latencies(name: str, kind: str, of: tuple[str, ...]) -> Any:
 asked: dict[str, Any] = {"when": lambda config: config.accuracy}
 target: dict[str, Any] = asked | {"kind": "target", "unless": _reduced, "source": SOURCE}
 IS_FULL = "Does the full set reach what MLPerf's checker asks for?"
+VALIDITY = "Is the test valid, by LoadGen and by its raw samples?"
+TEST06 = "TEST06: do answers begin with their first token, end once, and have the tokens that were reported?"
+COMPLETE = "Was every sample answered once, without an error?"
+top = partial(Metric, basis=SCORED, better="higher")
+METRICS = [
+    *(metric for scenario in get_args(Scenario) for metric in _metrics(scenario)),
+    top("rouge1{end}", accuracy["rouge1"], "ROUGE-1", amount=1.0, headline=True),
+    *(top(f"{kind}{{end}}", accuracy[kind], f"ROUGE-{kind[5:]}") for kind in ROUGE if kind != "rouge1"),
+    Metric("control_rouge1_shuffled{end}", accuracy["rouge1_shuffled"], "ROUGE-1, control: other references"),
+    Metric("control_rouge1_lead{end}", accuracy["rouge1_lead"], "ROUGE-1, control: lead"),
+    Metric("gen_len{end}", accuracy["gen_len"], "Generated", "of all answers, after splitting"),
+    *run_metrics(run),
+]
+least, most = ((1 + share) * GEN_LEN for share in (-GEN_LEN_SHARE, GEN_LEN_SHARE))
+CHECKS = [
+    below("valid {test}", VALIDITY, (validity["measured"], validity["limit"]), (tests["invalid"], 0.0)),
+    zero("TEST06", TEST06, audit["wrong"], audit["unanswered"], when=lambda config: config.audit),
+    zero("accuracy complete", COMPLETE, *(accuracy[name] for name in ("unanswered", "failed", "errors")), **asked),
+    above_zero("better than chance", "Do the answers fit their own articles?", accuracy["margin"], **asked),
+    *(
+        above(f"reference {kind}", IS_FULL, (accuracy[kind], ROUGE_SHARE * score), **target)
+        for kind, score in ROUGE.items()
+    ),
+    within("reference length", IS_FULL, (accuracy["gen_len"], least), most=most, **target),
+    served.tokens_counted(run),
+]
+RATES = "test engine valid loadgen because queries server_qps samples_per_s loadgen_per_s seconds"
+SAYS = "ROUGE-1 is {rouge1}; with references of other articles {rouge1_shuffled}, of the lead {rouge1_lead}."
 SPEC = Spec(
     tables=[tests, times, validity, accuracy, audit, plan, reduced, workers, losses, inflight, run],
-    metrics=[
-        *(metric for scenario in get_args(Scenario) for metric in _metrics(scenario)),
-        *(
-            Metric(
-                f"{kind}{{end}}",
-                accuracy[kind],
-                kind.replace("rouge", "ROUGE-"),
-                SCORED,
-                "higher",
-                amount=amount,
-                headline=kind == "rouge1",
-            )
-            for kind, amount in zip(ROUGE, (1.0, None, None, None), strict=True)
-        ),
-        Metric("control_rouge1_shuffled{end}", accuracy["rouge1_shuffled"], "ROUGE-1, control: other references"),
-        Metric("control_rouge1_lead{end}", accuracy["rouge1_lead"], "ROUGE-1, control: lead"),
-        Metric("gen_len{end}", accuracy["gen_len"], "Generated", "of all answers, after splitting"),
-        *run_metrics(run),
-    ],
-    checks=[
-        below(
-            "valid {test}",
-            "Is the test valid, by LoadGen and by its raw samples?",
-            (validity["measured"], validity["limit"]),
-            (tests["invalid"], 0.0),
-        ),
-        zero(
-            "TEST06",
-            "TEST06: do answers begin with their first token, end once, and have the tokens that were reported?",
-            audit["wrong"],
-            audit["unanswered"],
-            when=lambda config: config.audit,
-        ),
-        zero(
-            "accuracy complete",
-            "Was every sample answered once, without an error?",
-            *(accuracy[name] for name in ("unanswered", "failed", "errors")),
-            **asked,
-        ),
-        above_zero("better than chance", "Do the answers fit their own articles?", accuracy["margin"], **asked),
-        *(
-            above(f"reference {kind}", IS_FULL, (accuracy[kind], ROUGE_SHARE * least), **target)
-            for kind, least in ROUGE.items()
-        ),
-        within(
-            "reference length",
-            IS_FULL,
-            (accuracy["gen_len"], (1 - GEN_LEN_SHARE) * GEN_LEN),
-            most=(1 + GEN_LEN_SHARE) * GEN_LEN,
-            **target,
-        ),
-        within(
-            "tokens counted",
-            "Does the tokenizer of model find as many tokens as the servers state?",
-            (run["count_ratio"], 1 - COUNT_SHARE),
-            most=1 + COUNT_SHARE,
-            when=lambda config: bool(config.workers),
-        ),
-    ],
+    metrics=METRICS,
+    checks=CHECKS,
     says=[
         each(tests.where(valid=True), "{test}: {samples_per_s} and {tokens_per_s} on {engine}."),
         each(streamed.where(limit_s=bool), "{test}: {kind} p99 {p99_s}, of a limit of {limit_s}."),
-        each(
-            accuracy.ran(),
-            "ROUGE-1 is {rouge1}; with references of other articles {rouge1_shuffled}, of the lead {rouge1_lead}.",
-        ),
+        each(accuracy.ran(), SAYS),
     ],
     shows=[
-        Show(
-            "Tests", tests, "test engine valid loadgen because queries server_qps samples_per_s loadgen_per_s seconds"
-        ),
+        Show("Tests", tests, RATES),
         Show("Latency", times, "test kind seconds p90_s p99_s limit_s"),
         Show("Broken rules", validity.pick(_broken), "test rule measured limit detail remedy"),
         Show("Valid, rule by rule", validity, "test rule measured limit", report=False),
@@ -397,13 +338,7 @@ SPEC = Spec(
         _latencies("time-per-token", "tpot", OPEN),
         _latencies("latency", "latency", OPEN),
         _latencies("latency-closed-loop", "latency", CLOSED),
-        steps(
-            "in-flight",
-            inflight["open"],
-            title="Requests in flight of each worker over the test",
-            x="time of the test (%)",
-            empty="No worker was asked over a network.",
-        ),
+        in_flight,
     ],
     warnings=_warnings,
     refuse=_refuse,

@@ -1,22 +1,19 @@
 """What a run on servers states: rates of each worker and of all, load against latency up to the knee, and that no query is lost."""
 
+from dataclasses import replace
 from functools import partial
-from operator import truediv
 from typing import Any
 
 from benchlib.benchmarks.serving.config import ServingConfig
-from benchlib.config import addresses
-from benchlib.config.cluster import ELSEWHERE
-from benchlib.core import model_files
 from benchlib.core.stats import percentile
 from benchlib.judge.checks import Check as Judged
-from benchlib.spec.charts import Line, lines, steps
-from benchlib.spec.checks import Check, below, reached, within, zero
+from benchlib.spec.charts import Line, lines
+from benchlib.spec.checks import Check, below, reached, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics
-from benchlib.spec.tables import Col, Rows, Table, cols
+from benchlib.spec.tables import Col, Row, Rows, Table, cols
+from benchlib.workloads.llm import served
 
 MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
-COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 HOUR_S = 3600
 OUTCOMES = {"met": "met", "missed": "missed", "late": "the client was late"}
 # Fields that change how much is sent to whom, and not what a query is.
@@ -34,6 +31,10 @@ def _efficiency(together: list[float], alone: list[float]) -> list[float]:
 
 def _hours(samples: int, rates: list[float]) -> list[float]:
     return [samples / value / HOUR_S for value in rates]
+
+
+def _other_answers(answers: int, same: int, exact: bool) -> int:
+    return (answers - same) * exact
 
 
 scope = Col("work", of=str, needs="scope")  # of the run: what stands in for the work of a real user
@@ -68,7 +69,13 @@ scaling = Table(
         Col("projected_hours", "h", "", _hours, "project_samples samples_per_s", samples=True),
     ],
 )
-ms = partial(Col, unit="ms")
+
+
+def ms(name: str, label: str, of: Any = None, needs: str = "", **more: Any) -> Col:
+    """Return a column of times in ms."""
+    return Col(name, "ms", label, of, needs, **more)
+
+
 TIMES = {"ttft": "first token", "tpot": "further tokens", "latency": "end to end", "late": "lateness of the client"}
 load = Table(
     "load",
@@ -86,19 +93,14 @@ load = Table(
         Col("samples_per_s", "queries/s", "answered"),
         Col("tokens_per_s", "tokens/s"),
         Col("goodput_per_s", "queries/s", "goodput", derived=True),
-        ms("ttft_ms", label="first token", samples=True, role="latencies.samples_s"),
-        *(ms(f"{kind}_ms", label=words, samples=True) for kind, words in TIMES.items() if kind != "ttft"),
+        ms("ttft_ms", "first token", samples=True, role="latencies.samples_s"),
+        *(ms(f"{kind}_ms", words, samples=True) for kind, words in TIMES.items() if kind != "ttft"),
         *(
-            ms(
-                f"{kind}_p{part}_ms",
-                label=f"{words}, p{part}",
-                of=partial(percentile, share=part / 100),
-                needs=f"{kind}_ms",
-            )
+            ms(f"{kind}_p{part}_ms", f"{words}, p{part}", partial(percentile, share=part / 100), f"{kind}_ms")
             for kind, words in TIMES.items()
             for part in (50, 90, 99)
         ),
-        *(ms(f"{kind}_limit_ms", label=f"limit of the {TIMES[kind]}") for kind in ("ttft", "tpot")),
+        *(ms(f"{kind}_limit_ms", f"limit of the {TIMES[kind]}") for kind in ("ttft", "tpot")),
     ],
 )
 recovery = Table(
@@ -108,17 +110,13 @@ recovery = Table(
         *cols("queries failed repeated requeued answers same_answers after_return", "count"),
         Col("exact"),
         *cols("killed_s back_s", "s"),
-        Col(
-            "other_answers", "count", "", lambda all_, same, exact: (all_ - same) * exact, "answers same_answers exact"
-        ),
+        Col("other_answers", "count", "", _other_answers, "answers same_answers exact"),
     ],
 )
-losses = Table(
-    "losses",
-    "worker {worker}",
-    [Col("t_s", "s", "after"), Col("worker", "number"), *cols("event because"), Col("times", "count")],
+losses = served.losses()
+inflight, in_flight = served.in_flight(
+    title="Requests in flight of each worker while one is killed and comes back", empty="No worker was killed."
 )
-inflight = Table("inflight", "worker {worker}", [Col("worker", "number"), Col("open", "number", "requests in flight")])
 run = Table(
     "run",
     "{issued} queries",
@@ -129,7 +127,7 @@ run = Table(
         scope,
         *cols("scope errors"),
         *cols("issued failed repeated stated counted paid_devices project_samples", "count"),
-        Col("count_ratio", "number", "tokens counted over those that servers state", truediv, "counted stated"),
+        served.ratio,
         Col("dispatcher_cpu_ms", "ms", samples=True),
         Col("worker_startup_s", "s", samples=True),
     ],
@@ -139,13 +137,24 @@ joint, single = scaling.where(all=True), scaling.where(size=1)
 scaled = joint.unless(size=1)
 opened, closed = load.unless(phase="closed"), load.where(phase="closed")
 knee = opened.where(phase="confirmation", outcome="met")
-WORDS = {"ttft": "First token", "tpot": "Further tokens"}
 
 
 def _one_worker(run: Rows) -> str:
     if len(workers.rows(run)) == 1:
         return "one worker: there is nothing to scale"
     return "" if run.config.mode == "both" else "mode = both measures it"
+
+
+def _alone(row: Row, run: Rows) -> str:
+    return _one_worker(run)
+
+
+def _recovers(config: ServingConfig) -> bool:
+    return config.recovery and config.worker_count > 1 and config.mode != "single"
+
+
+def _has_target(config: ServingConfig) -> bool:
+    return config.target_efficiency is not None
 
 
 def _knee(check: Check, run: Rows) -> Judged:
@@ -156,11 +165,8 @@ def _knee(check: Check, run: Rows) -> Judged:
     if late := [row for row in rows if row["outcome"] == "late"]:
         why = text("undecided: at {rate} the client sent {late_p99_ms} late (p99) or at another rate", late[-1])
         return check.answer("SKIPPED", f"{why}; a quieter machine for the client decides it", gates=True)
-    missed = (
-        text("{rate}: {failed} failed, p99 of the first token {ttft_p99_ms}, of further ones {tpot_p99_ms}", rows[-1])
-        if rows
-        else ""
-    )
+    why = "{rate}: {failed} failed, p99 of the first token {ttft_p99_ms}, of further ones {tpot_p99_ms}"
+    missed = text(why, rows[-1]) if rows else ""
     return check.answer("FAIL", missed or "no rate was tried")
 
 
@@ -180,10 +186,7 @@ def _warnings(run: Rows) -> list[str]:
     ]
     if run.config and not run.config.workers and run.config.worker_count > 1 and not simulated:
         words.append("All workers share this machine: what one of them gains, another may lose.")
-    if any(row.get("asked_in") == "text" for row in workers.rows(run)):
-        words.append(
-            "Servers gave no token ids: they were asked in texts, and tokens are those that the tokenizer finds in their answers."
-        )
+    words += served.in_texts(workers, run)
     few = min((row["queries"] for row in opened.rows(run)), default=100)
     if few < 100:
         words.append(f"The shortest run of the sweep has {few} queries: its p99 is the largest. Set point_s higher.")
@@ -191,11 +194,8 @@ def _warnings(run: Rows) -> list[str]:
 
 
 def _refuse(config: ServingConfig) -> None:
-    """Refuse workers that refuse our token, and a model folder that is not whole."""
-    if config.launcher not in ELSEWHERE:
-        addresses.check_token(config.workers)
-    if not config.workers and config.engine != "sim":
-        model_files.check(config.model, tokenizer=False)
+    if config.workers or config.engine != "sim":
+        served.refuse(config, tokenizer=False, weights=not config.workers)
 
 
 def _up_to(run: Rows) -> str:
@@ -219,127 +219,60 @@ def _raised(kind: str) -> Any:
     )
 
 
-metric = partial(Metric, better="higher")
-at_knee = partial(Metric, better="lower", basis="of {queries} queries; open loop, from the schedule on")
+higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 LIMITS = "sent by the schedule, both limits met at p{percentile} by {queries} queries; {samples_per_s} with the drain at the end"
-TOGETHER = "{size} workers together at equal concurrency, by round"
+WORDS = {"ttft": "First token", "tpot": "Further tokens"}
+SWEPT = "phase rate queries samples_per_s goodput_per_s ttft_p99_ms tpot_p99_ms late_p99_ms outcome"
+OPEN = "of {queries} queries; open loop, from the schedule on"
+ALL = "{size} workers together at equal concurrency, by round"
+SHARE = "all together over the sum of each alone, in the same round"
+FULL = "{full_set} such samples / rate; start-up is apart"
+top: dict[str, Any] = {"headline": True}
+METRICS = [
+    higher("samples_per_s_all_{work}", joint["samples_per_s"], "All workers together", ALL, may_lose=0.25, **top),
+    higher("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", ALL, may_lose=0.25),
+    higher("samples_per_s_sum_{work}", joint["sum_per_s"], "Sum of each alone", "by round"),
+    higher("scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=_alone, **top),
+    higher("knee_per_s_{work}", knee["rate"], "Highest rate sent within the limits", LIMITS, may_lose=0.35, **top),
+    higher("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
+    *(
+        lower(f"{kind}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, median", OPEN, may_lose=lose)
+        for (kind, words), lose in zip(WORDS.items(), (1.0, 0.5), strict=True)
+    ),
+    *(
+        replace(
+            lower(f"{kind}_p{part}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, p{part}", OPEN),
+            percentile=part / 100,
+            headline=part == 99,
+        )
+        for kind, words in WORDS.items()
+        for part in (90, 99)
+    ),
+    lower("worker_memory_gb_{work}", workers.most("resident_bytes")["resident_gb"], "Memory of the fullest worker"),
+    lower("device_memory_gb_{work}", workers.most("device_bytes")["device_gb"], "Device memory"),
+    lower("dispatcher_cpu_ms_{work}", run["dispatcher_cpu_ms"], "Dispatcher, CPU per query", **top),
+    lower("client_late_p99_ms_{work}", opened.most("late_p99_ms")["late_p99_ms"], "Lateness of the client, p99"),
+    lower("projected_hours_{work}", joint["projected_hours"], "Projection, full set", FULL, **top),
+    lower("worker_startup_s", run["worker_startup_s"], "Start of a worker"),
+    *run_metrics(run),
+]
+ANSWERED = "Did every query get one answer, with exactly the tokens that its server counted?"
+SCALES = "Are all workers together at most as fast as the sum of each alone?"
+WITHIN = "Is there a rate at which both limits were met, also in a run three times as long?"
+RECOVERED = "Is no query lost when a worker is killed, and are the answers the same?"
+TARGET = "Does throughput scale with the number of workers?"
+CHECKS = [
+    zero("every query answered", ANSWERED, run["failed"], run["repeated"]),
+    below("possible scaling", SCALES, (scaled["least_efficiency"], MAX_EFFICIENCY), unless=_one_worker),
+    Check("limits met", WITHIN, judge=_knee, when=lambda config: config.mode != "single", kind="target"),
+    zero("recovery", RECOVERED, *map(recovery.__getitem__, ("failed", "repeated", "other_answers")), when=_recovers),
+    reached("target efficiency", TARGET, scaled["efficiency"], "target_efficiency", when=_has_target),
+    served.tokens_counted(run),
+]
 SPEC = Spec(
     tables=[workers, scaling, load, recovery, losses, inflight, run],
-    metrics=[
-        metric(
-            "samples_per_s_all_{work}",
-            joint["samples_per_s"],
-            "All workers together",
-            TOGETHER,
-            may_lose=0.25,
-            headline=True,
-        ),
-        metric("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", TOGETHER, may_lose=0.25),
-        metric("samples_per_s_sum_{work}", joint["sum_per_s"], "Sum of each alone", "by round"),
-        metric(
-            "scaling_efficiency_{work}",
-            joint["efficiency"],
-            "Scaling efficiency",
-            "all together over the sum of each alone, in the same round",
-            headline=True,
-            unless=lambda row, run: _one_worker(run),
-        ),
-        metric(
-            "knee_per_s_{work}",
-            knee["rate"],
-            "Highest rate sent within the limits",
-            LIMITS,
-            may_lose=0.35,
-            headline=True,
-        ),
-        metric("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
-        *(
-            at_knee(f"{kind}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, median", may_lose=lose)
-            for (kind, words), lose in zip(WORDS.items(), (1.0, 0.5), strict=True)
-        ),
-        *(
-            at_knee(
-                f"{kind}_p{part}_at_knee_ms_{{work}}",
-                knee[f"{kind}_ms"],
-                f"{words}, p{part}",
-                percentile=part / 100,
-                headline=part == 99,
-            )
-            for kind, words in WORDS.items()
-            for part in (90, 99)
-        ),
-        Metric(
-            "worker_memory_gb_{work}",
-            workers.most("resident_bytes")["resident_gb"],
-            "Memory of the fullest worker",
-            better="lower",
-        ),
-        Metric("device_memory_gb_{work}", workers.most("device_bytes")["device_gb"], "Device memory", better="lower"),
-        Metric(
-            "dispatcher_cpu_ms_{work}",
-            run["dispatcher_cpu_ms"],
-            "Dispatcher, CPU per query",
-            better="lower",
-            headline=True,
-        ),
-        Metric(
-            "client_late_p99_ms_{work}",
-            opened.most("late_p99_ms")["late_p99_ms"],
-            "Lateness of the client, p99",
-            better="lower",
-        ),
-        Metric(
-            "projected_hours_{work}",
-            joint["projected_hours"],
-            "Projection, full set",
-            "{full_set} such samples / rate; start-up is apart",
-            better="lower",
-            headline=True,
-        ),
-        Metric("worker_startup_s", run["worker_startup_s"], "Start of a worker", better="lower"),
-        *run_metrics(run),
-    ],
-    checks=[
-        zero(
-            "every query answered",
-            "Did every query get one answer, with exactly the tokens that its server counted?",
-            run["failed"],
-            run["repeated"],
-        ),
-        below(
-            "possible scaling",
-            "Are all workers together at most as fast as the sum of each alone?",
-            (scaled["least_efficiency"], MAX_EFFICIENCY),
-            unless=_one_worker,
-        ),
-        Check(
-            "limits met",
-            "Is there a rate at which both limits were met, also in a run three times as long?",
-            judge=_knee,
-            when=lambda config: config.mode != "single",
-            kind="target",
-        ),
-        zero(
-            "recovery",
-            "Is no query lost when a worker is killed, and are the answers the same?",
-            *(recovery[name] for name in ("failed", "repeated", "other_answers")),
-            when=lambda config: config.recovery and config.worker_count > 1 and config.mode != "single",
-        ),
-        reached(
-            "target efficiency",
-            "Does throughput scale with the number of workers?",
-            scaled["efficiency"],
-            "target_efficiency",
-            when=lambda config: config.target_efficiency is not None,
-        ),
-        within(
-            "tokens counted",
-            "Does the tokenizer of model find as many tokens as the servers state?",
-            (run["count_ratio"], 1 - COUNT_SHARE),
-            most=1 + COUNT_SHARE,
-            when=lambda config: bool(config.workers),
-        ),
-    ],
+    metrics=METRICS,
+    checks=CHECKS,
     says=[
         each(scaled, "Together the {size} workers answer {samples_per_s}: {efficiency} of the sum of each alone."),
         each(knee, "Both limits hold up to {rate} sent; with the drain at the end {samples_per_s} are answered."),
@@ -348,11 +281,7 @@ SPEC = Spec(
     shows=[
         Show("Workers", workers, "worker url model asked_in alone_per_s answered cpu_share resident_gb device_gb"),
         Show("Scaling", scaling, "size samples_per_s sum_per_s efficiency"),
-        Show(
-            "Open loops",
-            opened,
-            "phase rate queries samples_per_s goodput_per_s ttft_p99_ms tpot_p99_ms late_p99_ms outcome",
-        ),
+        Show("Open loops", opened, SWEPT),
         Show(
             "Closed loops",
             closed,
@@ -384,13 +313,7 @@ SPEC = Spec(
             empty="No worker was measured.",
             log=False,
         ),
-        steps(
-            "in-flight",
-            inflight["open"],
-            title="Requests in flight of each worker while one is killed and comes back",
-            x="time of the run (%)",
-            empty="No worker was killed.",
-        ),
+        in_flight,
     ],
     warnings=_warnings,
     refuse=_refuse,

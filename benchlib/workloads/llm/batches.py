@@ -4,7 +4,6 @@ An answer ends at its end-of-sequence token, which belongs to it, or at its grea
 its batch goes on.
 """
 
-import contextlib
 import math
 import queue
 import threading
@@ -28,8 +27,6 @@ STOPPED = "the engine was stopped"
 DIED = "transformers' continuous batching ended by itself; see the log, and start the engine again"
 PAGE = 32  # tokens of a page of the cache
 BATCH_TOKENS = 1024  # of a step with continuous batching: long prompts are prefilled in parts
-POLL_S = 0.2
-FAILURES = 3  # batches that fail in a row: after a fault of the device every one does
 
 
 @dataclass
@@ -56,17 +53,15 @@ class _Query:
 
 
 class _Loaded:
-    """What both engines are: a decoder that is loaded at the start, and a queue."""
+    """What both engines are: a decoder that is loaded at the start, and queries that are open."""
 
-    @property
-    def failure(self) -> str:
-        """See ``Engine``."""
-        return ""
+    failure = ""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.facts: dict[str, Any] = {}
         self.decoder: Decoder | None = None
+        self._open: dict[int, _Query] = {}
         self._over = threading.Event()
 
     def _load(self) -> Decoder:
@@ -90,10 +85,16 @@ class _Loaded:
         if len(ids) + max_new > self.decoder.positions:
             most = self.decoder.positions
             raise UserError(f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {most:,}")
-        self._take_in(_Query(rid, ids, max_new, on_first, on_done, on_more))
+        query = self._open[rid] = _Query(rid, ids, max_new, on_first, on_done, on_more)
+        self._take_in(query)
 
     def _take_in(self, query: _Query) -> None:
-        raise NotImplementedError(f"{type(self).__name__} takes no query in")
+        raise NotImplementedError
+
+    def cancel(self, rid: int) -> None:
+        """See ``Engine``. In a static batch its row stops; a batch ends when all rows have."""
+        if query := self._open.pop(rid, None):
+            query.end([], CANCELLED)
 
     def device_memory(self) -> tuple[float | None, str]:
         """See ``Engine``."""
@@ -133,19 +134,7 @@ class Static(_Loaded):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._queue: queue.SimpleQueue[_Query | None] = queue.SimpleQueue()
-        self._open: dict[int, _Query] = {}
-        self._failures, self._last_failure = 0, ""
         self._thread = threading.Thread(target=self._serve, name="static batches", daemon=True)
-
-    @property
-    def failure(self) -> str:
-        """See ``Engine``: its thread died, or batch after batch fails."""
-        if self._over.is_set() or self.decoder is None:
-            return ""
-        if self._failures >= FAILURES:
-            last = f"the last with {self._last_failure}; start the engine again"
-            return f"{self._failures} batches in a row failed, {last}"
-        return "" if self._thread.is_alive() else "the thread of the static batches ended; see the log"
 
     def start(self) -> None:
         """Load the model and start the thread."""
@@ -153,13 +142,7 @@ class Static(_Loaded):
         self._thread.start()
 
     def _take_in(self, query: _Query) -> None:
-        self._open[query.rid] = query
         self._queue.put(query)
-
-    def cancel(self, rid: int) -> None:
-        """See ``Engine``. Its row of the batch stops; a batch ends when all rows have."""
-        if query := self._open.pop(rid, None):
-            query.end([], CANCELLED)
 
     def stop(self) -> None:
         """End after the token that is computed now."""
@@ -167,29 +150,23 @@ class Static(_Loaded):
         self._queue.put(None)
         if self._thread.ident:  # not where the model did not load
             self._thread.join()
-        while True:
-            try:
-                query = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if query:
-                query.end([], STOPPED)
+        for query in [*self._open.values()]:
+            query.end([], STOPPED)
 
     def _serve(self) -> None:
-        while not self._over.is_set():
-            query = self._queue.get()
-            batch = [query] if query and not query.ended else []
-            while batch and len(batch) < self.settings.slots:
+        while query := self._queue.get():
+            batch: list[_Query] = []
+            while query:
+                batch += [] if query.ended else [query]
+                if len(batch) >= self.settings.slots:
+                    break
                 try:
-                    query = self._queue.get(timeout=self.settings.wait_s)
+                    query = self._queue.get(timeout=self.settings.wait_s if batch else None)
                 except queue.Empty:
                     break
-                if query is None:
-                    break
-                if not query.ended:
-                    batch.append(query)
-            if batch:
-                self._answer(batch)
+            if self._over.is_set():
+                return
+            self._answer(batch)
             for query in batch:
                 self._open.pop(query.rid, None)
 
@@ -216,9 +193,6 @@ class Static(_Loaded):
                 model.generate(ids, attention_mask=mask, generation_config=how, stopping_criteria=watches)
         except Exception as failure:  # whatever it is, the queries of this batch have no other answer
             error = f"{type(failure).__name__}: {failure}"
-            self._failures, self._last_failure = self._failures + 1, error
-        else:
-            self._failures = 0
         for query in batch:
             query.end([], error)
 
@@ -247,12 +221,10 @@ class Continuous(_Loaded):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._open: dict[str, _Query] = {}
         self._manager: Any = None
-        self._thread = threading.Thread(target=self._watch, name="continuous batching", daemon=True)
 
     def start(self) -> None:
-        """Load the model and start transformers' thread and the one that notices its end."""
+        """Load the model and start transformers' thread."""
         decoder, slots = self._load(), self.settings.slots
         how = GenerationConfig(do_sample=False, pad_token_id=decoder.pad, eos_token_id=self._ends)
         model: Any = decoder.model
@@ -273,7 +245,6 @@ class Continuous(_Loaded):
             version = f"transformers {transformers.__version__}: {error}"
             raise BackendUnavailable(f"continuous batching needs transformers 5.18 or later ({version})") from None
         self._manager.start()
-        self._thread.start()
 
     @property
     def _ends(self) -> list[int]:
@@ -281,21 +252,17 @@ class Continuous(_Loaded):
         return [-1] if self.settings.fixed_length else list(self.decoder.ends)
 
     def _take_in(self, query: _Query) -> None:
-        self._open[str(query.rid)] = query
         how = {"max_new_tokens": query.max_new, "eos_token_id": self._ends, "streaming": True}
         self._manager.add_request(list(query.ids), request_id=str(query.rid), **how)
-        if self.failure:  # asked once the query is open: where the thread dies later, ``_watch`` ends it
-            self._fail()
 
     def cancel(self, rid: int) -> None:
         """See ``Engine``."""
-        query = self._open.pop(str(rid), None)
-        if query:
+        if rid in self._open:
             self._manager.cancel_request(str(rid))
-            query.end([], CANCELLED)
+        super().cancel(rid)
 
     @property
-    def failure(self) -> str:
+    def failure(self) -> str:  # type: ignore[override]
         """See ``Engine``: transformers' thread died, and what is put in its queue stays there."""
         return DIED if self._manager is not None and not self._over.is_set() and not self._manager.is_running() else ""
 
@@ -304,20 +271,12 @@ class Continuous(_Loaded):
         self._over.set()
         if self._manager is not None:
             self._manager.stop(block=True, timeout=30, hard_stop=True)
-            self._thread.join()
-        for query in list(self._open.values()):
+        for query in [*self._open.values()]:
             query.end([], STOPPED)
-        self._open.clear()
-
-    def _watch(self) -> None:
-        while not self._over.wait(POLL_S):
-            if self.failure:
-                self._fail()
-                return
 
     def _take(self, output: Any) -> None:
         """Hand on what a result says: the first token, or the whole answer."""
-        now, query = time.monotonic(), self._open.get(output.request_id)
+        now, query = time.monotonic(), self._open.get(int(output.request_id))
         if query is None:
             return
         tokens = output.generated_tokens
@@ -329,11 +288,5 @@ class Continuous(_Loaded):
             new = [int(token) for token in tokens[len(query.tokens) :]]
             query.on_more(query.rid, new)
             query.tokens += new
-        if output.is_finished() and self._open.pop(output.request_id, None):
+        if output.is_finished() and self._open.pop(query.rid, None):
             query.end([int(token) for token in tokens], str(output.error or ""))
-
-    def _fail(self) -> None:
-        """End all queries: transformers' thread died. Who takes a query out ends it: two threads may be here at once."""
-        while self._open:
-            with contextlib.suppress(KeyError):
-                self._open.popitem()[1].end([], DIED)

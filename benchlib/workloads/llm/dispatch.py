@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchlib.config.addresses import REDIRECTS
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm.engines import MEMORY, OnDone, OnFirst, OnMore, Policy, Settings
-from benchlib.workloads.llm.wire import BUFFER, Answer, RefusedQuery, Server, Wire, addresses
+from benchlib.workloads.llm.wire import Answer, RefusedQuery, Server, Wire, addresses
 
 MAX_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
 POINTS = 101  # in time at which the requests in flight are counted
@@ -56,18 +55,15 @@ class Worker(Server):
     """A server as the dispatcher sees it."""
 
     index: int = 0
-    meeting: bool = False  # it is healthy, and its first query is under way
-    met: bool = False  # it answered that one
-    refused: bool = False  # it is there, and gave no answer to it
+    met: bool = False  # it answered a first query
     ready: bool = False
-    reason: str = "not asked yet"  # why it is not ready
+    reason: str = ""  # why it is not ready
     open: dict[int, Query] = field(default_factory=dict)
     work: int = 0  # tokens that it may still have to give
     tokens: int = 0  # that it gave, in the time in which it had work
     busy_s: float = 0.0
     since: float = 0.0
-    missed: int = 0  # health questions in a row
-    heard: float = 0.0
+    heard: float = 0.0  # when bytes of an answer came
 
 
 class Dispatcher:
@@ -98,10 +94,9 @@ class Dispatcher:
     # From other threads
 
     def start(self) -> None:
-        """Find the workers, wait until each is ready, and send each a query to see how it answers.
+        """Find the workers, wait until each is healthy, and send each a query to see how it answers.
 
-        Raises ``UserError`` for one that does not get ready in time, refuses the token or gives no answer; with
-        ``Policy.partial`` only where none is left, and others may come later.
+        Raises ``UserError`` for one that is not ready in time or gives no answer; with ``Policy.partial`` only where all are so.
         """
         self._thread.start()
         try:
@@ -166,30 +161,30 @@ class Dispatcher:
         self._loop.run_forever()
 
     async def _begin(self) -> None:
-        self._wire, policy = Wire(self.settings), self.policy
+        self._wire, partial = Wire(self.settings), self.policy.partial
         urls = dict.fromkeys([url for name in self.settings.urls for url in await addresses(name)])
         self.workers = [Worker(url, index=index) for index, url in enumerate(urls)]
-        watches = [self._loop.create_task(self._watch(worker)) for worker in self.workers]
-        self._tasks, end = watches, time.monotonic() + policy.start_s
-        while not all(worker.met or worker.refused for worker in self.workers):
-            # A first query has a limit of its own; in texts it may wait for the tokenizer to be loaded.
-            if time.monotonic() > end and not any(worker.meeting for worker in self.workers):
-                break
-            if not policy.partial and any(worker.refused for worker in self.workers):
-                break
-            await asyncio.sleep(0.01)
-        for worker in self.workers:
-            if not worker.met and not worker.refused:
-                late = f"was not ready within {policy.start_s:g} s ({worker.reason})"
-                worker.reason = f"worker {worker.url} {late}: start it, or correct workers="
-        absent = [worker for worker in self.workers if not worker.met]
-        absent.sort(key=lambda worker: not worker.refused)
-        if absent and (not policy.partial or len(absent) == len(self.workers)):
-            raise UserError(f"no worker is left: {absent[0].reason}" if policy.partial else absent[0].reason)
-        for worker in absent:
-            self._note(worker, "down", worker.reason)
+        self._tasks = [self._loop.create_task(self._await(worker)) for worker in self.workers]
+        errors = await asyncio.gather(*self._tasks, return_exceptions=partial)
+        absent = [(worker, str(error)) for worker, error in zip(self.workers, errors, strict=True) if error]
+        if len(absent) == len(self.workers):
+            raise UserError(f"no worker is left: {absent[0][1]}")
+        for worker, reason in absent:
+            self._lose(worker, reason)
         self.facts = {"workers": [worker.url for worker in self.workers]}
+        self._tasks = [self._loop.create_task(self._watch(worker)) for worker in self.workers]
         self._tasks.append(self._loop.create_task(self._count_out()))
+
+    async def _await(self, worker: Worker) -> None:
+        """Wait until a worker is healthy, and see how it answers. Raises ``UserError`` for one that does neither."""
+        policy, end = self.policy, time.monotonic() + self.policy.start_s
+        while reason := await self._wire.health(worker.url, policy.probe_limit_s):
+            if time.monotonic() > end:
+                late = f"was not ready within {policy.start_s:g} s ({reason})"
+                raise UserError(f"worker {worker.url} {late}: start it, or correct workers=")
+            await asyncio.sleep(min(policy.probe_s, 0.05))
+        await self._wire.meet(worker, self.settings.served_model, policy.stall_s)
+        worker.met = worker.ready = True
 
     async def _end(self) -> None:
         self._gone = STOPPED
@@ -314,38 +309,31 @@ class Dispatcher:
 
     async def _watch(self, worker: Worker) -> None:
         """Ask for a worker's health; lose it after two questions without an answer, take it (back) when it answers."""
-        policy = self.policy
+        policy, missed = self.policy, 0
         while True:
+            await asyncio.sleep(policy.probe_s)
             asked = time.monotonic()
-            status, reason = await self._wire.health(worker.url, policy.probe_limit_s)
-            if status == 200:
-                worker.missed = 0
+            reason = await self._wire.health(worker.url, policy.probe_limit_s)
+            if not reason:
+                missed = 0
                 if not worker.ready:
                     await self._welcome(worker)
-            else:
-                worker.missed += worker.heard < asked  # one that streams is busy, not dead
-                worker.refused |= status in REDIRECTS
-                if worker.missed >= 2 and worker.ready:
-                    self._lose(worker, reason)
-                    for query in worker.open.values():  # it hangs: their connections may never break
-                        self._give_up(query, f"{worker.url}: {reason}", True)
-                elif not worker.met:
-                    worker.reason = f"worker {worker.url} {reason}" if worker.refused else reason
-            await asyncio.sleep(policy.probe_s if worker.met else min(policy.probe_s, 0.05))
+                continue
+            missed += worker.heard < asked  # one that streams is busy, not dead
+            if missed >= 2 and worker.ready:
+                self._lose(worker, reason)
+                for query in worker.open.values():  # it hangs: their connections may never break
+                    self._give_up(query, f"{worker.url}: {reason}", True)
 
     async def _welcome(self, worker: Worker) -> None:
-        worker.meeting = True
         try:
             if not worker.met:
                 await self._wire.meet(worker, self.settings.served_model, self.policy.stall_s)
         except UserError as error:
-            worker.refused, worker.reason = True, str(error)
+            worker.reason = str(error)
             return
-        finally:
-            worker.meeting = False
         worker.met = worker.ready = True
-        if self.facts:  # not at the start
-            self._note(worker, "up", "its /health answers")
+        self._note(worker, "up", "its /health answers")
         self._none_since, self._gone = math.inf, ""
         self._pump()
 
@@ -375,8 +363,6 @@ class Dispatcher:
             worker.heard = now
         if now > query.deadline:
             self._give_up(query, f"not answered within {self.policy.deadline_s:g} s, at last by {worker.url}", False)
-        elif came > 2 * BUFFER:  # more than that is not taken from the wire
-            self._give_up(query, f"{worker.url}: an answer of more than {came / 1e6:.0f} MB", True)
         elif now - query.moved > self.policy.stall_s:
             self._give_up(query, f"{worker.url}: nothing came for {self.policy.stall_s:g} s", True)
 

@@ -20,7 +20,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm.engines import CANCELLED, MEMORY, Computing, Settings, make
+from benchlib.workloads.llm.engines import MEMORY, Computing, Settings, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 BACKLOG = 4096  # connections that the system may hold until they are accepted
@@ -43,8 +43,6 @@ RUNNER: dict[str, Any] = {
     "access_log": None, "shutdown_timeout": 1.0, "lingering_time": 0.1, "handler_cancellation": True,
 }  # fmt: skip
 TEXTS = "benchlib.workloads.llm.texts"  # imported where an engine computes: it needs transformers
-SMALL = 16_384  # bytes of a body that is read at once; a larger one in a thread, while others are answered
-FILES = 65536  # open files to ask for: each connection is one
 # Fields that would make the answer another than the greedy one, with the only value that they may have.
 GREEDY: dict[str, tuple[Any, ...]] = {
     "temperature": (0, None), "n": (1, None), "best_of": (1, None), "echo": (False, None), "logprobs": (None,),
@@ -60,7 +58,6 @@ class Limits:
     queue: int = 4096  # requests accepted and not answered yet; beyond it 429
     new_tokens: int = 8192
     drain_s: float = 60.0
-    text: int = 2**19  # characters of a text, which no model reads whole: to cut 4 MB takes seconds
 
 
 @dataclass(frozen=True)
@@ -74,29 +71,19 @@ class Ask:
 
     @classmethod
     def parse(cls, body: bytes, limits: Limits, vocabulary: int = 2**31, codec: Any = None) -> "Ask":
-        """Read the body of a request; token ids are below ``vocabulary``.
+        """Read the body of a request; token ids are below ``vocabulary``. Raises ``ValueError`` that says what is wrong with it.
 
-        Raises ``ValueError`` that says what is wrong with it, and ``RecursionError`` for one that is deeply nested.
         ``codec`` (``texts.Codec``) reads prompts of text; None: there are none.
         """
-        try:
-            values = json.loads(body)
-        except (ValueError, RecursionError):
-            raise ValueError("the body is not JSON") from None
+        values = json.loads(body)
         if not isinstance(values, dict):
             raise ValueError("the body has to be a JSON object")
         for name, allowed in GREEDY.items():
-            value = values.get(name, allowed[0])
-            if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in allowed):
+            if (value := values.get(name, allowed[0])) not in allowed:
                 raise ValueError(f"{name} = {value!r}: this worker decodes greedily; leave {name} out")
-        for name in ("stream", "return_token_ids"):
-            if type(values.get(name) or False) is not bool:
-                raise ValueError(f"{name} = {values[name]!r}: expected true or false")
         ids = values.get("prompt")
         if codec and isinstance(ids, str) and ids:
-            ids = tokens_of(ids, limits, codec)
-        if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
-            ids = ids[0]
+            ids = list(codec.encode(ids))
         if not isinstance(ids, list) or not ids or not all(type(item) is int for item in ids):
             also = ", or a text" if codec else ": this worker has no tokenizer"
             raise ValueError(f"prompt has to be a list of token ids{also}")
@@ -109,16 +96,11 @@ class Ask:
         return cls(ids, max_new, bool(values.get("stream")), bool(values.get("return_token_ids")))
 
 
-def tokens_of(text: str, limits: Limits, codec: Any) -> list[int]:
-    """Return the tokens of a text. Raises ``ValueError`` for one that is too long, or holds halves of characters."""
-    if len(text) > limits.text:
-        raise ValueError(f"prompt has {len(text):,} characters, this worker takes {limits.text:,}")
-    text.encode()
-    return list(codec.encode(text))
+Events = asyncio.Queue[tuple[Sequence[int], bool, str]]  # of a query: new tokens, whether that is all, why it failed
 
 
 class Server:
-    """The requests of one engine. ``open`` counts those that it works on, whether or not their client still waits."""
+    """The requests of one engine. ``open`` counts those that have no answer yet; ``kind`` is the engine's name in ``ENGINES``."""
 
     def __init__(
         self,
@@ -127,16 +109,15 @@ class Server:
         limits: Limits = Limits(),
         token: str = "",
         kind: str = "",
-        codec: Any = None,
+        codec: Any = None,  # texts.Codec, where it has a tokenizer
     ) -> None:
         self.engine, self.name, self.limits, self.draining = engine, name, limits, False
-        self.kind, self.codec = kind, codec  # name in ``ENGINES``; ``texts.Codec`` where it has a tokenizer
+        self.kind, self.codec = kind, codec
         self.counts = dict.fromkeys(("ok", "error", "refused", "cancelled"), 0)
         self.tokens, self.open = 0, 0
-        self._working: set[int] = set()
         self._token = f"Bearer {token}".encode() if token else b""
         self._ids = itertools.count(1)
-        self._events: dict[int, asyncio.Queue[tuple[str, Any, str]]] = {}
+        self._events: dict[int, Events] = {}  # of queries that the engine works on
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def application(self) -> web.Application:
@@ -153,124 +134,89 @@ class Server:
         """Ask for the token before the body is read, but for ``/health``, which probes read; answer errors in OpenAI's form."""
         if request.path == "/health":
             return await self._health(request)
-        header = request.headers.get("Authorization", "").encode(
-            errors="surrogateescape"
-        )  # as the bytes that were sent
-        if self._token and not hmac.compare_digest(header, self._token):
+        sent = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if self._token and not hmac.compare_digest(sent, self._token):
             return self._refuse(401, "the bearer token is missing or wrong")
         try:
-            if (request.content_length or 0) > self.limits.body_bytes:
-                raise web.HTTPRequestEntityTooLarge(self.limits.body_bytes, request.content_length or 0)
-            # Bounded; a client may not see the reason of a refusal that it was not through with asking.
-            await request.read()
             return await handler(request)  # type: ignore[no-any-return]
-        except web.HTTPRequestEntityTooLarge:
-            return self._refuse(413, f"the body is larger than {self.limits.body_bytes:,} bytes")
         except web.HTTPException as error:
-            return self._refuse(error.status, error.reason)
+            return self._refuse(error.status, error.text or error.reason)
 
     def _refuse(self, status: int, message: str) -> web.Response:
         self.counts["refused"] += 1
-        headers = {"Retry-After": "1"} if status in (429, 503) else {}
-        response = web.json_response({"error": {"message": message, "code": status}}, status=status, headers=headers)
-        if status == 413:  # what is left of the body is not read
-            response.force_close()
-        return response
+        return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        if self.draining:
-            return self._refuse(503, "this worker is shutting down")
-        if self.engine.failure:
-            return self._refuse(503, self.engine.failure)
+        if self.draining or self.engine.failure:
+            return self._refuse(503, self.engine.failure or "this worker is shutting down")
         if self.open >= self.limits.queue:
             return self._refuse(429, f"{self.open} requests are open, which is this worker's limit")
-        rid = next(self._ids)
-        self.open += 1  # also while its body is read: others come meanwhile
+        rid, events = next(self._ids), Events()
+        self.open += 1
         try:
-            body, vocabulary = await request.read(), self.engine.facts.get("vocabulary", 2**31)
-            ask = await self._apart(body, Ask.parse, body, self.limits, vocabulary, self.codec)
-            events = self._events[rid] = asyncio.Queue()
-            self._working.add(rid)
-            on_more = self._on_more if ask.stream else None
-            self.engine.submit(rid, ask.ids, ask.max_new, self._on_first, self._on_done, on_more)
-        except BaseException as error:  # not the engine's: its callbacks are never called
-            self.open -= 1
+            vocabulary = self.engine.facts.get("vocabulary", 2**31)
+            ask = Ask.parse(await request.read(), self.limits, vocabulary, self.codec)
+            self._events[rid] = events
+            self.engine.submit(
+                rid, ask.ids, ask.max_new, self._on_first, self._on_done, self._on_more if ask.stream else None
+            )
+            answer = self._stream(request, rid, ask, events) if ask.stream else self._whole(rid, ask, events)
+            return await answer
+        except (ValueError, UserError, RecursionError) as error:  # or longer than the model takes
             self._events.pop(rid, None)
-            self._working.discard(rid)
-            if isinstance(error, (ValueError, UserError, RecursionError)):  # or longer than the model takes
-                return self._refuse(400, str(error))
-            raise
-        try:
-            if ask.stream:
-                return await self._stream(request, rid, ask, events)
-            return await self._whole(rid, ask, events)
+            return self._refuse(400, str(error))
         finally:
-            self._events.pop(rid, None)
-            if rid in self._working:  # its client has gone: others wait for the slot
+            self.open -= 1
+            if self._events.pop(rid, None):  # its client has gone: others wait for the slot
                 self.engine.cancel(rid)
-
-    async def _apart(self, body: bytes, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what comes of a body: of a large one from a thread, so that the others are answered meanwhile."""
-        return await asyncio.to_thread(work, *arguments) if len(body) > SMALL else work(*arguments)
+                self.counts["cancelled"] += 1
 
     # The engine calls from threads of its own.
 
     def _on_first(self, rid: int, _time_s: float, token: int) -> None:
-        self._tell(rid, "first", token)
+        self._tell(rid, [token])
 
     def _on_more(self, rid: int, ids: Sequence[int]) -> None:
-        self._tell(rid, "more", list(ids))
+        self._tell(rid, list(ids))
 
     def _on_done(self, rid: int, ids: Sequence[int], error: str) -> None:
-        self._tell(rid, "done", list(ids), error)
+        self._tell(rid, list(ids), True, error)
 
-    def _tell(self, rid: int, kind: str, value: Any, error: str = "") -> None:
+    def _tell(self, rid: int, ids: list[int], done: bool = False, error: str = "") -> None:
         assert self._loop
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            self._loop.call_soon_threadsafe(self._deliver, rid, kind, value, error)
+            self._loop.call_soon_threadsafe(self._deliver, rid, ids, done, error)
 
-    def _deliver(self, rid: int, kind: str, value: Any, error: str) -> None:
-        if kind == "done":
-            self.open -= 1
-            self._working.discard(rid)
-            self.counts["cancelled" if error == CANCELLED else "error" if error else "ok"] += 1
-            self.tokens += len(value)
-        if rid in self._events:  # else its client has gone
-            self._events[rid].put_nowait((kind, value, error))
+    def _deliver(self, rid: int, ids: list[int], done: bool, error: str) -> None:
+        if not (events := self._events.get(rid)):  # its client has gone
+            return
+        events.put_nowait((ids, done, error))
+        if done:
+            del self._events[rid]
+            self.counts["error" if error else "ok"] += 1
+            self.tokens += len(ids)
 
-    async def _whole(self, rid: int, ask: Ask, events: "asyncio.Queue[tuple[str, Any, str]]") -> web.Response:
-        kind, ids, error = "first", list[int](), ""
-        while kind != "done":
-            kind, ids, error = await events.get()
+    async def _whole(self, rid: int, ask: Ask, events: Events) -> web.Response:
+        done = False
+        while not done:
+            ids, done, error = await events.get()
         if error:
-            return web.json_response({"error": {"message": error, "code": 500}}, status=500)
+            return web.json_response(_failure(error), status=500)
         return web.json_response(self._chunk(rid, ask, ids, self._reason(ask, ids)) | _usage(ask, ids))
 
-    async def _stream(
-        self, request: web.Request, rid: int, ask: Ask, events: "asyncio.Queue[tuple[str, Any, str]]"
-    ) -> web.StreamResponse:
-        kind, value, error = await events.get()
-        if error:
-            return web.json_response({"error": {"message": error, "code": 500}}, status=500)
+    async def _stream(self, request: web.Request, rid: int, ask: Ask, events: Events) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers=headers)
+        response, sent, done = web.StreamResponse(headers=headers), list[int](), False
         with contextlib.suppress(ConnectionError):  # the client has gone
             await response.prepare(request)
-            sent: list[int] = []
-            while kind != "done":
-                new = [value] if kind == "first" else list(value)
-                while kind == "more" and not events.empty():  # what came meanwhile goes along
-                    kind, value, error = events.get_nowait()
-                    new += value if kind == "more" else []
-                if kind != "done":  # else they go with the end
-                    await response.write(_event(self._chunk(rid, ask, new, None, sent)))
-                    sent += new
-                    kind, value, error = await events.get()
-            if error:
-                await response.write(_event({"error": {"message": error, "code": 500}}))
-            else:
-                last = self._chunk(rid, ask, value[len(sent) :], self._reason(ask, value), sent)
-                await response.write(_event(last | _usage(ask, value)) + b"data: [DONE]\n\n")
+            while not done:
+                ids, done, error = await events.get()
+                new = ids[len(sent) :] if done else ids
+                values = self._chunk(rid, ask, new, self._reason(ask, ids) if done else None, sent)
+                values |= _usage(ask, ids) if done else {}
+                await response.write(_event(_failure(error) if error else values))
+                sent += new
+            await response.write(b"" if error else b"data: [DONE]\n\n")
             await response.write_eof()
         return response
 
@@ -284,20 +230,16 @@ class Server:
         else:
             text = "".join(f" {item}" for item in ids)  # a word for each token: clients of text count something
         with_ids = {"token_ids": list(ids)} if ask.with_ids else {}
-        choice = {"index": 0, "text": text, "finish_reason": reason, **with_ids}
-        return {"id": f"cmpl-{rid}", "object": "text_completion", "created": int(time.time()), "model": self.name, "choices": [choice]}  # fmt: skip
+        choices = [{"index": 0, "text": text, "finish_reason": reason, **with_ids}]
+        common = {"id": f"cmpl-{rid}", "object": "text_completion", "created": int(time.time()), "model": self.name}
+        return common | {"choices": choices}
 
     @staticmethod
     def _reason(ask: Ask, ids: Sequence[int]) -> str:
         return "length" if len(ids) >= ask.max_new else "stop"
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {
-            "id": self.name,
-            "object": "model",
-            "owned_by": "benchlib",
-            "benchlib": {"engine": self.kind or self.name},
-        }
+        model = {"id": self.name, "object": "model", "owned_by": "benchlib", "benchlib": {"engine": self.kind}}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -324,6 +266,10 @@ def _event(values: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n"
 
 
+def _failure(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "code": 500}}
+
+
 def _usage(ask: Ask, ids: Sequence[int]) -> dict[str, Any]:
     count, new = len(ask.ids), len(ids)
     return {"usage": {"prompt_tokens": count, "completion_tokens": new, "total_tokens": count + new}}
@@ -335,10 +281,8 @@ def check_place(host: str, token: str) -> None:
         if ipaddress.ip_address(host).is_loopback:
             return
     if host != "localhost" and not token:
-        raise UserError(
-            f"--host {host} lets other machines in: set a bearer token in the environment variable {TOKEN} (or --token-file), "
-            "or leave --host out"
-        )
+        fix = f"set a bearer token in the environment variable {TOKEN} (or --token-file), or leave --host out"
+        raise UserError(f"--host {host} lets other machines in: {fix}")
 
 
 async def serve(server: Server, host: str, port: int, announce: Path | None = None) -> bool:
@@ -348,12 +292,7 @@ async def serve(server: Server, host: str, port: int, announce: Path | None = No
     """
     runner = web.AppRunner(server.application(), **RUNNER)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=BACKLOG)
-    try:
-        await site.start()
-    except OSError as error:
-        await runner.cleanup()
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+    await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
     bound = runner.addresses[0]
     name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
     url = f"http://{name}:{bound[1]}"
@@ -366,19 +305,12 @@ async def serve(server: Server, host: str, port: int, announce: Path | None = No
     await stop.wait()
     server.draining = True  # /health says so, while what was accepted is answered
     end = time.monotonic() + server.limits.drain_s
-    while (server.open or server._events) and time.monotonic() < end:
+    while server.open and time.monotonic() < end:
         await asyncio.sleep(0.02)
     left = server.open
     await runner.cleanup()
     print(f"ended with {left} requests unanswered" if left else "ended, every request answered", flush=True)
     return not left
-
-
-def _allow_connections() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass(frozen=True)
@@ -398,7 +330,7 @@ class Options(Settings):
 
 
 def main(text: str) -> int:
-    """Serve as ``Options`` say. Exit codes: 0 drained, 1 not all answered, 2 wrong input, 3 no such device or weights here (77 for who starts it)."""
+    """Serve as ``Options`` say. Exit codes: 0 drained, 1 not all answered, 2 wrong input, 3 (to a pool 77) no device or weights."""
     engine = None
     try:
         values = json.loads(text)
@@ -407,9 +339,9 @@ def main(text: str) -> int:
         if options.with_parent:
             die_with_parent(os.getppid())
         token = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
-        token = token.strip()
-        check_place(options.host, token)
-        _allow_connections()
+        check_place(options.host, token := token.strip())
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each connection is an open file
         engine = make(options.engine, options, SERVED)
         engine.start()
         limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)

@@ -1,6 +1,5 @@
 """LoadGen against engines that misbehave, rules read back from it, and the cases in which it prints VALID for nonsense."""
 
-import ctypes
 import dataclasses
 import os
 import signal
@@ -263,48 +262,6 @@ def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_p
         for metric in SPEC.stated(rows_of(bench.tables))
         if "total" not in metric.name and "startup" not in metric.name
     } == {"not_available"}
-
-
-class Counting:
-    """Takes LoadGen's place: reads the answers out of memory as it does, ``calls`` of them at a time."""
-
-    def __init__(self):
-        self.calls, self.answers, self.firsts = [], [], []
-
-    def QuerySampleResponse(self, rid, address, size, tokens=1):
-        return rid, address, size, tokens
-
-    def FirstTokenComplete(self, responses):
-        self.firsts += [rid for rid, *_ in responses]
-
-    def QuerySamplesComplete(self, responses):
-        self.calls.append(len(responses))
-        for rid, address, size, tokens in responses:
-            ids = np.frombuffer(ctypes.string_at(address, size), np.int32).tolist()
-            assert len(ids) == tokens
-            self.answers.append((rid, ids))
-
-
-def test_answers_of_offline_are_reported_together_and_each_once(tmp_path):
-    count, lg = 1000, Counting()
-    done = [threading.Event() for _ in range(2)]
-    sut = loadgen.Sut(lg, planned(tmp_path, "Offline"), Silent(Settings()))
-    sut.issue(range(1, count + 1), [n % SAMPLES for n in range(count)])
-
-    def answer(part):
-        for rid in range(1 + part, count + 1, 2):
-            sut.on_done(rid, [rid] * (1 + rid % 7), "no such token" if rid == 500 else "")
-        done[part].set()
-
-    for part in range(2):
-        threading.Thread(target=answer, args=(part,)).start()
-    assert all(event.wait(120) for event in done)
-    expected = {rid: [rid] * (1 + rid % 7) for rid in range(1, count + 1)} | {500: list(loadgen.FILLER)}
-    assert sorted(lg.answers) == sorted(expected.items()), "the last one sends what was kept back"
-    assert len(lg.calls) <= count / loadgen.TOGETHER * 2 + 2
-    table = sut.log.table()
-    assert table["failed"].sum() == 1 and table["sample"].tolist() == [n % SAMPLES for n in range(count)]
-    assert table["tokens"][:5].tolist() == [2, 3, 4, 5, 6] and set(table["prompt_tokens"]) == {3}
 
 
 def late(table):

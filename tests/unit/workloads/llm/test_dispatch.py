@@ -116,9 +116,7 @@ def test_a_worker_never_has_more_than_its_cap(place):
     assert max(open_at) == PATIENT.cap
 
 
-@pytest.mark.parametrize(
-    "fault", ["half", "no end", "garbage", "miscounts", "too many", "endless", "wide", "500", "503", "429", "slow"]
-)
+@pytest.mark.parametrize("fault", ["half", "no end", "garbage", "miscounts", "too many", "500", "503", "429", "slow"])
 def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
     """It is set aside until it is healthy again, in which time the other one may have answered all: then it is asked again."""
     faulty = place.faulty(lambda number: fault if number % 4 == 2 else "")
@@ -130,23 +128,17 @@ def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
         table = client.at_once(40)
         assert whole(client, table)
         again += int((table["attempt"] > 1).sum())
-        return client.engine.workers[0].tokens > 0 and (again > 0 or fault in ("slow", "wide"))
+        return client.engine.workers[0].tokens > 0 and (again > 0 or fault == "slow")
 
     until(answered)
-    assert (again == 0) == (fault in ("slow", "wide"))
+    assert (again == 0) == (fault == "slow")
 
 
-def event(choice='{"token_ids": [5, 6]}', usage="2"):
-    return f'{{"choices": [{choice}], "usage": {{"completion_tokens": {usage}}}}}'.encode()
-
-
-# What a worker may send instead of an answer, always; all but the last four reach the parser of events.
+# What a worker may send instead of an answer, always; those of bytes are events.
 HOSTILE = {
-    "deeply nested": b'{"choices":' + b"[" * 100_000, "infinite count": event(usage="Infinity"), "count NaN": event(usage="NaN"),
-    "count as text": event(usage='"2"'), "fraction of a token": event(usage="2.5"), "count too long to read": event(usage="9" * 5000),
-    "id of 64 bits": event('{"token_ids": [5, 9223372036854775807]}'), "negative id": event('{"token_ids": [5, -6]}'),
-    "ids as text": event('{"token_ids": "56"}'), "text as number": event('{"text": 5}'), "choice null": event("null"),
-    "no choices": b'{"choices": null}', "a number": b"5", "no event": b"", "half a character": b'{"error": "\\ud800"}',
+    "deeply nested": b'{"choices":' + b"[" * 100_000, "no choices": b'{"choices": null}', "a number": b"5", "no event": b"",
+    "negative id": b'{"choices": [{"token_ids": [5, -6]}]}', "id of 64 bits": b'{"choices": [{"token_ids": [9223372036854775807]}]}',
+    "infinite count": b'{"choices": [], "usage": {"completion_tokens": Infinity}}', "half a character": b'{"error": "\\ud800"}',
     "307": "307", "401": "401", "garbage": "garbage", "half": "half",
 }  # fmt: skip
 
@@ -162,13 +154,11 @@ def test_whatever_a_worker_sends_all_queries_are_answered(place, fault):
     assert client.log.table()["attempt"].max() == 2, "nobody is asked twice where another one can answer"
 
 
-@pytest.mark.parametrize("before", [0, 292 - len(TOKEN) // 2], ids=["short", "where the text is cut"])
-def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place, before):
-    shows = b'{"error": "%bwho is %b?"}' % (b"x" * before, TOKEN.encode())
-    client = place.client(place.faulty(lambda number: shows), place.own())
+def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place):
+    client = place.client(place.faulty(lambda number: b'{"error": "who is %b?"}' % TOKEN.encode()), place.own())
     assert whole(client, client.at_once(40))
     record = json.dumps(client.engine.record())
-    assert TOKEN[:4] not in record and "who is ..." in record
+    assert TOKEN not in record and "who is ..." in record
 
 
 def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
@@ -181,30 +171,11 @@ def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
     assert sorted(rid for rid, _ in ended) == [*range(20)] and all("stopped" in error for _, error in ended)
 
 
-def greeting(path, body=b"", status=200):
-    """Return what answers one path so; with ``body`` None a byte now and then, without an end."""
-
-    async def other(request):
-        if request.path != path:
-            return None
-        if body is not None:
-            return web.Response(body=body, status=status, headers={"Location": "http://127.0.0.1:1/"})
-        response = web.StreamResponse()
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            while True:
-                await response.write(b" ")
-                await asyncio.sleep(0.05)
-        return response
-
-    return other
-
-
 class Codec:
     """A tokenizer with a token for each word."""
 
     def __init__(self, model):
-        assert model == "words"
+        assert model == ""
 
     def decode(self, ids):
         return "News: " * len(ids)
@@ -213,94 +184,31 @@ class Codec:
         return [5] * len(words.split()) + [2] * stopped
 
 
-@pytest.fixture
-def in_texts(monkeypatch):
-    """Return a function that makes a dispatcher to a server which knows no token ids and answers texts so."""
-    made = []
+WORDS = b"""data: {"choices": [{"text": "a b"}]}
 
-    def make(answers, codec=Codec):
-        async def other(request):
-            if request.path != "/v1/completions":
-                return None
-            asked = await request.json()
-            if "return_token_ids" in asked or not isinstance(asked["prompt"], str):
-                return web.Response(status=422, text="Unexpected fields in the request: {'return_token_ids'}")
-            return web.Response(body=answers)
+data: {"choices": [{"text": " c"}]}
 
-        monkeypatch.setitem(sys.modules, wire.TEXTS, SimpleNamespace(Codec=codec))
-        server = Faulty(lambda number: "", other=other)
-        made.append((Dispatcher(Settings(urls=(server.url,), token=TOKEN, model="words"), PATIENT), server))
-        return made[-1][0]
+data: {"choices": [{"finish_reason": "stop", "text": ""}], "usage": {"completion_tokens": 4}}
 
-    yield make
-    for dispatcher, server in made:
-        dispatcher.stop()
-        server.hosted.cut()
+"""
 
 
-def completion(**values):
-    return b"data: %b\n\n" % json.dumps({"choices": [values]}).encode()
-
-
-WORDS = completion(text="a b") + completion(text=" c") + b'data: {"choices": [{"finish_reason": "stop", "text": ""}], "usage": {"completion_tokens": 4}}\n\n'  # fmt: skip
-
-
-def test_a_server_without_token_ids_is_asked_in_texts_by_itself(in_texts):
+def test_a_server_without_token_ids_is_asked_in_texts_by_itself(place, monkeypatch):
     """As `transformers serve`: 422 for a field that it does not know, and a stream that ends with its reason and without [DONE]."""
-    dispatcher = in_texts(WORDS)
-    dispatcher.start()
-    client = Client(dispatcher, PROMPTS, 16, LONG_S)
+
+    async def other(request):
+        if request.path != "/v1/completions":
+            return None
+        asked = await request.json()
+        if "return_token_ids" in asked or not isinstance(asked["prompt"], str):
+            return web.Response(status=422, text="Unexpected fields in the request: {'return_token_ids'}")
+        return web.Response(body=WORDS)
+
+    monkeypatch.setitem(sys.modules, wire.TEXTS, SimpleNamespace(Codec=Codec))
+    client = place.client(place.faulty(other=other))
     assert not client.at_once(6)["failed"].any() and set(map(tuple, client.answers.values())) == {(5, 5, 5, 2)}
-    record = dispatcher.record()
+    record = client.engine.record()
     assert record["workers"][0]["asked_in"] == "text" and (record["stated"], record["counted"]) == (24, 24)
-
-
-def test_a_text_far_too_long_is_not_counted(in_texts):
-    """The tokenizer would hold up all other queries for seconds."""
-
-    class Slow(Codec):
-        def count(self, words, stopped):
-            raise AssertionError("it was counted")
-
-    with pytest.raises(UserError, match="a text of 1310720 characters, 2 tokens were asked for"):
-        in_texts(completion(text="word " * 2**18) + b"data: [DONE]\n\n", Slow).start()
-
-
-GREETINGS = {
-    "trickling": (greeting("/v1/models", None), "no answer within 3 s"),
-    "trickling answer": (greeting("/v1/completions", None), "no answer within 3 s"),
-    "endless": (greeting("/v1/models", b" " * 2**21), "an answer of more than"),
-    "deeply nested": (greeting("/v1/models", b"[" * 100_000), "RecursionError"),
-    "models elsewhere": (greeting("/v1/models", status=302), "it redirects to another address"),
-    "health elsewhere": (greeting("/health", status=301), "answers 301: it redirects to another address"),
-    "answers elsewhere": (greeting("/v1/completions", status=307), "it redirects to another address"),
-    "deep answer": (greeting("/v1/completions", b"data: " + b"[" * 100_000 + b"\n\n"), "a malformed event"),
-}
-
-
-@pytest.mark.parametrize(("other", "words"), GREETINGS.values(), ids=GREETINGS)
-def test_a_hostile_greeting_ends_and_costs_nothing_but_that_worker(place, other, words):
-    limit_s = 3 if "3 s" in words else LONG_S
-    strict, partial = (replace(PATIENT, stall_s=limit_s, partial=partial) for partial in (False, True))
-    hostile, own = place.faulty(other=other), place.own()
-    with pytest.raises(UserError, match=words):
-        place.client(hostile, own, policy=strict)
-    client = place.client(hostile, own, policy=partial)
-    assert whole(client, client.at_once(20))
-    assert words in client.engine.record()["losses"][0]["because"]
-
-
-ODD = {
-    "/metrics": b"process_resident_memory_bytes x\nprocess_resident_memory_bytes Infinity\n",
-    "/v1/models": b'{"data": [{"id": "sim\\ud800", "benchlib": {"engine": "\\ud800"}}]}',
-}
-
-
-@pytest.mark.parametrize("path", ODD)
-def test_what_a_worker_says_of_itself_is_left_out_where_it_makes_no_sense(place, path):
-    client = place.client(place.faulty(other=greeting(path, ODD[path])))
-    assert whole(client, client.at_once(4))
-    json.dumps([client.engine.facts, client.engine.record()], allow_nan=False, ensure_ascii=False).encode()
 
 
 def test_a_redirect_takes_the_token_nowhere(place):
@@ -317,7 +225,7 @@ def test_a_redirect_takes_the_token_nowhere(place):
 
         worker = place.faulty(other=other)
         with contextlib.suppress(UserError):
-            place.client(worker).engine.counters()
+            place.client(worker, policy=replace(PATIENT, start_s=0.5)).engine.counters()
         assert path in worker.paths and not thief.headers
 
 
@@ -392,30 +300,13 @@ def test_a_query_that_no_worker_can_answer_ends(place):
     assert faulty.asked == 1 + MAX_ATTEMPTS, "it was greeted once"
 
 
-def test_a_wrong_token_or_no_ids_or_nobody_is_refused_at_the_start(place):
+def test_a_wrong_token_or_nobody_is_refused_at_the_start(place):
     with pytest.raises(UserError, match="refuses the bearer token"):
         place.client(place.own(), token="another")
     dead = place.own()
     dead.cut()
-    with pytest.raises(UserError, match=r"not ready within 0.2 s \(/health: connection refused\)"):
+    with pytest.raises(UserError, match=r"not ready within 0.2 s \(/health: .*[Cc]onnect"):
         place.client(dead, policy=Policy(start_s=0.2))
-    with pytest.raises(UserError, match="without token ids"):
-        place.client(Words())
-    with pytest.raises(UserError, match="is not the address of a server"):
-        place.client(type("Nowhere", (), {"url": "here:8000"}))
-
-
-class Words(Faulty):
-    """Answers in text alone, as a server that does not know return_token_ids."""
-
-    def __init__(self):
-        super().__init__(lambda number: "text")
-
-    async def _complete(self, request):
-        self.asked += 1
-        from aiohttp import web
-
-        return web.Response(body=b'data: {"choices": [{"text": "words"}]}\n\ndata: [DONE]\n\n')
 
 
 def test_open_loop_times_start_at_the_schedule_and_the_first_token_counts_once(place):

@@ -86,19 +86,16 @@ def test_static_and_continuous_batches_give_the_tokens_of_the_plainest_loop():
             engine.stop()
 
 
-def test_continuous_batching_whose_thread_died_ends_every_query_at_once():
-    engine, ended = make("continuous", Settings(model="tiny", slots=4)), {}
+def test_continuous_batching_whose_thread_died_says_so():
+    engine = make("continuous", Settings(model="tiny", slots=4))
     engine.start()
     try:
         assert engine.failure == "" and engine.facts["vocabulary"] < 10**8
-        for rid, ids in enumerate(([5, 6, 7], [5, 10**8])):  # the second is what a server refuses
-            engine.submit(rid, ids, 400, lambda *_: None, lambda rid, _, error: ended.update({rid: error}))
+        engine.submit(0, [5, 10**8], 400, lambda *_: None, lambda *_: None)  # what a server refuses
         end = time.monotonic() + 120
         while not engine.failure and time.monotonic() < end:
             time.sleep(0.01)
-        assert engine.failure
-        engine.submit(2, [5, 6], 4, print, lambda rid, _, error: ended.update({rid: error}))
-        assert all(ended[rid] for rid in (0, 1, 2)) and ended[2] == engine.failure
+        assert "ended by itself" in engine.failure
     finally:
         engine.stop()
 

@@ -1,0 +1,48 @@
+"""What the benchmarks of servers state alike: workers that were lost, requests in flight, tokens that were counted in texts."""
+
+from functools import partial
+from operator import truediv
+from typing import Any
+
+from benchlib.config import addresses
+from benchlib.config.cluster import ELSEWHERE
+from benchlib.core import model_files
+from benchlib.spec.charts import Chart, steps
+from benchlib.spec.checks import Check, within
+from benchlib.spec.tables import Col, Rows, Table, cols
+
+COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
+TEXTS = "Servers gave no token ids: they were asked in texts, and tokens are those that the tokenizer finds in their answers."
+ratio = Col("count_ratio", "number", "tokens counted over those that servers state", truediv, "counted stated")
+
+
+def losses(*first: Col) -> Table:
+    """Return the table of workers that were lost and came back, and of queries that were sent again."""
+    columns = [Col("t_s", "s", "after"), Col("worker", "number"), *cols("event because"), Col("times", "count")]
+    return Table("losses", "worker {worker}", [*first, *columns])
+
+
+def in_flight(*first: Col, title: str, empty: str) -> tuple[Table, Chart]:
+    """Return the table of requests in flight of each worker, and its picture."""
+    name = ", ".join(["worker {worker}", *(f"{{{col.name}}}" for col in first)])
+    table = Table("inflight", name, [*first, Col("worker", "number"), Col("open", "number", "requests in flight")])
+    return table, steps("in-flight", table["open"], title=title, empty=empty, x="time of the run (%)")
+
+
+def tokens_counted(run: Table) -> Check:
+    """Return the check of tokens that were counted in texts; ``run`` has the column ``ratio``."""
+    question = "Does the tokenizer of model find as many tokens as the servers state?"
+    ends = partial(within, most=1 + COUNT_SHARE, when=lambda config: bool(config.workers))
+    return ends("tokens counted", question, (run["count_ratio"], 1 - COUNT_SHARE))
+
+
+def in_texts(workers: Table, run: Rows) -> list[str]:
+    """Return the warning of servers that give no token ids, if there were some."""
+    return [TEXTS] if any(row.get("asked_in") == "text" for row in workers.rows(run)) else []
+
+
+def refuse(config: Any, **parts: bool) -> None:
+    """Refuse workers that refuse our token, and a model folder whose ``parts`` (tokenizer, weights) are not whole."""
+    if config.launcher not in ELSEWHERE:
+        addresses.check_token(config.workers)
+    model_files.check(config.model, **parts)
