@@ -75,6 +75,9 @@ class Ended:
     def raise_for_status(self):
         pass
 
+    def close(self):
+        pass
+
 
 @pytest.fixture
 def ended(monkeypatch):
