@@ -134,7 +134,6 @@ class Calibration(BaseModel):
         return Spread(item.spread, len(item.values) - 1, f"a calibration of {len(item.values)} runs") if item else None
 
     def sentence(self) -> str:
-        """Return what the gate can be trusted with, as a sentence."""
         # The metrics of a run are no separate trials. Which runs failed is not stored: in the worst case others in each metric.
         alarms = min(self.runs, sum(item.left_out.fail for item in self.metrics))
         failed = f"at most {alarms} of the {self.runs} unchanged" if alarms else f"none of the {self.runs} unchanged"

@@ -172,6 +172,5 @@ def _with_own_labels(machines: list[Machine]) -> list[Machine]:
 
 
 def priced(machines: Sequence[Machine], asked: Asked, today: datetime.date | None = None) -> list[Machine]:
-    """Return the machines with the prices that were asked for, see ``benchlib.judge.prices.assign``."""
     prices = assign(asked, [machine.names for machine in machines], today=today)
     return [replace(machine, price=price) for machine, price in zip(machines, prices, strict=True)]

@@ -52,13 +52,6 @@ def number(value: Any, name: str) -> float:
     return float(value)
 
 
-def count(value: Any, name: str) -> int:
-    """Return a value that is a count; ``InvalidNumber`` for anything else (5.0, "5", true, -3)."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidNumber(f"{name} is {value!r}, which is no count")
-    return value
-
-
 def poses_as_number(value: Any) -> bool:
     """Whether a flag, or a text that reads as a number, stands where a number belongs: true, "5", "nan"."""
     if isinstance(value, str):

@@ -162,7 +162,6 @@ def placements(run: Run) -> list[tuple[Measured, list[Place]]]:
 
 
 def summary(run: Run) -> str:
-    """Say in a few sentences where a run stands; '' where there was nothing to place."""
     placed = placements(run)
     best = [places[0].sentence() for _, places in placed if places]
     if best or not placed:

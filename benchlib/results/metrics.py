@@ -96,7 +96,7 @@ def measured(
 def derived(
     name: str, samples: float | Sequence[float], unit: str, direction: Direction = "none", reason: str = ""
 ) -> Metric:
-    """Make a metric of values that were computed from measured ones; ``reason`` gives the formula."""
+    """Make a metric of computed values; ``reason`` gives the formula."""
     return measured(name, samples, unit, direction, derived=True, reason=reason)
 
 

@@ -44,7 +44,6 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # 
 
 
 def with_numbers(value: Any) -> Any:
-    """Return JSON values with the words for NaN and infinity replaced by the numbers."""
     if isinstance(value, dict):
         return {name: with_numbers(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -316,7 +315,6 @@ class Run:
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder holds a run, whole or damaged."""
     return any((folder / name).is_file() for name in PARTS) or any(folder.glob("events-*.jsonl"))
 
 
@@ -331,7 +329,6 @@ def run_path(config: BaseConfig, out: Path, now: float | None = None) -> Path:
 
 
 def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path:
-    """Create and return the folder of a run, see ``run_path``."""
     path = run_path(config, out, now)
     try:
         path.mkdir(parents=True)
@@ -392,5 +389,4 @@ def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, An
 
 
 def fingerprint_key(factors: dict[str, str]) -> str:
-    """Return twelve hex digits that stand for a fingerprint."""
     return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,12 +1,9 @@
 """Runs by what a user names: a run folder, a folder of runs, or a report, which carries its run in a link.
 
 A report carries its run as ``<a download href="data:application/gzip;base64,...">``: JSON of a :class:`Record`, thinned and
-compressed. A link was chosen because it is the one element that holds data, needs no script, is allowed by the report's
-content security policy (which governs loading, not downloads that the reader asks for), passes through mail attachments and
-*Save as* unchanged, and serves a person as well: a click saves the file. ``data-sha256`` is the SHA-256 of the compressed
-bytes, that is of the file which the link saves. It detects damage and careless changes; it is no signature. What a reader
-trusts is bounded before it is unpacked and validated after: the file, the text of the link and the unpacked JSON each have
-a largest size.
+compressed. A link needs no script, passes through mail and *Save as* unchanged, and a click saves the file. ``data-sha256``, of
+the compressed bytes, detects damage and careless changes; it is no signature. File, link and unpacked JSON each have a
+largest size.
 """
 
 import base64
@@ -64,10 +61,7 @@ def link(run: Record) -> Link:
 
 
 def read_report(path: Path | str) -> Record:
-    """Return the run that a ``report.html`` carries.
-
-    Raises ``UserError`` for a file that is not a report, carries no data, is cut, or was altered.
-    """
+    """Return the run that a ``report.html`` carries; ``UserError`` for one without data, cut or altered."""
     path = Path(path)
     try:
         source = read_bytes(path, REPORT_BYTES).decode("utf-8")
@@ -80,12 +74,10 @@ def read_report(path: Path | str) -> Record:
 
 
 def is_report(text: str) -> bool:
-    """Tell whether a text is a report with the data of its run."""
     return f" {ATTRIBUTE}=" in text and "<html" in text[:2000]
 
 
 def read_html(source: str) -> Record:
-    """Return the run that the text of a report carries; ``UserError`` as in :func:`read_report`, without the path."""
     if not source.rstrip().lower().endswith("</html>"):
         raise UserError("the file is cut or not a report: its end is missing; ask for the whole file")
     links = [dict(VALUE.findall(tag)) for tag in ANCHOR.findall(source) if f"{ATTRIBUTE}=" in tag]

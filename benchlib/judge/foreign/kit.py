@@ -70,7 +70,6 @@ def read_run(folder: Path) -> list[Claim]:
 
 
 def read_result(path: Path, content: Any) -> list[Claim]:
-    """Return what a result states; raw samples and config beside it are used where they exist."""
     return _of_result(_validated(path, content, Result, "a result of this version"), path.parent)
 
 
@@ -101,5 +100,4 @@ def read_report(path: Path, text: str) -> list[Claim]:
 
 
 def read_baseline(path: Path, content: Any) -> list[Claim]:
-    """Return what the accepted runs of a baseline state, under the config that its fingerprint holds."""
     return _validated(path, content, Baseline, "a baseline of this version").claims()

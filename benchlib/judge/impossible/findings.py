@@ -69,8 +69,6 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(part: str, name: str, catches: str) -> Callable[[Judge], Judge]:
-    """Make a rule of a function."""
-
     def register(judge: Judge) -> Judge:
         RULES[name] = Rule(name, catches, part, judge)
         return judge

@@ -14,7 +14,7 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import explained
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
-from benchlib.judge.numbers import InvalidNumber, count, known
+from benchlib.judge.numbers import InvalidNumber, known
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
@@ -69,22 +69,11 @@ class Numbers:
         """Return the value of ``metric(start)``; ``InvalidNumber`` where it should have one and has not."""
         return known(self.metric(start))
 
-    def positive(self, start: str) -> float | None:
-        """Return the value of ``metric(start)`` where it is above zero: what something is divided by."""
-        value = self.value(start)
-        return value if value and value > 0 else None
-
     def raw(self, start: str) -> list[float]:
         """Return the raw samples of ``metric(start)``; none where some were left out, as in a baseline or a report."""
         metric = self.metric(start)
         samples = list(self.samples.get(metric.name, [])) if metric else []
         return samples if metric and len(samples) == metric.n else []
-
-    def count(self, name: str) -> int | None:
-        """Return a fact that is a count, None where the run does not state it; a list is summed. ``InvalidNumber`` for no count."""
-        value = self.facts.get(name)
-        parts = value if isinstance(value, list) else [value]
-        return None if value is None or not parts else sum(count(part, name) for part in parts)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         rows = self.tables.get(table)

@@ -20,7 +20,6 @@ class Judgement:
 
     @property
     def status(self) -> str:
-        """FAIL where any claim failed, PASS where at least one passed, else SKIPPED."""
         return "FAIL" if self.failures else "PASS" if self.passed else "SKIPPED"
 
 

@@ -25,9 +25,8 @@ def no_negative_time(item: Latency) -> Finding | None:
     """A time below zero is the difference of two clocks, or of two events that were mixed up."""
     times = {**item.stated, **{f"sample {place:,}": value for place, value in enumerate(item.samples_s, 1)}}
     wrong = [f"{what} {value:.4g} s" for what, value in times.items() if value < 0]
-    reason = f"{item.name}: " + (", ".join(wrong[:3]) or f"{len(times)} times, none below zero")
     why = "a time cannot be negative; clocks or events were mixed up"
-    return finding(not wrong, reason, wrong=why) if times else None
+    return none_wrong(wrong[:3], f"{len(times)} times, none below zero", why, f"{item.name}: ") if times else None
 
 
 @rule("latencies", "tokens take time", "first tokens that were never reported, tokens that came all at once")

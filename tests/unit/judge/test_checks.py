@@ -41,6 +41,10 @@ def test_values_that_cannot_be_fail(metrics, status):
     assert finite_check(own_claims(Numbers("squad", metrics, world_size=1))).status == status
 
 
+def test_one_slow_step_moves_no_metric():
+    assert measured("step_s", [1.0, 1.0, 9.0], "s").value == 1.0
+
+
 def check(status, gates=True, **more):
     fields = {"name": status, "kind": "sanity", "question": "?", "reason": ""} | more
     return Check(status=status, gates=gates, **fields)

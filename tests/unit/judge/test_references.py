@@ -126,18 +126,6 @@ def test_an_invalid_figure_is_never_used():
     assert ids(rate("NVIDIA B200", 9000.0, devices=8)) == []
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"precision": "bf16"}, {"padding": "to the longest of a batch"}, {"sequence_length": 512}, {"batch": 16}, {"devices": 4},
-        {"data": "generated questions"}, {"window": None},
-    ],
-)  # fmt: skip
-def test_a_figure_of_other_conditions_or_an_unknown_device_is_not_comparable(changes):
-    assert rate("NVIDIA H100 PCIe") and rate("NVIDIA H100 PCIe", **changes) == []
-    assert rate("NVIDIA GeForce RTX 5090") == []
-
-
 def test_the_bandwidth_of_a_small_message_is_another_measurement():
     conditions = {"definition": "bus bandwidth", "devices": 8, "nodes": 1}
 

@@ -30,25 +30,22 @@ def runs(monkeypatch, tmp_path):
     )
 
 
-def test_only_the_undecided_run_again_and_take_turns(runs):
-    runs.script |= {"a": ["AMBIGUOUS"] * 3, "b": ["PASS"], "c": ["AMBIGUOUS", "PASS"]}
-    assert runs.all(repeat=3, strict=True) == 3
-    assert runs.log == [("a", 0), ("b", 0), ("c", 0), ("a", 1), ("c", 1), ("a", 2)]
-
-
-def test_a_decision_ends_the_repetition(runs):
-    runs.script |= {"a": ["AMBIGUOUS", "AMBIGUOUS", "FAIL", "PASS"]}
-    assert runs.all(repeat=20) == 1
-    assert runs.log == [("a", 0), ("a", 1), ("a", 2)]
-
-
-def test_without_repeat_nothing_runs_twice(runs):
-    runs.script |= {"a": ["AMBIGUOUS", "PASS"]}
-    assert runs.all(repeat=1) == 0
-    assert runs.log == [("a", 0)]
-
-
-def test_an_interrupt_ends_everything(runs):
-    runs.script |= {"a": ["STOPPED"], "b": ["PASS"]}
-    assert runs.all(repeat=3) == 130
-    assert runs.log == [("a", 0)]
+@pytest.mark.parametrize(
+    ("script", "options", "code", "log"),
+    [  # verdicts by benchmark; the exit code; what ran, with how many earlier repetitions
+        (
+            {"a": ["AMBIGUOUS"] * 3, "b": ["PASS"], "c": ["AMBIGUOUS", "PASS"]},
+            {"repeat": 3, "strict": True},
+            3,
+            [("a", 0), ("b", 0), ("c", 0), ("a", 1), ("c", 1), ("a", 2)],
+        ),
+        ({"a": ["AMBIGUOUS", "AMBIGUOUS", "FAIL", "PASS"]}, {"repeat": 20}, 1, [("a", 0), ("a", 1), ("a", 2)]),
+        ({"a": ["AMBIGUOUS", "PASS"]}, {"repeat": 1}, 0, [("a", 0)]),
+        ({"a": ["STOPPED"], "b": ["PASS"]}, {"repeat": 3}, 130, [("a", 0)]),
+    ],
+    ids=["only the undecided, interleaved", "until a decision", "not without --repeat", "not after an interrupt"],
+)
+def test_what_runs_again(runs, script, options, code, log):
+    runs.script |= script
+    assert runs.all(**options) == code
+    assert runs.log == log

@@ -4,7 +4,7 @@ import pytest
 
 from benchlib.config.schema import build, save_config
 from benchlib.core.files import write_json
-from benchlib.results.metrics import derived, measured
+from benchlib.results.metrics import derived
 from benchlib.results.peaks import highest
 from benchlib.results.run import Result, save_result
 
@@ -14,31 +14,19 @@ def store(tmp_path):
     """Return what stores a run of a benchmark with one peak in a folder of days."""
 
     def add(
-        folder,
-        value=None,
-        benchmark="machine",
-        host="here",
-        verdict="PASS",
-        name="matmul_fp32_peak_flops",
-        ranks=2,
-        **more,
+        folder, value=None, benchmark="machine", host="here", verdict="PASS", name="matmul_fp32_peak_flops", **more
     ):
         path = tmp_path / folder
         path.mkdir(parents=True)
-        config = build(benchmark, {"nproc": ranks} | more)
+        config = build(benchmark, {"nproc": 2} | more)
         save_config(config, path)
-        write_json(
-            path / "machine.json", {"host": host, "cpu": {"model": "a processor", "usable_cores": 2}, "versions": {}}
-        )
+        cpu = {"model": "a processor", "usable_cores": 2}
+        write_json(path / "machine.json", {"host": host, "cpu": cpu, "versions": {}})
         if value:
-            make = derived if benchmark == "machine" else measured
-            metrics = [make(name, value, "FLOP/s", "higher", reason=f"n = {int(value / 1e9)}")]
-            facts = {"precision": more.get("precision", "fp32")}
-            save_result(path, Result.of(config, status="complete", started_at=1.76e9, metrics=metrics, facts=facts))
-            write_json(
-                path / "verdict.json",
-                {"schema_version": 1, "verdict": verdict, "sentence": "", "checks": []},
-            )
+            metrics = [derived(name, value, "FLOP/s", "higher", reason=f"n = {int(value / 1e9)}")]
+            save_result(path, Result.of(config, status="complete", started_at=1.76e9, metrics=metrics))
+            words = {"schema_version": 1, "verdict": verdict, "sentence": "", "checks": []}
+            write_json(path / "verdict.json", words)
         return path
 
     return add
@@ -50,7 +38,7 @@ def test_the_best_of_all_days_counts_with_its_size_run_and_day(store):
     store("quick-20260103/machine-cpu-110000-aaaaab", 2.0e11)
     store("smoke-20260101/machine-cpu-110000-aaaaac", 2.6e11)
     for number, other in enumerate((
-        {"host": "elsewhere"}, {"verdict": "FAIL"}, {"ranks": 1}, {"planted_slowdown": 0.1}, {"name": "matmul_bf16_peak_flops"},
+        {"host": "elsewhere"}, {"verdict": "FAIL"}, {"nproc": 1}, {"planted_slowdown": 0.1}, {"name": "matmul_bf16_peak_flops"},
     )):  # fmt: skip
         store(f"smoke-20260102/machine-cpu-12000{number}-aaaaad", 9e11, **other)
     (own.parent / "damaged-cpu-110000-aaaaae").mkdir()
