@@ -108,6 +108,9 @@ class Ended:
     def raise_for_status(self):
         pass
 
+    def close(self):
+        pass
+
 
 @pytest.fixture
 def ended(monkeypatch):
