@@ -30,7 +30,7 @@ class OutOfTime(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class LargestBatch:
     """``batch`` is the largest that fits (0: none did), ``below`` the smallest known not to, or one above ``most``."""
 
     batch: int
@@ -39,7 +39,7 @@ class Found:
     complete: bool
 
 
-def search(trial: Callable[[int], Trial], most: int) -> Found:
+def search(trial: Callable[[int], Trial], most: int) -> LargestBatch:
     """Find the largest batch that fits, to a sixteenth; as far as it got where ``trial`` raises ``OutOfTime``."""
     tried: list[Trial] = []
 
@@ -58,10 +58,10 @@ def search(trial: Callable[[int], Trial], most: int) -> Found:
     except OutOfTime:
         complete = False
     below = min([row["batch"] for row in tried if not row["fits"]], default=most + 1)
-    return Found(low, below, sorted(tried, key=lambda row: row["batch"]), complete)
+    return LargestBatch(low, below, sorted(tried, key=lambda row: row["batch"]), complete)
 
 
-def largest_batch(rank: Rank, one_trial: OneTrial, limit_bytes: float, most: int) -> Found:
+def largest_batch(rank: Rank, one_trial: OneTrial, limit_bytes: float, most: int) -> LargestBatch:
     """Search the largest batch of one device: rank 0 tries ``one_trial(config, batch, limit_bytes)``. All ranks call it."""
     end, main = time.monotonic() + SEARCH_SHARE * rank.config.budget_s, rank.world.main
 

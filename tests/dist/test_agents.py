@@ -69,7 +69,7 @@ def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path
     assert sorted(event["source"] for event in read_events(run_dir, {"start"})) == ["rank0", "rank1"]
     assert {(rank["rank"], rank["last_phase"]) for rank in status["ranks"]} == {(0, "done"), (1, "done")}
     seen = [json.loads((run_dir / f"seen{rank}.json").read_text()) for rank in (0, 1)]
-    assert [one["place"][:2] for one in seen] == [[0, 2], [1, 2]], "one world over two pods"
+    assert [facts["place"][:2] for facts in seen] == [[0, 2], [1, 2]], "one world over two pods"
     assert json.loads((run_dir / "machine.json").read_text())["host"], "written by rank 0 in its pod"
     assert json.loads((run_dir / "config.json").read_text())["cluster"] == str(profile), "the own config is kept"
     assert calls(cluster)[0] == "create" and calls(cluster)[-1] == "delete" and calls(cluster).count("cp") == 2

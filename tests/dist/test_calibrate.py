@@ -1,4 +1,4 @@
-"""A whole calibration with real measurements: what is planted is measured, what is kept is used, and a cut one goes on."""
+"""A whole calibration with real measurements: an injected slow-down is measured, what is stored is used, and a cut one goes on."""
 
 import shutil
 

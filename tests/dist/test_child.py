@@ -77,14 +77,14 @@ def hanging(pids):
 
 
 def test_an_answer_comes_back_with_progress_and_output(tmp_path):
-    told = []
+    reports = []
     ended = child.run(
-        answer, 2, 3, timeout_s=PATIENCE_S, tell=told.append, log=tmp_path / "a", variables={"COLOUR": "red"}
+        answer, 2, 3, timeout_s=PATIENCE_S, tell=reports.append, log=tmp_path / "a", variables={"COLOUR": "red"}
     )
     assert (ended.status, ended.reason) == ("done", "") and ended.seconds > 0
     value = ended.value
     assert (value["sum"], value["set"], value["blas"]) == (5, "red", "1")
-    assert [progress for progress in told if progress] == [{"done": 0}, {"done": 1}, {"done": 2}]
+    assert [progress for progress in reports if progress] == [{"done": 0}, {"done": 1}, {"done": 2}]
     assert (tmp_path / "a.out").read_text() == "said aloud\n" and (tmp_path / "a.err").read_text() == ""
     pid, parent, session = value["ids"]
     assert session == pid != os.getsid(0) and gone(pid)
@@ -120,20 +120,20 @@ def test_a_full_disk_is_raised_again():
 
 def test_a_hang_is_silent_then_ends_in_time_with_its_place_and_leaves_no_process(tmp_path, monkeypatch):
     """The time is over as soon as the child hangs and has given signs of life, however long that takes."""
-    pids, told, real = tmp_path / "pids", [], time.monotonic
+    pids, reports, real = tmp_path / "pids", [], time.monotonic
     monkeypatch.setattr(child, "SILENT_S", 0.05)
     monkeypatch.setattr(child, "STACKS_S", PATIENCE_S)
     late = [0.0]
     monkeypatch.setattr(child.time, "monotonic", lambda: real() + late[0])
 
     def tell(progress):
-        told.append(progress)
+        reports.append(progress)
         if pids.exists() and pids.read_text().endswith(" "):
             late[0] = 700.0
 
     ended = child.run(wait_for_the_device, pids, timeout_s=600, tell=tell, log=tmp_path / "log")
     assert ended.status == "timeout" and ended.reason.startswith("not done after 600 s: ")
-    assert "wait_for_the_device" in ended.reason and set(told) == {None}
+    assert "wait_for_the_device" in ended.reason and set(reports) == {None}
     assert all(gone(pid) for pid in hanging(pids))
 
 

@@ -29,7 +29,7 @@ def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
-    said = on_small_disk(
+    output = on_small_disk(
         tmp_path / "disk",
         "128k",
         """
@@ -46,14 +46,14 @@ def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
         """,
     )
     assert re.search(
-        r"^REASON .*(cannot be written: no space left|could not write its files|the disk is full)", said, re.M
+        r"^REASON .*(cannot be written: no space left|could not write its files|the disk is full)", output, re.M
     )
-    assert "ENDS [b'', b'', b''] []" in said
-    assert "Traceback" not in said
+    assert "ENDS [b'', b'', b''] []" in output
+    assert "Traceback" not in output
 
 
 def test_tensors_that_find_no_space_say_which_file_and_what_to_do(tmp_path: Path) -> None:
-    said = on_small_disk(
+    output = on_small_disk(
         tmp_path / "disk",
         "256k",
         """
@@ -78,11 +78,11 @@ def test_tensors_that_find_no_space_say_which_file_and_what_to_do(tmp_path: Path
     )
     rest = "cannot be written: no space left on device; free some space on this disk, or choose another place (for runs: --out DIR)"
     names = ("members/exact", "golden/weights.safetensors", "inputs/inputs.safetensors")
-    assert said.splitlines() == [*(f"{tmp_path / 'disk' / name} {rest}" for name in names), "[]"]
+    assert output.splitlines() == [*(f"{tmp_path / 'disk' / name} {rest}" for name in names), "[]"]
 
 
 def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: Path) -> None:
-    said = on_small_disk(
+    output = on_small_disk(
         tmp_path / "disk",
         "20m",
         """
@@ -91,11 +91,11 @@ def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: P
         print("SMALL", [rate > 0 for rate in run.write_rates(disk, run.MIB)], list(disk.iterdir()))
         """,
     )
-    assert said.splitlines() == ["FULL []", "SMALL [True, True, True] []"]
+    assert output.splitlines() == ["FULL []", "SMALL [True, True, True] []"]
 
 
 def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
-    said = on_small_disk(
+    output = on_small_disk(
         tmp_path / "disk",
         "4m",
         """
@@ -118,10 +118,10 @@ def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
         print("INDEX", "aaaaaa" in (out / "index.html").read_text())
         """,
     )
-    words = " ".join(said.split())
+    words = " ".join(output.split())
     assert "CODE 2 SAME True TMP [] INDEX True" in words
     assert "no space left on device; free some space on this disk" in words
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def test_two_ranks_measure_a_machine(tmp_path):
     # Both ranks at once do not exceed twice the best single one: it would count something twice.
     assert values["matmul_fp32_flops"] <= 2 * values["matmul_fp32_best_flops"]
     assert values["matmul_fp32_flops"] <= values["matmul_fp32_peak_flops"] <= 2 * values["matmul_fp32_best_flops"]
-    said = " ".join(BENCHMARKS["machine"].spec.reading(machine))
-    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} in this run (n = " in said
+    reading = " ".join(BENCHMARKS["machine"].spec.reading(machine))
+    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} in this run (n = " in reading
     assert values["matmul_fp32_alone_flops"] <= values["matmul_fp32_best_flops"]
     assert values["allreduce_gbps"] == pytest.approx(values["allreduce_algbw_gbps"])  # 2 (n - 1) / n = 1 for two ranks
     assert values["copy_host_gbytes_per_s"] > 0

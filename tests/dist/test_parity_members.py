@@ -135,7 +135,7 @@ def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):
     for kind, found in (("fp32", fp32), ("bf16", bf16)):
         assert {array.dtype for array in found.outputs.values()} == {np.dtype("float32")}
         pairs = [(found.outputs[name], truth.outputs[name]) for name in truth.outputs if "len48" in name]
-        distance[kind] = max(np.abs(one - other).max() for one, other in pairs)
+        distance[kind] = max(np.abs(outputs - exact).max() for outputs, exact in pairs)
         assert abs(found.facts["loss"] - truth.facts["loss"]) < {"fp32": 1e-5, "bf16": 0.1}[kind]
     assert 1e-8 < distance["fp32"] < 1e-4 < 1e-2 < distance["bf16"] < 1
 

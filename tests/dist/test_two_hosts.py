@@ -58,9 +58,9 @@ def _result(run_dirs: list[Path]) -> Result:
 def _all_reduce_gbps(hosts: tuple[Host, Host], folder: Path) -> float:
     """Run the benchmark of collectives on two hosts; return the bus bandwidth at 16 MiB."""
     folder.mkdir()
-    run_dirs = _prepared(folder, "collectives", sizes="16MiB", **ALL_REDUCE, **hosts[0].nodes())
+    run_dirs = _prepared(folder, "collectives", sizes="16MiB", seconds=0.01, **ALL_REDUCE, **hosts[0].nodes())
     ended = _finish([host.execute(path) for host, path in zip(hosts, run_dirs, strict=True)], run_dirs)
-    assert [one["outcome"] for one in ended] == ["complete", "complete"], [one["reason"] for one in ended]
+    assert [end["outcome"] for end in ended] == ["complete", "complete"], [end["reason"] for end in ended]
     assert sorted(node.address for node in nodes.read(run_dirs[0])) == [host.address for host in hosts]
     series = _result(run_dirs).tables["series"]
     (row,) = [row for row in series if row["operation"] == "all_reduce" and row["bytes"] == SIZE]

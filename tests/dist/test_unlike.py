@@ -31,7 +31,7 @@ def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     config, run_dir = unlike_cases.config_of(model, 1), tmp_path_factory.mktemp("one")
     events = EventWriter(run_dir, "rank0")
     with world(config, run_dir) as here:
-        return unlike_cases.exact(config, here, run_dir, events, unlike=False)
+        return unlike_cases.exact(config, here, run_dir, events, heterogeneous=False)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +96,9 @@ def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
     for folder in folders.values():
         folder.mkdir()
     with two_hosts() as hosts:
-        unlike = {**values, **hosts[0].nodes(), "balance": "auto", "planted_work": [1, 3]}
+        heterogeneous = {**values, **hosts[0].nodes(), "balance": "auto", "planted_work": [1, 3]}
         for name in ("first", "second"):
-            save_config(resolve("squad", overrides=unlike).config, folders[name])
+            save_config(resolve("squad", overrides=heterogeneous).config, folders[name])
         places = zip(hosts, ("first", "second"), strict=True)
         for process in [host.execute(folders[name], "training_cases:whole") for host, name in places]:
             process.communicate()

@@ -68,8 +68,8 @@ def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter
     """Return a task on generated data, and the model that belongs to it."""
     split = passes.load_data(config)
     loaded = passes.load_model(config)
-    made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
-    return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, split.train, made, 100)
+    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
+    return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, split.train, windows, 100)
 
 
 def outcome_of(task: passes.Task) -> dict[str, Any]:
@@ -186,14 +186,14 @@ def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
     split = passes.load_data(config)
     loaded = passes.load_model(config)
-    made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
+    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     model = loaded.model.train()
-    for index in range(len(made)):
-        ids, types = (torch.from_numpy(array.astype("int64"))[None] for array in (made.ids(index), made.types(index)))
+    for index in range(len(windows)):
+        ids, types = (torch.from_numpy(array.astype("int64"))[None] for array in (windows.ids(index), windows.types(index)))
         labels = {
-            name: torch.tensor([int(getattr(made, name)[index])]) for name in ("start_positions", "end_positions")
+            name: torch.tensor([int(getattr(windows, name)[index])]) for name in ("start_positions", "end_positions")
         }
-        (model(input_ids=ids, token_type_ids=types, **labels).loss / len(made)).backward()
+        (model(input_ids=ids, token_type_ids=types, **labels).loss / len(windows)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 

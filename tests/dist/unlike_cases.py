@@ -42,7 +42,7 @@ def other_split(step: int) -> Split:
     return Split(tuple(members), tokens=100.0)
 
 
-def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, unlike: bool) -> dict[str, Any]:
+def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, heterogeneous: bool) -> dict[str, Any]:
     """Train in fp64; return the losses, the gradients of the first step and the samples that each rank saw."""
     gradients: list[list[torch.Tensor]] = []
     clip = torch.nn.utils.clip_grad_norm_
@@ -54,7 +54,7 @@ def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, 
 
     task = cases.task_of(config, here, run_dir, events)
     task.loaded.model.double()
-    split = (lambda batches, step: other_split(step)) if unlike else Batches.split
+    split = (lambda batches, step: other_split(step)) if heterogeneous else Batches.split
     with mock.patch.object(torch.nn.utils, "clip_grad_norm_", look), mock.patch.object(Batches, "split", split):
         trained = train.train(task)
     return {
@@ -68,7 +68,7 @@ def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, 
 def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
     """Execute all cases; rank 0 leaves unlike.json, unlike.pt and splits.json."""
     with world(config, run_dir) as here:
-        outcome = exact(config, here, run_dir, events, unlike=True)
+        outcome = exact(config, here, run_dir, events, heterogeneous=True)
         gradients = outcome.pop("gradients")
         if here.main:
             torch.save(gradients, run_dir / "unlike.pt")

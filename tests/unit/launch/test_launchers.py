@@ -95,9 +95,9 @@ def test_torchrun_gets_addresses_and_restarts(monkeypatch):
     assert {"is_host=1", "join_timeout=90"} <= set(conf)
     alone = LAUNCHERS["torchrun"](BaseConfig(benchmark="squad", launcher="torchrun"), "/run")
     assert "--standalone" in alone.command and "PET_RDZV_ENDPOINT" not in alone.env
-    for one in (described, alone):
-        assert one.command[one.command.index("--log-dir") + 1] == "/run/logs/torchrun"
-        assert one.env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    for torchrun in (described, alone):
+        assert torchrun.command[torchrun.command.index("--log-dir") + 1] == "/run/logs/torchrun"
+        assert torchrun.env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
 def test_launchers_are_pure_and_jobs_travel_as_json(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from benchlib.core.files import home
 from benchlib.launch.agents import pod
 from benchlib.launch.agents.kubernetes import RunFolder
+from benchlib.launch.processes import marked
 
 
 @pytest.fixture
@@ -79,6 +80,16 @@ def test_a_pod_ends_on_sigterm(run_dir, options, words, code):
                 time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == code
+
+
+def test_a_pod_whose_log_is_gone_ends_its_ranks(run_dir):
+    env = {**os.environ, "PYTHONPATH": str(home())}
+    words = ["sh", "-c", f"echo '{{}}' > {run_dir}/events-rank0.jsonl; exec sleep 100"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command(run_dir, "--hold", "100", "--", *words), env=env, **pipes) as process:
+        process.stdout.close()
+        assert process.wait(90) != 0
+    assert marked(run_dir) == []
 
 
 def test_a_pod_hands_over_what_was_measured_and_logged(run_dir, tmp_path, monkeypatch):
