@@ -78,7 +78,7 @@ def measure(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
         def once(name: str, **changes: Any) -> tuple[list[float], list[list[int]], list[Any]]:
             changed = SquadConfig.model_validate(config.model_dump() | {"balance": "auto"} | changes)
             rank = Rank(changed, run_dir, here, events, Moment.now())
-            task = passes.Task(rank, passes.load_model(changed), split.train, made, 100)
+            task = passes.Task(rank, passes.load_model(changed), made, 100)
             trained = train.train(task)
             plans = [(row["from_step"], row["shares"]) for row in trained.tables["splits"]]
             if here.main:
