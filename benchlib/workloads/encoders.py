@@ -147,37 +147,32 @@ def _read(name: str, read: Any) -> Any:
 
 def check_kind(name: str, settings: Any) -> None:
     """Raise ``UserError`` unless the config is of an encoder of text that has, or can take, a QA head."""
-    kind = settings.model_type
+    kind, problem = settings.model_type, ""
     if kind not in MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES:
-        raise UserError(
-            f"model = {name}: {kind} has no extractive question answering head in transformers: use an encoder of text such as BERT"
-        )
-    if getattr(settings, "is_encoder_decoder", False):
-        raise UserError(f"model = {name}: {kind} is an encoder-decoder: use an encoder such as BERT")
-    decoder_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if decoder_only or getattr(settings, "is_decoder", False):
-        raise UserError(
-            f"model = {name}: {kind} is a decoder, whose tokens do not see what follows them: use an encoder such as BERT"
-        )
+        problem = "has no extractive question answering head in transformers"
+    elif getattr(settings, "is_encoder_decoder", False):
+        problem = "is an encoder-decoder"
+    elif getattr(settings, "is_decoder", False) or (
+        kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    ):
+        problem = "is a decoder, whose tokens do not see what follows them"
+    if problem:
+        raise UserError(f"model = {name}: {kind} {problem}: use an encoder of text such as BERT")
 
 
 def check_fit(name: str, settings: Any, tokenizer: Any, max_length: int) -> None:
     """Raise ``UserError`` unless the tokenizer is fast, matches the vocabulary, and positions suffice for ``max_length``."""
+    problem, longest = "", positions(settings)
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(
-            f"model = {name}: {type(tokenizer).__name__} gives no character offsets: use a model with a fast tokenizer (tokenizer.json)"
-        )
-    if len(tokenizer) > settings.vocab_size:
-        raise UserError(
-            f"model = {name}: the tokenizer knows {len(tokenizer):,} tokens but the model has {settings.vocab_size:,}: they do not belong together"
-        )
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"model = {name}: its tokenizer has no padding token: use an encoder such as BERT")
-    longest = positions(settings)
-    if longest is not None and max_length > longest:
-        raise UserError(
-            f"max_length = {max_length}: {name} has positions for {longest} tokens: set max_length={longest} or less"
-        )
+        problem = f"{type(tokenizer).__name__} gives no character offsets: use a model with a tokenizer.json"
+    elif len(tokenizer) > settings.vocab_size:
+        problem = f"the tokenizer has {len(tokenizer):,} tokens but the model has {settings.vocab_size:,}"
+    elif tokenizer.pad_token_id is None:
+        problem = "its tokenizer has no padding token: use an encoder such as BERT"
+    elif longest is not None and max_length > longest:
+        problem = f"it has positions for {longest} tokens: set max_length={longest} or less, not {max_length}"
+    if problem:
+        raise UserError(f"model = {name}: {problem}")
 
 
 def positions(settings: Any) -> int | None:

@@ -28,7 +28,6 @@ class Split:
     train: list[Example]
     eval: list[Example]
     description: str
-    source: str
     sha256: str
 
 
@@ -57,7 +56,7 @@ def load(
     shared = len({example.id for example in train} & {example.id for example in evaluation})
     if shared:
         description += f"; {shared} questions are in both, so the scores do not measure generalisation"
-    return Split(train, evaluation, description, source, content_sha256([*train, *evaluation]))
+    return Split(train, evaluation, description, content_sha256([*train, *evaluation]))
 
 
 def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple[list[Example], list[Example]]:

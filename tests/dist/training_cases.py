@@ -69,7 +69,7 @@ def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter
     split = passes.load_data(config)
     loaded = passes.load_model(config)
     windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
-    return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, split.train, windows, 100)
+    return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, windows, 100)
 
 
 def outcome_of(task: passes.Task) -> dict[str, Any]:

@@ -19,13 +19,11 @@ def machine(text: str) -> Preset:
     """Return the machine of ``NAME`` or ``NAME:NODES``; ``UserError`` for none, or for nodes that are not joined."""
     name, sign, nodes = text.partition(":")
     chosen = preset(name)
-    if not sign:
-        return chosen
-    if not nodes.isdigit() or not int(nodes):
+    if sign and not (nodes.isdigit() and int(nodes)):
         raise UserError(f"machine = {text}: expected NAME:NODES with a whole number of nodes, as in {name}:16")
-    if chosen.network is None:
+    if sign and chosen.network is None:
         raise UserError(f"machine = {text}: {name} has no network between nodes: take {name}, or a file with `network`")
-    return chosen.model_copy(update={"nodes": int(nodes)})
+    return chosen.model_copy(update={"nodes": int(nodes)}) if sign else chosen
 
 
 def expected(config: Any) -> str:

@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
@@ -11,19 +11,19 @@ from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Rates, memory
 from benchlib.benchmarks.parallel.forecast import Forecast, links
-from benchlib.benchmarks.parallel.largest_batch import largest_batch
 from benchlib.benchmarks.parallel.measure import Row
 from benchlib.benchmarks.parallel.measure import measure as measured
-from benchlib.benchmarks.parallel.proofs import PROOF_STEPS, checkpointing_error, prove
+from benchlib.benchmarks.parallel.proofs import PROOF_STEPS, checkpointing_error, prove, tokens
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job
+from benchlib.benchmarks.parallel.strategies import Way
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
-from benchlib.runtime import devices, peaks
+from benchlib.runtime import devices, largest, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier
-from benchlib.runtime.largest import free_bytes
 from benchlib.runtime.measurement import Rank, Tables
 
 PEAK_S, COPY_S, COPY_BYTES = 0.2, 0.1, 64 << 20
+MAX_BATCH = 65536
 PROOF = ("loss_error", "weight_error", "loss_error_fp32", "gradient_error")
 
 
@@ -40,7 +40,7 @@ def measure(rank: Rank) -> Tables:
     with keep_alive(events, config.startup_timeout_s):
         tables["alpha_beta"] = links(here)
     forecast = Forecast(rank, Rates.of_run(first["rank_flops"], first["copy_bytes_per_s"], tables["alpha_beta"]))
-    limit = min(all_gather_objects(1e9 * config.memory_gb or free_bytes(here)))
+    limit = min(all_gather_objects(1e9 * config.memory_gb or largest.free_bytes(here)))
     # Scaling of several strategies begins with one device.
     plans = {plan[0].key: plan for plan in _plans(config, here.size, limit)}
     events.emit("phase", name="prove")
@@ -67,8 +67,14 @@ def measure(rank: Rank) -> Tables:
     facts |= {"proof_steps": PROOF_STEPS, "learning_rate_min": config.learning_rate}
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
-    tables["batches"], search = largest_batch(rank, limit) if config.find_max_batch else ([], {})
-    facts |= dict.fromkeys(("largest_batch", "too_large_batch", "search_complete")) | search
+    facts |= dict.fromkeys(("largest_batch", "too_large_batch", "search_complete"))
+    tables["batches"] = []
+    if config.find_max_batch:
+        events.emit("phase", name="batch")
+        search = largest.largest_batch(rank, one_trial, limit, MAX_BATCH)
+        facts |= {"largest_batch": search.batch, "too_large_batch": search.below, "search_complete": search.complete}
+        for row in search.tried:
+            tables["batches"].append(row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), row["reason"])})
     facts["why"] = {name: "not asked for, or nothing to tell it by" for name, value in facts.items() if value is None}
     return tables | {"run": [facts]}
 
@@ -126,3 +132,19 @@ def _one(job: Job, proof: Row, rank: Rank, forecast: Forecast, tables: Tables) -
     why = row["why"] | proof["why"] | predicted["why"]
     row |= {f"estimated_{part}_gb": size / 1e9 for part, size in memory(job).items()}
     return row | proof | predicted | {"why": why}
+
+
+def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> largest.Trial:
+    """Train some steps on ``batch`` samples of one device within ``limit_bytes``, in a process that may run out of memory."""
+    device, job = devices.device(config.backend), config.job(batch=batch)
+
+    def prepare() -> Callable[[], None]:
+        way, inputs = Way(job, device), tokens(job, 0, device)
+
+        def step() -> None:
+            way.step(*inputs)
+            way.update()
+
+        return step
+
+    return largest.tried(device, batch, limit_bytes, prepare)

@@ -5,7 +5,7 @@ Notation: G samples of a global batch, W ranks.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from benchlib.workloads import encoders, squad_data
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.batches import MicroBatch, collate, cut, epoch_batches, even, share, steps_per_epoch
 from benchlib.workloads.features import Features
-from benchlib.workloads.squad_text import Example
 from benchlib.workloads.training import data_parallel, prefetched
 
 TRIALS = (1 / 6, 1 / 2, 5 / 6)  # places in the order of length: the mean of steps there is close to that of all
@@ -34,7 +33,6 @@ class Task:
 
     rank: Rank
     loaded: encoders.Loaded
-    examples: Sequence[Example]
     features: Features
     eval_tokens: int
 

@@ -72,7 +72,7 @@ def measure(rank: Rank) -> Tables:
     if not len(train_features) or not len(eval_features):
         raise UserError("the data gave no features to train or to evaluate on: give more questions")
 
-    task = Task(rank, loaded, split.train, train_features, len(eval_features.input_ids))
+    task = Task(rank, loaded, train_features, len(eval_features.input_ids))
     first = training.peak(rank, config.precision)
     trained = engine(config.engine)(task)
     exchange = _exchange(rank, trained.bucket_bytes) if world.size > 1 else None

@@ -1,14 +1,13 @@
-"""The same training by transformers' Trainer, with the preprocessing of its question answering example.
+"""The same training by transformers' Trainer, as its question answering example does it.
 
-The usual recipe, to stand beside the kit's own loop: windows padded to ``max_length`` (or to the longest of a batch),
-samples in random order, gradients averaged by DDP.
+The usual recipe, to stand beside the kit's own loop: windows padded to ``max_length`` (or to the longest of a batch), in
+random order, gradients averaged by DDP.
 """
 
 import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -24,7 +23,6 @@ from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
 from benchlib.workloads.batches import MicroBatch, padded_length, steps_per_epoch
-from benchlib.workloads.squad_text import Example
 from benchlib.workloads.training import Plan, Trained
 
 _TRIALS = 3
@@ -38,7 +36,7 @@ def train(task: Task) -> Trained:
     config, rank = task.config, task.rank
     devices.require_precision(config.precision, rank.world.device)
     model = task.loaded.model.to(rank.world.device).train()
-    rows = prepare(task.examples, task.loaded.tokenizer, config)
+    rows = _columns(task)
     torch.manual_seed(config.seed + 1 + rank.world.rank)
     rank.events.emit("phase", name="warmup")
     plan = _plan(task, model, rows)
@@ -72,36 +70,17 @@ def train(task: Task) -> Trained:
     return trained
 
 
-def prepare(examples: Sequence[Example], tokenizer: Any, config: SquadConfig) -> dict[str, list[Any]]:
-    """Tokenise and label as transformers' question answering example does; return columns of one entry per window."""
-    rows = tokenizer(
-        [example.question.lstrip() for example in examples],
-        [example.context for example in examples],
-        truncation="only_second",
-        max_length=config.max_length,
-        stride=config.doc_stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-        padding="max_length" if config.trainer_padding == "max_length" else False,
-    )
-    starts, ends = [], []
-    for window, offsets in enumerate(rows["offset_mapping"]):
-        text, first = examples[rows["overflow_to_sample_mapping"][window]].answers[0]
-        cls_index = rows["input_ids"][window].index(tokenizer.cls_token_id)
-        context = [index for index, part in enumerate(rows.sequence_ids(window)) if part == 1]
-        low, high = context[0], context[-1]
-        if not (offsets[low][0] <= first and offsets[high][1] >= first + len(text)):
-            starts.append(cls_index)
-            ends.append(cls_index)
-            continue
-        while low <= context[-1] and offsets[low][0] <= first:
-            low += 1
-        while offsets[high][1] >= first + len(text):
-            high -= 1
-        starts.append(low - 1)
-        ends.append(high + 1)
-    columns = {name: rows[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows}
-    return columns | {"start_positions": starts, "end_positions": ends}
+def _columns(task: Task) -> dict[str, list[Any]]:
+    """Return the windows as the Trainer takes them: columns of one entry per window."""
+    windows, padded = task.features, task.config.trainer_padding == "max_length"
+    rows: dict[str, list[Any]] = {"input_ids": [windows.ids(index).tolist() for index in range(len(windows))]}
+    if windows.token_types:
+        rows["token_type_ids"] = [windows.types(index).tolist() for index in range(len(windows))]
+    pad = task.loaded.tokenizer.pad
+    columns = dict(pad(rows, padding="max_length" if padded else False, max_length=task.config.max_length))
+    assert windows.start_positions is not None and windows.end_positions is not None
+    labels = {"start_positions": windows.start_positions.tolist(), "end_positions": windows.end_positions.tolist()}
+    return columns | labels
 
 
 def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.TrainingArguments:

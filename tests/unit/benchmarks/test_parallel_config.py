@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import estimate, forecast, largest_batch, proofs, run
+from benchlib.benchmarks.parallel import estimate, forecast, proofs, run
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.shapes import MODELS, Job
 from benchlib.benchmarks.parallel.traces import Counter
@@ -137,9 +137,9 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values: dict[st
 def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(largest, "limited", lambda device, limit: None)  # not of this process
     config = ParallelConfig(seq_len=8)
-    row = largest_batch.one_trial(config, 2, 1 << 60)
+    row = run.one_trial(config, 2, 1 << 60)
     assert row["fits"] and row["peak_gb"] > 0 and row["samples_per_s"] > 0
-    assert not largest_batch.one_trial(config, 2, 1 << 20)["fits"]  # the process alone holds more
+    assert not run.one_trial(config, 2, 1 << 20)["fits"]  # the process alone holds more
     found = largest.search(lambda batch: row | {"batch": batch, "fits": batch <= 11}, 64)
     assert [one["batch"] for one in found.tried if one["fits"]][-1] == found.batch == 11
 

@@ -49,7 +49,7 @@ def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder: Path) -> N
 def test_dropout_is_set_and_positions_must_suffice(folder: Path) -> None:
     settings = _load(folder, attention_dropout=0.0, hidden_dropout=0.3).model.config
     assert (settings.attention_probs_dropout_prob, settings.hidden_dropout_prob) == (0.0, 0.3)
-    with pytest.raises(UserError, match=r"max_length = 65: .* positions for 64 tokens: set max_length=64"):
+    with pytest.raises(UserError, match="positions for 64 tokens: set max_length=64"):
         _load(folder, max_length=65)
 
 
