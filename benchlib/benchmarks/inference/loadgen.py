@@ -34,13 +34,6 @@ FILLER = (0, 0)
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
-AUDIT = """*.*.mode = 2
-*.*.accuracy_log_rng_seed = 720381539243781796
-*.*.accuracy_log_sampling_target = {answers}
-*.*.min_duration = 0
-*.*.min_query_count = {answers}
-*.*.sample_concatenate_permutation = 0
-"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,6 @@ class Test:
     folder: Path
     deadline_s: float
     limit_s: float
-    audit: int = 0  # answers that TEST06 logs; 0: no audit
     sent: int = 0  # queries that LoadGen will send
 
 
@@ -168,10 +160,6 @@ def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
     logging = lg.LogSettings()
     logging.log_output = output
     logging.enable_trace = test.conf.scenario == "Server" and test.mode == "PerformanceOnly"
-    audit = ""
-    if test.audit:
-        audit = str(test.folder / "audit.config")
-        Path(audit).write_text(AUDIT.format(answers=test.audit), encoding="utf-8")
     sut = Sut(lg, test, engine)
     if hasattr(engine, "on_send"):  # one that sends queries elsewhere says where to, and how often
         engine.on_send = sut.log.send
@@ -183,7 +171,7 @@ def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
 
     def start() -> None:
         try:
-            lg.StartTestWithLogSettings(handle, library, settings, logging, audit)
+            lg.StartTestWithLogSettings(handle, library, settings, logging, "")
         except BaseException:  # an exception in a callback comes out here, and the process would die at its exit
             failure.append(traceback.format_exc())
 

@@ -73,35 +73,11 @@ def add_schedule(table: np.ndarray, trace: np.ndarray) -> np.ndarray:
 
 def answers(folder: Path) -> dict[int, list[int]]:
     """Return the tokens of ``mlperf_log_accuracy.json`` by row of the data set, each once."""
-    by_row: dict[int, list[int]] = {}
-    for record in _accuracy(folder):
-        by_row.setdefault(int(record["qsl_idx"]), np.frombuffer(bytes.fromhex(record["data"]), np.int32).tolist())
-    return by_row
-
-
-def audit(folder: Path, ends: tuple[int, ...]) -> tuple[int, list[str]]:
-    """Return how many answers TEST06 logged, and what is wrong with them.
-
-    Each starts with the token that was reported as its first one, has at most one end-of-sequence token, as its last, and as
-    many tokens as were reported. After mlcommons/inference, compliance/TEST06, which compares the end token as text.
-    """
-    wrong, records = [], _accuracy(folder)
-    for record in records:
-        tokens = np.frombuffer(bytes.fromhex(record["data"]), np.int32).tolist()
-        first = np.frombuffer(bytes.fromhex(record.get("token_data", "")), np.int32).tolist()
-        name = f"sample {record['qsl_idx']}"
-        if "token_data" in record and first[:1] != tokens[:1]:
-            wrong.append(f"{name} begins with token {tokens[:1]}, reported first was {first[:1] or 'none'}")
-        if any(token in ends for token in tokens[:-1]):
-            wrong.append(f"{name} goes on after its end-of-sequence token")
-        if int(record.get("token_count", len(tokens))) != len(tokens):
-            wrong.append(f"{name} has {len(tokens)} tokens, reported were {record['token_count']}")
-    return len(records), wrong
-
-
-def _accuracy(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "mlperf_log_accuracy.json"
+    path, by_row = folder / "mlperf_log_accuracy.json", dict[int, list[int]]()
     try:
-        return list(json.loads(path.read_text(encoding="utf-8")))
+        records = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunBroken(f"{path}: not readable as LoadGen's accuracy log ({error})") from None
+    for record in records:
+        by_row.setdefault(int(record["qsl_idx"]), np.frombuffer(bytes.fromhex(record["data"]), np.int32).tolist())
+    return by_row

@@ -21,7 +21,6 @@ from benchlib.workloads.llm.load import client_limits
 WINDOWS = 10  # of equal time, whose spread gives the interval of a rate
 RATE_SHARE = 1.2  # by which LoadGen's completed rate may exceed the one from raw samples
 BUSY = 0.9  # of a core: a client that only sends and computes nothing is late above it
-NO_READING = "no reading of a sensor fell into the test: it was short"
 Row = dict[str, Any]
 
 
@@ -126,7 +125,7 @@ def measured(test: Tested, config: InferenceConfig, events: Sequence[Event]) -> 
         rate("samples", done, np.ones(len(done))),
         rate("tokens", done, done["tokens"].astype(float)),
         _memory(test),
-        _sensors(config, log, events),
+        _energy(config, log, events),
     ]
     row: Row = {
         "loadgen": str(log.get("result_validity", "")),
@@ -169,41 +168,21 @@ def _memory(test: Tested) -> Row:
     return row | {"why": why}
 
 
-def _sensors(config: InferenceConfig, log: Mapping[str, Any], events: Sequence[Event]) -> Row:
-    """Return how busy device and processor were and what the test took of energy, between LoadGen's power_begin and power_end.
-
-    Sensors of this machine say nothing of workers that are elsewhere.
-    """
-    began, ended = log.get("began"), log.get("ended")
-    apart = "the workers are no processes of this run; their /metrics say how busy they are"
-    far = "the workers are on other machines, and the sensors are those of the client's"
-    elsewhere = any(not addresses.is_local(url) for url in config.workers)
-    row, why = Row(), dict[str, str]()
-    for name, field, unseen in (
-        ("device_utilization", "utilization_percent", far * elsewhere),
-        ("cpu_utilization", "cpu_percent", apart * bool(config.workers)),
-    ):
-        readings = [] if unseen else readings_of(events, field)
-        row[name] = [value for time, value in readings if began and ended and began <= time <= ended]
-        why |= {} if row[name] else {name: unseen or NO_READING}
+def _energy(config: InferenceConfig, log: Mapping[str, Any], events: Sequence[Event]) -> Row:
+    """Return what the test took of energy, between LoadGen's power_begin and power_end, by a counter of this machine."""
+    if not all(map(addresses.is_local, config.workers)):
+        return {"energy_j": None, "why": {"energy_j": "the workers are on other machines than the sensors"}}
     stated = (event["availability"] for event in reversed(events) if event["kind"] == "sensors")
     reasons: Mapping[str, Any] = next(stated, {})
-    row["energy_j"] = None if elsewhere else energy_j(events, began, ended)
-    if row["energy_j"] is None:
-        missing = str(reasons.get("energy_j", "no readings of an energy counter before and after the test"))
-        why["energy_j"] = far if elsewhere else missing
-    return row | {"why": why}
-
-
-def readings_of(events: Sequence[Event], field: str) -> list[tuple[float, float]]:
-    """Return times and readings of a sensor."""
-    read = [event for event in events if event["kind"] == "sensor" and isinstance(event.get(field), (int, float))]
-    return [(float(event["t"]), float(event[field])) for event in read]
+    joules = energy_j(events, log.get("began"), log.get("ended"))
+    missing = str(reasons.get("energy_j", "no readings of an energy counter before and after the test"))
+    return {"energy_j": joules, "why": {} if joules is not None else {"energy_j": missing}}
 
 
 def energy_j(events: Sequence[Event], began: float | None, ended: float | None) -> float | None:
-    """Return what an energy counter rose by between two moments; None without a reading before, after and not far from both."""
-    readings = sorted(readings_of(events, "energy_j"))
+    """Return what an energy counter rose by between two moments; None without a reading before and after them."""
+    read = [event for event in events if event["kind"] == "sensor" and isinstance(event.get("energy_j"), (int, float))]
+    readings = sorted((float(event["t"]), float(event["energy_j"])) for event in read)
     if began is None or ended is None or len(readings) < 2 or readings[0][0] > began or readings[-1][0] < ended:
         return None
     times_s, joules = np.array(readings).T

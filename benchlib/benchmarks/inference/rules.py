@@ -137,11 +137,8 @@ class Load:
         for name, asked_s in full.limits_s.items():
             rows.append((f"limit of {name.upper()}, s", asked_s, used.limits_s[name], used.limits_s[name] <= asked_s))
         rows.append(("scenario of this model", 0, 1, full.of_model))
-        return [
-            {"scenario": scenario, "rule": rule, "mlperf": asked, "used": applied}
-            for rule, asked, applied, same in rows
-            if not same
-        ]
+        names = ("rule", "mlperf", "used")
+        return [{"scenario": scenario, **dict(zip(names, row, strict=False))} for row in rows if not row[3]]
 
     def issued(self, scenario: str) -> int:
         """Return how many samples LoadGen will issue: what its least numbers ask for, in whole sets (equal issue)."""
@@ -171,13 +168,8 @@ class Load:
         seconds = issued / rates[name] if name in rates else queries * self.expected_latency_s
         row = {"scenario": scenario, "queries_planned": queries, "expected_s": max(seconds, rule.min_duration_s)}
         if name == "Offline":
-            return row | {
-                "queries_needed": 1,
-                "why": dict.fromkeys(("percentile", "needed_if_late"), "no limit of time"),
-            }
+            why = dict.fromkeys(("percentile", "needed_if_late"), "no limit of time")
+            return row | {"queries_needed": 1, "why": why}
         share = rule.percentile / 100
-        needed = {
-            "queries_needed": queries_needed(share, int(name != "Server")),
-            "needed_if_late": queries_needed(share, 1),
-        }
-        return row | needed | {"percentile": rule.percentile}
+        row |= {"queries_needed": queries_needed(share, int(name != "Server"))}
+        return row | {"needed_if_late": queries_needed(share, 1), "percentile": rule.percentile}

@@ -29,8 +29,7 @@ from benchlib.workloads.llm.engines import ENGINES, Policy, Settings
 WARM_UPS = 16  # two batches or more: the first ones are slower
 SLACK = 4.0  # a test may take this much longer than expected, and its deadline, before it is ended
 LATE_S = 3.0  # that a test waits for workers which were there before
-AUDITED = 100  # answers that TEST06 looks at
-TABLES = ("plan", "reduced", "tests", "validity", "times", "accuracy", "audit", "workers", "losses", "inflight")
+TABLES = ("plan", "reduced", "tests", "validity", "times", "accuracy", "workers", "losses", "inflight")
 Row = dict[str, Any]
 
 
@@ -43,9 +42,7 @@ class Bench:
     load: Load
     tables: Tables
     run: Row
-    ends: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # tokens that end an answer, by engine
     queries: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    text: bool = False  # some server gives no token ids
 
 
 def measure(rank: Rank) -> Tables:
@@ -57,23 +54,18 @@ def measure(rank: Rank) -> Tables:
     events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
     load, lengths = config.load(len(data.prompts)), sorted(map(len, data.prompts))
-    run = {
-        "samples": len(lengths),
+    run: Row = {"samples": len(lengths), "stated": 0, "counted": 0, "transformers": transformers.__version__}
+    run |= {
         "prompt_tokens_least": lengths[0],
-        "prompt_tokens_median": lengths[len(lengths) // 2],
         "prompt_tokens_most": lengths[-1],
-        "transformers": transformers.__version__,
         "loadgen": version("mlcommons-loadgen"),
-        "stated": 0,
-        "counted": 0,
     }
+    run["prompt_tokens_median"] = lengths[len(lengths) // 2]
     bench = Bench(rank, data, load, {name: [] for name in TABLES}, run)
     run |= _meet(bench) if config.engine == "http" else {"scope": config.scope(), "simulated": config.engine == "sim"}
     bench.tables["reduced"] = [row for scenario in config.scenarios for row in load.reduced(scenario)]
     for scenario in config.scenarios:
         _performance(bench, scenario)
-    if config.audit:
-        _audit(bench)
     if config.accuracy:
         _accuracy(bench)
     _keep_queries(bench)
@@ -96,31 +88,27 @@ def _meet(bench: Bench) -> Row:
         (first, *_) = dispatcher.workers
     finally:
         dispatcher.stop()
-    sim, bench.text = first.engine == "sim", any(worker.text for worker in dispatcher.workers)
-    return {"scope": config.scope(first.model, sim, bench.text), "simulated": sim}
+    sim, text = first.engine == "sim", any(worker.text for worker in dispatcher.workers)
+    return {"scope": config.scope(first.model, sim, text), "simulated": sim}
 
 
 def _settings(bench: Bench) -> Settings:
     config, longest = bench.rank.config, max(map(len, bench.data.prompts)) + bench.rank.config.max_new
+    same = {name: getattr(config, name) for name in ("model", "precision", "slots", "shrink", "step_s", "served_model")}
     return Settings(
-        model=config.model,
+        **same,
         device=str(devices.device(config.backend, 0)),
-        precision=config.precision,
-        slots=config.slots,
         threads=torch.get_num_threads(),
         positions=math.ceil(longest / 64) * 64,
-        shrink=config.shrink,
         fixed_length=config.random,
-        step_s=config.step_s,
         urls=tuple(config.workers),
         token=addresses.bearer_token(),
-        served_model=config.served_model,
         # Twice what a worker works on: its next query waits there, and not for a way back and forth.
         policy=Policy(2 * config.slots, config.deadline_s, start_s=LATE_S, partial=True),
     )
 
 
-def _test(bench: Bench, name: str, scenario: str, mode: str = "PerformanceOnly", audit: int = 0) -> Test:
+def _test(bench: Bench, name: str, scenario: str, mode: str = "PerformanceOnly") -> Test:
     config, load = bench.rank.config, bench.load
     return Test(
         name=name,
@@ -134,8 +122,7 @@ def _test(bench: Bench, name: str, scenario: str, mode: str = "PerformanceOnly",
         folder=bench.rank.run_dir / "loadgen" / name,
         deadline_s=config.deadline_s,
         limit_s=config.test_limit_s or SLACK * load.plan(scenario)["expected_s"] + config.deadline_s,
-        audit=audit,
-        sent=load.samples if mode == "AccuracyOnly" else audit or load.issued(scenario),
+        sent=load.samples if mode == "AccuracyOnly" else load.issued(scenario),
     )
 
 
@@ -158,7 +145,6 @@ def _perform(bench: Bench, test: Test) -> Outcome:
         raise RunBroken(outcome.reason)
     assert outcome.table is not None
     bench.queries[test.name] = outcome.table
-    bench.ends[test.engine] = outcome.facts["engine"].get("ends") or [bench.data.tokenizer.eos_token_id]
     record = outcome.facts.get("dispatch", {})
     for table in ("workers", "losses", "inflight"):
         bench.tables[table] += [{"test": test.name, **row} for row in record.get(table, [])]
@@ -171,11 +157,8 @@ def _perform(bench: Bench, test: Test) -> Outcome:
 
 def _performance(bench: Bench, scenario: str) -> None:
     config, tables, plan = bench.rank.config, bench.tables, bench.load.plan(scenario)
-    row: Row = {
-        "test": scenario,
-        "engine": config.engine_of(scenario),
-        "percentile": bench.load.rule(scenario).percentile,
-    }
+    row: Row = {"test": scenario, "engine": config.engine_of(scenario)}
+    row["percentile"] = bench.load.rule(scenario).percentile
     tables["tests"].append(row)
     tables["plan"].append(plan)
     try:
@@ -184,9 +167,8 @@ def _performance(bench: Bench, scenario: str) -> None:
         log = logs.detail(test.folder)
     except RunBroken as error:
         row |= {"status": "failed", "reason": str(error), "valid": False, "broken": ["ended"]}
-        tables["validity"].append(
-            {"test": scenario, "rule": "ended", "measured": 1.0, "limit": 0.0, "detail": str(error)}
-        )
+        ended = {"test": scenario, "rule": "ended", "measured": 1.0, "limit": 0.0, "detail": str(error)}
+        tables["validity"].append(ended)
         plan |= {"why": plan.get("why", {}) | dict.fromkeys(("queries_sent", "took_s"), "the test did not end")}
         return
     table = bench.queries[scenario] = logs.add_schedule(bench.queries[scenario], logs.schedule(test.folder))
@@ -202,25 +184,6 @@ def _performance(bench: Bench, scenario: str) -> None:
     row |= {"valid": not broken, "broken": broken}
     streams = STREAMS if scenario == "MultiStream" else 1
     plan |= {"queries_sent": len(table) // streams, "took_s": float(outcome.facts["seconds"])}
-
-
-def _audit(bench: Bench) -> None:
-    """Run TEST06 on the first scenario that streams its tokens."""
-    if bench.text:
-        reason = "a server gives no token ids that TEST06 could compare"
-        bench.tables["audit"].append({"status": "skipped", "reason": reason})
-        return
-    scenario = next((item for item in bench.rank.config.scenarios if item != "Offline"), "Offline")
-    asked = min(AUDITED, len(bench.data.prompts))
-    row: Row = {"asked": asked, "answers": 0, "wrong": 0, "first": ""}
-    try:
-        test = _test(bench, "TEST06", scenario, audit=asked)
-        _perform(bench, test)
-        row["answers"], wrong = logs.audit(test.folder, tuple(bench.ends[test.engine]))
-        row |= {"wrong": len(wrong), "first": next(iter(wrong), "")}
-    except RunBroken as error:
-        row["first"] = str(error)
-    bench.tables["audit"].append(row)
 
 
 def _accuracy(bench: Bench) -> None:

@@ -98,7 +98,6 @@ tests = Table(
         Col("goodput_per_s", "queries/s", "goodput", derived=True),
         Col("driver_cores", "cores"),
         *cols("resident_memory_gb worker_memory_gb device_memory_gb", "GB"),
-        *cols("device_utilization cpu_utilization", "%", samples=True),
         Col("energy_j", "J"),
         Col("price_per_hour_usd", "USD"),
         Col("energy_per_token_j", "J", "", truediv, "energy_j tokens"),
@@ -143,16 +142,6 @@ accuracy = Table(
         Col("gen_len", "characters", "generated", derived=True),
         Col("unanswered", "count", "", sub, "samples answered"),
         Col("margin", "number", "ROUGE-1 above that with other references", sub, "rouge1 rouge1_shuffled"),
-    ],
-)
-audit = Table(
-    "audit",
-    "TEST06",
-    note="{first}",
-    cols=[
-        *cols("first"),
-        *cols("asked answers wrong", "count"),
-        Col("unanswered", "count", "", lambda asked, answers: max(0, asked - answers), "asked answers"),
     ],
 )
 plan = Table(
@@ -227,8 +216,6 @@ def _metrics(scenario: Scenario) -> Iterator[Metric]:
     stated = held | {"of": of.where(engine="http")["worker_memory_gb"], "basis": "its process, by its /metrics"}
     yield metric("worker_memory_gb", "Memory of the fullest worker", **stated)
     yield metric("device_memory_gb", "Device memory", basis="most that tensors held on the device", **held)
-    yield metric("device_utilization", "Device busy", basis="the device; without one, all cores of the machine")
-    yield metric("cpu_utilization", "Processor busy", basis="the run's processes, 100 = one core")
     yield metric("energy_per_token_j", "Energy per token", "lower", "counter of the device, between begin and end")
     yield metric("usd_per_million_tokens", "USD per million tokens", "lower", "at {price_per_hour_usd} per hour")
 
@@ -286,7 +273,6 @@ asked: dict[str, Any] = {"when": lambda config: config.accuracy}
 target: dict[str, Any] = asked | {"kind": "target", "unless": _reduced, "source": SOURCE}
 IS_FULL = "Does the full set reach what MLPerf's checker asks for?"
 VALIDITY = "Is the test valid, by LoadGen and by its raw samples?"
-TEST06 = "TEST06: do answers begin with their first token, end once, and have the tokens that were reported?"
 COMPLETE = "Was every sample answered once, without an error?"
 top = partial(Metric, basis=SCORED, better="higher")
 METRICS = [
@@ -301,7 +287,6 @@ METRICS = [
 least, most = ((1 + share) * GEN_LEN for share in (-GEN_LEN_SHARE, GEN_LEN_SHARE))
 CHECKS = [
     below("valid {test}", VALIDITY, (validity["measured"], validity["limit"]), (tests["invalid"], 0.0)),
-    zero("TEST06", TEST06, audit["wrong"], audit["unanswered"], when=lambda config: config.audit),
     zero("accuracy complete", COMPLETE, *(accuracy[name] for name in ("unanswered", "failed", "errors")), **asked),
     above_zero("better than chance", "Do the answers fit their own articles?", accuracy["margin"], **asked),
     *(
@@ -314,7 +299,7 @@ CHECKS = [
 RATES = "test engine valid loadgen because queries server_qps samples_per_s loadgen_per_s seconds"
 SAYS = "ROUGE-1 is {rouge1}; with references of other articles {rouge1_shuffled}, of the lead {rouge1_lead}."
 SPEC = Spec(
-    tables=[tests, times, validity, accuracy, audit, plan, reduced, workers, losses, inflight, run],
+    tables=[tests, times, validity, accuracy, plan, reduced, workers, losses, inflight, run],
     metrics=METRICS,
     checks=CHECKS,
     says=[

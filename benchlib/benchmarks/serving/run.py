@@ -57,13 +57,8 @@ class Bench:
     def client(self, urls: list[str]) -> Iterator[tuple[Client, Dispatcher]]:
         """Open a dispatcher to some workers, and a client that drives it."""
         config = self.config
-        policy = Policy(
-            cap=config.concurrency,
-            deadline_s=config.deadline_s,
-            stall_s=config.stall_s,
-            gone_s=config.gone_s,
-            start_s=config.startup_timeout_s,
-        )
+        limits = {name: getattr(config, name) for name in ("deadline_s", "stall_s", "gone_s")}
+        policy = Policy(cap=config.concurrency, start_s=config.startup_timeout_s, **limits)
         dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
         with keep_alive(self.events, config.startup_timeout_s):
             dispatcher.start()
@@ -77,11 +72,8 @@ class Bench:
 
     def measure(self, client: Client, table: np.ndarray) -> Row:
         """Return the row of a run, and add it to the sums."""
-        for name, count in (
-            ("issued", len(table)),
-            ("failed", int(table["failed"].sum())),
-            ("repeated", client.log.repeated),
-        ):
+        counts = {"issued": len(table), "failed": int(table["failed"].sum()), "repeated": client.log.repeated}
+        for name, count in counts.items():
             self.sums[name] += count
         self.errors |= dict.fromkeys(client.log.errors.values())
         config = self.config
@@ -120,11 +112,8 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         # Own workers share what this process has; others are machines of their own, of which this one knows no more.
         "paid_devices": None if bench.pool else len(bench.urls),
     }
-    facts["why"] = (
-        {"paid_devices": "the workers share this machine"}
-        if bench.pool
-        else {"worker_startup_s": "the workers were there before"}
-    )
+    with_pool = {"paid_devices": "the workers share this machine"}
+    facts["why"] = with_pool if bench.pool else {"worker_startup_s": "the workers were there before"}
     if not facts["stated"]:
         facts |= dict.fromkeys(("stated", "counted"))
         facts["why"] |= dict.fromkeys(("stated", "counted"), "the servers give token ids, or state no counts of texts")
@@ -247,20 +236,14 @@ def _recovery(bench: Bench, pool: Pool) -> None:
         back_s = time.monotonic() - began
         sending.join()
         row, attempts = bench.measure(client, tables[0]), dispatcher.attempts[before:]
-        bench.tables["recovery"].append(
-            {name: row[name] for name in ("queries", "failed", "repeated")}
-            | {
-                "requeued": sum(bool(attempt["error"]) for attempt in attempts),
-                "answers": len(undisturbed),
-                "same_answers": sum(client.answers.get(sample) == ids for sample, ids in undisturbed.items()),
-                # Elsewhere answers depend on the batch that a query is in.
-                "exact": config.precision == "fp32" and config.backend == "cpu",
-                "killed_s": killed_s,
-                "back_s": back_s,
-                "after_return": sum(
-                    attempt["worker"] == 0 and attempt["sent_s"] - began > back_s for attempt in attempts
-                ),
-            }
-        )
+        recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
+        recovery |= {"killed_s": killed_s, "back_s": back_s, "answers": len(undisturbed)}
+        recovery["requeued"] = sum(bool(attempt["error"]) for attempt in attempts)
+        recovery["same_answers"] = sum(client.answers.get(sample) == ids for sample, ids in undisturbed.items())
+        # Elsewhere answers depend on the batch that a query is in.
+        recovery["exact"] = config.precision == "fp32" and config.backend == "cpu"
+        later = [attempt for attempt in attempts if attempt["sent_s"] - began > back_s]
+        recovery["after_return"] = sum(attempt["worker"] == 0 for attempt in later)
+        bench.tables["recovery"].append(recovery)
         bench.tables["losses"] = losses(dispatcher.events, attempts, began)
         bench.tables["inflight"] = in_flight(attempts, len(bench.urls), began)

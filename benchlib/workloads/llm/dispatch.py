@@ -1,22 +1,22 @@
 """The engine ``http``: sends queries to one or more OpenAI-compatible servers, and loses none with a server that is lost.
 
 An event loop in a thread of its own holds a queue. Each query goes to the worker with a free slot that would be done with it
-first: tokens that it may still have to give over the tokens per second that it gave so far. Whatever goes wrong with an attempt
-(its connection breaks, its stream ends early or stands still, the answer makes no sense) is one case: the query comes back to the
-front of the queue, for another worker where there is one, and its worker gets nothing until it answers the next question for its
-``/health``. A query fails, and is counted, at its deadline, when its server refuses it, after ``MAX_ATTEMPTS``, or when no worker
-was there for ``gone_s``.
+first, by its tokens per second so far. Whatever goes wrong with an attempt is one case: the query comes back to the front of the
+queue, for another worker where there is one, and its worker gets nothing until it answers the next question for its ``/health``.
+A query fails, and is counted, at its deadline, when its server refuses it, after ``MAX_ATTEMPTS``, or when no worker was there for
+``gone_s``.
 """
 
 import asyncio
 import math
 import threading
 import time
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm.engines import MEMORY, OnDone, OnFirst, OnMore, Policy, Settings
@@ -246,14 +246,7 @@ class Dispatcher:
         if self.on_send:
             self.on_send(query.rid, worker.index, query.attempt)
         query.content, query.came, query.moved = None, 0, now
-        query.task = self._loop.create_task(self._exchange(worker, query))
-        # However the task ends, also before its first step, this is called.
-        query.task.add_done_callback(lambda task: self._ended(worker, query, now, task))
-        worker.since = worker.since if worker.open else now
-        worker.open[query.rid] = query
-        worker.work += query.max_new
 
-    async def _exchange(self, worker: Worker, query: Query) -> Answer:
         def begun(content: Any) -> None:
             query.content = content
 
@@ -262,7 +255,12 @@ class Dispatcher:
                 query.has_first = True
                 query.on_first(query.rid, time.monotonic(), token)
 
-        return await self._wire.complete(worker, query.ids, query.max_new, begun, first)  # type: ignore[no-any-return]
+        query.task = self._loop.create_task(self._wire.complete(worker, query.ids, query.max_new, begun, first))
+        # However the task ends, also before its first step, this is called.
+        query.task.add_done_callback(lambda task: self._ended(worker, query, now, task))
+        worker.since = worker.since if worker.open else now
+        worker.open[query.rid] = query
+        worker.work += query.max_new
 
     def _ended(self, worker: Worker, query: Query, sent: float, task: "asyncio.Task[Answer]") -> None:
         """Complete a query whose attempt has ended, queue it again or let it fail."""
@@ -304,8 +302,9 @@ class Dispatcher:
         self._note(worker, "down", why)
 
     def _note(self, worker: Worker, event: str, why: str) -> None:
-        row = {"t_s": time.monotonic(), "worker": worker.index, "event": event, "because": why, "times": 1}
-        self.events.append(row)
+        self.events.append(
+            {"t_s": time.monotonic(), "worker": worker.index, "event": event, "because": why, "times": 1}
+        )
 
     async def _watch(self, worker: Worker) -> None:
         """Ask for a worker's health; lose it after two questions without an answer, take it (back) when it answers."""
@@ -400,10 +399,10 @@ def in_flight(attempts: Sequence[Row], workers: int, began_s: float = 0.0, point
     """Return how many requests each worker had at equal distances in time, from ``began_s`` to the end of the last."""
     rows: list[Row] = []
     end = max((row["ended_s"] for row in attempts), default=began_s)
-    moments = [began_s + (end - began_s) * number / (points - 1) for number in range(points)]
+    moments = np.linspace(began_s, end, points)
     for worker in range(workers if attempts else 0):
         spans = [row for row in attempts if row["worker"] == worker]
-        sent, ended = (sorted(row[name] for row in spans) for name in ("sent_s", "ended_s"))
-        counts = [bisect_right(sent, moment) - bisect_right(ended, moment) for moment in moments]
+        sent, ended = (np.array([row[name] for row in spans]) for name in ("sent_s", "ended_s"))
+        counts = [int(((sent <= moment) & (moment < ended)).sum()) for moment in moments]
         rows.append({"worker": worker, "open": counts})
     return rows

@@ -79,7 +79,8 @@ class Settings:
 class Engine(Protocol):
     """See the module. ``facts`` are plain values for the record: parameters, bytes of weights, versions.
 
-    ``vocabulary`` among them says which token ids it takes: 0 to one below it; an engine without it takes all.
+    ``vocabulary`` among them says which token ids it takes: 0 to one below it; an engine without it takes all. ``start`` returns
+    when queries can be answered; ``stop`` ends all threads, and with an error what is still worked on.
     """
 
     facts: dict[str, Any]
@@ -89,27 +90,19 @@ class Engine(Protocol):
         """Why it answers nothing any more; '' while it works."""
         ...
 
-    def start(self) -> None:
-        """Load what is needed and start; returns when queries can be answered."""
-        ...
+    def start(self) -> None: ...
 
     def submit(
         self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None:
-        """Take a query with the prompt ``ids``, to be answered with at most ``max_new`` tokens."""
-        ...
+    ) -> None: ...
 
-    def stop(self) -> None:
-        """End all threads; queries that are still worked on end with an error."""
-        ...
+    def stop(self) -> None: ...
 
 
 class Computing(Engine, Protocol):
-    """An engine that answers in this process."""
+    """An engine that answers in this process. ``cancel`` ends a query early, if it has not ended yet."""
 
-    def cancel(self, rid: int) -> None:
-        """End a query early; nothing happens where it has ended, or never began."""
-        ...
+    def cancel(self, rid: int) -> None: ...
 
     def device_memory(self) -> tuple[float | None, str]:
         """Return the most bytes that its tensors held on its device, or None and why that is not known."""
@@ -194,15 +187,13 @@ class Sim:
     def cancel(self, rid: int) -> None:
         """See ``Engine``."""
         with self._change:
-            waiting = [query for query in self._waiting if query.rid == rid]
             at_work = [query for _, _, place, query in self._due if place < 0 and query.rid == rid]
-            for query in waiting:
-                self._waiting.remove(query)
-            self._due = [event for event in self._due if event[3].rid != rid]
-            heapq.heapify(self._due)
+            ended = at_work + [query for query in self._waiting if query.rid == rid]
+            self._waiting = deque(query for query in self._waiting if query.rid != rid)
+            self._due = sorted(event for event in self._due if event[3].rid != rid)  # a sorted list is a heap
             self._busy -= len(at_work)
             self._change.notify()
-        for query in waiting + at_work:
+        for query in ended:
             query.on_done(rid, [], CANCELLED)
 
     def device_memory(self) -> tuple[float | None, str]:

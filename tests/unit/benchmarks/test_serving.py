@@ -30,25 +30,11 @@ def config(**values):
 
 
 def point(phase, sent, outcome="met", queries=100, **more):
-    times = {f"{kind}_ms": [10.0] * queries for kind in ("ttft", "tpot", "latency", "late")}
-    row = {
-        "phase": phase,
-        "rate": sent,
-        "outcome": outcome,
-        "queries": queries,
-        "failed": 0,
-        "repeated": 0,
-        "seconds": 1.0,
-        "percentile": 99.0,
-    }
-    row |= {
-        "samples_per_s": sent,
-        "tokens_per_s": 9 * sent,
-        "goodput_per_s": sent,
-        "ttft_limit_ms": 500.0,
-        "tpot_limit_ms": 100.0,
-    }
-    return row | times | {"why": {"concurrency": "an open loop has none"}} | more
+    row = {f"{kind}_ms": [10.0] * queries for kind in ("ttft", "tpot", "latency", "late")}
+    row |= {"phase": phase, "rate": sent, "outcome": outcome, "queries": queries, "failed": 0, "repeated": 0}
+    row |= {"samples_per_s": sent, "tokens_per_s": 9 * sent, "goodput_per_s": sent, "seconds": 1.0, "percentile": 99.0}
+    row |= {"ttft_limit_ms": 500.0, "tpot_limit_ms": 100.0, "why": {"concurrency": "an open loop has none"}}
+    return row | more
 
 
 def tables():
@@ -59,14 +45,9 @@ def tables():
          "cpu_share": 0.5, "resident_bytes": 2e9 + 1e9 * number, "device_bytes": None, "why": why}
         for number, url in enumerate(URLS)
     ]  # fmt: skip
+    rates = ("samples_per_s", "tokens_per_s", "sum_per_s")
     scaling = [
-        {
-            "size": size,
-            "all": size == 2,
-            "samples_per_s": [together],
-            "tokens_per_s": [9 * together],
-            "sum_per_s": [alone],
-        }
+        {"size": size, "all": size == 2} | dict(zip(rates, ([together], [9 * together], [alone]), strict=True))
         for size, together, alone in ((1, 10.0, 10.0), (2, 12.0, 15.0))
     ]
     closed = point("closed", 6.0, rate=None, concurrency=4, why={"rate": "a closed loop has none"})
@@ -79,15 +60,8 @@ def tables():
         "counted": None, "paid_devices": 2, "project_samples": 13368, "dispatcher_cpu_ms": [0.2], "worker_startup_s": [],
         "why": {"stated": "ids", "counted": "ids", "worker_startup_s": "they were there"},
     }  # fmt: skip
-    return {
-        "workers": workers,
-        "scaling": scaling,
-        "load": load,
-        "recovery": [recovery],
-        "losses": lost,
-        "inflight": inflight,
-        "run": [run],
-    }
+    every = {"workers": workers, "scaling": scaling, "load": load, "recovery": [recovery]}
+    return every | {"losses": lost, "inflight": inflight, "run": [run]}
 
 
 def rows_of(change=lambda tables: None, **values):
@@ -205,8 +179,7 @@ def test_a_run_is_priced_by_new_tokens_and_servers():
     assert item.row("usd_per_million").values[0].value == pytest.approx(3.6 / 3600 * 1e6 / 108)
 
 
-@pytest.mark.parametrize("mode", ["single", "distributed", "both"])
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize(("mode", "workers"), [("single", 2), ("distributed", 2), ("both", 1), ("both", 5)])
 def test_progress_ends_at_its_total_and_rows_are_those_of_the_mode(monkeypatch, mode, workers):
     rows, numbers = [], itertools.count(1)
     events = SimpleNamespace(emit=lambda kind, **values: rows.append((values["done"], values["total"])))
