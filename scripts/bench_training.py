@@ -55,10 +55,10 @@ def run(name: str, options: argparse.Namespace, work: Path) -> dict[str, float]:
         if any(codes):
             raise SystemExit(f"{name} failed")
         result = load_result(Path(folder))
-    train_s = result.value("train_s") or 0.0
-    windows_per_question = result.facts["features"]["train"] / result.facts["questions"]["train"]
+    row = result.facts
+    windows_per_question = row["epoch_items"] / row["train_questions"]
+    questions_per_s = sum(row["samples_seen"]) / windows_per_question / (result.value("train_s") or float("nan"))
     metrics = {name: result.value(name) or 0.0 for name in ("padding_share", "mfu")}
-    questions_per_s = sum(result.facts["samples_seen"]) / train_s / windows_per_question
     return metrics | {"questions_per_s": questions_per_s, "f1": result.value("f1_files") or 0.0}
 
 
