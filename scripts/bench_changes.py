@@ -1,6 +1,5 @@
 """How often history sees a change that is none, and how soon it sees one that is.
 
-Question: how many change points does a series of unchanged runs show, and after how many runs is a step detected?
 Method: ``benchlib.judge.changepoints.levels`` on simulated series whose log values scatter with the standard deviations that
 public logs of GPU hosts show (1.5% on one host, 4.6% between hosts), normal, and with one run in 25 odd by 20%. False
 change points are counted per 1,000 runs over series of 6 to 1,000 runs. A step is put behind 30 runs and counts as

@@ -1,9 +1,7 @@
 """How much faster is the training loop of `squad` than the usual recipe, and does it cost accuracy?
 
-Question: windows of SQuAD questions per second of training by `engine=native`, against transformers' Trainer that pads
-to the maximum length and against the one that pads to the longest window of a batch, on the cores of this machine.
-
-Method: each variant is a run of the benchmark itself (`python -m benchlib.runtime.worker`) in processes of its own. All train one
+Windows of SQuAD questions per second of training by `engine=native`, against transformers' Trainer that pads to the maximum
+length or to the longest window of a batch. Each variant is a run of the benchmark itself (`python -m benchlib.runtime.worker`) in processes of its own. All train one
 epoch on the same questions with the same global batch. The variants are interleaved, `--rounds` times; the ratio to the first one
 is formed within each round. The time is that of the training loop, without start-up, tokenising and evaluation. A question has
 about one window. A precision that this machine does not support ends the run with its reason.
@@ -57,10 +55,10 @@ def run(name: str, options: argparse.Namespace, work: Path) -> dict[str, float]:
         if any(codes):
             raise SystemExit(f"{name} failed")
         result = load_result(Path(folder))
-    train_s = result.value("train_s") or 0.0
-    windows_per_question = result.facts["features"]["train"] / result.facts["questions"]["train"]
+    row = result.facts
+    windows_per_question = row["epoch_items"] / row["train_questions"]
+    questions_per_s = sum(row["samples_seen"]) / windows_per_question / (result.value("train_s") or float("nan"))
     metrics = {name: result.value(name) or 0.0 for name in ("padding_share", "mfu")}
-    questions_per_s = sum(result.facts["samples_seen"]) / train_s / windows_per_question
     return metrics | {"questions_per_s": questions_per_s, "f1": result.value("f1_files") or 0.0}
 
 

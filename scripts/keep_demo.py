@@ -1,8 +1,7 @@
 """Make the kit's demo store of real runs: keep of each run what the history needs, and nothing that names a machine's owner.
 
-Question: what does the history look like before the first run of one's own?
-Method: take whole runs from a folder of runs, drop host names, reports, notebooks, logs, and the texts of the worst
-misses; keep config, machine, result, verdict, rank 0's steps and at most 50 samples of the step time, as compact JSON
+Takes whole runs from a folder of runs, drops host names, reports, notebooks, logs, and the texts of the worst
+misses; keeps config, machine, result, verdict, rank 0's steps and at most 50 samples of the step time, as compact JSON
 and Parquet. No number is changed.
 
     python scripts/keep_demo.py STORE          # replaces the runs in notebooks/demo-runs

@@ -1,7 +1,6 @@
 """Write the example jobs of deploy/ from the shipped profiles, as a launcher would submit them, and the servers of a model.
 
-Question: what exactly would a cluster get?
-Method: the benchmark's config and the profile go through the launcher; the folder of the run is a fixed example, so the
+The benchmark's config and the profile go through the launcher; the folder of the run is a fixed example, so the
 files change only when a config, a profile or a launcher does.
 
 A server is no rank: it joins no group, and may come, go and be replaced. Its service is headless, so that the name has the

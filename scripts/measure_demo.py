@@ -1,8 +1,6 @@
 """What does the demo need: how much memory, how many seconds, and any network?
 
-Question: does the path of a Binder visitor (open JupyterLab, open a notebook, Run All) fit into 2 GB and 2 minutes
-without a network?
-
+Does the path of a Binder visitor (open JupyterLab, open a notebook, Run All) fit into 2 GB and 2 minutes without a network?
 Method: start `jupyter lab` as Binder does, in a network namespace of its own that has nothing but the loopback
 interface (where the system permits it; else it is said). Open the notebook through the server's own interface, execute
 its cells one after the other over the kernel's websocket as a browser does, widgets included; or, with --voila, ask for

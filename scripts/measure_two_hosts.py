@@ -1,7 +1,4 @@
-"""What does the network carry between two hosts, and does a training run across it?
-
-Question: how close does an all-reduce come to what iperf3 carries over the same cable, and does the SQuAD benchmark run
-over it to its end?
+"""What the network carries between two hosts: how close does an all-reduce come to iperf3 over the same cable?
 
 Method: two network namespaces joined by a virtual cable of a given speed (tests/dist/hosts.py; Linux, root, iproute2,
 iperf3), torchrun with a c10d rendezvous across them, one rank on each. iperf3 and the all-reduce are
@@ -9,7 +6,7 @@ interleaved; medians and their ratio are printed, with the range. A token bucket
 so flatters small messages: judge by those of 16 MiB and more.
 
     sudo .venv/bin/python scripts/measure_two_hosts.py
-    sudo .venv/bin/python scripts/measure_two_hosts.py --rate 10gbit --sizes 1MiB,16MiB,64MiB --rounds 5 --no-squad
+    sudo .venv/bin/python scripts/measure_two_hosts.py --rate 10gbit --sizes 1MiB,16MiB,64MiB --rounds 5
 """
 
 import json
@@ -84,19 +81,11 @@ def network(
     return carried, reached
 
 
-def squad(hosts: tuple[Host, Host], folder: Path) -> dict[str, Any]:
-    """Run the smoke tier of the SQuAD benchmark over the cable; return its key figures."""
-    result = run(hosts, folder / "squad", "squad", {})
-    names = ("f1_minisquad_tiny", "train_samples_per_s_minisquad_tiny", "allreduce_gbps", "total_s")
-    return {name: result.value(name) for name in names} | {"checksums_equal": result.facts["checksums_equal"]}
-
-
 def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--rate", default="1gbit", help="speed of the cable as tc takes it; '' for as fast as it goes")
     parser.add_argument("--sizes", default="1MiB,16MiB,64MiB", help="sizes of the all-reduce")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-squad", action="store_true", help="leave the training out")
     options = parser.parse_args()
     if missing := why_not("iperf3"):
         raise SystemExit(f"SKIPPED: {missing}")
@@ -106,8 +95,6 @@ def main() -> None:
         for size, values in all_reduce.items():
             share = statistics.median(values) / statistics.median(iperf3)
             print(f"all-reduce {size / 2**20:5g} MiB   {spread(values, '.3f')} Gbps, {share:.3f} of iperf3")
-        if not options.no_squad:
-            print(f"SQuAD smoke over it    {squad(hosts, Path(name))}")
 
 
 if __name__ == "__main__":

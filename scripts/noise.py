@@ -18,7 +18,7 @@ Kind = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def steady(generator: np.random.Generator, runs: int) -> np.ndarray:
-    """Return independent normal noise, (R, n)."""
+    """Independent normal noise, (R, n)."""
     return WITHIN * generator.standard_normal((runs, SAMPLES))
 
 

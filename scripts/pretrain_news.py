@@ -1,8 +1,6 @@
 """Train the embedded decoder, `benchlib/assets/tiny-llama`.
 
-Question: which small decoder of Llama's shape answers the prompt of MLPerf with a summary whose length depends on the article?
-
-Method: a byte-level BPE learnt from generated articles, and Llama (grouped-query attention, rotary positions, tied
+It answers the prompt of MLPerf with a summary whose length depends on the article. Method: a byte-level BPE learnt from generated articles, and Llama (grouped-query attention, rotary positions, tied
 embeddings) on endless articles of the split "train" of `benchlib.workloads.llm.mininews`: next tokens of the summary, and of
 the article with a tenth of the weight. The facts of an article grow from one to four when 85% of the summaries' tokens are
 right. Some sentences are noise of random letters, so that no piece of the vocabulary stays untrained: the test sentences

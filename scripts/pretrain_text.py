@@ -57,12 +57,8 @@ QUESTIONS = (
     "when is it that S V ?", "in what is the N of S ?", "the N of S is what ?", "what is V by S ?", "by S , what was V ?", "where does S V ?",
 )  # fmt: skip
 REVERSED = (
-    "who has X as its N ?",
-    "what V X ?",
-    "whose N is X ?",
-    "who V X ?",
-    "X is the N of whom ?",
-    "which one V X ?",
+    *("who has X as its N ?", "what V X ?", "whose N is X ?"),
+    *("who V X ?", "X is the N of whom ?", "which one V X ?"),
 )
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # All words of the benchmark's phrasings but its slots S and X: by chance random letters could spell "live".

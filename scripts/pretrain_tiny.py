@@ -45,13 +45,8 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 IGNORE = -100
 POSITIONS = 512
 PLACE = 32  # width of the subspace in which positions start
-WINDOWS = {
-    "previous": (-1, 1.6),
-    "next": (1, 1.6),
-    "near": (0, 1.0),
-    "left": (-4, 1.0),
-    "right": (4, 1.0),
-}  # shift, sharpness
+# shift, sharpness
+WINDOWS = {"previous": (-1, 1.6), "next": (1, 1.6), "near": (0, 1.0), "left": (-4, 1.0), "right": (4, 1.0)}
 HEADS = (
     ("match", "match", "previous", "next"),
     ("match", "alike", "previous", "near"),

@@ -1,8 +1,7 @@
 """Record the committed notebooks: execute each on the smoke tier and normalise it.
 
-Question: can the notebooks be read, with real outputs, where nothing runs, and does git see only real changes?
-Method: run every cell in order with the defaults of the parameters cell; then number ids and counts, drop what changes
-from run to run (timestamps, transient metadata, progress), and refuse what must not be committed (errors, injected
+Runs every cell in order with the defaults of the parameters cell; then numbers ids and counts, drops what changes
+from run to run (timestamps, transient metadata, progress), and refuses what must not be committed (errors, injected
 parameters, unrun cells, more than 300 kB). Cells whose output is stable are byte-identical when recorded again. Each is
 executed over an empty folder of runs, so the history shows the kit's own demo runs.
 

@@ -11,7 +11,7 @@ A whole night: how often does any gated metric of an unchanged tier FAIL, and is
 metrics with their limits, directions and scatter within runs are those of the stored runs below a folder; they scatter between
 runs as these do (or by ``--spread``), independently: neighbours that slow several metrics at once make red nights rarer. Each
 benchmark is repeated up to ``--repeat`` times while it is undecided. Beside the rule stands one that gives every metric its own 98%
-interval. The stored runs themselves are compared as well, those of each night with those of all others.
+interval.
 
     python scripts/simulate_gate.py --night outputs [--nights 1000] [--repeat 5] [--spread 0.04]
 """
@@ -30,9 +30,7 @@ from benchlib.judge.change import CHANCE, LOG, Reading, Scale, Spread, compared,
 from benchlib.judge.regression import (
     FALSE_ALARMS,
     RegressionLimit,
-    chance_of_each,
     default_spread,
-    regression_check,
     ruling,
     scale_of,
     side_of,
@@ -95,7 +93,7 @@ class Gated:
     above: float
 
     def draw(self, generator: np.random.Generator, runs: int, move: float = 0.0) -> list[Reading]:
-        """Return made-up runs whose level is moved."""
+        """Return simulated runs whose level is moved."""
         values = self.spread * generator.standard_normal(runs) + move
         return [Reading(value, self.below, self.above, value, 1) for value in values.tolist()]
 
@@ -115,18 +113,18 @@ def stored_nights(store: Path, tier: str) -> dict[str, list[Run]]:
 def gated(runs: Sequence[Run], spread: float | None) -> list[Gated]:
     """Return the gated metrics of a benchmark. What few runs tell of their spread is filled up with the default, as in the gate."""
     limits = limits_of(runs[-1])
-    records, found = [load(run.path) for run in runs], list[Gated]()
+    records, metrics = [load(run.path) for run in runs], list[Gated]()
     for limit in limits:
         side = side_of(records, limit.metric)
         if side is None or not side.runs:
             continue
         scale = scale_of(limit, side.lowest)
         read, default = side.readings(scale), default_spread(side.metric, limit, scale)
-        known = moderated(own_spread(read), default)
-        s = spread if spread is not None and scale is LOG else known.s if known else 0.0
+        pooled = moderated(own_spread(read), default)
+        s = spread if spread is not None and scale is LOG else pooled.s if pooled else 0.0
         ends = [float(np.mean([getattr(item, end) for item in read])) for end in ("below", "above")]
-        found.append(Gated(limit, side.metric.direction, scale, side.value(scale), default, s, *ends))
-    return found
+        metrics.append(Gated(limit, side.metric.direction, scale, side.value(scale), default, s, *ends))
+    return metrics
 
 
 def status_of(metrics: Sequence[Gated], accepted: int, dof: int, repeat: int, lost: bool, each: bool, seed: int) -> str:
@@ -148,60 +146,42 @@ def status_of(metrics: Sequence[Gated], accepted: int, dof: int, repeat: int, lo
 
 
 def show_nights(store: Path, tier: str, nights: int, repeat: int, spread: float | None) -> None:
-    """Print how often an unchanged night goes red, and how often a loss of 30% is found, by what is known."""
+    """Print how often an unchanged night goes red, and how often a loss of 30% is detected."""
     runs = stored_nights(store, tier)
-    metrics = {name: found for name, members in runs.items() if (found := gated(members, spread))}
-    count = sum(map(len, metrics.values()))
-    spreads = [item.spread for each in metrics.values() for item in each if item.scale is LOG and item.spread]
+    metrics = [gated_metrics for members in runs.values() if (gated_metrics := gated(members, spread))]
+    if not metrics:
+        raise SystemExit(f"no complete run of the tier {tier} below {store} has gated metrics")
+    count = sum(map(len, metrics))
+    spreads = [item.spread for of_benchmark in metrics for item in of_benchmark if item.scale is LOG and item.spread]
     print(f"{count} gated metrics of {len(metrics)} benchmarks; between runs: median {np.median(spreads):.1%}")
     heads = ("accepted, stored", "repeat", "red nights, %", "30% less: FAIL, %", "30% less: FAIL or undecided, %")
     print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
-    losing = next(found for found in metrics.values() if any(item.limit.metric.startswith(LOST) for item in found))
+    losing = next(items for items in metrics if any(item.limit.metric.startswith(LOST) for item in items))
     for accepted, dof in NIGHTS:
-        for most in (1, repeat):
+        for runs_each in (1, repeat):
             cells = []
             for each in (True, False):
-                red = [
-                    any(status_of(found, accepted, dof, most, False, each, 97 * night + place) == "FAIL"
-                        for place, found in enumerate(metrics.values()))
+                options = (accepted, dof, runs_each)
+                red = sum(
+                    any(
+                        status_of(items, *options, False, each, 97 * night + place) == "FAIL"
+                        for place, items in enumerate(metrics)
+                    )
                     for night in range(nights)
-                ]  # fmt: skip
-                lost = Counter(
-                    status_of(losing, accepted, dof, most, True, each, 97 * night) for night in range(nights)
                 )
-                cells.append([sum(red), lost["FAIL"], lost["FAIL"] + lost["AMBIGUOUS"]])
+                lost = Counter(status_of(losing, *options, True, each, 97 * night) for night in range(nights))
+                cells.append([red, lost["FAIL"], lost["FAIL"] + lost["AMBIGUOUS"]])
             text = " | ".join(
                 f"{100 * old / nights:.1f} / {100 * new / nights:.1f}" for old, new in zip(*cells, strict=True)
             )
-            print(f"| {accepted}, {dof + 1 if dof else 0} | {most} | {text} |", flush=True)
-    stored = range(min(map(len, runs.values())))
-    for each in (True, False):
-        failed = [len(_failed(runs, night, each)) for night in stored]
-        print(
-            f"\nstored nights, each against the others, {'each by its own 98%' if each else 'the rule'}: {failed} metrics fail"
-        )
-
-
-def _failed(runs: dict[str, list[Run]], night: int, each: bool) -> list[str]:
-    """Return the metrics of a stored night that fail against those of all other nights."""
-    failed = []
-    for members in runs.values():
-        limits = limits_of(members[night])
-        records = [load(run.path) for run in members]
-        latest, others = records[night], records[:night] + records[night + 1 :]
-        chance = CHANCE if each else chance_of_each(limits, latest.metrics)
-        for limit in limits:
-            new, old = side_of([latest], limit.metric), side_of(others, limit.metric)
-            if new and old and regression_check(limit, new.undisturbed(), old, None, chance).status == "FAIL":
-                failed.append(limit.metric)
-    return failed
+            print(f"| {accepted}, {dof + 1 if dof else 0} | {runs_each} | {text} |", flush=True)
 
 
 def main() -> None:
     """Print a table for each kind of noise."""
     parser = options_of(__doc__)
     parser.add_argument("--comparisons", type=int, default=2000, help="of each cell of a table")
-    parser.add_argument("--pool", type=int, default=600, help="made-up runs that they draw from")
+    parser.add_argument("--pool", type=int, default=600, help="simulated runs that they draw from")
     parser.add_argument("--between", default="0.03,0.04", help="standard deviations between runs")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of noise within runs")
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers")
