@@ -14,7 +14,7 @@ from benchlib.core.files import home
 from benchlib.judge.changepoints import levels
 
 sys.path.insert(0, str(home() / "scripts"))
-from bench_changes import false_changes, found, series
+from bench_changes import false_changes, detected, series
 
 
 @pytest.mark.parametrize("odd", [0.0, 0.04], ids=["normal", "odd-runs"])
@@ -25,10 +25,10 @@ def test_unchanged_series_show_less_than_one_change_in_a_thousand_runs(n, spread
 
 
 def test_steps_are_found_soon():
-    assert found(0.05, 0.015, after=5, trials=100) >= 0.9
-    assert found(0.15, 0.046, after=5, trials=100) >= 0.85
-    assert found(0.15, 0.015, after=3, trials=100) >= 0.99
-    assert found(0.15, 0.046, after=10, odd=0.04, trials=100) >= 0.85
+    assert detected(0.05, 0.015, after=5, trials=100) >= 0.9
+    assert detected(0.15, 0.046, after=5, trials=100) >= 0.85
+    assert detected(0.15, 0.015, after=3, trials=100) >= 0.99
+    assert detected(0.15, 0.046, after=10, odd=0.04, trials=100) >= 0.85
 
 
 def test_one_or_two_odd_runs_make_no_level():
