@@ -43,15 +43,13 @@ class Benchmark:
         """
         module = f"{self.package}.{file}" if file else self.package
         try:
-            if default is REQUIRED:
-                return getattr(importlib.import_module(module), name)
-            return (
-                getattr(importlib.import_module(module), name, default) if importlib.util.find_spec(module) else default
-            )
+            if default is not REQUIRED and not importlib.util.find_spec(module):
+                return default
+            return getattr(importlib.import_module(module), name, *([] if default is REQUIRED else [default]))
         except Exception as error:
             if not self.joined or isinstance(error, UserError):
                 raise
-            reason = f"{module}: {type(error).__name__}: {error}; mend or uninstall its package"
+            reason = f"{module}: {type(error).__name__}: {error}; fix or uninstall its package"
             raise UserError(f"benchmark {self.name} cannot be loaded, {reason}") from error
 
     @functools.cached_property
@@ -65,7 +63,6 @@ class Benchmark:
 
     @property
     def question(self) -> str:
-        """The question that it answers."""
         return (self.part("", "__doc__") or self.name).strip().splitlines()[0]  # type: ignore[no-any-return]
 
     @property
@@ -79,12 +76,10 @@ class Benchmark:
 
     @property
     def config(self) -> Any:
-        """The pydantic model of its parameters."""
         return self.part("config", f"{self.name.capitalize()}Config")
 
     @functools.cached_property
     def spec(self) -> Any:
-        """What it states, a ``benchlib.spec.spec.Spec``."""
         return self.part("spec", "SPEC")
 
     @property

@@ -9,8 +9,6 @@ import click
 from benchlib.commands import user_errors
 from benchlib.core.errors import UserError
 
-MAX_LATENCY_BYTES = 64 * 1024  # up to it an all-reduce is latency
-
 
 @click.group()
 def command() -> None:
@@ -27,7 +25,22 @@ def init(run: Path, name: str, force: bool) -> None:
 
     `benchlib run parallel --dry-run` takes the preset `this` by itself, others with --set machine=NAME.
     """
-    click.echo(f"preset: {write(run, name, force)}")
+    import yaml
+
+    from benchlib.core.files import write_text
+    from benchlib.judge.presets import folder, parse
+    from benchlib.results.run import Run
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError(f"--name {name!r}: use letters, digits, '.', '_' and '-'")
+    path = folder() / f"{name}.yaml"
+    if path.exists() and not force and name != "this":
+        raise UserError(f"{path} exists: take another --name, or --force to replace it")
+    values = content(Run(run))
+    parse(values)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=160)
+    write_text(path, f"# Written by `benchlib machine init`.\n{text}")
+    click.echo(f"preset: {path}")
 
 
 def content(run: Any) -> dict[str, Any]:
@@ -67,9 +80,6 @@ def content(run: Any) -> dict[str, Any]:
     if config.nnodes > 1 or not largest.ran().rows(rows):
         raise UserError(f"{folder}: no all-reduce in one node was measured: `benchlib run machine --set nproc={ranks}`")
     (large,), (small,), hops = largest.rows(rows), smallest.rows(rows), 2 * (ranks - 1)
-    if small["bytes"] > MAX_LATENCY_BYTES:
-        reason = f"its smallest all-reduce has {small['bytes']:,} bytes, latency needs less"
-        raise UserError(f"{folder}: {reason}: set allreduce_mib=0.001,16")
     rate, latency_us = largest["busbw_gbps"].finite(large, rows) or 0.0, smallest["times_us"].finite(small, rows) or 0.0
     link = {
         "name": str(rows.run.get("collective") or "collective"),
@@ -77,23 +87,3 @@ def content(run: Any) -> dict[str, Any]:
         "latency_us": figure(latency_us / hops, f"an all-reduce of {small['bytes']:,} bytes over {hops} hops"),
     }
     return preset | {"link": link}
-
-
-def write(run_dir: Path, name: str, force: bool) -> Path:
-    """Write the preset of a run and return its path; ``UserError`` for a bad name or an existing file."""
-    import yaml
-
-    from benchlib.core.files import write_text
-    from benchlib.judge.presets import folder, parse
-    from benchlib.results.run import Run
-
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UserError(f"--name {name!r}: use letters, digits, '.', '_' and '-'")
-    path = folder() / f"{name}.yaml"
-    if path.exists() and not force and name != "this":
-        raise UserError(f"{path} exists: take another --name, or --force to replace it")
-    values = content(Run(run_dir))
-    parse(values)
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=160)
-    write_text(path, f"# Written by `benchlib machine init`.\n{text}")
-    return path

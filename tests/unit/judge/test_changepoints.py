@@ -14,7 +14,7 @@ from benchlib.core.files import home
 from benchlib.judge.changepoints import levels
 
 sys.path.insert(0, str(home() / "scripts"))
-from bench_changes import false_changes, detected, series
+from bench_changes import detected, false_changes, series
 
 
 @pytest.mark.parametrize("odd", [0.0, 0.04], ids=["normal", "odd-runs"])
