@@ -47,6 +47,6 @@ def test_only_what_needs_it_fails_and_in_one_sentence(fault, tmp_path):
     for words in (["run", "tally", "--dry-run"], ["report", run]):
         code, said = command(*words)
         assert code == 2
-        assert fault in said and "mend or uninstall its package" in said
+        assert fault in said and "fix or uninstall its package" in said
     assert read_json(run / "verdict.json")["verdict"] == "PASS"  # what cannot be judged is not called broken
     assert "PASS</h1>" in report.html(Run(run))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from click.testing import CliRunner
 
 from benchlib.benchmarks.machine import command as machine_command
 from benchlib.benchmarks.parallel import estimate, measure, planning, strategies
@@ -215,9 +216,11 @@ def test_a_preset_is_not_overwritten(tmp_path, monkeypatch):
     content |= {"memory_gb": dict(given), "memory_gbytes_per_s": dict(given)}
     monkeypatch.setattr("benchlib.judge.presets.folder", lambda: tmp_path)
     monkeypatch.setattr(machine_command, "content", lambda _: content)
-    path = machine_command.write(tmp_path, "mine", force=False)
-    assert presets.preset(str(path)).memory_gb.value == 1
-    with pytest.raises(UserError, match="--force"):
-        machine_command.write(tmp_path, "mine", force=False)
-    with pytest.raises(UserError, match="letters"):
-        machine_command.write(tmp_path, "../mine", force=True)
+
+    def init(*words):
+        return CliRunner().invoke(machine_command.command, ["init", str(tmp_path), *words])
+
+    assert init("--name", "mine").output == f"preset: {tmp_path / 'mine.yaml'}\n"
+    assert presets.preset(str(tmp_path / "mine.yaml")).memory_gb.value == 1
+    assert "--force" in init("--name", "mine").output
+    assert "letters" in init("--name", "../mine", "--force").output
