@@ -153,3 +153,10 @@ def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeyp
 def test_a_name_that_no_file_system_takes_is_one_sentence(words):
     answer = CliRunner().invoke(main, [*words, "ü" * 128])
     assert answer.exit_code == 2 and "the name is too long" in answer.output
+
+
+@pytest.mark.parametrize("words", [("run", "squad", "--out", ""), ("run", "squad", "--out="), ("report", "")])
+def test_an_empty_word_means_nothing_else(words):
+    """An unset variable of a shell must not stand for a default, nor for the working folder."""
+    answer = CliRunner().invoke(main, words)
+    assert answer.exit_code == 2 and "an empty value: give one, or leave it out" in answer.output
