@@ -341,7 +341,8 @@ def main(text: str) -> int:
         token = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
         check_place(options.host, token := token.strip())
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each connection is an open file
+        if hard != resource.RLIM_INFINITY:  # each connection is an open file; macOS takes no number without a limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         engine = make(options.engine, options, SERVED)
         engine.start()
         limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)
