@@ -25,10 +25,6 @@ class UserError(OneLine, ValueError):
     """Wrong input. The message states the value, the constraint and the remedy; no traceback is needed."""
 
 
-class DataError(UserError):
-    """A data file breaks its format; the message names the article, the question id and the reason."""
-
-
 class StorageError(UserError, OSError):
     """A file cannot be written: no space, a read-only place, no permission.
 

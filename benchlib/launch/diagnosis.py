@@ -157,7 +157,7 @@ def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
 
 def no_restart_helps(error: dict[str, Any] | None) -> bool:
     """Whether a rank failed for a reason that is there the next time too: wrong input, no such device, a full disk."""
-    return (error or {}).get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
+    return (error or {}).get("type") in ("UserError", "StorageError", "BackendUnavailable")
 
 
 def is_echo(error: BaseException) -> bool:
@@ -197,7 +197,7 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     who, code, where = f"rank {record.rank}", record.returncode or 0, record.where()
     if error := record.error:
         message = str(error.get("message", "")).strip()
-        if error.get("type") in ("UserError", "DataError", "StorageError"):
+        if error.get("type") in ("UserError", "StorageError"):
             return message  # what the user gave is wrong, or the disk is full: the message says it all
         first = f": {message.splitlines()[0]}" if message else ""
         return f"{who} raised {error.get('type')}{where}{first}" + (_gone(ranks) if record.echoes else "")

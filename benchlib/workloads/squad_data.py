@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchlib.core.errors import DataError, UserError
+from benchlib.core.errors import UserError
 from benchlib.workloads import minisquad
 from benchlib.workloads.squad_text import Example, check_examples, content_sha256, read_squad
 
@@ -37,7 +37,7 @@ def load(
     """Load the questions of a source, at most ``train_questions`` and ``eval_questions`` of them (0: all).
 
     ``data`` is "minisquad" (generated from ``seed``, needs both counts), "squad" (the hub's) or "files" (the two given
-    ones). Raises ``UserError`` where a source cannot be reached and ``DataError`` where its content breaks the format.
+    ones). Raises ``UserError`` where a source cannot be reached or its content breaks the format.
     """
     if data == "minisquad":
         source = "minisquad, the embedded generator"
@@ -71,7 +71,7 @@ def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple
         tables = datasets.load_dataset(name, cache_dir=None if cache_dir is None else str(cache_dir))
         parts = [list(map(_example, tables[part])) for part in ("train", "validation")]
     except (KeyError, TypeError) as error:
-        raise DataError(f"{name}: not laid out like {HUB_NAME}: {error!r}") from error
+        raise UserError(f"{name}: not laid out like {HUB_NAME}: {error!r}") from error
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         # datasets reports an unreachable hub as ConnectionError, a missing folder as FileNotFoundError and an offline
         # cache without this set as ValueError; all of them are for the user to mend.

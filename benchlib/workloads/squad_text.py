@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from benchlib.core.errors import DataError, UserError
-from benchlib.core.files import read_bytes, read_model
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,8 @@ def content_sha256(examples: Iterable[Example]) -> str:
 def read_squad(path: Path | str) -> list[Example]:
     """Read a SQuAD v1.1 file, in the order of the file.
 
-    A missing file is a ``UserError``, whatever breaks the format a ``DataError`` that names the file and the place.
+    Raises ``UserError`` that names the file and the place where the format is broken.
     """
-    read_bytes(path)
-    try:
-        articles = read_model(path, _File, "a SQuAD v1.1 file").data
-    except UserError as error:
-        raise DataError(str(error)) from None
     examples = (
         Example(
             item.id,
@@ -89,7 +84,7 @@ def read_squad(path: Path | str) -> list[Example]:
             tuple((answer.text, answer.answer_start) for answer in item.answers),
             article.title,
         )
-        for article in articles
+        for article in read_model(path, _File, "a SQuAD v1.1 file").data
         for paragraph in article.paragraphs
         for item in paragraph.qas
     )
@@ -97,7 +92,7 @@ def read_squad(path: Path | str) -> list[Example]:
 
 
 def check_examples(examples: Iterable[Example], source: str) -> list[Example]:
-    """Return ``examples`` as a list; ``DataError`` names ``source``, article and question where a rule is broken."""
+    """Return ``examples`` as a list; ``UserError`` names ``source``, article and question where a rule is broken."""
     titles: dict[str, str] = {}
     checked = []
     for example in examples:
@@ -105,11 +100,11 @@ def check_examples(examples: Iterable[Example], source: str) -> list[Example]:
         if example.id in titles:
             problem = f"duplicate id: a question of article {titles[example.id]!r} has it too; ids must be unique"
         if problem:
-            raise DataError(f"{source}: article {example.title!r}, question {example.id!r}: {problem}")
+            raise UserError(f"{source}: article {example.title!r}, question {example.id!r}: {problem}")
         titles[example.id] = example.title
         checked.append(example)
     if not checked:
-        raise DataError(f"{source}: no questions in it")
+        raise UserError(f"{source}: no questions in it")
     return checked
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from benchlib.core.errors import DataError
+from benchlib.core.errors import UserError
 from benchlib.core.files import read_bytes
 from benchlib.workloads.llm import mininews
 from benchlib.workloads.llm.decoders import absent
@@ -36,7 +36,7 @@ def load(data: str, path: str, samples: int, seed: int, model: str, vocabulary: 
     """Load the first ``samples`` (0: all) of a data set as prompts for a model.
 
     ``vocabulary`` maps tokens into a smaller one, for random weights that were shrunk. Raises ``BackendUnavailable`` where
-    data or tokenizer cannot be had, ``DataError`` for a broken file.
+    data or tokenizer cannot be had, ``UserError`` for a broken file.
     """
     tokenizer = tokenizer_of(model)
     no_ids: list[int] | None = None
@@ -74,7 +74,7 @@ def _file(path: Path) -> list[tuple[str, str, str, list[int] | None]]:
         return [(prompt, row["input"], row["output"], row.get("tok_input")) for prompt, row in both]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"expected a list of objects with input and output, as in cnn_eval.json ({error!r})"
-        raise DataError(f"{path}: {what}") from None
+        raise UserError(f"{path}: {what}") from None
 
 
 def outside(tokenizer: PreTrainedTokenizerBase, count: int, vocabulary: int = 0) -> list[list[int]]:

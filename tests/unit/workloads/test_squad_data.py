@@ -5,7 +5,7 @@ from dataclasses import asdict
 import datasets
 import pytest
 
-from benchlib.core.errors import DataError, UserError
+from benchlib.core.errors import UserError
 from benchlib.workloads import squad_data, squad_text
 from benchlib.workloads.squad_text import Example, check_examples
 
@@ -82,7 +82,7 @@ def _edited(edit):
 )
 def test_a_broken_rule_is_named_with_its_file_and_place(tmp_path, edit, place):
     path = _write(tmp_path / "bad.json", _edited(edit))
-    with pytest.raises(DataError, match=f"^{path}: .*{place}"):
+    with pytest.raises(UserError, match=f"^{path}: .*{place}"):
         squad_text.read_squad(path)
 
 
@@ -100,7 +100,7 @@ def test_a_broken_rule_is_named_with_its_file_and_place(tmp_path, edit, place):
 )
 def test_bytes_that_are_no_squad_file(tmp_path, raw):
     (tmp_path / "bad.json").write_bytes(raw)
-    with pytest.raises(DataError, match=r"bad\.json: "):
+    with pytest.raises(UserError, match=r"bad\.json: "):
         squad_text.read_squad(tmp_path / "bad.json")
 
 
@@ -197,7 +197,7 @@ def test_the_hub_loader_on_a_local_copy_without_a_connection(tmp_path, monkeypat
 def test_the_hub_loader_checks_what_it_gets(tmp_path):
     misplaced = [Example("x9", "Who?", "Ada was.", (("Ada", 1),), "Ada")]
     folder = _hub_folder(tmp_path, misplaced, _examples("e", 1))
-    with pytest.raises(DataError, match=r"'Ada', question 'x9'.*not at its offset"):
+    with pytest.raises(UserError, match=r"'Ada', question 'x9'.*not at its offset"):
         squad_data.load_hub(folder, cache_dir=tmp_path / "cache")
 
 

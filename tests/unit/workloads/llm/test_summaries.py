@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from benchlib.core.errors import BackendUnavailable, DataError, UserError
+from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.workloads.llm import articles, decoders, mininews
 from benchlib.workloads.llm.engines import Settings, make
 from benchlib.workloads.llm.server import Options
@@ -148,7 +148,7 @@ def test_files_of_the_reference_are_read_and_broken_ones_named(tmp_path):
     data = articles.load("file", str(path), 0, 0, "tiny")
     assert data.prompts == [[0, 7, 8]] and data.references == ["text"]
     path.write_text('[{"input": "a text"}]')
-    with pytest.raises(DataError, match=r"cnn_eval.*output"):
+    with pytest.raises(UserError, match=r"cnn_eval.*output"):
         articles.load("file", str(path), 0, 0, "tiny")
 
 
