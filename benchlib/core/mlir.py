@@ -179,8 +179,8 @@ def _dot_flops(op: Any) -> int:
     ir, dialect, _ = _bindings()
     numbers = dialect.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     left = ir.RankedTensorType(op.operands[0].type).shape
-    made = ir.RankedTensorType(op.results[0].type).shape
-    return 2 * math.prod(made) * math.prod(left[dim] for dim in numbers.lhs_contracting_dimensions)
+    result = ir.RankedTensorType(op.results[0].type).shape
+    return 2 * math.prod(result) * math.prod(left[dim] for dim in numbers.lhs_contracting_dimensions)
 
 
 def _peak(block: Any) -> int:
@@ -207,12 +207,14 @@ def evaluate(module: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Compute a parsed module's results by the reference interpreter."""
     ir, dialect, context = _bindings()
     with context:
-        given = [
+        inputs = [
             ir.DenseElementsAttr.get(np.ascontiguousarray(array), type=_element_type(array), shape=array.shape)
             for array in arrays
         ]
-        made = dialect.eval_module(module, given)
-        return [np.array(ir.DenseElementsAttr(value)).reshape(ir.RankedTensorType(value.type).shape) for value in made]
+        outputs = dialect.eval_module(module, inputs)
+        return [
+            np.array(ir.DenseElementsAttr(value)).reshape(ir.RankedTensorType(value.type).shape) for value in outputs
+        ]
 
 
 def _element_type(array: np.ndarray) -> Any:

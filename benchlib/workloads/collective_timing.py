@@ -81,19 +81,19 @@ class Exercise:
     def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the operation reads and what it writes; in place they share memory."""
         op, at, part = OPS[self.case.operation], self.place, self.elements // self.place.ranks
-        given = part if op.parts_got and not op.parts_given else self.elements
-        got = part if op.parts_given and not op.parts_got else self.elements
+        to_read = part if op.parts_got and not op.parts_given else self.elements
+        to_write = part if op.parts_given and not op.parts_got else self.elements
 
         def empty(elements: int) -> torch.Tensor:
             return torch.zeros(elements, dtype=DTYPES[self.case.dtype], device=at.device)
 
         if not self.case.in_place:
-            get = empty(got)
+            get = empty(to_write)
             # Whoever gives nothing (not the root of a broadcast) has nothing to copy either.
-            return (empty(given) if self._data.give is not None or given != got else get), get
+            return (empty(to_read) if self._data.give is not None or to_read != to_write else get), get
         whole = empty(self.elements)
         own = whole[at.rank * part : (at.rank + 1) * part]
-        return (own if given < self.elements else whole), (own if got < self.elements else whole)
+        return (own if to_read < self.elements else whole), (own if to_write < self.elements else whole)
 
     def restore(self) -> None:
         """Fill the output with what it must not be, then the input with the data."""

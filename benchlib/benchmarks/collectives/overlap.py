@@ -42,9 +42,9 @@ def overlapped(
             work.wait()
 
         exchange.restore()
-        taken = _time(phase, device)
-        compared.append((taken, *exchange.check()))
-        return taken
+        seconds = _time(phase, device)
+        compared.append((seconds, *exchange.check()))
+        return seconds
 
     if compute is None:
         alone = [run(lambda: None) for _ in range(WARMUP + rounds)]

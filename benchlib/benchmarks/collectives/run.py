@@ -197,9 +197,9 @@ def _buckets(bench: Bench) -> list[Row]:
     why = f"no time in the budget of {bench.config.budget_s:g} s" if sizes else "one rank has nobody to exchange with"
     row: Row = {"status": "skipped", "reason": why}
     for _, pace in bench.fitting("buckets", [sizes] if sizes else [], lambda sizes: Weight(sum(sizes))):
-        taken = timing.time_all_reduce(sizes, bench.device, pace, bench.place.rank == bench.config.planted_fault_rank)
-        row = {"buckets": len(sizes), "least_bytes": min(sizes), "most_bytes": max(sizes), "bytes": taken.bytes}
-        row |= taken.counts() | {"times_us": taken.times_us}
+        series = timing.time_all_reduce(sizes, bench.device, pace, bench.place.rank == bench.config.planted_fault_rank)
+        row = {"buckets": len(sizes), "least_bytes": min(sizes), "most_bytes": max(sizes), "bytes": series.bytes}
+        row |= series.counts() | {"times_us": series.times_us}
     return [row]
 
 

@@ -49,8 +49,8 @@ def measure(rank: Rank) -> Tables:
     ddp: dict[str, np.ndarray] = {}
     if several:
         loss = export.AnswerLoss(models.bert(config.model, config.seed))
-        given = models.labelled(config, rank.world.rank, loss.model)
-        ddp = models.gradients(loss, given, DistributedDataParallel(loss))
+        batch = models.labelled(config, rank.world.rank, loss.model)
+        ddp = models.gradients(loss, batch, DistributedDataParallel(loss))
     # A barrier that waits for as long as rank 0 takes, which is more than a collective's time-out.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * config.budget_s)) if several else None
     path = _Path(rank, {name: [] for name in TABLES})
@@ -139,20 +139,20 @@ class _Path:
         """Compare the joint program's gradients with autograd's, and those averaged over replicas with DDP's."""
         config = self.config
         loss = export.AnswerLoss(models.bert(config.model, config.seed))
-        given, exported = models.labelled(config, 0, loss.model), list[Any]()
+        batch, exported = models.labelled(config, 0, loss.model), list[Any]()
         flops = 3 * models.bert_flops(loss.model, config.batch, config.length)
 
         def make() -> Any:
-            exported.append(export.joint(loss, given))
+            exported.append(export.joint(loss, batch))
             return exported[0]
 
         converted = self._converted("joint", make, flops)
         joint = _Joint(loss, runtimes.Xla(converted.text, converted.manifest))
         self.tables["programs"][-1]["compile_s"] = joint.runtime.compile_s
         self._lacks("its gradients are compared", *COMPARED)
-        reference, exact = models.gradients(loss, given), models.gradients(models.doubled(loss), given)
+        reference, exact = models.gradients(loss, batch), models.gradients(models.doubled(loss), batch)
         row = {"gradients": "XLA against autograd", "replicas": 1, "parameters": len(reference), "unequal": 0}
-        row["relative"] = models.relative(joint(given)[1], reference)
+        row["relative"] = models.relative(joint(batch)[1], reference)
         row["reference_error"] = models.relative(reference, exact)
         self.tables["gradients"].append(row)
         if ddp:
@@ -193,13 +193,13 @@ class _Path:
         config, twin = self.config, copy.deepcopy(joint.loss)
         ours, theirs = (torch.optim.AdamW(module.parameters(), config.learning_rate) for module in (joint.loss, twin))
         for step in range(config.train_steps):
-            given = models.labelled(config, step, joint.loss.model)
-            value, gradients = joint(given)
+            batch = models.labelled(config, step, joint.loss.model)
+            value, gradients = joint(batch)
             for name, parameter in joint.loss.named_parameters():
                 parameter.grad = torch.from_numpy(gradients[name])
             ours.step()
             theirs.zero_grad()
-            loss = twin(**given)
+            loss = twin(**batch)
             loss.backward()
             theirs.step()
             self.tables["curve"].append({"step": step + 1, "eager": loss.item(), "xla": value})

@@ -88,18 +88,18 @@ def _in_flight(job: Job) -> float:
 def _activations(job: Job) -> float:
     shape, t, p, width = job.shape, job.layout.tensor, job.layout.pipeline, job.width_bytes
     tokens = job.tokens / job.micro_batches
-    kept = tokens * job.layers * _layer_activations(job)
+    stored = tokens * job.layers * _layer_activations(job)
     # Gradients on their way through one layer: in and out of the activation function, and of the attention's parts.
     passing = 2 * tokens * width * (shape.ffn_inputs + shape.hidden + shape.kv_width) / t
     if job.checkpointing:
         passing += tokens * _layer_activations(replace(job, checkpointing=False))
     # Logits, their logarithm, their gradient; of tensor parallelism both also before they are gathered.
     head = tokens * shape.outputs * (width + 4 + 4 + (2 * width / t if t > 1 else 0))
-    first = _in_flight(job) * kept + passing
+    first = _in_flight(job) * stored + passing
     if p == 1:
         return first + head
     waiting = job.micro_batches if job.schedule == "gpipe" else 1
-    return max(first, waiting * (kept + tokens * shape.outputs * 4) + passing + head)
+    return max(first, waiting * (stored + tokens * shape.outputs * 4) + passing + head)
 
 
 def memory(job: Job) -> dict[str, float]:
@@ -119,8 +119,8 @@ def memory(job: Job) -> dict[str, float]:
     if job.precision == "bf16":
         buffers += 2 * parameters
     held = weights / layout.shard  # of FSDP2 a shard
-    kept = {"parameters": held, "gradients": held, "optimizer": 2 * held}
-    return kept | {"activations": _activations(job), "buffers": buffers}
+    states = {"parameters": held, "gradients": held, "optimizer": 2 * held}
+    return states | {"activations": _activations(job), "buffers": buffers}
 
 
 def messages(job: Job) -> Iterator[Message]:

@@ -125,9 +125,9 @@ def _proof(job: Job, rank: Rank) -> Row:
 def _one(job: Job, proof: Row, rank: Rank, forecast: Forecast, tables: Tables) -> Row:
     """Predict and measure a job; return its row, and add what else it gives to the tables."""
     single_ran = any(row["strategy"] == "single" and row["status"] == "ok" for row in tables["strategies"])
-    predicted, made = forecast.columns(job, single_ran), measured(job, rank)
-    (row,) = made.pop("strategies")
-    for name, rows in made.items():
+    predicted, results = forecast.columns(job, single_ran), measured(job, rank)
+    (row,) = results.pop("strategies")
+    for name, rows in results.items():
         tables[name] += rows
     why = row["why"] | proof["why"] | predicted["why"]
     row |= {f"estimated_{part}_gb": size / 1e9 for part, size in memory(job).items()}

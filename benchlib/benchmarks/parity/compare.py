@@ -225,8 +225,8 @@ def _spans(rows: Differences, own: Arrays, other: Arrays, inputs: Arrays, margin
         span, lead = best_span(*(other[f"{case}/{head}"][row][mask] for head in HEADS))
         if lead > margins[case]:
             decided += 1
-            found, _ = best_span(*(own[f"{case}/{head}"][row][mask] for head in HEADS))
-            differing += [case] if found != span else []
+            own_span, _ = best_span(*(own[f"{case}/{head}"][row][mask] for head in HEADS))
+            differing += [case] if own_span != span else []
     if decided:
         rows.add(numerics.SPANS, len(differing) / decided, next(iter(differing), ""), f"{decided} rows are decided")
     else:

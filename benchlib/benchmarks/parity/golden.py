@@ -170,12 +170,12 @@ def refuse(config: ParityConfig) -> None:
     if not config.golden:
         return
     manifest = read(config.golden)
-    wanted, given = parameters(manifest), work(config)
+    wanted, asked = parameters(manifest), work(config)
     weights_are_here = WEIGHTS not in manifest["files"]
     for name, value in wanted.items():
-        if given.get(name) != value and not (name == "model" and weights_are_here):  # then its hash tells, not its name
+        if asked.get(name) != value and not (name == "model" and weights_are_here):  # then its hash tells, not its name
             raise UserError(
-                f"{name} = {_shown(given.get(name))} contradicts {config.golden}, which was recorded with {name} = "
+                f"{name} = {_shown(asked.get(name))} contradicts {config.golden}, which was recorded with {name} = "
                 f"{_shown(value)}: leave it out (`benchlib parity verify` takes it from there), or record it again"
             )
     path = Path(config.golden) / REFERENCE / "recording.json"

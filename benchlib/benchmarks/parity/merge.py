@@ -206,17 +206,17 @@ def newest(rows: Iterable[Row], left_out: Sequence[str] = (), uncounted: Sequenc
         last[row["machine"], row["backend"], row["member"]] = row
     for row in last.values():
         groups.setdefault((row["machine"], row["backend"]), []).append(row)
-    kept = list[Row]()
+    latest_rows = list[Row]()
     for group in groups.values():
         group = [row for row in group if row["outcome"] != NOT_COMPARED] or group
         latest = max(row["ended_at"] for row in group)
-        kept += [row for row in group if row["member"] != WHOLE or row["ended_at"] == latest]
+        latest_rows += [row for row in group if row["member"] != WHOLE or row["ended_at"] == latest]
     ranks = [{name: place for place, name in enumerate(names)} for names in (BACKENDS, MEMBERS)]
 
     def place(row: Row) -> tuple[Any, ...]:
         return ranks[0].get(row["backend"], 99), row["machine"], ranks[1].get(row["member"], 99), row["member"]
 
-    return Merged(sorted(kept, key=place), *(sorted(dict.fromkeys(texts)) for texts in (left_out, uncounted)))
+    return Merged(sorted(latest_rows, key=place), *(sorted(dict.fromkeys(texts)) for texts in (left_out, uncounted)))
 
 
 def standing(merged: Merged, backend: str) -> tuple[str, str, list[str]]:

@@ -134,8 +134,8 @@ def quantities(numbers: Numbers) -> list[Quantity]:
         )
         if finite and MIN_KEPT <= len(raw) < metric.n and metric.value is not None:
             # Of thinned samples the middle fifth holds the median of all.
-            kept, fifth = sorted(raw), (len(raw) - 1) / 10
-            low, high = kept[math.floor(4 * fifth)], kept[math.ceil(6 * fifth)]
+            ordered, fifth = sorted(raw), (len(raw) - 1) / 10
+            low, high = ordered[math.floor(4 * fifth)], ordered[math.ceil(6 * fifth)]
             stated.append(
                 Quantity(name=f"{metric.name} beside its kept samples", value=metric.value, low=low, high=high)
             )

@@ -99,13 +99,13 @@ def _lower(w: Writer, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) 
     if node.target is operator.getitem:
         return args[0][args[1]]
     w.begin(node.name)
-    made = LOWERINGS[str(node.target)](w, node, *args, **named)
-    made = w.end(made) if isinstance(made, Value) else made
-    for value, meta in zip(_listed(made), _listed(node.meta.get("val")), strict=True):
+    lowered = LOWERINGS[str(node.target)](w, node, *args, **named)
+    lowered = w.end(lowered) if isinstance(lowered, Value) else lowered
+    for value, meta in zip(_listed(lowered), _listed(node.meta.get("val")), strict=True):
         if (value.shape, value.element) != _type(meta):
-            given = f"{value.type}, and torch gives {_type(meta)}"
-            raise AssertionError(f"{node.target} in node {node.name} was lowered to {given}")
-    return made
+            types = f"{value.type}, and torch gives {_type(meta)}"
+            raise AssertionError(f"{node.target} in node {node.name} was lowered to {types}")
+    return lowered
 
 
 def _listed(value: Any) -> list[Any]:
@@ -113,7 +113,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _results(w: Writer, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], specs: Any, replicas: int) -> Named:
-    made = Named()
+    results = Named()
     for place, (spec, source) in enumerate(zip(specs, _listed(node.args[0]), strict=True)):
         if spec.kind not in _RESULTS:
             continue  # a gradient of an input, which nobody asked for
@@ -123,10 +123,10 @@ def _results(w: Writer, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]
         if replicas > 1 and role != "output":
             w.begin(f"mean_{place}")
             value = w.end(w.op("multiply", w.all_reduce(value, replicas), 1 / replicas))
-        made.append(
+        results.append(
             (Item(spec.target if role == "gradient" else spec.arg.name, role, value.shape, value.element), value)
         )
-    return made
+    return results
 
 
 def _module(name: str, w: Writer, arguments: list[Value], results: list[Value], replicas: int) -> str:
