@@ -125,7 +125,7 @@ def cards(result: Result) -> list[dict[str, str]]:
     for name, label in spec_of(result.benchmark).first(present).items():
         metric = present[name]
         value, _, unit = metric.text.partition(" ")
-        count, ends = f", n = {metric.n}" * bool(metric.n), interval(metric)
+        count, ends = f", n = {metric.n}" * (metric.n > 1), interval(metric)
         note = f"95%: {ends}{count}" if ends else "one value" if metric.n == 1 else metric.provenance + count
         rows.append(
             {"label": label, "value": value, "unit": unit, "note": note, "name": name, "exact": str(metric.value)}

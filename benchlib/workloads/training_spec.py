@@ -300,7 +300,10 @@ def charts(run: Table) -> list[Chart]:
         "No training step was recorded.",
         "No parts of a step were recorded.",
     )
-    fell, held = "The loss goes from {loss_first} to {loss_final}", "Rank {rank} holds {resident_gb} at its peak"
+    fell, held = (
+        "The smoothed loss goes from {loss_first} to {loss_final}",
+        "Rank {rank} holds {resident_gb} at its peak",
+    )
     seconds, none = "seconds since the launch", "No memory reading was recorded."
     return [
         steps("loss-curve", run["loss"], title=fell, empty=no_step, smooth=smoothed),

@@ -112,7 +112,7 @@ times = Table(
         name,
         scope,
         Col("kind", words=KINDS),
-        Col("seconds", "s", samples=True, role="latencies.samples_s"),
+        Col("seconds", "s", "time", samples=True, role="latencies.samples_s"),
         Col("limit_s", "s", "limit"),
         *(Col(f"p{part}_s", "s", f"p{part}", partial(percentile, share=part / 100), "seconds") for part in (90, 99)),
     ],

@@ -204,7 +204,7 @@ SPEC = Spec(
         ),
         each(
             run,
-            "The loss goes from {loss_first} to {loss_final}: guessing evenly gives {guess}, knowing how often each "
+            "The smoothed loss goes from {loss_first} to {loss_final}: guessing evenly gives {guess}, knowing how often each "
             "token comes {token_entropy}.",
         ),
         each(

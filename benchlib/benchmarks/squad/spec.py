@@ -387,8 +387,8 @@ SPEC = Spec(
     says=[
         each(
             run,
-            "The loss goes from {loss_first} to {loss_final}; F1 is {f1}, exact match {exact_match}. The bound is 100; "
-            f"BERT-base reaches F1 {registry().figure('bert-base-f1-paper').text} on SQuAD v1.1.",
+            "The smoothed loss goes from {loss_first} to {loss_final}; F1 is {f1}, exact match {exact_match}. "
+            f"The bound is 100; BERT-base reaches F1 {registry().figure('bert-base-f1-paper').text} on SQuAD v1.1.",
         ),
         *SPEED,
         each(run.where(exchange_us=bool), "Gradients are all-reduced at {busbw_gbps} of bus bandwidth."),

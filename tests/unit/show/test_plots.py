@@ -73,5 +73,5 @@ def test_shown_picture_carries_its_alt_text(tmp_path, monkeypatch):
     monkeypatch.setattr(IPython.display, "display", lambda data, **more: calls.append((data, more)))
     figures.show(BENCHMARKS["squad"].spec.figures()["loss-curve"](unpack("squad", tmp_path / "run")))
     data, more = calls[0]
-    assert data["text/plain"].startswith("The loss goes from")
+    assert data["text/plain"].startswith("The smoothed loss goes from")
     assert more["metadata"]["image/png"]["alt"] == data["text/plain"]
