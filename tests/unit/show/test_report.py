@@ -121,7 +121,7 @@ def test_run_that_did_not_end_well_says_who_did_what(tmp_path, changes, word, sa
     banner, ran = page.text.partition("Run it again")[0], changes.get("outcome") != "skipped"
     assert word in banner and said[0] in banner
     assert all(words in page.text for words in (*said, message)), "and what the ranks said of their work"
-    assert ("The loss goes from" in page.source) == ran, "what was kept is shown"
+    assert ("The smoothed loss goes from" in page.source) == ran, "what was kept is shown"
 
 
 @pytest.mark.parametrize(
