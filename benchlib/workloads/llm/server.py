@@ -166,10 +166,10 @@ class Server:
             self._events.pop(rid, None)
             return self._refuse(400, str(error))
         finally:
-            self.open -= 1
             if self._events.pop(rid, None):  # its client has gone: others wait for the slot
-                self.engine.cancel(rid)
                 self.counts["cancelled"] += 1
+                self.engine.cancel(rid)
+            self.open -= 1  # last: who sees it closed sees it counted
 
     # The engine calls from threads of its own.
 
