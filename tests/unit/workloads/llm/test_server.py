@@ -241,7 +241,7 @@ def test_a_client_that_goes_away_frees_its_slot(worker):
     with socket.create_connection(("127.0.0.1", worker.port), timeout=LONG_S) as connection:
         connection.sendall(head.encode() + body)
         assert b"200 OK" in connection.recv(1000)
-        assert worker.server.open == 1 and worker.engine._busy == 1
+        until(lambda: (worker.server.open, worker.engine._busy) == (1, 1))
     until(lambda: (worker.server.open, worker.engine._busy) == (0, 0))
     assert worker.server.counts["cancelled"] == before + 1
 
