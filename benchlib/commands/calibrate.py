@@ -186,7 +186,7 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 def verb(pairs: tuple[str, ...], planted: str | None, out: Path | None, resume: Path | None, **asked: Any) -> None:
     """Measure what the gate of benchmark TARGET can detect on this machine.
 
-    Repeats the benchmark unchanged (A/A) and with planted slow-downs, in turns. Stores the false-alarm rate of the gate and the
+    Repeats the benchmark unchanged (A/A) and with injected slow-downs, interleaved. Stores the false-alarm rate of the gate and the
     smallest loss that it detects with 99% power, for reports and later gates. --resume takes all else from the first call.
     """
     asked |= {"overrides": parse_overrides(pairs), "planted": None if planted is None else shares(planted)}

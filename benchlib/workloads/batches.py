@@ -44,7 +44,7 @@ def even(samples: int, world_size: int) -> list[int]:
 def share(batch: np.ndarray, lengths: np.ndarray, shares: Sequence[int], rank: int) -> np.ndarray:
     """Return the samples of a rank, ``shares[rank]`` of them; together the ranks hold each sample of the batch once.
 
-    The batch is sorted by length and dealt in turns, as often as a rank's share asks for, so that all ranks get samples
+    The batch is sorted by length and dealt round-robin, as often as a rank's share asks for, so that all ranks get samples
     of like length and wait little for each other.
     """
     if sum(shares) != len(batch):

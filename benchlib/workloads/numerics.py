@@ -160,9 +160,9 @@ ROWS = (
 )
 TABLE = {(quantity, kind): Limit(value, why) for quantity, kinds, value, why in ROWS for kind in kinds.split()}
 
-# Two fp32 results within twice the reference's error of the truth are at most three times that error apart.
+# Two fp32 results within twice the reference's error of the fp64 values are at most three times that error apart.
 TRUTH_FACTOR = 3
-# A reference farther from the truth than this many times the limit fails the run, and eases no limit further.
+# A reference farther from the fp64 reference than this many times the limit fails the run, and eases no limit further.
 MAX_EASED = 10
 # Of the largest logit, by which losses may differ in bf16: a sixth of what two logits at their limit would allow.
 LOSS_SHARE = 0.01
@@ -183,7 +183,7 @@ def limit(backend: str, precision: str, quantity: str, other: str = "cpu") -> Li
 def eased(entry: Limit, precision: str, largest: float, reference_error: float | None) -> Limit:
     """Return a limit of logits for inputs whose logits in the reference reach ``largest`` in size.
 
-    ``reference_error`` is the reference's own distance to the truth in double precision, None where that is unknown.
+    ``reference_error`` is the reference's own distance to the fp64 reference, None where that is unknown.
     In fp32 the limit is at least TRUTH_FACTOR times that error, at most MAX_EASED times the table's: a difference
     below the reference's own error does not show that a member is worse. In bf16 it grows with logits
     larger than 1, since a bf16 number keeps 8 bits whatever its size.

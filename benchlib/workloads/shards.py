@@ -303,7 +303,7 @@ def disk_rates(
     raw: bool = True,
     barrier: Callable[[], object] = lambda: None,
 ) -> tuple[list[float], list[float]]:
-    """Read the shards raw, and by the loader in batches as they come in ``order``, in turns, each for ``seconds`` or to
+    """Read the shards raw, and by the loader in batches as they come in ``order``, interleaved, each for ``seconds`` or to
     the end.
 
     Before each pass the page cache is put into the state of ``source``. Ranks that share a disk call it together: one

@@ -162,14 +162,14 @@ def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path):
 
 
 def test_a_kernel_that_is_stopped_breaks_the_run_after_its_limit(begun, tmp_path):
-    process = begun("wall_limit_s=25")
+    process = begun("wall_limit_s=10")
     kernel = until(lambda: psutil.pid_exists(process.pid) and next(iter(kernels(process)), None))
     run_dir = run_dir_of(tmp_path)
     until(lambda: (run_dir / "events-supervisor.jsonl").exists())
     kernel.send_signal(signal.SIGSTOP)
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2, output
-    assert "BROKEN  The run was ended after 25 s (wall limit)" in output, output
+    assert "BROKEN  The run was ended after 10 s (wall limit)" in output, output
     assert json.loads((run_dir / "status.json").read_text())["outcome"] == "timeout"
     assert_over(run_dir, [kernel])
 

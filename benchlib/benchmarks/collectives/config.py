@@ -51,7 +51,9 @@ class CollectivesConfig(BaseConfig):
         "ring, tree, rs_ag, flat (gloo without groups)",
     )
     seconds: float = Field(0.02, gt=0, le=600, description="time of the operations of each series, in seconds")
-    share_sizes: str = Field("16MiB,64MiB", description="sizes measured in turns with the sockets, besides the largest")
+    share_sizes: str = Field(
+        "16MiB,64MiB", description="sizes measured interleaved with the sockets, besides the largest"
+    )
     pairs: bool = Field(True, description="measure each pair of ranks by itself")
     pair_size: str = Field("1MiB", description="bytes that a rank sends to another one, for the matrix of pairs")
     bucket_bytes: list[PositiveInt] = Field([4096, 262144], description="sizes of gradient buckets, timed one by one")

@@ -16,7 +16,7 @@ from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS, Op
 
 MIN_TIME_SHARE = 0.5  # of what a series was to get; with less, its percentiles are those of a handful of rounds
-# A share of a limit that was measured in turns with the operation exceeds 1 by noise, but not by more than this. Above it the
+# A share of a limit that was measured interleaved with the operation exceeds 1 by noise, but not by more than this. Above it the
 # limit was not one: the library drives the network faster than one stream of a socket.
 NO_LIMIT = 1.05
 WITH_SWITCH = ("nccl", "rccl", "sharp")  # libraries in whose algorithms a switch may add
@@ -94,7 +94,7 @@ bounds = Table("bounds", "{bound}, {bytes}", [bound, size, times, rate, *compare
 links = Table("links", "claimed link", [bound, size, Col("gbps", "Gbps", "claimed"), Col("source")])
 
 limit = Col("bound_gbps", "Gbps", "of the limit", algbw_samples, "bytes bound_times_us", True)
-share = Col("share", "ratio", "share, in turns", _shares, "busbw_gbps bytes bound_times_us", True)
+share = Col("share", "ratio", "share, interleaved", _shares, "busbw_gbps bytes bound_times_us", True)
 no_limit = Col("no_limit", of=_no_limit, needs="share")
 in_turns = [times, Col("bound_times_us", "us", samples=True), busbw, limit, share, no_limit, Col("target", "ratio")]
 SHARE = "{operation} {variant}, {bytes} {no_limit}"
@@ -163,7 +163,7 @@ def _metrics(op: Op) -> Iterator[Metric]:
             rules_of = rules | {"headline": is_first, "unless": _no_headline, "basis": series.title}
             yield Metric(f"{name}_busbw_gbps", of["busbw_gbps"], label=f"{label} (bus)", **rules_of)
         if is_first:
-            rules |= {"headline": op.name == "all_reduce", "basis": "of the {bound}, at {bytes}, measured in turns"}
+            rules |= {"headline": op.name == "all_reduce", "basis": "of the {bound}, at {bytes}, interleaved"}
             yield Metric(f"{name}_socket_share", share["share"], label=f"{label} / raw sockets", **rules)
     least = smallest.where(operation=op.name, variant="library")["times_us"]
     grow: dict[str, Any] = {"may_lose": op.latency_may_grow, "headline": op.latency_may_grow is not None}
@@ -260,7 +260,7 @@ def _hidden(run: Rows) -> str:
 def _share_check(op: Op) -> Check:
     large = shares.where(operation=op.name, variant=op.target, bytes=lambda size: size >= op.target_bytes)
     name, question = f"{op.name.replace('_', '-')} share", f"Does {op.label} reach its share of what raw sockets carry?"
-    source = "of raw sockets, measured in turns"
+    source = "of raw sockets, interleaved"
     return reached(f"{name} at {{bytes}}", question, large["share"], f"target_share_{op.name}", source=source)
 
 

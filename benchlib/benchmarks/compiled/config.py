@@ -51,7 +51,7 @@ class CompiledConfig(BaseConfig):
     )
     batch_sizes: list[_Size] = Field([1], min_length=1, description="rows of the timed inputs")
     lengths: list[_Size] = Field([32], min_length=1, description="tokens of the timed inputs")
-    rounds: int = Field(5, ge=2, le=10000, description="timed calls of each executor, in turns")
+    rounds: int = Field(5, ge=2, le=10000, description="timed calls of each executor, interleaved")
 
     @field_validator("executors")
     @classmethod

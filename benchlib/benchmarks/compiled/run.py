@@ -235,7 +235,7 @@ class _Path:
                 row |= {"status": "skipped" if absent else "failed", "reason": str(error)}
 
     def _executors(self) -> None:
-        """Time all executors on each shape in turns, and compare what they compute."""
+        """Time all executors on each shape, interleaved, and compare what they compute."""
         config, rows = self.config, self.tables["executors"]
         inputs = {shape: models.question(*shape, models.SMALLEST, config.seed) for shape in config.shapes}
         double = models.doubled(export.Answers(models.bert(config.timed_model, config.seed)))

@@ -41,7 +41,7 @@ def record(
     no_weights: bool,
     out: Path | None,
 ) -> int:
-    """Compute the reference and the truth, publish them as the golden ``folder`` and return the exit code.
+    """Compute the reference and the fp64 reference, publish them as the golden ``folder`` and return the exit code.
 
     Raises ``UserError`` before any work where the target is not free or a parameter is wrong.
     """

@@ -32,9 +32,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """What members are compared with: the reference, the truth where there is one, the masks of the golden inputs.
+    """What members are compared with: the reference, the fp64 reference where there is one, the masks of the golden inputs.
 
-    ``errors`` is how far the reference is from the truth by case, where that is a number.
+    ``errors`` is how far the reference is from the fp64 reference by case, where that is a number.
     """
 
     recording: Recording
@@ -66,7 +66,7 @@ def attended(inputs: Arrays, case: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def from_truth(outputs: Arrays, truth: Recording | None, inputs: Arrays) -> dict[str, float]:
-    """Return by case how far outputs are from the truth, over the positions where that is finite."""
+    """Return by case how far outputs are from the fp64 reference, over the positions where that is finite."""
     distances = dict[str, float]()
     for case in cases(truth.outputs) if truth else ():
         assert truth is not None

@@ -47,7 +47,9 @@ class ParityConfig(BaseConfig):
         "cpu", description="backend that computes the reference, in fp32 with eager attention"
     )
     golden: str = Field("", description="golden folder to use as the reference, recorded earlier on any machine")
-    record: bool = Field(False, description="compute only the reference and the truth, and keep the golden folder")
+    record: bool = Field(
+        False, description="compute only the reference and the fp64 reference, and keep the golden folder"
+    )
     members: list[str] = Field([], description="members to compare; empty: all of the backend")
     slow: bool = Field(False, description="include members that compile or export the model (about a minute each)")
     ease: bool = Field(
@@ -144,7 +146,7 @@ class ParityConfig(BaseConfig):
         parts += [f"{self.dev_questions} dev questions"] * bool(self.dev_questions)
         parts += [f"{self.latency_runs} timed passes"] * bool(self.latency_runs and names)
         what = f"{self.model} ({self.init} weights), {', '.join(parts)}"
-        return f"{who} {against}: {what}, beside a truth in fp64 on the CPU"
+        return f"{who} {against}: {what}, beside an fp64 reference on the CPU"
 
     def work(self) -> dict[str, Any]:
         """Return the fields that change the work; of a golden folder its name, not where it lies."""

@@ -177,7 +177,7 @@ class _Maker:
         return windows if self.segments else replace(windows, token_types=False)
 
     def rows(self, length: int, count: int) -> dict[str, torch.Tensor]:
-        """Return ``count`` questions padded to ``length``: in turns the first window of one, the last of the next.
+        """Return ``count`` questions padded to ``length``: alternately the first window of one, the last of the next.
 
         Where the last window is full too, a quarter of it is cut: every second row has padding, and so has its batch.
         """

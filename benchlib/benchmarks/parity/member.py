@@ -1,6 +1,6 @@
 """One member in a process of its own: what it computes from the golden inputs becomes its recording.
 
-A name is a member of the table, or ``reference`` or ``truth``, both of the golden folder. What this module imports is
+A name is a member of the table, or ``reference`` or ``truth`` (the fp64 reference), both of the golden folder. What this module imports is
 loaded once by the server that members are forked from.
 """
 

@@ -1,7 +1,7 @@
 """A recording: what one member computed from the golden inputs, in a folder that is whole or absent.
 
 recording.json          who, where, how, and all that is no tensor
-outputs.safetensors     CASE/start, CASE/end (B, S), dev/start, dev/end (T,); float32, float64 of the truth
+outputs.safetensors     CASE/start, CASE/end (B, S), dev/start, dev/end (T,); float32, float64 of the fp64 reference
 gradients.safetensors   parameter name -> gradient, where the member trains
 layers.safetensors      000 -> hidden states behind the embeddings, 001 behind layer 0, and so on
 """

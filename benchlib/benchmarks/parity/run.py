@@ -235,7 +235,7 @@ def _close_golden(bench: Bench, reference: Reference) -> None:
 
 
 def _run(bench: Bench, reference: Reference) -> Row:
-    """Return what there is one of: the model, the reference and how far it is from the truth."""
+    """Return what there is one of: the model, the reference and how far it is from the fp64 reference."""
     config, fields, meta = bench.config, bench.fields, reference.recording.meta
     model, outputs = fields["model"], sha256(reference.recording.folder / recording.OUTPUTS)
     row: Row = {name: model[name] for name in ("init", "description", "parameters")}

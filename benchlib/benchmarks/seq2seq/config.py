@@ -78,7 +78,7 @@ class Seq2seqConfig(BaseConfig):
     engine: Literal["both", "plain", "tuned"] = Field(
         "both", description="plain: the usual loop; tuned: this machine's best; both: compare them, then train tuned"
     )
-    compare_steps: int = Field(3, ge=1, le=1000, description="with engine=both: steps of each engine, in turns")
+    compare_steps: int = Field(3, ge=1, le=1000, description="with engine=both: steps of each engine, interleaved")
     compile: bool = Field(False, description="torch.compile the tuned engine; its time is reported apart")
     amp: bool = Field(True, description="mixed precision where the device has it: bf16, else fp16 with a scaler")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="of AdamW, the same in every step")
@@ -160,7 +160,9 @@ class Seq2seqConfig(BaseConfig):
         batch = "the largest batch that fits" if self.batch else f"{self.batch_size:,} samples"
         total = "" if self.batch else f", {self.batch_size * self.world_size:,} a step"
         where = f"shards in {self.data_dir} ({self.page_cache} page cache)" if self.data_dir else "memory"
-        turns = f"; before that {self.compare_steps} steps of plain and tuned in turns" if self.engine == "both" else ""
+        turns = (
+            f"; before that {self.compare_steps} steps of plain and tuned, interleaved" if self.engine == "both" else ""
+        )
         return (
             f"{'tuned' if self.engine == 'both' else self.engine} trains {self.parameters:,} parameters ({self.size}) "
             f"on {self.epoch_samples:,} samples from {where}, 1 + {self.epochs} epochs, {batch} per device{total}"

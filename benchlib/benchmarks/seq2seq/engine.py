@@ -159,7 +159,7 @@ class Engine:
 
 @dataclass
 class Compared:
-    """What the engines did in turns: slowest rank's seconds and losses of each step by engine, first passes apart."""
+    """What the interleaved engines did: slowest rank's seconds and losses of each step by engine, first passes apart."""
 
     step_s: dict[str, list[float]]
     losses: dict[str, list[float]]
@@ -167,7 +167,7 @@ class Compared:
 
 
 def compare(task: Task, engines: list[Engine], steps: int) -> Compared:
-    """Let the engines take ``steps`` steps each, in turns on the same batches, after a pass that changes no weights."""
+    """Let the engines take ``steps`` steps each, interleaved on the same batches, after a pass that changes no weights."""
     names, events = [engine.name for engine in engines], task.rank.events
     result = Compared({name: [] for name in names}, {name: [] for name in names}, {})
     orders = list(share(task, 0, (step % task.steps(task.source.pairs.samples) for step in range(steps))))

@@ -1,4 +1,4 @@
-"""The encoder-decoder benchmark as each rank executes it: largest batch, engines in turns, the training, the disk."""
+"""The encoder-decoder benchmark as each rank executes it: largest batch, engines interleaved, the training, the disk."""
 
 import gc
 import math
@@ -173,7 +173,7 @@ def _epochs(trained: Trained, trainer: Engine, per_epoch: int) -> list[Row]:
 
 
 def _engines(task: Task, compared: Compared, compiles: bool) -> list[Row]:
-    """Return a row for each engine: its steps in turns, and how much faster than the plain one the tuned one is."""
+    """Return a row for each engine: its interleaved steps, and how much faster than the plain one the tuned one is."""
     rows: list[Row] = []
     for name in ("plain", "tuned"):
         row: Row = {"engine": name, "ratios": None, "compile_s": None, "why": {}}

@@ -143,7 +143,7 @@ def _warnings(rows: Rows) -> list[str]:
     return stand_ins(str(rows.run.get("speed_scope") or "").strip("_"), None) + warnings(rows)
 
 
-TURNS, WALL = "steps in turns on the same batches", "wall time of a counted epoch, after one to warm up"
+TURNS, WALL = "interleaved steps on the same batches", "wall time of a counted epoch, after one to warm up"
 FITS = "samples of a device fit within {memory_limit_gb}"
 higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 SPEC = Spec(
@@ -169,7 +169,7 @@ SPEC = Spec(
             "disk_raw_mb_per_s",
             disk["raw_mb_per_s"],
             "Disk, raw sequential",
-            "the same shards, in turns with the loader",
+            "the same shards, interleaved with the loader",
         ),
         higher("loader_mb_per_s", disk["loader_mb_per_s"], "Loader alone", "all ranks at once"),
         Metric("data_asked_mb_per_s", disk["asked_mb_per_s"], "Data asked for", "of a training that never waits"),
@@ -221,7 +221,7 @@ SPEC = Spec(
     ],
     shows=[
         Show("Epochs", epochs, "epoch seconds loss cached"),
-        Show("Engines in turns", engines.ran(), "engine step_s rates ratios"),
+        Show("Engines, interleaved", engines.ran(), "engine step_s rates ratios"),
         Show("Disk", disk.ran(), "raw_mb_per_s loader_mb_per_s asked_mb_per_s limit turn_samples_per_s turn_batch"),
         Show("Batches tried", batches),
         *SHOWS,

@@ -37,7 +37,7 @@ class ServingConfig(BaseConfig):
     max_new: int = Field(16, ge=2, le=8192, description="most new tokens of an answer")
     concurrency: int = Field(16, ge=1, le=4096, description="queries that a worker has at once, alone as together")
     queries: int = Field(32, ge=8, le=1_000_000, description="queries per worker in a run that measures a rate")
-    rounds: int = Field(2, ge=1, le=50, description="repetitions of these runs, in turns")
+    rounds: int = Field(2, ge=1, le=50, description="repetitions of these runs, interleaved")
 
     arrivals: Literal["poisson", "constant"] = Field("poisson", description="of the queries of open loops")
     loads: list[Annotated[float, Field(ge=0.01, le=10)]] = Field(

@@ -1,6 +1,6 @@
 """The serving benchmark: one process that sends queries to workers, started here or elsewhere, and never loads torch.
 
-First rates at equal concurrency per worker: each alone, all together, in turns. Then load: closed loops, and open loops at
+First rates at equal concurrency per worker: each alone, all together, interleaved. Then load: closed loops, and open loops at
 rising rates until a limit is missed. Last a worker is killed and started again while queries are under way.
 """
 
@@ -136,7 +136,7 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
 
 
 def _rates(bench: Bench) -> None:
-    """Measure each worker alone and all together, in turns: what the machine does meanwhile touches all alike."""
+    """Measure each worker alone and all together, interleaved: what the machine does meanwhile touches all alike."""
     config, count = bench.config, len(bench.urls)
     workers: list[Row] = [{"worker": index, "url": url, "answered": 0} for index, url in enumerate(bench.urls)]
     sizes = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []

@@ -175,7 +175,7 @@ def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) ->
 def predict(loaded: Loaded, features: Features, rank: Rank) -> tuple[np.ndarray, np.ndarray]:
     """Return (start logits, end logits), float32 (T,) each, whole on rank 0. Called by all ranks.
 
-    Windows are sorted by length and dealt in turns, so that the ranks have equal work and pad little.
+    Windows are sorted by length and dealt round-robin, so that the ranks have equal work and pad little.
     """
     model, world = loaded.model.eval(), rank.world
     order = np.argsort(-features.lengths, kind="stable")[world.rank :: world.size]
