@@ -96,26 +96,24 @@ def near(name: str, question: str, *over: tuple[Ref, Ref], share: float = 0.0, *
 
 
 def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any) -> Check:
-    """The rows of each group of the columns ``per`` have the same series of numbers as its first row, up to a share."""
-
-    def groups(run: Rows, rows: list[Row]) -> dict[Any, list[Row]]:
-        groups: dict[Any, list[Row]] = {}
-        for row in rows:
-            if ref.numbers(row, run) or not ref.why(row):
-                groups.setdefault(tuple(row.get(column) for column in per.split()), []).append(row)
-        return groups
+    """The rows with the same value of the column ``per`` have the same series of numbers, up to a share."""
 
     def apart(run: Rows, rows: list[Row]) -> list[Row]:
-        pairs = [(row, first) for first, *others in groups(run, rows).values() for row in others]
-        return [{**row, "_apart": _apart(ref.numbers(row, run), ref.numbers(first, run))} for row, first in pairs]
+        first: dict[Any, Row] = {}
+        compared = [row for row in rows if ref.numbers(row, run) or not ref.why(row)]
+        pairs = [(row, first.setdefault(row.get(per), row)) for row in compared]
+        return [
+            {**row, "_apart": _apart(ref.numbers(row, run), ref.numbers(other, run))}
+            for row, other in pairs
+            if row is not other
+        ]
 
     def alone(run: Rows) -> str:
-        several = any(len(rows) > 1 for rows in groups(run, ref.table.rows(run)).values())
-        return unless(run) or ("" if several else "only one ran: there is nothing to compare")
+        return unless(run) or ("" if differing.rows(run) else "only one ran: there is nothing to compare")
 
-    unless = more.pop("unless", lambda run: "")
-    differing = Ref(ref.table.pick(apart), Col("_apart", "error", f"{ref.col.heading} differ by"))
-    return below(name, question, (differing, share), unless=alone, **more)
+    differing, unless = ref.table.pick(apart), more.pop("unless", lambda run: "")
+    error = Ref(differing, Col("_apart", "error", f"{ref.col.heading} differ by"))
+    return below(name, question, (error, share), unless=alone, **more)
 
 
 def _apart(series: list[float], others: list[float]) -> float:
@@ -154,46 +152,42 @@ def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -
 
 def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
     """Yield the answers to a question: one, or one for each name."""
-    to = Ask(check.name.split("{")[0].strip(), check.question, check.kind)
     try:
         reason = check.unless(run) if check.unless else ""
-    except InvalidNumber as error:
-        yield to.fact(False, f"cannot be evaluated: {error}")
+        checks = [] if reason else _by_name(check, run)
+    except InvalidNumber as error:  # of what decides whether it is asked, or of what names the rows
+        name = check.name.split("{")[0].strip()
+        yield Ask(name, check.question, check.kind).fact(False, f"cannot be evaluated: {error}")
         return
     if reason:
         yield check.answer("SKIPPED", reason)
-    elif check.rule and not check.over:
-        yield to.by(lambda _: _rule(check, claims))
-    elif "{" not in check.name:
-        yield to.by(lambda _: (check.judge or compare)(check, run))
-    else:
-        try:
-            yield from _by_name(check, run)
-        except InvalidNumber as error:  # of what names the rows
-            yield to.fact(False, f"cannot be evaluated: {error}")
+    for one in checks:
+        ask = Ask(one.name, one.question, one.kind)
+        if one.rule and not one.over:
+            yield ask.by(lambda _, one=one: _rule(one, claims))
+        else:
+            yield ask.by(lambda _, one=one: (one.judge or compare)(one, run))
 
 
-def _by_name(check: Check, run: Rows) -> Iterator[Judged]:
-    """Judge a check for each name that its rows give it; without a row it is judged by its bare name."""
-    named = [
-        (ref, limit, [(ref.table.text(check.name, row, run), row) for row in ref.table.rows(run)])
-        for ref, limit in check.over
+def _by_name(check: Check, run: Rows) -> list[Check]:
+    """Return a check for each name that its rows give it; without a row the check by its bare name."""
+    if "{" not in check.name:
+        return [check]
+    named: dict[str, list[list[Row]]] = {}
+    for place, (ref, _) in enumerate(check.over):
+        for row in ref.table.rows(run):
+            name = ref.table.text(check.name, row, run)
+            named.setdefault(name, [[] for _ in check.over])[place].append(row)
+    if not named:
+        return [replace(check, name=" ".join(check.name.split("{")[0].split()).removesuffix(" at"))]
+    return [
+        replace(
+            check,
+            name=name,
+            over=[(ref.among(rows), limit) for (ref, limit), rows in zip(check.over, of_name, strict=True)],
+        )
+        for name, of_name in named.items()
     ]
-    names = list(dict.fromkeys(name for _, _, rows in named for name, _ in rows))
-    if not names:
-        bare = " ".join(check.name.split("{")[0].split())
-        names, named = [bare.removesuffix(" at")], [(ref, limit, []) for ref, limit, _ in named]
-    for name in names:
-        own = [
-            (Ref(ref.table.pick(_only([row for is_, row in rows if is_ == name])), ref.col), limit)
-            for ref, limit, rows in named
-        ]
-        one = replace(check, name=name, over=own)
-        yield Ask(name, check.question, check.kind).by(lambda _, one=one: (one.judge or compare)(one, run))
-
-
-def _only(chosen: list[Row]) -> Callable[[Rows, list[Row]], list[Row]]:
-    return lambda run, rows: chosen
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -238,10 +238,8 @@ class Spec:
 
     def first(self, names: Iterable[str]) -> dict[str, str]:
         """Return the words for the key metrics among ``names``, in the order of the spec."""
-        declared = {name: metric for name in names if (metric := self.metric(name)) and metric.headline}
-        return {
-            name: self.label(name) for name in sorted(declared, key=lambda name: self.metrics.index(declared[name]))
-        }
+        places = {name: self.metrics.index(one) for name in names if (one := self.metric(name)) and one.headline}
+        return {name: self.label(name) for name in sorted(places, key=lambda name: places[name])}
 
     def stated(self, run: Rows) -> list[Stated]:
         """Return the metrics of a run, each once."""
@@ -294,12 +292,9 @@ class Spec:
             return {}
         names = [check.name for check in _undecided(run) if check.status == "SKIPPED"]
         asked = [(check.asked, check.name.split(" at {")[0]) for check in self.checks if check.asked]
-        lost = {
-            field: [f"= {getattr(run.config, field):g}"]
-            for field, start in asked
-            if any(name.startswith(start) for name in names)
-        }
-        return lost | dict(self.missed(Rows.of(run)))
+        lost = [field for field, start in asked if any(name.startswith(start) for name in names)]
+        targets = {field: [f"= {getattr(run.config, field):g}"] for field in lost}
+        return targets | dict(self.missed(Rows.of(run)))
 
     def reading(self, run: Run) -> list[str]:
         """Return the reasons of the checks that did not pass, then the sentences whose metrics this run has."""

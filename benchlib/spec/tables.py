@@ -188,15 +188,14 @@ class Table:
 
     def most(self, column: str, per: str = "", least: bool = False) -> "Table":
         """Keep the first row with the largest (``least``: smallest) value of a column, of each group of ``per``."""
-        ref, sign = self[column], -1 if least else 1
+        ref, best = self[column], min if least else max
 
         def choose(run: Rows, rows: list[Row]) -> list[Row]:
-            best: dict[tuple[Any, ...], tuple[float, Row]] = {}
+            groups: dict[tuple[Any, ...], list[tuple[float, Row]]] = {}
             for row in rows:
-                group, value = tuple(row.get(name) for name in per.split()), ref.number(row, run)
-                if value is not None and (group not in best or sign * value > best[group][0]):
-                    best[group] = (sign * value, row)
-            return [row for _, row in best.values()]
+                if (value := ref.number(row, run)) is not None:
+                    groups.setdefault(tuple(row.get(name) for name in per.split()), []).append((value, row))
+            return [best(group, key=lambda pair: pair[0])[1] for group in groups.values()]
 
         return self.pick(choose)
 
@@ -252,6 +251,10 @@ class Ref:
 
     table: Table
     col: Col
+
+    def among(self, rows: list[Row]) -> "Ref":
+        """Return the same column of these rows alone."""
+        return replace(self, table=self.table.pick(lambda run, _: rows))
 
     def raw(self, row: Row, run: Rows) -> Any:
         """Return what the cell holds, or what is computed of others; None where it is missing."""
