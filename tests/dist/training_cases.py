@@ -189,7 +189,9 @@ def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     model = loaded.model.train()
     for index in range(len(windows)):
-        ids, types = (torch.from_numpy(array.astype("int64"))[None] for array in (windows.ids(index), windows.types(index)))
+        ids, types = (
+            torch.from_numpy(array.astype("int64"))[None] for array in (windows.ids(index), windows.types(index))
+        )
         labels = {
             name: torch.tensor([int(getattr(windows, name)[index])]) for name in ("start_positions", "end_positions")
         }
