@@ -151,7 +151,6 @@ def _last(err: Path) -> str:
 def _main(
     work: Callable[..., Any], args: Any, pipe: Connection, log: Path | None, variables: Mapping[str, str]
 ) -> None:
-    """Be the child; does not return."""
     os.setsid()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ |= variables

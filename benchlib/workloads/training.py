@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -56,7 +55,6 @@ class Plan:
 
     @property
     def epoch_share(self) -> float:
-        """The share of all samples that the planned steps see."""
         return self.samples / self.total_samples
 
 
@@ -223,7 +221,7 @@ def peak(rank: Rank, precision: str) -> tuple[float | None, str]:
 def rows(
     trained: Trained, rank: Rank, precision: str, measured: Sequence[tuple[float | None, str]], warm: int = 0
 ) -> Tables:
-    """Return the tables run, steps, ranks and devices of a training; all ranks call it, right after the training.
+    """Return the tables run, steps and ranks of a training; all ranks call it, right after the training.
 
     ``measured`` are peaks of matrix products in ``precision``, of which the highest counts: a busy neighbour lowers one
     and nothing raises it. The first ``warm`` steps of this run do not count for its speed.
@@ -281,7 +279,6 @@ def rows(
         "run": [run],
         "steps": [steps],
         "ranks": _by_rank(steady, run["samples_seen"], memory, no_memory, resident_gb(events)),
-        "devices": _by_device(events, *window),
         **trained.tables,
     }
 
@@ -359,22 +356,3 @@ def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -
     row["energy_j"] = energy[-1] - energy[0] if energy[1:] else None  # the hardware's own counter
     why = {name: str(reasons.get(key, lacking)) for name, key in keys.items() if row[name] is None}
     return row | {"why": why}
-
-
-def _by_device(events: Sequence[Event], began: float, ended: float) -> list[Row]:
-    """Return a row for each device that a sensor tells apart: means, energy, highest temperature and memory."""
-    during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
-    by_time = [event["devices"] for event in during if event.get("devices")]
-    rows = []
-    for device in range(min(map(len, by_time), default=0)):
-
-        def values(name: str, device: int = device) -> list[float]:
-            return [value for reading in by_time if (value := reading[device].get(name)) is not None]
-
-        counter, memory = values("energy_j"), values("device_memory_bytes")
-        row: Row = {name: fmean(values(name)) if values(name) else None for name in ("power_w", "utilization_percent")}
-        row |= {"device": device, "energy_j": counter[-1] - counter[0] if counter[1:] else None}
-        row |= {"temperature_c": max(values("temperature_c"), default=None)}
-        row |= {"memory_in_use_gb": max(memory) / 1e9 if memory else None}
-        rows.append(row | {"why": {name: "the device gives no value" for name in row if row[name] is None}})
-    return rows

@@ -194,7 +194,6 @@ def _efficient(run: Rows) -> str:
 
 
 def _warnings(run: Rows) -> Iterator[str]:
-    """Say what limits the meaning of the result."""
     yield "The tokens are random: rates hold for any text, losses say nothing about language."
     if run.config.model == "tiny":
         yield "Model tiny is a stand-in: in its short steps launching and exchanges weigh more than in a real one."
