@@ -215,11 +215,6 @@ def test_targets_hold_for_what_they_were_set(smoke, judged_rows, name, word, con
         (REAL, {}, "whole"),
         ({**REAL, "train_questions": 4000}, {}, "shortened set"),
         (REAL, {"epoch_share": 0.25, "cut_by": "budget"}, "cut by the budget to 25%"),
-        (
-            {**REAL, "train_questions": 9},
-            {"epoch_share": 0.5, "cut_by": "max_steps"},
-            "cut by max_steps to 50%, shortened set",
-        ),
         ({}, {}, "generated set"),  # of any size that was asked for: no whole, and not shortened
     ],
 )
