@@ -40,9 +40,8 @@ def probe() -> dict[str, Any]:
             support = {precision: supports(precision, where) for precision in DTYPES}
             if has_events(where):
                 module = torch.get_device_module(where)
-                backends[name]["memory_bytes"] = [
-                    module.get_device_properties(place).total_memory for place in range(len(names))
-                ]
+                every = map(module.get_device_properties, range(len(names)))
+                backends[name]["memory_bytes"] = [properties.total_memory for properties in every]
             backends[name]["lacks"] = {precision: why for precision, (has, why) in support.items() if not has}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
     return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}

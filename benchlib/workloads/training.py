@@ -166,10 +166,7 @@ def train(
             done = step + 1
             samples, tokens, padded, flops = map(sum, zip(*costs, strict=True))
             due = log.add(Step(done, epoch, rates[step], loss, samples, tokens, padded, flops))
-            saves = (
-                done == plan.planned_steps if save_every < 1 else done % save_every == 0 or done == plan.planned_steps
-            )
-            saves &= save_every >= 0
+            saves = save_every >= 0 and (done == plan.planned_steps or (save_every > 0 and done % save_every == 0))
             if due or saves or done == steps.stop:
                 log.gather([{name: row[name] for name in row if name not in work.unknown} for row in timer.take()])
                 timer.mark("report")  # where ranks wait for each other: no rank's own work
@@ -300,11 +297,8 @@ def _series(steady: Columns, world: World) -> Row:
     lacking = {
         name: NO_PARTS for name in (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew") if np.isnan(row[name]).any()
     }
-    lacking |= (
-        {"flops": "the model's config does not name layers, hidden and intermediate size"}
-        if np.isnan(row["flops"]).any()
-        else {}
-    )
+    if np.isnan(row["flops"]).any():
+        lacking["flops"] = "the model's config does not name layers, hidden and intermediate size"
     if world.size == 1:
         lacking |= {"exchange_overlap": "one rank exchanges nothing", "rank_skew": "one rank has nobody to wait for"}
     return row | dict.fromkeys(lacking) | {"why": lacking}
@@ -344,9 +338,8 @@ def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -
     during = [event for event in every if began <= event["t"] <= ended]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"
     lacking = lacking if every else "no supervisor sampled the sensors of this run"
-    used = (
-        "cpu_percent" if backend == "cpu" else "utilization_percent"
-    )  # of a CPU the time of the ranks, 100% is one core
+    # Of a CPU the time of the ranks: 100% is one core.
+    used = "cpu_percent" if backend == "cpu" else "utilization_percent"
     keys = {"power_w": "power_w", "temperature_c": "temperature_c", "utilization": used, "energy_j": "energy_j"}
     row: Row = {
         name: [float(event[key]) for event in during if isinstance(event.get(key), (int, float))] or None

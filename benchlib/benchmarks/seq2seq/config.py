@@ -157,9 +157,7 @@ class Seq2seqConfig(BaseConfig):
         batch = "the largest batch that fits" if self.batch else f"{self.batch_size:,} samples"
         total = "" if self.batch else f", {self.batch_size * self.world_size:,} a step"
         where = f"shards in {self.data_dir} ({self.page_cache} page cache)" if self.data_dir else "memory"
-        turns = (
-            f"; before that {self.compare_steps} steps of plain and tuned, interleaved" if self.engine == "both" else ""
-        )
+        turns = f"; before that {self.compare_steps} steps of plain and tuned, interleaved" * (self.engine == "both")
         return (
             f"{'tuned' if self.engine == 'both' else self.engine} trains {self.parameters:,} parameters ({self.size}) "
             f"on {self.epoch_samples:,} samples from {where}, 1 + {self.epochs} epochs, {batch} per device{total}"

@@ -186,9 +186,8 @@ def _split(rows: Rows) -> list[str]:
     """Say what the split gives, what it saves, and when it changed."""
     parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
     sentences = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
-    sentences += [
-        shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in shares.where(idle=bool).rows(rows)
-    ]
+    idle = shares.where(idle=bool).rows(rows)
+    sentences += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in idle]
     even, own = (
         max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0)
         for name in ("even_s", "own_s")

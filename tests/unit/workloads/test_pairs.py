@@ -43,9 +43,8 @@ def test_a_sample_depends_on_seed_and_index_alone():
     assert np.array_equal(generate(dataclasses.replace(PAIRS, samples=10**9), order[:5]), whole[order[:5]])
     assert len(np.unique(whole.reshape(1000, -1), axis=0)) == 1000
     other = generate(dataclasses.replace(PAIRS, seed=4), np.arange(1000))
-    assert (
-        abs(np.mean(other == whole) - 0.04) < 0.01
-    )  # of equal tokens by chance: the sum of the squared shares is 0.039
+    # Of equal tokens by chance: the sum of the squared shares is 0.039.
+    assert abs(np.mean(other == whole) - 0.04) < 0.01
 
 
 def test_the_tokens_have_the_stated_distribution_and_its_entropy():
@@ -54,9 +53,8 @@ def test_the_tokens_have_the_stated_distribution_and_its_entropy():
     tokens = generate(dataclasses.replace(PAIRS, samples=10**6), np.arange(31250))
     shares = np.bincount(tokens.ravel(), minlength=64) / tokens.size
     expected = np.array([math.sqrt((k + 1) / 64) - math.sqrt(k / 64) for k in range(64)])
-    assert (
-        (shares - expected) ** 2 / expected
-    ).sum() * tokens.size < 113  # chi-square, 63 degrees: beyond it 1 in 10,000
+    statistic = ((shares - expected) ** 2 / expected).sum() * tokens.size
+    assert statistic < 113  # chi-square, 63 degrees: beyond it 1 in 10,000
     assert entropy(64) == pytest.approx(-(shares * np.log(shares)).sum(), abs=2e-3)
     assert entropy(1) == 0
     halves = [tokens[:, 0, 1:].ravel(), tokens[:, 0, :-1].ravel(), tokens[:, 1, 1:].ravel()]
