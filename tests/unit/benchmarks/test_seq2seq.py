@@ -58,10 +58,10 @@ def test_sizes_and_sets(tmp_path):
 
 @pytest.mark.parametrize("most_that_fits", [1, 2, 7, 100, 128])
 def test_the_search_ends_within_a_sixteenth_below_the_limit(most_that_fits):
-    found = largest.search(lambda batch: {"batch": batch, "fits": batch <= most_that_fits}, 128)
-    assert most_that_fits - max(1, most_that_fits // 16) < found.batch <= most_that_fits < found.below
-    tried = [row["batch"] for row in found.tried]
-    assert found.complete and tried == sorted(set(tried)) and len(tried) <= 10
+    result = largest.search(lambda batch: {"batch": batch, "fits": batch <= most_that_fits}, 128)
+    assert most_that_fits - max(1, most_that_fits // 16) < result.batch <= most_that_fits < result.below
+    tried = [row["batch"] for row in result.tried]
+    assert result.complete and tried == sorted(set(tried)) and len(tried) <= 10
     assert largest.search(lambda batch: {"batch": batch, "fits": False}, 8).batch == 0
 
 

@@ -63,17 +63,17 @@ def test_the_tokens_have_the_stated_distribution_and_its_entropy():
 
 @pytest.mark.parametrize("read_ahead", [0, 1, 3])
 def test_batches_come_in_order_no_further_than_the_read_ahead_and_their_threads_end(read_ahead):
-    taken = []
+    asked = []
 
     def orders():
         for step in range(100):
-            taken.append(step)
+            asked.append(step)
             yield np.arange(step, 1000, 100) if step < 10 else np.array([1000])
 
     batches = open_source(PAIRS, read_ahead=read_ahead).batches(orders())
     for step in range(10):
         assert np.array_equal(next(batches).numpy(), generate(PAIRS, np.arange(step, 1000, 100)))
-        assert len(taken) == step + 1 + read_ahead
+        assert len(asked) == step + 1 + read_ahead
     with pytest.raises(IndexError, match="samples 1000 to 1000 of 1000"):
         list(batches)
     left = open_source(PAIRS, read_ahead=read_ahead).batches([np.arange(9)] * 7)

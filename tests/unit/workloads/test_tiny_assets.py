@@ -37,8 +37,8 @@ def benchmark_texts() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def pretraining_words() -> set[str]:
     random = Random(11)
-    made = [pretrain_text.sample(random, 2 + i % 7) for i in range(4000)]
-    return {word for sample in made for word in (*sample.question, *sample.context)}
+    drawn = [pretrain_text.sample(random, 2 + i % 7) for i in range(4000)]
+    return {word for sample in drawn for word in (*sample.question, *sample.context)}
 
 
 def test_folder_holds_a_small_complete_model(tokenizer: Any) -> None:
