@@ -105,9 +105,8 @@ def _context(modules: list[str]) -> Any:
     with SERVER:
         forkserver.set_forkserver_preload(modules)
         before = os.environ.pop(BLAS, None)
-        os.environ[BLAS] = (
-            "1"  # a fork keeps only the thread that forks, and numpy's library starts threads when it is loaded
-        )
+        # A fork keeps only the thread that forks, and numpy's library starts threads when it is loaded.
+        os.environ[BLAS] = "1"
         try:
             forkserver.ensure_running()
         finally:
@@ -151,7 +150,6 @@ def _last(err: Path) -> str:
 def _main(
     work: Callable[..., Any], args: Any, pipe: Connection, log: Path | None, variables: Mapping[str, str]
 ) -> None:
-    """Be the child; does not return."""
     os.setsid()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ |= variables

@@ -40,16 +40,14 @@ def probe() -> dict[str, Any]:
             support = {precision: supports(precision, where) for precision in DTYPES}
             if has_events(where):
                 module = torch.get_device_module(where)
-                backends[name]["memory_bytes"] = [
-                    module.get_device_properties(place).total_memory for place in range(len(names))
-                ]
+                every = map(module.get_device_properties, range(len(names)))
+                backends[name]["memory_bytes"] = [properties.total_memory for properties in every]
             backends[name]["lacks"] = {precision: why for precision, (has, why) in support.items() if not has}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
     return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}
 
 
 def _libraries() -> dict[str, str]:
-    """Return the versions of the libraries and drivers that only a torch with a device knows."""
     versions = {}
     if torch.cuda.is_available():
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
@@ -61,51 +59,35 @@ def _libraries() -> dict[str, str]:
 
 def _available(backend: str) -> tuple[list[str], str]:
     """Return the names of a backend's devices, and why there are none (empty where there are)."""
-    return {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm, "mps": _mps, "xpu": _xpu, "tpu": _tpu}[backend]()
-
-
-def _cpu() -> tuple[list[str], str]:
-    return ["cpu"], ""
-
-
-def _cuda() -> tuple[list[str], str]:
-    if torch.version.hip:
+    install = BACKENDS[backend].install
+    if backend == "cpu":
+        return ["cpu"], ""
+    if backend == "tpu":
+        return _tpu(install)
+    if backend == "mps":
+        if torch.backends.mps.is_built() and torch.backends.mps.is_available():
+            return ["Apple GPU"], ""
+        state = "has MPS but sees no device" if torch.backends.mps.is_built() else "is built without MPS"
+        return [], f"this torch ({torch.__version__}) {state}: needs {install}"
+    if backend == "xpu":
+        # Every wheel has torch.xpu, and a CPU wheel answers some of its questions: only a counted device is one.
+        names = [torch.xpu.get_device_name(index) for index in range(torch.xpu.device_count())]
+        return names, "" if names else f"torch ({torch.__version__}) sees no Intel GPU: {install}"
+    kind, tool = ("ROCm", "rocminfo") if backend == "rocm" else ("CUDA", "nvidia-smi")
+    if backend == "cuda" and torch.version.hip:
         return [], f"this torch is a ROCm build ({torch.__version__}): use backend rocm, or install the CUDA wheel"
-    return _torch_cuda("CUDA", "nvidia-smi")
-
-
-def _rocm() -> tuple[list[str], str]:
-    if not torch.version.hip:
-        return [], f"this torch ({torch.__version__}) is not a ROCm build: {BACKENDS['rocm'].install}"
-    return _torch_cuda("ROCm", "rocminfo")
-
-
-def _torch_cuda(kind: str, tool: str) -> tuple[list[str], str]:
+    if backend == "rocm" and not torch.version.hip:
+        return [], f"this torch ({torch.__version__}) is not a ROCm build: {install}"
     if not torch.backends.cuda.is_built():
-        return [], f"this torch ({torch.__version__}) is built without CUDA: {BACKENDS['cuda'].install}"
+        return [], f"this torch ({torch.__version__}) is built without CUDA: {install}"
     if not torch.cuda.is_available() or not torch.cuda.device_count():
         return [], f"torch has {kind} but sees no device: check the driver with `{tool}` and CUDA_VISIBLE_DEVICES"
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())], ""
 
 
-def _mps() -> tuple[list[str], str]:
-    if not torch.backends.mps.is_built():
-        return [], f"this torch ({torch.__version__}) is built without MPS: needs {BACKENDS['mps'].install}"
-    if not torch.backends.mps.is_available():
-        return [], f"torch has MPS but sees no device: needs {BACKENDS['mps'].install}"
-    return ["Apple GPU"], ""
-
-
-def _xpu() -> tuple[list[str], str]:
-    # Every wheel has torch.xpu, and a CPU wheel answers some of its questions: only a counted device is one.
-    if not torch.xpu.is_available() or not torch.xpu.device_count():
-        return [], f"torch ({torch.__version__}) sees no Intel GPU: {BACKENDS['xpu'].install}"
-    return [torch.xpu.get_device_name(index) for index in range(torch.xpu.device_count())], ""
-
-
-def _tpu() -> tuple[list[str], str]:
+def _tpu(install: str) -> tuple[list[str], str]:
     if importlib.util.find_spec("torch_xla") is None:
-        return [], f"torch_xla is not installed: {BACKENDS['tpu'].install}"
+        return [], f"torch_xla is not installed: {install}"
     try:
         # Imported by name: the package exists on TPU machines only, and it starts the runtime.
         runtime = importlib.import_module("torch_xla.runtime")
@@ -196,7 +178,6 @@ def supports(precision: str, where: torch.device) -> tuple[bool, str]:
 
 
 def require_precision(precision: str, where: torch.device) -> None:
-    """Raise ``UserError`` where the device lacks ``precision``."""
     has, reason = supports(precision, where)
     if not has:
         raise UserError(f"precision = {precision}: {reason}")
@@ -208,7 +189,6 @@ def mixed_precision(where: torch.device) -> str:
 
 
 def autocast(precision: str, where: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which matrix products run in ``precision``; nothing changes for fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(where.type, dtype=DTYPES[precision])

@@ -61,7 +61,6 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this is the rank that writes the result."""
         return self.rank == 0
 
 
@@ -149,7 +148,6 @@ def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:
 
 
 def _library(config: BaseConfig) -> Library:
-    """Return the collective library of a run, registered with torch."""
     config.check_whole()
     library = LIBRARIES[config.collective or BACKENDS[config.backend].collective]
     library.register()
@@ -198,7 +196,6 @@ def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
 
 
 def barrier() -> None:
-    """Wait until all ranks are here."""
     dist.barrier()
 
 

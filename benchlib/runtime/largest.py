@@ -20,9 +20,7 @@ SEARCH_SHARE = 0.4  # of the budget, at most
 STEPS = 2  # of a trial: the second one has the optimizer's state in memory
 TRIAL_S = 45.0  # more means that it swaps
 Trial = dict[str, Any]  # batch, fits, peak_gb, samples_per_s, reason
-OneTrial = Callable[
-    [Any, int, int], Trial
-]  # of a config, a batch and the bytes that may be used: a function of a module
+OneTrial = Callable[[Any, int, int], Trial]  # a module's, of a config, a batch and the bytes that may be used
 
 
 class OutOfTime(Exception):
@@ -122,19 +120,15 @@ def tried(device: torch.device, batch: int, limit_bytes: int, prepare: Callable[
             step()
             devices.synchronize(device)
         rate = batch / (time.perf_counter() - began)
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch.OutOfMemoryError is a RuntimeError; a CPU's allocator raises that one
+    except (RuntimeError, MemoryError) as error:  # the allocator of a CPU raises the first
         text = " ".join(str(error).split())
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in text:
             return {"fits": False, "reason": f"out of memory: {_request(text)}"}
         raise
     peak, _ = devices.peak_memory_bytes(device)
     row = {"fits": True, "peak_gb": (peak or devices.peak_resident_bytes()) / 1e9, "samples_per_s": rate}
-    if (
-        device.type == "cpu" and 1e9 * row["peak_gb"] > limit_bytes
-    ):  # what the system lets it map is not all that it holds
+    # What the system lets a process map is not all that it holds.
+    if device.type == "cpu" and 1e9 * row["peak_gb"] > limit_bytes:
         reason = f"its peak of {row['peak_gb']:.3g} GB is above the limit of {limit_bytes / 1e9:.3g} GB"
         return row | {"fits": False, "reason": reason}
     return row

@@ -63,7 +63,6 @@ class Library:
         return self.backend
 
     def options(self, config: Any, rank: int) -> dict[str, Any]:
-        """Return what ``init_process_group`` takes for this library alone."""
         return self._call("options", config, rank) or {}
 
     def _call(self, name: str, *arguments: Any) -> Any:

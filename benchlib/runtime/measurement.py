@@ -27,7 +27,6 @@ class Rank:
     began: Moment
 
     def progress(self, done: int, total: int, unit: str = "measurements") -> None:
-        """Report how far the measurement is."""
         self.events.emit("progress", phase="measure", done=done, total=total, unit=unit)
 
 

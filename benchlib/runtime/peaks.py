@@ -41,7 +41,6 @@ class MatmulPeak:
 
     @property
     def median(self) -> float | None:
-        """The median rate, FLOP/s."""
         return statistics.median(self.samples) if self.samples else None
 
 
@@ -56,19 +55,17 @@ def matmul_peaks(
     *,
     sizes: Sequence[int],
     seconds: float,
-    threads: int | None = None,
     slowdown: float = 0.0,
 ) -> list[MatmulPeak]:
     """Measure each size on its own, from the smallest on.
 
     A size is left out when one product of it would take longer than ``seconds``, judged by the smaller one before it.
-    ``precision`` is a name of ``DTYPES``; ``threads`` are those of the CPU for the time of the measurement. A precision
-    that the device does not have gives no samples and the reason. A wrong product raises ``RunBroken``. ``slowdown`` makes
+    ``precision`` is a name of ``DTYPES``. A precision that the device does not have gives no samples and the reason. A wrong product raises ``RunBroken``. ``slowdown`` makes
     each timed group longer by this share of its time.
     """
     peaks: list[MatmulPeak] = []
     reason = _unsupported(device, precision)
-    with _threads(threads), _fp32_rule(device, precision):
+    with _fp32_rule(device, precision):
         for size in sorted(set(sizes)) if not reason else ():
             if peaks and 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
                 break
@@ -104,14 +101,13 @@ def all_ranks_peak(here: World, precision: str, seconds: float) -> tuple[float |
     Where a device has no such products it is None and the reason. All ranks call it.
     """
     group.barrier()
-    threads = torch.get_num_threads()
-    own = matmul_peaks(here.device, precision, sizes=default_sizes(here.device), seconds=seconds, threads=threads)
+    own = matmul_peaks(here.device, precision, sizes=default_sizes(here.device), seconds=seconds)
     by_rank = group.all_gather_objects(own)
     lacking = next((peak.reason for peaks_of_rank in by_rank for peak in peaks_of_rank if peak.reason), "")
     if lacking:
         return None, lacking
     peak, size = peak_together(by_rank)
-    each = f", {counted(threads, 'thread')} each" if here.device.type == "cpu" else ""
+    each = f", {counted(torch.get_num_threads(), 'thread')} each" if here.device.type == "cpu" else ""
     together = f"{counted(here.size, 'rank')}{' at once' * (here.size > 1)}"
     return peak, f"n = {size}, {precision} products, {together}{each}, the best of this run"
 
@@ -132,11 +128,6 @@ def timed_groups(
     while len(samples) < MIN_SAMPLES or time.perf_counter() < end:
         samples.append(_timed(device, operation, repeats, slowdown))
     return samples
-
-
-def memory_of(device: torch.device) -> str:
-    """Return the kind of copy that stays within the memory of a device."""
-    return "host" if device.type == "cpu" else "device"
 
 
 def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float, slowdown: float = 0.0) -> list[float]:
@@ -204,16 +195,6 @@ def _unsupported(device: torch.device, precision: str) -> str:
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return f"{torch.cuda.get_device_name(device)} has no bf16"
     return ""
-
-
-@contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

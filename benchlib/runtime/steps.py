@@ -6,6 +6,7 @@ Notation: K steps, W ranks, C columns.
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ COLUMNS = (
     "loss", "samples", "tokens", "padded_tokens", "flops",
     "step_s", "data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s",
 )  # fmt: skip
-_TIMES = COLUMNS[5:]
+_COUNTS, _TIMES = COLUMNS[1:5], COLUMNS[5:]
 
 REPORT_EVERY_S = 0.5  # the ranks exchange their rows, and rank 0 tells of them, about this often
 _MAX_STEPS = 50
@@ -87,7 +88,6 @@ class StepLog:
 
     @property
     def table(self) -> np.ndarray:
-        """All steps so far that were gathered."""
         return np.concatenate(self._blocks) if self._blocks else np.zeros((0, self.world.size, len(COLUMNS)))
 
     def add(self, step: Step) -> bool:
@@ -100,14 +100,7 @@ class StepLog:
         if not self._waiting:
             return
         rows = [
-            [
-                float(step.loss),
-                step.samples,
-                step.tokens,
-                step.padded_tokens,
-                step.flops,
-                *(row.get(name, float("nan")) for name in _TIMES),
-            ]
+            [float(step.loss), *(getattr(step, name) for name in _COUNTS), *(row.get(name, nan) for name in _TIMES)]
             for step, row in zip(self._waiting, times, strict=True)
         ]
         mine = torch.tensor(rows, dtype=torch.float64).to(comm_device(self.world))

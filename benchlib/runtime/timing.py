@@ -41,7 +41,6 @@ class Clock:
         devices.synchronize(self.device)
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Return the seconds from one stamp to another."""
         return first.elapsed_time(last) / 1000 if self._events else last - first
 
 

@@ -197,7 +197,6 @@ def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:
 
 
 def work(run_dir: Path, benchmark: str = "") -> int:
-    """Run this rank's part of a run and return the exit code."""
     _tie_to_parent()
     where = place()
     logs = run_dir / "logs"
@@ -242,7 +241,6 @@ def _probe() -> int:
 
 
 def main() -> int:
-    """Run the command line of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchlib.runtime.worker", description="What a rank executes.")
     parser.add_argument("run_dir", type=Path, nargs="?")
     parser.add_argument(

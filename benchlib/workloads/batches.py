@@ -98,7 +98,6 @@ class MicroBatch:
         return MicroBatch(inputs, first, first, 1, size, size)
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return the same micro-batch on ``device``; from pinned memory without waiting for the copy."""
         if device.type == "cpu":
             return self
 

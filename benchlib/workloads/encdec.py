@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-START = (
-    0  # the token that the decoder sees first; the vocabulary has none to spare, and a target may begin with it, too
-)
+# The token that the decoder sees first; the vocabulary has none to spare, and a target may begin with it, too.
+START = 0
 # Logits that the tuned loss holds at once: on a CPU as many as stay in its caches, else enough to fill a device.
 _CHUNK = {"cpu": 1 << 22}
 _CHUNK_OF_DEVICES = 1 << 27

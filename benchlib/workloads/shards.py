@@ -1,15 +1,12 @@
 """Where the samples of :mod:`benchlib.workloads.pairs` come from while a model trains: from memory or from shards on a
 disk.
 
-Shards are a cache of what the generator gives: ``DATA_DIR/pairs-KEY/shard_0000.bin`` ... and a manifest with the
-checksum of each, under a key of content and layout: a set of fewer samples is the beginning of a larger one. A shard
-counts once the manifest names it; where its size or time of change is another than at its writing, its checksum
-decides. XXH3 because it reads faster than disks do; it is made to find damage, not forgery.
+Shards are a cache of what the generator gives: ``DATA_DIR/pairs-KEY/shard_0000.bin`` ..., under a key of content and
+layout: a set of fewer samples is the beginning of a larger one. A shard gets its name when it is whole.
 
 Notation: n samples, S tokens of a sequence. Rates are bytes per second.
 """
 
-import contextlib
 import ctypes
 import hashlib
 import json
@@ -20,27 +17,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import filelock
 import numpy as np
 import torch
-import xxhash
 
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
-from benchlib.core.files import atomic_path, not_written, read_object, write_json
+from benchlib.core.files import atomic_path, not_written
 from benchlib.core.text import counted
 from benchlib.workloads.pairs import Pairs, generate
 from benchlib.workloads.training import prefetched
 
 FORMAT = 2
 SHARD_BYTES = 1 << 27
-MANIFEST = "manifest.json"
 BLOCK_BYTES = 1 << 20  # of a sequential read
-WRITE_BYTES = 1 << 22  # generated, hashed and written at a time
-Progress = Callable[[int, int], None]  # shards done, shards; also now and then while another process writes
-Entry = dict[str, Any]  # of the manifest: size_bytes, changed_ns, xxh3_128
+WRITE_BYTES = 1 << 22  # generated and written at a time
+Progress = Callable[[int, int], None]  # shards done, shards
 
 
 @dataclass(frozen=True)
@@ -66,105 +59,51 @@ def layout(pairs: Pairs, data_dir: Path | str) -> list[Shard]:
     ]
 
 
-def prepare(pairs: Pairs, shards: Sequence[Shard], progress: Progress = lambda done, total: None) -> list[str]:
-    """Write the shards that are missing, too short or damaged, and leave the others alone; say which were damaged.
+def prepare(pairs: Pairs, shards: Sequence[Shard], progress: Progress = lambda done, total: None) -> None:
+    """Write the shards that are missing or too short, and leave the others alone.
 
     Any number of processes may call this at once, of one run or of several: one works, the others wait. Raises
     ``UserError`` before the first byte is written where the disk has too little space, ``StorageError`` where it cannot
     be written.
     """
     folder = shards[0].path.parent
-    manifest = _read_manifest(folder)
-    if all(_unchanged(shard, manifest) for shard in shards):
-        return []
+    if not _missing(shards):
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / ".lock")  # the operating system frees it when its process dies
-        while not lock.is_locked:
-            progress(0, 0)
-            with contextlib.suppress(filelock.Timeout):
-                lock.acquire(timeout=2)
-        with lock:
-            return _repair(pairs, shards, progress)
+        with filelock.FileLock(folder / ".lock"):  # the operating system frees it when its process dies
+            for left in folder.glob(".*.tmp"):
+                left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
+            missing = _missing(shards)  # after the process that held the lock
+            needed, free = sum(shard.size_bytes for shard in missing), shutil.disk_usage(folder).free
+            if needed > free:
+                raise UserError(
+                    f"{folder} has {size_text(free)} free and needs {size_text(needed)} for "
+                    f"{counted(len(missing), 'shard')} of samples: free some space, set fewer samples, token_bytes=2 or "
+                    "another data_dir"
+                )
+            for done, shard in enumerate(missing, 1):
+                _write(pairs, shard)
+                progress(done, len(missing))
     except (OSError, NotImplementedError) as error:
         raise not_written(folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
 
-def _repair(pairs: Pairs, shards: Sequence[Shard], progress: Progress) -> list[str]:
-    folder = shards[0].path.parent
-    for left in folder.glob(".*.tmp"):
-        left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
-    manifest = _read_manifest(folder)  # the process that held the lock may have written it
-    damaged, missing = list[str](), list[Shard]()
-    for done, shard in enumerate(shards, 1):
-        if _unchanged(shard, manifest):
-            continue
-        progress(done, len(shards))
-        name, entry = shard.path.name, manifest.pop(shard.path.name, None)
-        if entry and entry["size_bytes"] >= shard.size_bytes and shard.path.exists():
-            if _checksum(shard.path) == entry["xxh3_128"]:
-                manifest[name] = _entry(shard, entry["xxh3_128"])
-                continue
-            damaged.append(f"{name} was made again: its checksum is not that of its writing")
-        missing.append(shard)
-    needed, free = sum(shard.size_bytes for shard in missing), shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(
-            f"{folder} has {size_text(free)} free and needs {size_text(needed)} for {counted(len(missing), 'shard')} "
-            "of samples: free some space, set fewer samples, token_bytes=2 or another data_dir"
-        )
-    write_json(folder / MANIFEST, {"shards": manifest})
-    for done, shard in enumerate(missing, 1):
-        manifest[shard.path.name] = _write(pairs, shard)
-        write_json(folder / MANIFEST, {"shards": manifest})
-        progress(done, len(missing))
-    return damaged
-
-
-def _read_manifest(folder: Path) -> dict[str, Entry]:
-    """Return the entries of the shards that count; none where the manifest is missing or cut."""
-    try:
-        return dict(read_object(folder / MANIFEST, {"shards": dict})["shards"])
-    except UserError:
-        return {}
-
-
-def _unchanged(shard: Shard, manifest: dict[str, Entry]) -> bool:
-    entry = manifest.get(shard.path.name)
-    if not entry or not shard.path.exists():
-        return False
-    status = shard.path.stat()
-    as_written = (status.st_size, status.st_mtime_ns) == (entry["size_bytes"], entry["changed_ns"])
-    return as_written and status.st_size >= shard.size_bytes
-
-
-def _checksum(path: Path) -> str:
-    digest, buffer = xxhash.xxh3_128(), bytearray(BLOCK_BYTES)
-    with path.open("rb", buffering=0) as handle:
-        while count := handle.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
-
-
-def _entry(shard: Shard, checksum: str) -> Entry:
-    status = shard.path.stat()
-    return {"size_bytes": status.st_size, "changed_ns": status.st_mtime_ns, "xxh3_128": checksum}
+def _missing(shards: Sequence[Shard]) -> list[Shard]:
+    """Return those that are not there whole; a longer file begins with the same samples."""
+    return [shard for shard in shards if not shard.path.exists() or shard.path.stat().st_size < shard.size_bytes]
 
 
 def _dtype(pairs: Pairs) -> np.dtype:
     return np.dtype("<i8" if pairs.token_bytes == 8 else "<u2")
 
 
-def _write(pairs: Pairs, shard: Shard) -> Entry:
-    digest = xxhash.xxh3_128()
+def _write(pairs: Pairs, shard: Shard) -> None:
     rows = max(1, WRITE_BYTES // (16 * pairs.sequence))
     with atomic_path(shard.path) as temporary, temporary.open("wb") as handle:
         for low in range(0, shard.samples, rows):
             indices = np.arange(shard.first + low, shard.first + min(low + rows, shard.samples))
-            data = generate(pairs, indices).astype(_dtype(pairs), copy=False).data
-            digest.update(data)
-            handle.write(data)
-    return _entry(shard, digest.hexdigest())
+            handle.write(generate(pairs, indices).astype(_dtype(pairs), copy=False).data)
 
 
 def evict(paths: Iterable[Path]) -> None:
@@ -249,16 +188,12 @@ class Shards:
 @dataclass(frozen=True)
 class Source:
     """What gives samples: ``read`` takes int64 (n,) and returns int64 (n, 2, S). ``shards`` are None where they come
-    from memory.
-
-    ``damaged`` says which shards were made again.
-    """
+    from memory."""
 
     pairs: Pairs
     read: Callable[[np.ndarray], np.ndarray]
     read_ahead: int = 4
     shards: Shards | None = None
-    damaged: Sequence[str] = ()
 
     def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
         """Yield int64 (n, 2, S) for each array of indices, int64 (n,), ``read_ahead`` of them being made on threads
@@ -289,9 +224,9 @@ def open_source(
     if not data_dir:
         return Source(pairs, lambda indices: generate(pairs, indices), read_ahead)
     shards = layout(pairs, data_dir)
-    damaged = prepare(pairs, shards, progress)
+    prepare(pairs, shards, progress)
     opened = Shards(pairs, shards, page_cache)
-    return Source(pairs, opened.read, read_ahead, opened, damaged)
+    return Source(pairs, opened.read, read_ahead, opened)
 
 
 def disk_rates(

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -56,7 +55,6 @@ class Plan:
 
     @property
     def epoch_share(self) -> float:
-        """The share of all samples that the planned steps see."""
         return self.samples / self.total_samples
 
 
@@ -168,10 +166,7 @@ def train(
             done = step + 1
             samples, tokens, padded, flops = map(sum, zip(*costs, strict=True))
             due = log.add(Step(done, epoch, rates[step], loss, samples, tokens, padded, flops))
-            saves = (
-                done == plan.planned_steps if save_every < 1 else done % save_every == 0 or done == plan.planned_steps
-            )
-            saves &= save_every >= 0
+            saves = save_every >= 0 and (done == plan.planned_steps or (save_every > 0 and done % save_every == 0))
             if due or saves or done == steps.stop:
                 log.gather([{name: row[name] for name in row if name not in work.unknown} for row in timer.take()])
                 timer.mark("report")  # where ranks wait for each other: no rank's own work
@@ -223,7 +218,7 @@ def peak(rank: Rank, precision: str) -> tuple[float | None, str]:
 def rows(
     trained: Trained, rank: Rank, precision: str, measured: Sequence[tuple[float | None, str]], warm: int = 0
 ) -> Tables:
-    """Return the tables run, steps, ranks and devices of a training; all ranks call it, right after the training.
+    """Return the tables run, steps and ranks of a training; all ranks call it, right after the training.
 
     ``measured`` are peaks of matrix products in ``precision``, of which the highest counts: a busy neighbour lowers one
     and nothing raises it. The first ``warm`` steps of this run do not count for its speed.
@@ -281,7 +276,6 @@ def rows(
         "run": [run],
         "steps": [steps],
         "ranks": _by_rank(steady, run["samples_seen"], memory, no_memory, resident_gb(events)),
-        "devices": _by_device(events, *window),
         **trained.tables,
     }
 
@@ -303,11 +297,8 @@ def _series(steady: Columns, world: World) -> Row:
     lacking = {
         name: NO_PARTS for name in (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew") if np.isnan(row[name]).any()
     }
-    lacking |= (
-        {"flops": "the model's config does not name layers, hidden and intermediate size"}
-        if np.isnan(row["flops"]).any()
-        else {}
-    )
+    if np.isnan(row["flops"]).any():
+        lacking["flops"] = "the model's config does not name layers, hidden and intermediate size"
     if world.size == 1:
         lacking |= {"exchange_overlap": "one rank exchanges nothing", "rank_skew": "one rank has nobody to wait for"}
     return row | dict.fromkeys(lacking) | {"why": lacking}
@@ -347,9 +338,8 @@ def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -
     during = [event for event in every if began <= event["t"] <= ended]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"
     lacking = lacking if every else "no supervisor sampled the sensors of this run"
-    used = (
-        "cpu_percent" if backend == "cpu" else "utilization_percent"
-    )  # of a CPU the time of the ranks, 100% is one core
+    # Of a CPU the time of the ranks: 100% is one core.
+    used = "cpu_percent" if backend == "cpu" else "utilization_percent"
     keys = {"power_w": "power_w", "temperature_c": "temperature_c", "utilization": used, "energy_j": "energy_j"}
     row: Row = {
         name: [float(event[key]) for event in during if isinstance(event.get(key), (int, float))] or None
@@ -359,22 +349,3 @@ def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -
     row["energy_j"] = energy[-1] - energy[0] if energy[1:] else None  # the hardware's own counter
     why = {name: str(reasons.get(key, lacking)) for name, key in keys.items() if row[name] is None}
     return row | {"why": why}
-
-
-def _by_device(events: Sequence[Event], began: float, ended: float) -> list[Row]:
-    """Return a row for each device that a sensor tells apart: means, energy, highest temperature and memory."""
-    during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
-    by_time = [event["devices"] for event in during if event.get("devices")]
-    rows = []
-    for device in range(min(map(len, by_time), default=0)):
-
-        def values(name: str, device: int = device) -> list[float]:
-            return [value for reading in by_time if (value := reading[device].get(name)) is not None]
-
-        counter, memory = values("energy_j"), values("device_memory_bytes")
-        row: Row = {name: fmean(values(name)) if values(name) else None for name in ("power_w", "utilization_percent")}
-        row |= {"device": device, "energy_j": counter[-1] - counter[0] if counter[1:] else None}
-        row |= {"temperature_c": max(values("temperature_c"), default=None)}
-        row |= {"memory_in_use_gb": max(memory) / 1e9 if memory else None}
-        rows.append(row | {"why": {name: "the device gives no value" for name in row if row[name] is None}})
-    return rows

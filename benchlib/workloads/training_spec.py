@@ -22,15 +22,11 @@ from benchlib.spec.checks import Check, rule
 from benchlib.spec.spec import Metric, Say, Show, each, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, Tables, cols, why, write
 
-PARTS = {
-    "data": "data",
-    "forward": "forward",
-    "backward": "backward",
-    "exchange_exposed": "exchange",
-    "optimizer": "optimizer",
-}
+PARTS = {name: name for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")}
+PARTS["exchange_exposed"] = "exchange"
 BURSTY = 1.5  # of the median step's rate over that of all steps together: neither a hiccup nor noise does that
-RATE = "samples/s"
+RATE, THROUGHPUT = "samples/s", "Training throughput"
+LARGEST, HELD = "tensors of the largest rank", "largest rank"
 PARTS_S = " ".join(f"{name}_s" for name in PARTS)
 series = partial(Col, samples=True)
 
@@ -39,6 +35,10 @@ def _rates(amounts: list[float], step_s: list[float]) -> list[float]:
     """Return the rate of each step; where they come in bursts, so that none is typical, that of all together."""
     rates, whole = list(map(truediv, amounts, step_s)), sum(amounts) / sum(step_s)
     return rates if 1 / BURSTY < median(rates) / whole < BURSTY else [whole]
+
+
+def _shares(rates: list[float], peak: float) -> list[float]:
+    return [rate / peak for rate in rates]
 
 
 def _pace(rates: list[float], step_s: list[float], drift: str) -> str:
@@ -69,60 +69,40 @@ def _of_steps(row: Row, run: Rows) -> dict[str, Any]:
     return {**speed, "compute.ranks": run.world, "compute.peak_kind": "measured", "wholes": wholes}
 
 
-counted_steps = Table(
-    "steps",
-    "counted steps",
-    [
-        Col("scope", of=str, needs="speed_scope"),
-        series("step_s", "s", "step", role="speed.step_s"),
-        *(series(f"{name}_s", "s", words) for name, words in PARTS.items()),
-        *(series(name, "s") for name in ("exchange_s", "data_wait_s")),
-        *(series(name, "count") for name in ("samples", "tokens", "flops")),
-        series("exchange_overlap", "ratio", derived=True, signed=True),
-        series("rank_skew", "ratio", derived=True),
-        Col("drift"),
-        series("samples_per_s", RATE, RATE, _rates, "samples step_s", role="speed.samples_per_s"),
-        series("tokens_per_s", "tokens/s", "", _rates, "tokens step_s", role="speed.tokens_per_s"),
-        series("flops_per_s", "FLOP/s", "", _rates, "flops step_s", role="compute.flops_per_s"),
-        Col("peak", "FLOP/s", of=float, needs="peak_flops", role="compute.peak_flops"),
-        series(
-            "mfu", "ratio", "MFU", lambda rates, peak: [r / peak for r in rates], "flops_per_s peak", role="compute.mfu"
-        ),
-        Col("kind", of=str, needs="precision", role="compute.precision"),
-        Col("peak_kind", of=str, needs="precision", role="compute.peak_precision"),
-        Col("data_wait_share", "ratio", "", lambda waits, times: sum(waits) / sum(times), "data_wait_s step_s"),
-        Col("pace", "", "", _pace, "samples_per_s step_s drift"),
-        Col("largest", "", "", _largest, PARTS_S),
-        Col("ranks", "", "", lambda world: counted(world, "rank"), "world"),
-    ],
-    _of_steps,
-)
-by_rank = Table(
-    "ranks",
-    "rank {rank}",
-    [
-        Col("rank", "number"),
-        Col("step_s", "s", "step"),
-        *(Col(f"{name}_s", "s", words) for name, words in PARTS.items()),
-        *cols("exchange_s", "s"),
-        *cols("samples", "count"),
-        *cols("resident_gb device_gb", "GB"),
-        series("memory_gb", "GB", "memory"),
-        Col("largest", "", "", _largest, PARTS_S),
-    ],
-)
-by_device = Table(
-    "devices",
-    "device {device}",
-    [
-        Col("device", "number"),
-        *(Col(f"{name}_{unit.lower()}", unit) for name, unit in (("power", "W"), ("energy", "J"))),
-        Col("temperature_c", "°C", signed=True),
-        Col("utilization_percent", "%"),
-        Col("memory_in_use_gb", "GB"),
-    ],
-)
-TABLES = [counted_steps, by_rank, by_device]
+of_steps = [
+    Col("scope", of=str, needs="speed_scope"),
+    series("step_s", "s", "step", role="speed.step_s"),
+    *(series(f"{name}_s", "s", words) for name, words in PARTS.items()),
+    *(series(name, "s") for name in ("exchange_s", "data_wait_s")),
+    *(series(name, "count") for name in ("samples", "tokens", "flops")),
+    series("exchange_overlap", "ratio", derived=True, signed=True),
+    series("rank_skew", "ratio", derived=True),
+    Col("drift"),
+    series("samples_per_s", RATE, RATE, _rates, "samples step_s", role="speed.samples_per_s"),
+    series("tokens_per_s", "tokens/s", "", _rates, "tokens step_s", role="speed.tokens_per_s"),
+    series("flops_per_s", "FLOP/s", "", _rates, "flops step_s", role="compute.flops_per_s"),
+    Col("peak", "FLOP/s", of=float, needs="peak_flops", role="compute.peak_flops"),
+    series("mfu", "ratio", "MFU", _shares, "flops_per_s peak", role="compute.mfu"),
+    Col("kind", of=str, needs="precision", role="compute.precision"),
+    Col("peak_kind", of=str, needs="precision", role="compute.peak_precision"),
+    Col("data_wait_share", "ratio", "", lambda waits, times: sum(waits) / sum(times), "data_wait_s step_s"),
+    Col("pace", "", "", _pace, "samples_per_s step_s drift"),
+    Col("largest", "", "", _largest, PARTS_S),
+    Col("ranks", "", "", lambda world: counted(world, "rank"), "world"),
+]
+counted_steps = Table("steps", "counted steps", of_steps, _of_steps)
+of_rank = [
+    Col("rank", "number"),
+    Col("step_s", "s", "step"),
+    *(Col(f"{name}_s", "s", words) for name, words in PARTS.items()),
+    *cols("exchange_s", "s"),
+    *cols("samples", "count"),
+    *cols("resident_gb device_gb", "GB"),
+    series("memory_gb", "GB", "memory"),
+    Col("largest", "", "", _largest, PARTS_S),
+]
+by_rank = Table("ranks", "rank {rank}", of_rank)
+TABLES = [counted_steps, by_rank]
 
 
 def _loss_at(place: int, losses: list[float]) -> float:
@@ -172,7 +152,6 @@ def run_of_training(*more: Col) -> Table:
 
 
 def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
-    """Return the metrics of a training; ``formula`` is of its FLOPs, ``loss_may_lose`` a share of the final loss."""
     own, higher, lower = counted_steps, partial(Metric, better="higher"), partial(Metric, better="lower")
     mean, slowest, each_s = "mean over {window} steps", "slowest rank, {pace}", "every second of the training"
     after = "after the last gradient was ready; waiting for slower ranks is part of it"
@@ -181,14 +160,7 @@ def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
         Metric("loss", run["loss"], "Loss", "mean over the global batch, each step; the value is their median"),
         Metric("loss_first{quality}", run["loss_first"], "First loss", mean),
         lower("loss_final{quality}", run["loss_final"], "Final loss", mean, may_lose=loss_may_lose, headline=True),
-        higher(
-            "train_samples_per_s{scope}",
-            own["samples_per_s"],
-            "Training throughput",
-            slowest,
-            may_lose=0.20,
-            headline=True,
-        ),
+        higher("train_samples_per_s{scope}", own["samples_per_s"], THROUGHPUT, slowest, may_lose=0.2, headline=True),
         higher("train_tokens_per_s{scope}", own["tokens_per_s"], "Tokens", f"without padding, {slowest}"),
         lower("step_s{scope}", own["step_s"], "Step time", "slowest rank", headline=True),
         *(lower(name, own[times[name]], "", "mean over the ranks, without waiting for other ranks") for name in times),
@@ -198,17 +170,8 @@ def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
         higher("flops_per_s{scope}", own["flops_per_s"], "", formula),
         higher("mfu{scope}", own["mfu"], "Model FLOP utilisation", "FLOP/s over matmul_peak_flops", headline=True),
         higher("matmul_peak_flops", run["peak_flops"], "Peak of matrix products", "{peak_of}"),
-        lower(
-            "device_memory_gb", run["device_memory_gb"], "Device memory", "tensors of the largest rank", may_lose=0.25
-        ),
-        lower(
-            "resident_memory_gb",
-            run["resident_memory_gb"],
-            "Resident memory",
-            "largest rank",
-            may_lose=0.25,
-            headline=True,
-        ),
+        lower("device_memory_gb", run["device_memory_gb"], "Device memory", LARGEST, may_lose=0.25),
+        lower("resident_memory_gb", run["resident_memory_gb"], "Resident memory", HELD, may_lose=0.25, headline=True),
         lower("energy_j", run["energy_j"], "Energy", "the hardware's own counter, over the training"),
         lower("power_w", run["power_w"], "Power", each_s),
         lower("temperature_c", run["temperature_c"], "Temperature", each_s),
@@ -220,7 +183,6 @@ def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
 
 
 def _equal(check: Check, run: Rows) -> Judged:
-    """Compare the checksums of all ranks at each epoch's end."""
     rows = run.run["checksums"]
     same = bool(rows) and all(len(row) == run.world and len(set(map(str, row))) == 1 for row in rows)
     compared = f"{counted(len(rows), 'comparison')} of weight checksums over {counted(run.world, 'rank')}"
@@ -280,7 +242,6 @@ def warnings(run: Rows) -> list[str]:
 
 
 def recorded(events: Sequence[Event]) -> Tables:
-    """Return the rows that the events of a run without a result give."""
     done = {event["step"]: event for event in events if event["kind"] == "step" and event.get("step")}
     recorded_steps = [done[step] for step in sorted(done)]
     memory = resident_gb(events).items()
@@ -294,34 +255,19 @@ def recorded(events: Sequence[Event]) -> Tables:
 
 
 def charts(run: Table) -> list[Chart]:
-    """Return the pictures of a training."""
-    rates, no_step, no_parts = (
-        counted_steps["samples_per_s"],
-        "No training step was recorded.",
-        "No parts of a step were recorded.",
-    )
-    fell, held = (
-        "The smoothed loss goes from {loss_first} to {loss_final}",
-        "Rank {rank} holds {resident_gb} at its peak",
-    )
+    fell = "The smoothed loss goes from {loss_first} to {loss_final}"
+    held = "Rank {rank} holds {resident_gb} at its peak"
+    no_step, no_parts = "No training step was recorded.", "No parts of a step were recorded."
     seconds, none = "seconds since the launch", "No memory reading was recorded."
+    rates, parts = counted_steps["samples_per_s"], [by_rank[name] for name in PARTS_S.split()]
+    longest, split = "The largest part of a step is {largest}", "seconds of a step, medians"
     return [
         steps("loss-curve", run["loss"], title=fell, empty=no_step, smooth=smoothed),
         steps("throughput", rates, title="{samples_per_s}, {pace}", empty=no_step, x="counted step", smooth=smoothed),
         cumulative("step-times", counted_steps["step_s"], title="Half of the steps take up to {step_s}", empty=no_step),
-        stacked(
-            "time-split",
-            *(by_rank[name] for name in PARTS_S.split()),
-            title="The largest part of a step is {largest}",
-            x="seconds of a step, medians",
-            mark=by_rank["step_s"],
-            empty=no_parts,
-        ),
+        stacked("time-split", *parts, title=longest, x=split, mark=by_rank["step_s"], empty=no_parts),
         steps("memory", by_rank["memory_gb"], title=held, empty=none, x=seconds),
     ]
 
 
-SHOWS = [
-    Show("Ranks", by_rank, f"rank step_s {PARTS_S} samples resident_gb device_gb"),
-    Show("Devices, over the training", by_device),
-]
+SHOWS = [Show("Ranks", by_rank, f"rank step_s {PARTS_S} samples resident_gb device_gb")]

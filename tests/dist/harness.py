@@ -84,6 +84,13 @@ def in_this_process(run_dir: Path) -> None:
     write_json(run_dir / "status.json", {"outcome": "complete", "reason": "", "ranks": [], "ended_at": time.time()})
 
 
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def free_port() -> int:
     """Return a port that nobody listens on."""
     with socket.socket() as free:

@@ -128,16 +128,6 @@ def messages(rank: int, size: int) -> None:
     assert second.unique().tolist() == [before + 10]
 
 
-def from_anybody() -> None:
-    """Receive what any rank sent, and learn who."""
-    if dist.get_rank() == 1:
-        dist.send(torch.tensor([7]), 0, tag=5)
-    elif dist.get_rank() == 0:
-        into = torch.zeros(1, dtype=torch.int64)
-        assert dist.recv(into, tag=5) == 1
-        assert into.item() == 7
-
-
 def objects(rank: int, size: int) -> None:
     """Collectives of Python objects, as torch makes them of those of tensors."""
     texts = process_group.all_gather_objects("x" * rank)
@@ -153,7 +143,6 @@ def refusals(size: int) -> list[str]:
         lambda: dist.all_reduce(torch.ones(4, 4)[:, ::2]),
         lambda: dist.all_gather_single(torch.empty(3 * size + 1), torch.empty(3)),
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool)),
-        lambda: dist.broadcast(torch.empty(1, dtype=torch.uint8).expand(2**31), 0),
     )
     texts = []
     for call in calls:
@@ -220,6 +209,5 @@ def run(config: Config, run_dir: Path, events: EventWriter) -> None:
             compared += reductions(rank // 2, 2, halves[rank % 2]) + moves(rank // 2, 2, halves[rank % 2])
         else:
             seen["sharded"] = sharded(rank, size)
-            from_anybody()
             seen["late"] = late(rank)
         files.write_json(run_dir / f"seen{rank}.json", seen | {"compared": compared})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from checkpoint_cases import flip
+from harness import flip
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.squad import run, train
@@ -34,11 +34,6 @@ def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter,
 
     if events.restarts(run_dir) == 0:
         train.save = saved
-    executed(BENCHMARKS["squad"])(config, run_dir, writer)
-
-
-def undisturbed(config: SquadConfig, run_dir: Path, writer: events.EventWriter) -> None:
-    """Nothing breaks."""
     executed(BENCHMARKS["squad"])(config, run_dir, writer)
 
 

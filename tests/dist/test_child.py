@@ -111,9 +111,7 @@ def test_what_goes_wrong_is_told_in_its_own_words(tmp_path, kind, status, reason
 
 
 def test_a_full_disk_is_raised_again():
-    with pytest.raises(
-        StorageError, match=r"^/a/file cannot be written: no space left on device; free some space"
-    ) as raised:
+    with pytest.raises(StorageError, match=r"^/a/file cannot be written: no space left on device") as raised:
         child.run(fail, "disk", timeout_s=PATIENCE_S, tell=lambda progress: None)
     assert raised.value.errno == errno.ENOSPC
 

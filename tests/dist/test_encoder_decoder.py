@@ -1,5 +1,6 @@
 """The encoder-decoder on two ranks against one, and from a disk against memory: the same losses in fp64."""
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -55,21 +56,17 @@ def trained(rank: int, size: int, folder: Path, data_dir: str = "", engine: str 
     }
 
 
-class Ranks:
-    """What each of two ranks does; picklable."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, rank: int, size: int) -> None:
-        found = trained(rank, size, self.folder)
-        if rank == 0:
-            (self.folder / "found.json").write_text(json.dumps(found))
+def of_two(folder: Path, rank: int, size: int) -> None:
+    outcome = trained(rank, size, folder)
+    if rank == 0:
+        (folder / "two.json").write_text(json.dumps(outcome))
 
 
-def test_two_ranks_compute_what_one_does(group: None, tmp_path: Path) -> None:
-    worlds.in_world(2, tmp_path, Ranks(tmp_path))
-    two, one = json.loads((tmp_path / "found.json").read_text()), trained(0, 1, tmp_path)
+def test_ranks_disk_and_plain_engine_train_as_one_rank_from_memory_does(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds.in_world(2, tmp_path, functools.partial(of_two, tmp_path))
+    two, one = json.loads((tmp_path / "two.json").read_text()), trained(0, 1, tmp_path)
     assert len(one["losses"]) == (EPOCHS + 1) * 4
     np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-12)
     np.testing.assert_allclose(two["compared"], one["compared"], rtol=1e-12)
@@ -79,18 +76,10 @@ def test_two_ranks_compute_what_one_does(group: None, tmp_path: Path) -> None:
     assert sum(two["samples"]) == sum(one["samples"]) == (EPOCHS + 1) * SAMPLES
     assert two["samples"][1] < two["samples"][0]
     assert one["losses"][-1] < one["losses"][0] - 0.1
-
-
-def test_a_disk_gives_the_losses_of_memory(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 9 * 96)  # three shards
-    from_disk, from_memory = trained(0, 1, tmp_path, str(tmp_path / "data")), trained(0, 1, tmp_path)
-    assert from_disk["losses"] == from_memory["losses"]
+    assert trained(0, 1, tmp_path, str(tmp_path / "data"))["losses"] == one["losses"]
     assert len(list(tmp_path.glob("data/*/shard_*.bin"))) == 3
-
-
-def test_plain_learns_what_tuned_does(group: None, tmp_path: Path) -> None:
-    plain, tuned = (trained(0, 1, tmp_path, engine=engine)["losses"] for engine in ("plain", "tuned"))
-    np.testing.assert_allclose(tuned, plain, rtol=1e-9)
+    np.testing.assert_allclose(trained(0, 1, tmp_path, engine="plain")["losses"], one["losses"], rtol=1e-9)
 
 
 def test_a_rank_without_samples_takes_part(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_every_operation(tmp_path: Path, ranks: int) -> None:
         seen = json.loads((run_dir / f"seen{rank}.json").read_text())
         assert seen["place"] == [rank, ranks, "mpi"]
         assert seen["compared"] == PER_GROUP * ranks // 2
-        words = ("is not contiguous", "elements of", "cannot reduce", "more than 2**31 - 1 elements")
+        words = ("is not contiguous", "elements of", "cannot reduce")
         for text, word in zip(seen["refused"], words, strict=True):
             assert word in text
         if ranks == 2:

@@ -28,7 +28,6 @@ from benchlib.workloads import transformer_stack
 NARROW = Shape("narrow", "decoder", 32, 8, 8, 8, 64, 32, 64)
 CPU = torch.device("cpu")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
-FIT_TWO = {"single", "data", "sharded", "sharded_direct", "tensor", "sequence", "context", "pipeline"}
 TENSOR_PLAN, PREPARE = strategies.tensor_plan, proofs.prepare
 PART, TO_LOCAL = transformer_stack.Stack.part, DTensor.to_local
 
@@ -46,8 +45,11 @@ def proved(job: Job) -> list[float]:
 
 
 def all_proofs(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
+    """Prove the mixtures on four ranks, whatever fits two ranks there, pipelines with every schedule."""
     errors: dict[str, Any] = {}
     for name, job in jobs(config, rank.world.size):
+        if rank.world.size == 4 and len(STRATEGIES[job.strategy]) < 2:
+            continue
         try:
             errors[name] = proved(job)
         except BackendUnavailable as error:
@@ -167,7 +169,7 @@ class Ranks:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """Return by number of ranks what was seen, by the name of the work; each world is started once."""
     seen: dict[int, dict[str, Any]] = {}
-    for size, works in ((2, (all_proofs, faults, slow, counts)), (4, (all_proofs, counts))):
+    for size, works in ((2, (all_proofs, faults, slow)), (4, (all_proofs, counts))):
         folder = tmp_path_factory.mktemp(f"ranks{size}")
         worlds.in_world(size, folder, Ranks(folder, *works))
         done = json.loads((folder / "done.json").read_text())
@@ -175,18 +177,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
     return seen
 
 
-def assert_equal(proofs: dict[str, Any]) -> None:
-    assert "needs a GPU" in proofs.pop("context")
-    for name, (loss, weight, gradient, loss32) in proofs.items():
-        assert loss <= LOSS_FP64 and weight <= WEIGHT_FP64 and gradient <= FP32 and loss32 <= FP32, name
-
-
 def test_ranks_compute_what_one_does_and_faults_are_found(ranks: dict[int, dict[str, Any]]) -> None:
-    two, four = (ranks[size]["all_proofs"] for size in (2, 4))
-    assert set(two) == FIT_TWO - {"pipeline"} | {f"pipeline {schedule}" for schedule in SCHEDULES}
-    assert {name.split()[0] for name in four} == set(STRATEGIES)
-    assert_equal(two)
-    assert_equal(four)
+    proved = ranks[2]["all_proofs"] | ranks[4]["all_proofs"]
+    assert "needs a GPU" in proved.pop("context")
+    assert {name.split()[0] for name in proved} == {*STRATEGIES} - {"context"}
+    assert {f"pipeline {name}" for name in SCHEDULES} <= set(proved)
+    for name, (loss, weight, gradient, loss32) in proved.items():
+        assert loss <= LOSS_FP64 and weight <= WEIGHT_FP64 and gradient <= FP32 and loss32 <= FP32, name
     errors = dict(ranks[2]["faults"])
     assert errors.pop("no fault")[0] <= LOSS_FP64 and set(errors) == FAULTS.keys() - {"no fault"}
     for name, error in errors.items():
@@ -203,12 +200,9 @@ def test_an_injected_slow_down_lands_in_its_part_of_the_step(ranks: dict[int, di
     assert plain > 0 and seen["communication"]["calls"] == (1 + measure.REPEATS) * plain
 
 
-@pytest.mark.parametrize(("size", "fit"), [(2, FIT_TWO), (4, set(STRATEGIES))])
-def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(
-    ranks: dict[int, dict[str, Any]], size: int, fit: set[str]
-) -> None:
-    seen = ranks[size]["counts"]
-    assert {name.split()[0] for name in seen} == fit - {"context"}
+def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks: dict[int, dict[str, Any]]) -> None:
+    seen = ranks[4]["counts"]
+    assert {name.split()[0] for name in seen} == {*STRATEGIES} - {"context"}
     for name, (held, empty, injected) in seen.items():
         assert held == NARROW.parameters and (empty < held) == injected, name
     plain = {name.split()[0] for name, (*_, injected) in seen.items() if not injected}

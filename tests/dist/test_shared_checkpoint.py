@@ -1,28 +1,60 @@
 """Two nodes without a common disk agree on the newest checkpoint; what is damaged on its way is not used."""
 
-import json
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from harness import HERE, none_left, prepare
+import torch
+import torch.distributed as dist
+from harness import flip
+from worlds import in_world
 
-from benchlib.launch.launch import execute
+from benchlib.core.errors import RunBroken
+from benchlib.runtime import checkpoint
+
+CPU = torch.device("cpu")
 
 
-def test_two_nodes_and_their_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    run_dir = prepare(tmp_path / "run", threads=1)
-    assert execute(run_dir, benchmark="checkpoint_cases:run")["outcome"] == "complete"
-    none_left(run_dir)
-    seen = [json.loads((run_dir / f"seen{rank}.json").read_text()) for rank in range(2)]
-    for rank, told in enumerate(seen):
-        assert told["nothing"] is None
-        assert told["newest"] == [8, 8.0], "rank 0 has step 12, which is damaged; rank 1 has step 8, rank 0 step 4"
-        assert told["fault"] == [
-            "step-00000012: model.safetensors was altered (its SHA-256 is not the one in manifest.json)"
-        ]
-        assert told["usable"] == [4, 4.0], "the newest that may be used"
-        assert told["whole"] == "", "verified again where it arrived"
-        assert told["folders"] == ["step-00000004", "step-00000008", *["step-00000012"][rank:]]
-        assert "was damaged on its way between the nodes: model.safetensors was altered" in told["tampered"]
-    assert seen[0]["after"] == ["step-00000004", "step-00000012"], "what arrived damaged was not kept"
+def nodes(root: Path, rank: int, size: int) -> None:
+    """Each rank is a node. Rank 0 has checkpoints 4 and 12, the latter damaged; rank 1 has 8."""
+    folder = root / f"node{rank}"
+
+    def newest(below: int = 99) -> tuple[checkpoint.Checkpoint | None, list[str]]:
+        return checkpoint.newest_shared(folder, True, CPU, lambda candidate: candidate.step < below)
+
+    def steps() -> list[int]:
+        return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+    assert newest() == (None, [])
+    for step in ((4, 12), (8,))[rank]:
+        checkpoint.save(folder, step, {"model": {"weight": torch.full((70_001,), float(step))}}, {"step": step})
+    if rank == 0:
+        flip(folder / "step-00000012/model.safetensors")
+    start, faults = newest()
+    assert start is not None and (start.step, start.tensors("model")["weight"].unique().tolist()) == (8, [8.0])
+    altered = "model.safetensors was altered (its SHA-256 is not the one in manifest.json)"
+    assert faults == [f"step-00000012: {altered}"]
+    assert checkpoint.damage(folder / "step-00000008") == "", "verified again where it arrived"
+    usable, _ = newest(below=8)
+    assert usable is not None and usable.step == 4
+    assert steps() == [[4, 8, 12], [4, 8]][rank]
+
+    if rank == 0:
+        shutil.rmtree(folder / "step-00000008")
+    broadcast, checkpoint.CHUNK_BYTES = dist.broadcast, 100_000  # in several parts
+
+    def tampered(data: torch.Tensor, src: int) -> None:
+        broadcast(data, src=src)
+        if rank == 0 and len(data) == 100_000:
+            data[1000] ^= 1
+
+    dist.broadcast = tampered
+    with pytest.raises(RunBroken, match=r"was damaged on its way between the nodes: model\.safetensors was altered"):
+        newest()
+    dist.broadcast = broadcast
+    assert steps() == [[4, 12], [4, 8]][rank], "what arrived damaged was not kept"
+
+
+def test_two_nodes_and_their_checkpoints(tmp_path: Path) -> None:
+    in_world(2, tmp_path, partial(nodes, tmp_path))

@@ -91,8 +91,8 @@ def test_resume_refuses_other_settings(model: str, two_ranks: Path, tmp_path: Pa
 def test_a_checkpoint_is_a_model_folder(two_ranks: Path, outcomes: dict[str, Any]) -> None:
     import transformers
 
-    newest = checkpoint.newest(two_ranks / "resumed" / "checkpoints")
-    assert newest.step == 6
+    newest, faults = checkpoint.search(two_ranks / "resumed" / "checkpoints")
+    assert newest is not None and (newest.step, faults) == (6, [])
     loaded = transformers.AutoModelForQuestionAnswering.from_pretrained(newest.path, use_safetensors=True)
     for name, tensor in newest.tensors("model").items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
@@ -130,7 +130,7 @@ def test_the_trainer_runs_the_same_benchmark(by_the_trainer: Path, padding: str)
 
 def test_xla_runs_the_same_benchmark(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
-    config = cases.config_of(model, 1, engine="compiled", max_length=128, doc_stride=32)
+    config = cases.config_of(model, 1, engine="compiled", max_length=128, doc_stride=32, max_steps=2)
     save_config(config, tmp_path)
     in_ranks(1, tmp_path, cases.whole)
     assert load_result(tmp_path).status == "complete" and (tmp_path / "predictions.json").exists()

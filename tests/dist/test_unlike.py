@@ -1,24 +1,140 @@
 """Heterogeneous ranks: two of them against a single process, whatever the split of each step."""
 
+import contextlib
+import functools
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import training_cases as cases
-import unlike_cases
 from harness import none_left, status
 from hosts import two_hosts, why_not
 from worlds import in_ranks
 
+from benchlib.benchmarks.squad import balance, train
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.benchmarks.squad.passes import Batches
+from benchlib.benchmarks.squad.shares import Member, Split
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import EventWriter
+from benchlib.core.files import write_json
 from benchlib.results.run import load_result, load_samples
-from benchlib.runtime.group import world
+from benchlib.runtime import checkpoint
+from benchlib.runtime.group import World, world
+from benchlib.runtime.steps import COLUMNS, Columns
 
 MISSING = why_not()
+GLOBAL_BATCH = 12
+SAMPLE_S = 0.01  # of a rank that does its work once, by the injected clock
+
+
+def config_of(model: str, ranks: int, **changes: Any) -> SquadConfig:
+    """Return a config whose global batch does not depend on the number of ranks."""
+    values = {"batch_size": GLOBAL_BATCH // ranks, "epochs": 2, **changes}
+    return cases.config_of(model, ranks, **cases.without_dropout(**values))
+
+
+def other_split(step: int) -> Split:
+    """Return a split that is another one in every step: of all, of none, of one, in several micro-batches."""
+    first = [0, 12, 1, 7, 5, 11][step % 6]
+    members = (
+        Member(most=5, sample_s=1.0 + place, samples=count) for place, count in enumerate((first, GLOBAL_BATCH - first))
+    )
+    return Split(tuple(members), tokens=100.0)
+
+
+def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, heterogeneous: bool) -> dict[str, Any]:
+    """Train in fp64; return the losses, the gradients of the first step and the samples that each rank saw."""
+    gradients: list[list[torch.Tensor]] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def look(parameters: Any, limit: float) -> Any:
+        parameters = list(parameters)
+        gradients.append([parameter.grad.clone() for parameter in parameters])
+        return clip(parameters, limit)
+
+    task = cases.task_of(config, here, run_dir, events)
+    task.loaded.model.double()
+    split = (lambda batches, step: other_split(step)) if heterogeneous else Batches.split
+    with mock.patch.object(torch.nn.utils, "clip_grad_norm_", look), mock.patch.object(Batches, "split", split):
+        trained = train.train(task)
+    return {
+        "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
+        "samples": trained.table[:, :, 1].tolist(),
+        "gradients": gradients,
+        "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
+    }
+
+
+def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+    """Execute all cases; rank 0 leaves outcome.json, gradients.pt and splits.json."""
+    with world(config, run_dir) as here:
+        outcome = exact(config, here, run_dir, events, heterogeneous=True)
+        gradients = outcome.pop("gradients")
+        if here.main:
+            torch.save(gradients, run_dir / "gradients.pt")
+            write_json(run_dir / "outcome.json", outcome)
+        _splits(config, run_dir, events, here)
+
+
+@contextlib.contextmanager
+def injected_clock(config: SquadConfig, rank: int) -> Iterator[None]:
+    """Let calibration and steps take SAMPLE_S a sample times what the rank repeats, however busy the machine is."""
+    follow = balance.Balance.follow
+
+    def paced(balance: balance.Balance, table: np.ndarray, next_open: int) -> None:
+        repeats = [[config.work_of(place, step) for place in range(table.shape[1])] for step in range(len(table))]
+        table = table.copy()
+        table[:, :, [COLUMNS.index(name) for name in ("data_s", "backward_s", "optimizer_s")]] = 0.0
+        table[:, :, COLUMNS.index("forward_s")] = SAMPLE_S * np.array(repeats) * Columns(table)["samples"]
+        follow(balance, table, next_open)
+
+    with (
+        mock.patch.object(balance, "fit", return_value=(0.0, SAMPLE_S * config.work_of(rank), 0.0)),
+        mock.patch.object(balance.Balance, "_optimizer_s", return_value=0.0),
+        mock.patch.object(balance.Balance, "follow", paced),
+    ):
+        yield
+
+
+def _splits(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
+    """Train with a drift, whole, and continued from before the answer to it; rank 0 leaves splits.json."""
+    outcomes: dict[str, Any] = {}
+
+    def case(name: str, **changes: Any) -> None:
+        place = run_dir / name
+        if here.main:
+            place.mkdir(exist_ok=True)
+        torch.distributed.barrier()
+        # Rank 1 becomes the fast one: the even split of the last steps follows from what the steps take.
+        drift = {"balance": "auto", "epochs": 8, "planted_work": [1, 4], "planted_drift_step": 8}
+        settings = config_of(config.model, 2, **drift, **changes)
+        with injected_clock(settings, here.rank):
+            trained = train.train(cases.task_of(settings, here, place, events))
+        outcomes[name] = {
+            "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
+            "samples": trained.table[:, :, 1].tolist(),
+            "resumed": trained.first,
+            "tables": trained.tables,
+        }
+
+    with mock.patch.object(checkpoint, "save", functools.partial(checkpoint.save, keep=100)):
+        case("whole", checkpoint_every=4)
+    checkpoints = run_dir / "whole" / "checkpoints"
+    if here.main:
+        for folder in checkpoints.iterdir():
+            if int(folder.name.rpartition("-")[2]) > 4:
+                shutil.rmtree(folder)
+    torch.distributed.barrier()
+    case("before", resume=str(run_dir / "whole"), checkpoint_every=4)
+    if here.main:
+        write_json(run_dir / "splits.json", outcomes)
 
 
 @pytest.fixture(scope="module")
@@ -28,26 +144,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    config, run_dir = unlike_cases.config_of(model, 1), tmp_path_factory.mktemp("one")
+    config, run_dir = config_of(model, 1), tmp_path_factory.mktemp("one")
     events = EventWriter(run_dir, "rank0")
     with world(config, run_dir) as here:
-        return unlike_cases.exact(config, here, run_dir, events, heterogeneous=False)
+        return exact(config, here, run_dir, events, heterogeneous=False)
 
 
 @pytest.fixture(scope="module")
 def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the cases in two processes; return the run folder."""
     folder = tmp_path_factory.mktemp("two")
-    save_config(unlike_cases.config_of(model, 2), folder)
-    in_ranks(2, folder, unlike_cases.run)
+    save_config(config_of(model, 2), folder)
+    in_ranks(2, folder, run)
     return folder
 
 
 def test_splits_that_change_every_step_give_the_curve_of_one_process(
     two_ranks: Path, one_process: dict[str, Any]
 ) -> None:
-    outcome = json.loads((two_ranks / "unlike.json").read_text())
-    gradients = torch.load(two_ranks / "unlike.pt", weights_only=True)
+    outcome = json.loads((two_ranks / "outcome.json").read_text())
+    gradients = torch.load(two_ranks / "gradients.pt", weights_only=True)
 
     samples = np.array(outcome["samples"])
     assert (samples.sum(axis=1) == np.array(one_process["samples"]).sum(axis=1)).all()
@@ -87,7 +203,7 @@ def test_splits_are_continued_bit_by_bit(splits: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
-def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
+def test_two_heterogeneous_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
     values = {
         "train_questions": 96, "eval_questions": 48, "attention_dropout": 0.0, "hidden_dropout": 0.0, "checkpoint_every": -1, "threads": 1,
         "budget_s": 86400.0,

@@ -97,11 +97,11 @@ def outcome_of(task: passes.Task) -> dict[str, Any]:
 
 def gradients_of(task: passes.Task) -> dict[str, torch.Tensor]:
     """Return the gradients of the first step, as they are when they get clipped."""
-    found: dict[str, torch.Tensor] = {}
+    outcomes: dict[str, torch.Tensor] = {}
     real = torch.nn.utils.clip_grad_norm_
 
     def look(parameters: Any, limit: float) -> Any:
-        found.update({name: parameter.grad.clone() for name, parameter in task.loaded.model.named_parameters()})
+        outcomes.update({name: parameter.grad.clone() for name, parameter in task.loaded.model.named_parameters()})
         return real(parameters, limit)
 
     torch.nn.utils.clip_grad_norm_ = look
@@ -109,7 +109,7 @@ def gradients_of(task: passes.Task) -> dict[str, torch.Tensor]:
         train.train(task)
     finally:
         torch.nn.utils.clip_grad_norm_ = real
-    return found
+    return outcomes
 
 
 def whole(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
@@ -131,7 +131,7 @@ def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
 
 
 def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
 
     def case(name: str, folder: str = "", **changes: Any) -> None:
         place = run_dir / (folder or name)
@@ -140,7 +140,7 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
         torch.distributed.barrier()
         task = task_of(config_of(config.model, 2, **changes), here, place, events)
         save_config(task.config, place)
-        found[name] = outcome_of(task)
+        outcomes[name] = outcome_of(task)
 
     # Both trainings through XLA are of the same shapes, and weights are arguments: they share their programs.
     compiled.Xla._program = functools.partialmethod(_shared, compiled.Xla._program, {})
@@ -161,10 +161,10 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
     if here.rank == 1:
         with torch.no_grad():
             next(iter(task.loaded.model.parameters()))[0, 0] += 1e-6
-    found["perturbed"] = compare_ranks(task.loaded.model, here, events, 1)
+    outcomes["perturbed"] = compare_ranks(task.loaded.model, here, events, 1)
     if here.main:
         torch.save(gradients, run_dir / "gradients.pt")
-        write_json(run_dir / "cases.json", found)
+        write_json(run_dir / "cases.json", outcomes)
 
 
 def _shared(engine: Any, program: Any, programs: dict[tuple[int, ...], Any], inputs: Any) -> Any:
@@ -177,9 +177,9 @@ def alone(config: SquadConfig, run_dir: Path) -> dict[str, Any]:
     run_dir.mkdir()
     events = EventWriter(run_dir, "rank0")
     with world(config, run_dir) as here:
-        found = outcome_of(task_of(config, here, run_dir, events))
+        outcomes = outcome_of(task_of(config, here, run_dir, events))
     events.close()
-    return found
+    return outcomes
 
 
 def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
@@ -189,7 +189,9 @@ def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     model = loaded.model.train()
     for index in range(len(windows)):
-        ids, types = (torch.from_numpy(array.astype("int64"))[None] for array in (windows.ids(index), windows.types(index)))
+        ids, types = (
+            torch.from_numpy(array.astype("int64"))[None] for array in (windows.ids(index), windows.types(index))
+        )
         labels = {
             name: torch.tensor([int(getattr(windows, name)[index])]) for name in ("start_positions", "end_positions")
         }

@@ -86,18 +86,15 @@ class ParallelConfig(BaseConfig):
         self._named_fit()
 
     def check_start(self) -> None:
-        """Raise ``UserError`` where the config is about another machine."""
         if self.machine:
             raise UserError(f"machine = {self.machine} is for --dry-run: nothing runs on a machine that is not here")
 
     @property
     def chosen(self) -> Sequence[str]:
-        """The strategies to run: those that are named, else those of the coverage."""
         return self.strategies or COVERAGE[self.coverage]
 
     @property
     def shape(self) -> Shape:
-        """The shape of the model."""
         shape = MODELS[self.model]
         return replace(shape, tied=shape.tied and not self.untie)
 

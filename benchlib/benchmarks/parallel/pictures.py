@@ -12,7 +12,6 @@ PHASES = {"forward": "Forward", "backward": "Backward", "weight": "Gradients of 
 
 
 def waterfall(table: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
-    """Draw the parts of a step of the first row, one after the other."""
     row, left, words = next(iter(table.whole(run)), None), 0.0, list[str]()
     if row is None:
         return None

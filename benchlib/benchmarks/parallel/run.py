@@ -28,7 +28,6 @@ PROOF = ("loss_error", "weight_error", "loss_error_fp32", "gradient_error")
 
 
 def measure(rank: Rank) -> Tables:
-    """Prove, run and measure every strategy."""
     config, here, events = rank.config, rank.world, rank.events
     devices.require_precision(config.precision, here.device)
     gc.freeze()  # what the libraries brought is not looked through: cycles that hold tensors are found sooner
@@ -86,7 +85,8 @@ def _peaks(config: ParallelConfig, here: World) -> Row:
         sizes = peaks.default_sizes(here.device)
         alone = peaks.best(peaks.matmul_peaks(here.device, config.precision, sizes=sizes, seconds=PEAK_S))
     barrier()
-    copies = peaks.copy_rates(peaks.memory_of(here.device), here.device, COPY_BYTES, COPY_S)
+    kind = "host" if here.device.type == "cpu" else "device"
+    copies = peaks.copy_rates(kind, here.device, COPY_BYTES, COPY_S)
     by_rank = all_gather_objects((alone, max(copies)))
     rates = {"rank_flops": (together or math.nan) / here.size, "alone_flops": by_rank[0][0]}
     return rates | {"copy_bytes_per_s": 1e9 * fmean(rate for _, rate in by_rank)}
@@ -115,7 +115,6 @@ def _plans(config: ParallelConfig, size: int, limit: float) -> Iterator[tuple[Jo
 
 
 def _proof(job: Job, rank: Rank) -> Row:
-    """Return the columns of a job's proof, or why it has none."""
     lacks = "its own row has the proof" if job.scaling else "" if rank.config.prove else "prove = false"
     with keep_alive(rank.events, rank.config.budget_s), suppress(BackendUnavailable):  # its row will say why
         return {"why": dict.fromkeys(PROOF, lacks)} if lacks else prove(job, rank.world.device)

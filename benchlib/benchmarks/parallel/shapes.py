@@ -30,7 +30,6 @@ class Shape:
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys (and of the values) of all their heads."""
         return self.hidden // self.heads * self.kv_heads
 
     @property
@@ -72,7 +71,6 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All parameters, a tied matrix once."""
         return self.embedding_parameters() + self.layers * self.layer_parameters() + self.head_parameters()
 
     def step_flops(self, batch: int, seq: int) -> float:
@@ -184,7 +182,6 @@ class Job:
 
     @property
     def width_bytes(self) -> int:
-        """Bytes of a value of the activations."""
         return 2 if self.precision == "bf16" else 4
 
     @property
@@ -193,17 +190,14 @@ class Job:
 
     @property
     def stages(self) -> int:
-        """Stages of a copy."""
         return self.layout.pipeline * self.rank_stages
 
     @property
     def layers(self) -> int:
-        """Layers of the fullest rank."""
         return -(-self.shape.layers // self.layout.pipeline)
 
     @property
     def tokens(self) -> float:
-        """Tokens of a step that a rank works on."""
         return self.batch / self.layout.feeds * self.seq / self.layout.context
 
     @property
@@ -212,7 +206,6 @@ class Job:
         return self.shape.step_flops(self.batch, self.seq)
 
     def alone(self, **changes: Any) -> "Job":
-        """Return the same work on one device, with changes."""
         single: dict[str, Any] = {"strategy": "single", "layout": Layout(), "schedule": "", "micro_batches": 1}
         return replace(self, **single | changes)
 

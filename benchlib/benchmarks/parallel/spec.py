@@ -24,6 +24,7 @@ LOSSES = {"fp32": 1e-4, "bf16": 2e-2}
 MEMORY = [f"estimated_{part}_gb" for part in ("parameters", "gradients", "optimizer", "activations", "buffers")]
 STEP_PARTS = [f"{part}_part_s" for part in PARTS]
 SUMMARY = "key configuration hardware samples_per_s tokens_per_s steps_s forward_s backward_s peak_gb mfu bottleneck"
+NAMED = "Is the injected slow-down named as the bottleneck?"
 SLOWEST, PEAK = "slowest rank of {world}", "{precision}, all ranks"
 STEPS, RATE, NONE = "batch_size steps_s", "samples/s", "No strategy was measured."
 
@@ -194,7 +195,6 @@ def _efficient(run: Rows) -> str:
 
 
 def _warnings(run: Rows) -> Iterator[str]:
-    """Say what limits the meaning of the result."""
     yield "The tokens are random: rates hold for any text, losses say nothing about language."
     if run.config.model == "tiny":
         yield "Model tiny is a stand-in: in its short steps launching and exchanges weigh more than in a real one."
@@ -239,12 +239,7 @@ SPEC = Spec(
         rule("learning rate", "Was the learning rate above zero in every step?", "learning rate"),
         rule("possible speed", "Is every strategy's FLOP rate below the measured peak?", "below the peak"),
         within("parts of a step", "Do its timed parts explain every step of every rank?", explained, most=1.01),
-        Check(
-            "planted bottleneck",
-            "Is the injected slow-down named as the bottleneck?",
-            judge=_planted,
-            when=attrgetter("planted"),
-        ),
+        Check("planted bottleneck", NAMED, judge=_planted, when=attrgetter("planted")),
     ],
     says=[
         "{samples_per_s_best[model]} ({samples_per_s_best[parameters]} parameters) trains fastest by "

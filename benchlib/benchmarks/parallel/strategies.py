@@ -82,7 +82,6 @@ class Way:
         self.optimizer = torch.optim.AdamW(tensors, lr=job.learning_rate, **how)  # type: ignore[arg-type]
 
     def share(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return this rank's samples of a global batch."""
         return batch.chunk(self.job.layout.feeds)[self.feed]
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, mark: Mark = lambda phase: None) -> torch.Tensor:
@@ -103,7 +102,6 @@ class Way:
         return mean.detach()
 
     def update(self) -> None:
-        """Take the step of the optimizer and drop the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

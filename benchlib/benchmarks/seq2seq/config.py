@@ -35,7 +35,7 @@ class Seq2seqConfig(BaseConfig):
         "single": "set nproc=1",
         "num_shards": "shards hold about 128 MB each; leave it out",
         "read": "shards are read through the page cache, which page_cache=cold empties first; leave it out",
-        "verify": "a shard whose size or time changed is compared with its checksum; delete data_dir to write all anew",
+        "verify": "shards that are missing or too short are written; delete data_dir to write all anew",
         "planted_disk_mb_per_s": "set data_dir to a folder on a slow disk",
     }
 
@@ -131,18 +131,15 @@ class Seq2seqConfig(BaseConfig):
 
     @property
     def shape(self) -> dict[str, int]:
-        """What makes up the model, as plain arguments."""
         names = ("d_model", "nhead", "encoder_layers", "decoder_layers", "dim_feedforward", "vocabulary", "sequence")
         return {name: getattr(self, name) for name in names}
 
     @property
     def parameters(self) -> int:
-        """Parameters of the model."""
         return encoder_decoder_parameters(*self.shape_of_layers, self.vocabulary, self.sequence)
 
     @property
     def shape_of_layers(self) -> tuple[int, int, int, int]:
-        """Width, layers of encoder and decoder, width of the feed-forward parts."""
         return self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward
 
     @property
@@ -160,9 +157,7 @@ class Seq2seqConfig(BaseConfig):
         batch = "the largest batch that fits" if self.batch else f"{self.batch_size:,} samples"
         total = "" if self.batch else f", {self.batch_size * self.world_size:,} a step"
         where = f"shards in {self.data_dir} ({self.page_cache} page cache)" if self.data_dir else "memory"
-        turns = (
-            f"; before that {self.compare_steps} steps of plain and tuned, interleaved" if self.engine == "both" else ""
-        )
+        turns = f"; before that {self.compare_steps} steps of plain and tuned, interleaved" * (self.engine == "both")
         return (
             f"{'tuned' if self.engine == 'both' else self.engine} trains {self.parameters:,} parameters ({self.size}) "
             f"on {self.epoch_samples:,} samples from {where}, 1 + {self.epochs} epochs, {batch} per device{total}"

@@ -46,11 +46,9 @@ class Task:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step over all ranks."""
         return self.batch * self.rank.world.size
 
     def steps(self, samples: int) -> int:
-        """Return the steps of an epoch of ``samples``."""
         return -(-samples // self.global_batch)
 
 
@@ -138,7 +136,6 @@ class Engine:
         return loss.detach()  # type: ignore[no-any-return]
 
     def update(self) -> None:
-        """See ``Work``."""
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()

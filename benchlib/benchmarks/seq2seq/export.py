@@ -76,7 +76,6 @@ class Bench(_Part):
 
 
 def bench(run: Record) -> Bench:
-    """Return the file of a complete run."""
     small = run.thin(most_bytes=KEPT_BYTES)
     assert run.result is not None and small.result is not None
     processor, gpu = str(run.machine.get("cpu", {}).get("model") or "cpu"), run.backend != "cpu"

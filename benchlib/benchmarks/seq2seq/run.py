@@ -62,9 +62,9 @@ def measure(rank: Rank) -> Tables:
     trained = training.train(rank, trainer, plan, [config.learning_rate] * plan.planned_steps, per_epoch)
 
     events.emit("phase", name="peak" if unmeasured else "disk")
-    disk: Row = (
-        {"status": "skipped", "reason": unmeasured} if unmeasured else _disk(rank, task, probe, trained, per_epoch)
-    )
+    disk: Row = {"status": "skipped", "reason": unmeasured}
+    if not unmeasured:
+        disk = _disk(rank, task, probe, trained, per_epoch)
     trained.tables = {
         "epochs": _epochs(trained, trainer, per_epoch),
         "engines": _engines(task, compared, compiles),
@@ -88,20 +88,16 @@ def _batch(rank: Rank) -> tuple[int, list[Row], Row]:
     limit = all_gather_objects(config.memory_share * (1e9 * config.memory_gb or free_bytes(rank.world)))[0]
     search = largest_batch(rank, engine.one_trial, limit, most)
     if not search.batch:
-        reason = (
-            search.tried[0]["reason"] if search.complete else "the search took its share of budget_s: set a larger one"
-        )
+        reason = "the search took its share of budget_s: set a larger one"
+        reason = search.tried[0]["reason"] if search.complete else reason
         raise RunBroken(f"batch = auto: no batch was found to fit into {limit / 1e9:.3g} GB: {reason}")
     rows, limited_by = [], "samples" if search.complete else "time"
     for row in search.tried:
         limited_by = limited_by if row["fits"] or not search.complete else "memory"
         lacking = dict.fromkeys(("peak_gb", "samples_per_s"), row.pop("reason", "")) if not row["fits"] else {}
         rows.append(row | {"why": lacking})
-    return (
-        search.batch,
-        rows,
-        {"memory_limit_gb": limit / 1e9, "batch_below": search.below, "batch_limited_by": limited_by},
-    )
+    limits: Row = {"memory_limit_gb": limit / 1e9, "batch_below": search.below, "batch_limited_by": limited_by}
+    return search.batch, rows, limits
 
 
 def planned(task: Task, step_s: float) -> Plan:
@@ -129,10 +125,8 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
 
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     data_dir = "" if in_memory else config.data_dir
-    source = open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress)
-    for text in source.damaged:
-        rank.events.emit("log", message=text)
-    return source
+    with keep_alive(rank.events, config.budget_s):
+        return open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress)
 
 
 def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:

@@ -10,7 +10,7 @@ from benchlib.core.text import stand_ins
 from benchlib.spec.charts import bars
 from benchlib.spec.checks import below, same
 from benchlib.spec.spec import Metric, Show, Spec, each
-from benchlib.spec.tables import Col, Rows, Table, cols
+from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.training_spec import (
     RATE,
     SHOWS,
@@ -40,53 +40,8 @@ def _floor(entropy: float, tokens: int, steps: int) -> float:
     return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(max(1.0, tokens / max(1, steps)))
 
 
-def _undecided(ratios: list[float]) -> str:
-    """Say where the interval of a ratio, or its range where the samples are too few for one, holds 1."""
-    stats = summary(ratios)
-    low = min(ratios) if stats.ci_low is None else stats.ci_low
-    high = max(ratios) if stats.ci_high is None else stats.ci_high
-    return f", undecided which is faster ({low:.2f} to {high:.2f})" if len(ratios) > 1 and low <= 1 <= high else ""
-
-
-engines = Table(
-    "engines",
-    "{engine}",
-    [
-        *cols("engine"),
-        Col("scope", of=str, needs="speed_scope"),
-        series("step_s", "s", "step"),
-        Col("loss", "number", "losses"),
-        series("ratios", "×", "times the plain rate", derived=True),
-        Col("compile_s", "s", "compiling"),
-        series("rates", RATE, RATE, lambda batch, times: [batch / t for t in times], "global_batch step_s"),
-        Col("tolerance", "error", "", LOSS_TOLERANCE.__getitem__, "precision"),
-        Col("undecided", "", "", _undecided, "ratios"),
-    ],
-)
-epochs = Table(
-    "epochs",
-    "epoch {epoch}",
-    [
-        Col("epoch", "number"),
-        Col("counted"),
-        Col("seconds", "s", "wall time"),
-        Col("loss", "number"),
-        Col("cached", "ratio", "in the page cache before"),
-        Col(
-            "astray",
-            "ratio",
-            "pages not where they should be",
-            lambda share, asked: share if asked == "cold" else 1 - share,
-            "cached page_cache",
-        ),
-    ],
-)
-batches = Table(
-    "batches",
-    "{batch} samples",
-    [*cols("batch", "number"), *cols("fits"), *cols("peak_gb", "GB"), *cols("samples_per_s", RATE)],
-)
-ASKED = "sample_bytes global_batch compute_s"
+def _astray(share: float, asked: str) -> float:
+    return share if asked == "cold" else 1 - share
 
 
 def _limit(asked: float, loader: list[float], raw: list[float]) -> str:
@@ -95,34 +50,55 @@ def _limit(asked: float, loader: list[float], raw: list[float]) -> str:
     return "the disk" if asked > median(raw) else "the loader"
 
 
-disk = Table(
-    "disk",
-    "disk",
-    [
-        series("raw_mb_per_s", "MB/s", "raw sequential"),
-        series("loader_mb_per_s", "MB/s", "loader"),
-        Col("sample_bytes", "B"),
-        Col("compute_s", "s", "step without waiting for data"),
-        Col("asked_mb_per_s", "MB/s", "asked for", lambda size, batch, s: size * batch / s / 1e6, ASKED),
-        series(
-            "over_raw",
-            "ratio",
-            "loader over raw",
-            lambda own, raw: list(map(truediv, own, raw)),
-            "loader_mb_per_s raw_mb_per_s",
-        ),
-        Col("limit", "", "limit", _limit, "asked_mb_per_s loader_mb_per_s raw_mb_per_s"),
-        Col("turn_samples_per_s", RATE, "", lambda size, own: 1e6 * median(own) / size, "sample_bytes loader_mb_per_s"),
-        Col("turn_batch", "count", "", lambda turn, s: int(turn * s), "turn_samples_per_s compute_s"),
-        Col(
-            "turn_gflop",
-            "number",
-            "",
-            lambda flops, asked, own: flops * asked / median(own) / 1e9,
-            "sample_flops asked_mb_per_s loader_mb_per_s",
-        ),
-    ],
-)
+def _turning_gflop(flops: float, asked: float, loader: list[float]) -> float:
+    return flops * asked / median(loader) / 1e9
+
+
+def _undecided(ratios: list[float]) -> str:
+    """Say where the interval of a ratio, or its range where the samples are too few for one, holds 1."""
+    stats = summary(ratios)
+    low = min(ratios) if stats.ci_low is None else stats.ci_low
+    high = max(ratios) if stats.ci_high is None else stats.ci_high
+    return f", undecided which is faster ({low:.2f} to {high:.2f})" if len(ratios) > 1 and low <= 1 <= high else ""
+
+
+of_engine = [
+    *cols("engine"),
+    Col("scope", of=str, needs="speed_scope"),
+    series("step_s", "s", "step"),
+    Col("loss", "number", "losses"),
+    series("ratios", "×", "times the plain rate", derived=True),
+    Col("compile_s", "s", "compiling"),
+    series("rates", RATE, RATE, lambda batch, times: [batch / t for t in times], "global_batch step_s"),
+    Col("tolerance", "error", "", LOSS_TOLERANCE.__getitem__, "precision"),
+    Col("undecided", "", "", _undecided, "ratios"),
+]
+engines = Table("engines", "{engine}", of_engine)
+of_epoch = [
+    Col("epoch", "number"),
+    Col("counted"),
+    Col("seconds", "s", "wall time"),
+    Col("loss", "number"),
+    Col("cached", "ratio", "in the page cache before"),
+    Col("astray", "ratio", "pages not where they should be", _astray, "cached page_cache"),
+]
+epochs = Table("epochs", "epoch {epoch}", of_epoch)
+of_batch = [*cols("batch", "number"), *cols("fits"), *cols("peak_gb", "GB"), *cols("samples_per_s", RATE)]
+batches = Table("batches", "{batch} samples", of_batch)
+ASKED, RATES = "sample_bytes global_batch compute_s", "loader_mb_per_s raw_mb_per_s"
+of_disk = [
+    series("raw_mb_per_s", "MB/s", "raw sequential"),
+    series("loader_mb_per_s", "MB/s", "loader"),
+    Col("sample_bytes", "B"),
+    Col("compute_s", "s", "step without waiting for data"),
+    Col("asked_mb_per_s", "MB/s", "asked for", lambda size, batch, s: size * batch / s / 1e6, ASKED),
+    series("over_raw", "ratio", "loader over raw", lambda own, raw: list(map(truediv, own, raw)), RATES),
+    Col("limit", "", "limit", _limit, f"asked_mb_per_s {RATES}"),
+    Col("turn_samples_per_s", RATE, "", lambda size, own: 1e6 * median(own) / size, "sample_bytes loader_mb_per_s"),
+    Col("turn_batch", "count", "", lambda turn, s: int(turn * s), "turn_samples_per_s compute_s"),
+    Col("turn_gflop", "number", "", _turning_gflop, "sample_flops asked_mb_per_s loader_mb_per_s"),
+]
+disk = Table("disk", "disk", of_disk)
 run = run_of_training(
     *cols("page_cache batch_limited_by"),
     *cols("batch_per_rank samples_per_epoch steps_per_epoch epoch_tokens vocabulary batch_below", "count"),
@@ -143,34 +119,44 @@ def _warnings(rows: Rows) -> list[str]:
     return stand_ins(str(rows.run.get("speed_scope") or "").strip("_"), None) + warnings(rows)
 
 
+def _not_counted(row: Row) -> bool:
+    return not row["counted"]
+
+
+def _one_epoch(row: Row, rows: Rows) -> str:
+    return "one epoch does not vary" if len(run["epoch_s"].numbers(row, rows)) == 1 else ""
+
+
+SPREAD, RAW = "slowest less fastest epoch over the median", "the same shards, interleaved with the loader"
+WAIT = counted_steps["data_wait_share"]
+NO_LEAK = "Is the loss never below the entropy of the data (no label leakage)?"
+ALIKE = "Do the plain and the tuned engine compute the same losses?"
+CACHED = "Were the shards in the page cache, or not, as asked for before each epoch?"
 TURNS, WALL = "interleaved steps on the same batches", "wall time of a counted epoch, after one to warm up"
-FITS = "samples of a device fit within {memory_limit_gb}"
+FITS = "{batch_per_rank} samples of a device fit within {memory_limit_gb}"
+SEARCHED = {
+    "memory": f"{FITS}, {{batch_below}} do not.",
+    "samples": f"{FITS}, and there are no more to try.",
+    "time": f"{FITS}; the search took its share of the budget.",
+}
+FASTER, LONGEST = "Tuned does {ratios} the work of the usual loop{undecided}", "Epoch {epoch} takes longest: {seconds}"
+FIT, UNTRIED = "{batch} samples fit in {peak_gb}", "No batches were tried: batch=auto does."
+ASKS = "The training asks for {asked_mb_per_s}, the loader gives {loader_mb_per_s}"
+NO_DISK = "No disk was measured: data_dir and a whole shard of samples do."
+FILE = "one JSON file per run of seq2seq: metadata, config, epochs, summary"
 higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 SPEC = Spec(
     tables=[*TABLES, engines, epochs, batches, disk, run],
     metrics=[
         *metrics(run, FORMULA, loss_may_lose=0.05),
         lower("epoch_s{speed_scope}", run["epoch_s"], "Time per epoch", WALL, may_lose=0.25, headline=True),
-        lower(
-            "epoch_spread{speed_scope}",
-            run["epoch_spread"],
-            "",
-            "slowest less fastest epoch over the median",
-            unless=lambda row, rows: "one epoch does not vary" if len(run["epoch_s"].numbers(row, rows)) == 1 else "",
-        ),
+        lower("epoch_spread{speed_scope}", run["epoch_spread"], "", SPREAD, unless=_one_epoch),
         higher("end_to_end_samples_per_s{speed_scope}", run["epochs_end_to_end"], "", "over the counted epochs"),
-        lower(
-            "data_wait_share{scope}", counted_steps["data_wait_share"], "Waiting for data", "worst rank", headline=True
-        ),
+        lower("data_wait_share{scope}", WAIT, "Waiting for data", "worst rank", headline=True),
         higher("{engine}_samples_per_s{scope}", engines["rates"], "Rate, {engine}", TURNS),
         higher("tuned_over_plain{scope}", tuned["ratios"], "Tuned over plain", TURNS, may_lose=0.15, headline=True),
         lower("compile_s", tuned["compile_s"], "Compiling", "first pass of the tuned engine beyond a later one"),
-        higher(
-            "disk_raw_mb_per_s",
-            disk["raw_mb_per_s"],
-            "Disk, raw sequential",
-            "the same shards, interleaved with the loader",
-        ),
+        higher("disk_raw_mb_per_s", disk["raw_mb_per_s"], "Disk, raw sequential", RAW),
         higher("loader_mb_per_s", disk["loader_mb_per_s"], "Loader alone", "all ranks at once"),
         Metric("data_asked_mb_per_s", disk["asked_mb_per_s"], "Data asked for", "of a training that never waits"),
         higher("loader_over_raw", disk["over_raw"], "Loader over raw", "by round"),
@@ -178,24 +164,10 @@ SPEC = Spec(
     ],
     checks=[
         *checks("whole set"),
-        below(
-            "loss above entropy",
-            "Is the loss never below the entropy of the data (no label leakage)?",
-            # Of the first epoch, where every sample is new: later ones can be learnt by heart.
-            (run["floor"], run["lowest_loss"]),
-        ),
-        same(
-            "engines agree",
-            "Do the plain and the tuned engine compute the same losses?",
-            engines["loss"],
-            per="",
-            share=engines["tolerance"],
-        ),
-        below(
-            "page cache",
-            "Were the shards in the page cache, or not, as asked for before each epoch?",
-            (epochs["astray"], ASTRAY),
-        ),
+        # Of the first epoch, where every sample is new: later ones can be learnt by heart.
+        below("loss above entropy", NO_LEAK, (run["floor"], run["lowest_loss"])),
+        same("engines agree", ALIKE, engines["loss"], per="", share=engines["tolerance"]),
+        below("page cache", CACHED, (epochs["astray"], ASTRAY)),
     ],
     says=[
         *SPEED,
@@ -213,11 +185,7 @@ SPEC = Spec(
             "That turns at {turn_samples_per_s}: a model of {turn_gflop} GFLOP per sample at this speed, or a batch of "
             "{turn_batch} samples in all.",
         ),
-        each(run.where(batch_limited_by="memory"), f"{{batch_per_rank}} {FITS}, {{batch_below}} do not."),
-        each(run.where(batch_limited_by="samples"), f"{{batch_per_rank}} {FITS}, and there are no more to try."),
-        each(
-            run.where(batch_limited_by="time"), f"{{batch_per_rank}} {FITS}; the search took its share of the budget."
-        ),
+        *(each(run.where(batch_limited_by=limit), words) for limit, words in SEARCHED.items()),
     ],
     shows=[
         Show("Epochs", epochs, "epoch seconds loss cached"),
@@ -227,45 +195,15 @@ SPEC = Spec(
         *SHOWS,
     ],
     charts=[
-        bars(
-            "engines",
-            engines["rates"],
-            title="Tuned does {ratios} the work of the usual loop{undecided}",
-            about=tuned,
-            empty="No engine ran.",
-        ),
-        bars(
-            "epochs",
-            epochs["seconds"],
-            title="Epoch {epoch} takes longest: {seconds}",
-            mute=lambda row: not row["counted"],
-            empty="No epoch was finished.",
-        ),
+        bars("engines", engines["rates"], title=FASTER, about=tuned, empty="No engine ran."),
+        bars("epochs", epochs["seconds"], title=LONGEST, mute=_not_counted, empty="No epoch was finished."),
         *charts(run),
-        bars(
-            "batches",
-            batches["peak_gb"],
-            title="{batch} samples fit in {peak_gb}",
-            empty="No batches were tried: batch=auto does.",
-        ),
-        bars(
-            "disk",
-            disk["raw_mb_per_s"],
-            disk["loader_mb_per_s"],
-            disk["asked_mb_per_s"],
-            title="The training asks for {asked_mb_per_s}, the loader gives {loader_mb_per_s}",
-            empty="No disk was measured: data_dir and a whole shard of samples do.",
-        ),
+        bars("batches", batches["peak_gb"], title=FIT, empty=UNTRIED),
+        bars("disk", *(disk[f"{name}_mb_per_s"] for name in ("raw", "loader", "asked")), title=ASKS, empty=NO_DISK),
     ],
     warnings=_warnings,
     recorded=recorded,
-    exports=[
-        (
-            "bench",
-            "one JSON file per run of seq2seq: metadata, config, epochs, summary",
-            "benchlib.benchmarks.seq2seq.export:write",
-        )
-    ],
+    exports=[("bench", FILE, "benchlib.benchmarks.seq2seq.export:write")],
     rate="train_samples_per_s",
     batch=["batch_size"],
     # ``samples``: an epoch's items are compared, which a cut to the budget leaves as they are.

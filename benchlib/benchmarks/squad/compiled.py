@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.squad.passes import Batches, Native, Task
+from benchlib.benchmarks.squad.passes import Batches, Native, Task, buckets
 from benchlib.benchmarks.squad.train import train as native
 from benchlib.core import mlir
 from benchlib.core.events import keep_alive
@@ -43,7 +43,6 @@ class Xla(Native):
     unknown: tuple[str, ...] = ("forward_s", "backward_s")
 
     def prepare(self) -> None:
-        """Compile the programs of the shapes that are foreseen, and make the gradients' buckets."""
         task, began = self.task, time.perf_counter()
         self._loss = export.AnswerLoss(self.model.eval())  # eval: without dropout
         self._family: export.Family | None = None
@@ -51,7 +50,7 @@ class Xla(Native):
         with keep_alive(task.rank.events, task.config.startup_timeout_s):
             for inputs in self._foreseen():
                 self._program(inputs)
-        self._buckets = self._made_buckets(int(task.config.bucket_cap_mb * 2**20))
+        self._buckets = self._made_buckets()
         shapes = ", ".join(f"{rows} x {length}" for rows, length in self._programs)
         runtime = next(iter(self._programs.values())).description["runtime"]
         words = f"{runtime}: programs of {shapes} tokens were ready after {time.perf_counter() - began:.1f} s; dropout is off"
@@ -114,23 +113,17 @@ class Xla(Native):
             self._programs[shape] = runtimes.Xla(converted.text, converted.manifest)
         return self._programs[shape]
 
-    def _made_buckets(self, most_bytes: int) -> list[torch.Tensor]:
-        """Give the parameters gradients that are views into buckets of at least ``most_bytes``, the last layers first, as DDP does."""
+    def _made_buckets(self) -> list[torch.Tensor]:
         reached = {item.name for program in self._programs.values() for item in program.manifest.results}
-        groups: list[list[torch.nn.Parameter]] = [[]]
-        for name, parameter in reversed(list(self._loss.named_parameters())):
-            if name not in reached:
-                continue  # the loss does not depend on it
-            if sum(each.numel() * each.element_size() for each in groups[-1]) >= most_bytes:
-                groups.append([])
-            groups[-1].append(parameter)
-        buckets = []
-        for group in groups:
+        # Of the others the loss does not depend.
+        parameters = [parameter for name, parameter in self._loss.named_parameters() if name in reached]
+        made = []
+        for group in buckets(parameters, self.task.config.bucket_cap_mb):
             flat = torch.zeros(sum(parameter.numel() for parameter in group))
             for parameter, part in zip(group, flat.split([parameter.numel() for parameter in group]), strict=True):
                 parameter.grad = part.view_as(parameter)
-            buckets.append(flat)
-        return buckets
+            made.append(flat)
+        return made
 
     def _add_over_ranks(self) -> None:
         sizes = [bucket.numel() * bucket.element_size() for bucket in self._buckets]

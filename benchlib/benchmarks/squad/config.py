@@ -165,7 +165,6 @@ class SquadConfig(BaseConfig):
             raise UserError(f"engine = compiled trains on CPUs: use backend cpu, or engine=native on {self.backend}")
 
     def check_precision(self, lacks: Mapping[str, str]) -> None:
-        """Raise ``UserError`` for a precision that the device does not support."""
         if self.precision in lacks:
             raise UserError(f"precision = {self.precision!r}: {lacks[self.precision]}")
 

@@ -42,7 +42,6 @@ class Task:
 
     @property
     def per_epoch(self) -> int:
-        """Steps of an epoch."""
         return steps_per_epoch(len(self.features), self.config.global_batch)
 
 
@@ -71,6 +70,16 @@ def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
     assert batch.start is not None and batch.end is not None
     mask = batch.inputs["attention_mask"]
     return answer_losses(output.start_logits, output.end_logits, mask, batch.start, batch.end).sum()
+
+
+def buckets(parameters: Iterable[torch.nn.Parameter], cap_mb: float) -> list[list[torch.nn.Parameter]]:
+    """Return what is exchanged together, as DDP does it: the last layers first, a new bucket when the cap is reached."""
+    groups: list[list[torch.nn.Parameter]] = [[]]
+    for parameter in reversed(list(parameters)):
+        if sum(member.nbytes for member in groups[-1]) >= cap_mb * 2**20:
+            groups.append([])
+        groups[-1].append(parameter)
+    return groups
 
 
 def flops_of(loaded: encoders.Loaded) -> Callable[[int, int], float]:
@@ -117,7 +126,6 @@ class Batches:
         return [(part, 1 / len(batch), number == len(cuts)) for number, part in enumerate(cuts, 1)]
 
     def split(self, step: int) -> Split | None:
-        """Return the split of a step; None where the ranks share evenly."""
         return next((split for split in reversed(self.splits) if split.from_step <= step), None)
 
     def stream(self, steps: Iterable[int]) -> Iterator[tuple[MicroBatch, float, bool]]:
@@ -164,14 +172,12 @@ class Native:
         self.data, self.flops = Batches(task, self.multiple), flops_of(task.loaded)
 
     def prepare(self) -> None:
-        """Make the form of the model that is trained."""
         config = self.task.config
         # dynamic: every batch has another length. The plain model stays for the evaluation, which would compile it again.
         form: Any = torch.compile(self.model, dynamic=True) if config.compile else self.model
         self.ddp = data_parallel(form, self.exchange, bucket_cap_mb=config.bucket_cap_mb)
 
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, float, bool]]:
-        """See ``Work``."""
         return self.data.stream(steps)
 
     def differentiate(
@@ -188,7 +194,6 @@ class Native:
         return part.detach()
 
     def loss(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the summed loss of a micro-batch."""
         return qa_loss(self.ddp, batch, self.task.config.precision)
 
     def update(self) -> None:
@@ -205,7 +210,6 @@ class Native:
         self.optimizer.zero_grad(set_to_none=False)
 
     def cost(self, batch: MicroBatch, weight: float) -> tuple[int, int, int, float]:
-        """See ``Work``."""
         counts = (batch.samples, batch.tokens, batch.padded_tokens) if weight else (0, 0, 0)
         return *counts, self.flops(*batch.shape)
 

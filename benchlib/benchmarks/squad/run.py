@@ -94,12 +94,8 @@ def measure(rank: Rank) -> Tables:
     write_json(rank.run_dir / PREDICTIONS, predictions)
     (row,) = tables["run"]
     row |= _facts(config, trained, loaded, split, (train_features, eval_features))
-    row |= {
-        "f1": scores["f1"],
-        "exact_match": scores["exact_match"],
-        "features_s": features_s,
-        "evaluate_s": evaluate_s,
-    }
+    row |= {name: scores[name] for name in ("f1", "exact_match")}
+    row |= {"features_s": features_s, "evaluate_s": evaluate_s}
     row |= {"exchange_us": exchange and exchange.times_us}
     row |= {"message_bytes": exchange and exchange.bytes, "wrong_elements": exchange and exchange.wrong}
     if not exchange:
@@ -112,7 +108,6 @@ def measure(rank: Rank) -> Tables:
 
 
 def engine(name: str) -> Callable[[Task], Trained]:
-    """Return what trains, by its name in ``ENGINES``."""
     module, _, function = ENGINES[name].partition(":")
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 

@@ -55,7 +55,6 @@ class Member:
         return self.step_s + np.where(samples > 0, busy, idle)
 
     def slower(self, factor: float) -> "Member":
-        """Return the same rank whose work takes ``factor`` times as long."""
         times = ("step_s", "batch_s", "sample_s", "token_s")
         return replace(self, **{name: getattr(self, name) * factor for name in times})
 
@@ -75,12 +74,10 @@ class Split:
 
     @property
     def shares(self) -> list[int]:
-        """Samples of each rank in a whole global batch."""
         return [member.samples for member in self.members]
 
     @property
     def step_s(self) -> float:
-        """Expected own work of the slowest rank in a step."""
         return longest(self.members, self.shares, self.tokens)
 
     def of(self, samples: int) -> list[int]:

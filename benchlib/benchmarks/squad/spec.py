@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from operator import truediv
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -42,34 +43,29 @@ MODELS = {
 DATA = {"squad": "SQuAD v1.1", "minisquad": "generated questions", "files": "the user's files"}
 PARAMETERS_SLACK = 0.02  # the head and the pooler are counted by some and not by others
 
-bandwidth = partial(Col, unit="Gbps", samples=True)
+
+def _whole(value: float, share: float) -> float | None:
+    return value if share >= 1 else None
+
+
+def _off(own: float, expected: float) -> float:
+    return abs(own / expected - 1)
+
+
+BUS, RATE = partial(busbw_samples, "all_reduce"), "collective.{}_gbytes_per_s".format
 run = run_of_training(
     *cols("data fresh_weights checkpoint_faults"),
     *cols("train_questions eval_questions eval_windows questions_cut matmul_parameters bucket_bytes", "count"),
     Col("f1", "points", "F1", role="learning.f1"),
     Col("exact_match", "points", "exact match", role="learning.exact_match"),
-    Col("whole_f1", "points", "F1", lambda f1, share: f1 if share >= 1 else None, "f1 epoch_share"),
-    Col(
-        "whole_loss", "number", "final loss", lambda loss, share: loss if share >= 1 else None, "loss_final epoch_share"
-    ),
+    Col("whole_f1", "points", "F1", _whole, "f1 epoch_share"),
+    Col("whole_loss", "number", "final loss", _whole, "loss_final epoch_share"),
     *cols("features_s evaluate_s", "s"),
     series("exchange_us", "us", "all-reduce"),
     Col("message_bytes", "B", "gradients"),
     Col("wrong_elements", "count", role="collective.wrong_elements"),
-    bandwidth(
-        "busbw_gbps",
-        label="bus bandwidth",
-        of=partial(busbw_samples, "all_reduce"),
-        needs="message_bytes exchange_us world",
-        role="collective.busbw_gbytes_per_s",
-    ),
-    bandwidth(
-        "algbw_gbps",
-        label="algorithm bandwidth",
-        of=algbw_samples,
-        needs="message_bytes exchange_us",
-        role="collective.algbw_gbytes_per_s",
-    ),
+    series("busbw_gbps", "Gbps", "bus bandwidth", BUS, "message_bytes exchange_us world", role=RATE("busbw")),
+    series("algbw_gbps", "Gbps", "algorithm bandwidth", algbw_samples, "message_bytes exchange_us", role=RATE("algbw")),
     Col("buckets", "", "", lambda sizes: ", ".join(f"{size / 1e6:.1f}" for size in sizes), "bucket_bytes"),
 )
 misses = Table("misses", "{question}", [*cols("id question prediction answers"), Col("f1", "points", "F1")])
@@ -82,85 +78,50 @@ def _idle(samples: int, most: int) -> str:
     return "its memory does not hold one sample" if not most else "one sample alone would take it longer than a step"
 
 
-shares = Table(
-    "shares",
-    "rank {rank}",
-    [
-        *cols("rank", "number"),
-        *cols("device"),
-        *cols("threads work samples micro_batches most from_step", "count"),
-        Col("trained", "count", "samples trained on in a step"),
-        *cols("expected_s own_s idle_s even_s", "s"),
-        *cols("step_s batch_s sample_s token_s", "s"),
-        Col("limit_gb", "GB", "memory limit"),
-        Col(
-            "off",
-            "ratio",
-            "own work over predicted, less 1",
-            lambda own, expected: abs(own / expected - 1),
-            "own_s expected_s",
-        ),
-        Col("idle", "", "", _idle, "samples most"),
-    ],
-)
-splits = Table(
-    "splits",
-    "from step {from_step}",
-    [
-        *cols("from_step", "count"),
-        Col("shares", "count"),
-        *cols("expected_s", "s"),
-        Col("drifted", "count"),
-        Col("factor", "number"),
-        Col("samples", "", "samples by rank", lambda counts: "+".join(map(str, counts)), "shares"),
-        Col("first", "count", "", lambda step: step + 1, "from_step"),
-    ],
-)
-balance = Table(
-    "balance",
-    "the last split",
-    [
-        *cols("slowest_s", "s"),
-        *(
-            Col(f"{name}_s", "s", words)
-            for name, words in (
-                ("best", "the best split"),
-                ("other_split", "another split than the best"),
-                ("differing_steps", "steps that differ"),
-                ("exchange", "exchange and the rest"),
-                ("calibration", "calibration"),
-            )
-        ),
-        series("wait_shares", "ratio", "waiting for the slowest rank", derived=True),
-        Col(
-            "distance",
-            "number",
-            "slowest rank over the best split",
-            lambda slowest, best: slowest / best,
-            "slowest_s best_s",
-        ),
-    ],
-)
+of_rank = [
+    *cols("rank", "number"),
+    *cols("device"),
+    *cols("threads work samples micro_batches most from_step", "count"),
+    Col("trained", "count", "samples trained on in a step"),
+    *cols("expected_s own_s idle_s even_s step_s batch_s sample_s token_s", "s"),
+    Col("limit_gb", "GB", "memory limit"),
+    Col("off", "ratio", "own work over predicted, less 1", _off, "own_s expected_s"),
+    Col("idle", "", "", _idle, "samples most"),
+]
+shares = Table("shares", "rank {rank}", of_rank)
+of_split = [
+    *cols("from_step shares drifted", "count"),
+    *cols("expected_s", "s"),
+    Col("factor", "number"),
+    Col("samples", "", "samples by rank", lambda counts: "+".join(map(str, counts)), "shares"),
+    Col("first", "count", "", lambda step: step + 1, "from_step"),
+]
+splits = Table("splits", "from step {from_step}", of_split)
+of_last = [
+    *cols("slowest_s", "s"),
+    Col("best_s", "s", "the best split"),
+    Col("other_split_s", "s", "another split than the best"),
+    Col("differing_steps_s", "s", "steps that differ"),
+    Col("exchange_s", "s", "exchange and the rest"),
+    Col("calibration_s", "s", "calibration"),
+    series("wait_shares", "ratio", "waiting for the slowest rank", derived=True),
+    Col("distance", "number", "slowest rank over the best split", truediv, "slowest_s best_s"),
+]
+balance = Table("balance", "the last split", of_last)
 
 
-def _open(asked: str, of: Callable[[Any], str], whole: bool) -> Callable[[Rows], str]:
-    """Return why a target that is set is left open: by what stands in for the real thing, or as the user cut the training."""
+def _target(name: str, ask: str, ref: Ref, asked: str, of: Callable[[Any], str] = lambda _: "", **more: Any) -> Check:
+    """Ask for a target. It is left open for what stands in for the real thing, and where the user cut the training."""
 
     def why(rows: Rows) -> str:
         if getattr(rows.config, asked) is None:
             return ""
         if scope := of(rows.config):
             return f"the target is for a real model on SQuAD v1.1, not for {scope.strip('_').replace('_', ', ')}"
-        short = whole and rows.run.get("cut_by") == "max_steps"
+        short = ref.col.name.startswith("whole_") and rows.run.get("cut_by") == "max_steps"
         return "max_steps ended the training early; the target is for the whole training" if short else ""
 
-    return why
-
-
-def _target(
-    name: str, question: str, ref: Ref, asked: str, of: Callable[[Any], str] = lambda config: "", **more: Any
-) -> Check:
-    return reached(name, question, ref, asked, unless=_open(asked, of, ref.col.name.startswith("whole_")), **more)
+    return reached(name, ask, ref, asked, unless=why, **more)
 
 
 def _no_stand_in(config: Any) -> str:
@@ -169,42 +130,18 @@ def _no_stand_in(config: Any) -> str:
 
 
 QUALITY, SPEED_OF = (lambda config: config.quality_scope()), (lambda config: config.scope())
+LOSS, FAST = "Is the final smoothed loss low enough?", "Is training throughput high enough?"
+F1, SPEED_S = run["whole_f1"], TABLES[0]["samples_per_s"]
+SUM, MEMORY = "Is the all-reduce of the gradients fast enough?", "Does each rank stay within the memory target?"
+LEARNT = "Did the model learn to match questions with their sentences?"
+EMBEDDED = {"when": lambda config: config.data == "minisquad", "source": "target for the stand-in, not for BERT"}
 TARGETS = [
-    _target(
-        "final loss", "Is the final smoothed loss low enough?", run["whole_loss"], "target_loss", QUALITY, under=True
-    ),
-    _target("F1 target", "Does F1 on SQuAD v1.1 reach the target?", run["whole_f1"], "target_f1", QUALITY),
-    _target(
-        "all-reduce throughput",
-        "Is the all-reduce of the gradients fast enough?",
-        run["busbw_gbps"],
-        "target_allreduce_gbps",
-        beyond=True,
-    ),
-    _target(
-        "training throughput",
-        "Is training throughput high enough?",
-        TABLES[0]["samples_per_s"],
-        "target_samples_per_s",
-        SPEED_OF,
-        beyond=True,
-    ),
-    _target(
-        "device memory",
-        "Does each rank stay within the memory target?",
-        run["device_memory_gb"],
-        "target_memory_gb",
-        under=True,
-    ),
-    _target(
-        "F1 on embedded data",
-        "Did the model learn to match questions with their sentences?",
-        run["whole_f1"],
-        "target_f1_embedded",
-        _no_stand_in,
-        when=lambda config: config.data == "minisquad",
-        source="target for the stand-in, not for BERT",
-    ),
+    _target("final loss", LOSS, run["whole_loss"], "target_loss", QUALITY, under=True),
+    _target("F1 target", "Does F1 on SQuAD v1.1 reach the target?", F1, "target_f1", QUALITY),
+    _target("all-reduce throughput", SUM, run["busbw_gbps"], "target_allreduce_gbps", beyond=True),
+    _target("training throughput", FAST, SPEED_S, "target_samples_per_s", SPEED_OF, beyond=True),
+    _target("device memory", MEMORY, run["device_memory_gb"], "target_memory_gb", under=True),
+    _target("F1 on embedded data", LEARNT, F1, "target_f1_embedded", _no_stand_in, **EMBEDDED),
 ]
 
 
@@ -249,9 +186,8 @@ def _split(rows: Rows) -> list[str]:
     """Say what the split gives, what it saves, and when it changed."""
     parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
     sentences = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
-    sentences += [
-        shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in shares.where(idle=bool).rows(rows)
-    ]
+    idle = shares.where(idle=bool).rows(rows)
+    sentences += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in idle]
     even, own = (
         max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0)
         for name in ("even_s", "own_s")
@@ -326,11 +262,22 @@ def _message(row: Row, rows: Rows) -> dict[str, Any]:
     return places | {"definition": "bus bandwidth", "message_bytes": max(row["bucket_bytes"] or [0])}
 
 
+def _continues(config: Any) -> bool:
+    return bool(config.resume or config.max_restarts)
+
+
 def _balanced(config: Any) -> bool:
     return bool(config.balance == "auto")
 
 
 AT = "at the gradient buckets of {buckets} MB, every sum checked"
+INTACT = "Was the newest checkpoint intact?"
+EVEN_OWN, EVENLY = (shares["even_s"], shares["own_s"]), "The ranks share evenly: balance=auto gives each its part."
+WORKS = "Rank {rank} works {even_s} of an even step, with {samples} samples {own_s}"
+RIGHT = "Is every element of every timed exchange correct?"
+AS_PLANNED = "Did each rank train on the samples that its split gives it?"
+AS_PREDICTED = "Does each rank take the time that its speed predicts?"
+BY_RANK = "rank device work samples micro_batches most expected_s own_s idle_s even_s batch_s sample_s token_s"
 NEAR_BEST = "Is the own work of the slowest rank near that of the best split at the speeds measured?"
 higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 SPEC = Spec(
@@ -352,36 +299,14 @@ SPEC = Spec(
     checks=[
         *checks("whole training"),
         rule("possible quality", "Are all scores within range?", "possible scores", needed=True),
-        zero(
-            "all-reduce right",
-            "Is every element of every timed exchange correct?",
-            run["wrong_elements"],
-            rule="right results",
-        ),
-        Check(
-            "newest checkpoint",
-            "Was the newest checkpoint intact?",
-            judge=_newest,
-            kind="outcome",
-            informs=True,
-            when=lambda config: bool(config.resume or config.max_restarts),
-        ),
+        zero("all-reduce right", RIGHT, run["wrong_elements"], rule="right results"),
+        Check("newest checkpoint", INTACT, judge=_newest, kind="outcome", informs=True, when=_continues),
         *TARGETS,
         Check("F1 reference", "Does F1 match the published value?", judge=_reference, kind="reference", informs=True),
         below("distance to the best split", NEAR_BEST, (balance["distance"], DISTANCE), when=_balanced),
-        near(
-            "split as planned",
-            "Did each rank train on the samples that its split gives it?",
-            (shares["trained"], shares["samples"]),
-            when=_balanced,
-        ),
+        near("split as planned", AS_PLANNED, (shares["trained"], shares["samples"]), when=_balanced),
         below(
-            "predicted times",
-            "Does each rank take the time that its speed predicts?",
-            (shares["off"], PREDICTED),
-            when=_balanced,
-            kind="reference",
-            informs=True,
+            "predicted times", AS_PREDICTED, (shares["off"], PREDICTED), when=_balanced, kind="reference", informs=True
         ),
     ],
     says=[
@@ -395,11 +320,7 @@ SPEC = Spec(
         _split,
     ],
     shows=[
-        Show(
-            "Heterogeneous ranks",
-            shares,
-            "rank device work samples micro_batches most expected_s own_s idle_s even_s batch_s sample_s token_s",
-        ),
+        Show("Heterogeneous ranks", shares, BY_RANK),
         Show("Splits", splits, "from_step samples expected_s drifted factor"),
         Show("Where a step's time goes", balance.ran(), "best_s other_split_s differing_steps_s exchange_s"),
         Show("The worst misses", misses, "question prediction answers f1"),
@@ -407,14 +328,7 @@ SPEC = Spec(
     ],
     charts=[
         *charts(run),
-        bars(
-            "heterogeneous-ranks",
-            shares["even_s"],
-            shares["own_s"],
-            mark=shares["expected_s"],
-            title="Rank {rank} works {even_s} of an even step, with {samples} samples {own_s}",
-            empty="The ranks share evenly: balance=auto gives each its part.",
-        ),
+        bars("heterogeneous-ranks", *EVEN_OWN, mark=shares["expected_s"], title=WORKS, empty=EVENLY),
     ],
     warnings=_warnings,
     missed=lambda rows: {

@@ -167,23 +167,22 @@ def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
 
     After a failure it is the run's own newest one on any of its nodes, else the newest of the run ``config.resume``.
     """
-    config, rank, start = task.config, task.rank, None
-    faults: list[str] = []
+    config, rank = task.config, task.rank
+    start, faults = None, list[str]()
 
     def unfinished(candidate: Checkpoint) -> bool:
-        """Whether there is anything left to train, and so to measure."""
         return bool(candidate.step < candidate.state["plan"]["planned_steps"])
 
     if config.max_restarts:
-        leads, alive = rank.world.local_rank == 0, lambda: rank.events.emit("heartbeat")
-        own = rank.run_dir / "checkpoints"
-        start, faults = checkpoint.newest_shared(own, leads, comm_device(rank.world), unfinished, alive)
+        own, leads = rank.run_dir / "checkpoints", rank.world.local_rank == 0
+        with keep_alive(rank.events, config.startup_timeout_s):  # while files travel
+            start, faults = checkpoint.newest_shared(own, leads, comm_device(rank.world), unfinished)
     if start is None and config.resume:
         folder = Path(config.resume)
         if not folder.is_dir():
             raise UserError(f"resume = {folder}: no such run folder; give the folder of the interrupted run")
-        start = checkpoint.newest(folder / "checkpoints", unfinished)
-        faults += start.passed_over
+        start, damaged = checkpoint.newest(folder / "checkpoints", unfinished)
+        faults += damaged
     return start, faults
 
 

@@ -16,13 +16,13 @@ import torch
 import transformers
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task, flops_of, qa_loss
+from benchlib.benchmarks.squad.passes import Task, buckets, flops_of, qa_loss
 from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_step_s
 from benchlib.core.events import Moment
 from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
-from benchlib.workloads.batches import MicroBatch, padded_length, steps_per_epoch
+from benchlib.workloads.batches import collate, steps_per_epoch
 from benchlib.workloads.training import Plan, Trained
 
 _TRIALS = 3
@@ -39,7 +39,7 @@ def train(task: Task) -> Trained:
     rows = _columns(task)
     torch.manual_seed(config.seed + 1 + rank.world.rank)
     rank.events.emit("phase", name="warmup")
-    plan = _plan(task, model, rows)
+    plan = _plan(task, model)
     if rank.world.main:
         rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
     rank.events.emit("phase", name="train")
@@ -65,7 +65,8 @@ def train(task: Task) -> Trained:
         trainer.accelerator.free_memory()
     log.gather(recorder.times())
     trained = Trained(plan, rates, recorder.began, table=log.table, train_s=recorder.train_s)
-    trained.bucket_bytes = _bucket_sizes(model, config)
+    groups = buckets(model.parameters(), config.bucket_cap_mb)
+    trained.bucket_bytes = [sum(parameter.nbytes for parameter in group) for group in groups]
     trained.checksums = [compare_ranks(model, rank.world, rank.events, math.ceil(config.epochs))]
     return trained
 
@@ -84,7 +85,6 @@ def _columns(task: Task) -> dict[str, list[Any]]:
 
 
 def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.TrainingArguments:
-    """Return the Trainer's arguments that stand for ``config``."""
     on_cpu = config.backend == "cpu"
     return transformers.TrainingArguments(
         output_dir=folder,
@@ -145,7 +145,6 @@ class Recorder(transformers.TrainerCallback):
         return [{"step_s": row["step_s"]} for row in self._timer.take()]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Start the clock."""
         self.began = Moment.now()
         self._timer.begin()
 
@@ -161,7 +160,6 @@ class Recorder(transformers.TrainerCallback):
             self.log.gather(self.times())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Stop the clock."""
         self.train_s = self.began.since()
 
 
@@ -172,7 +170,6 @@ class CountingTrainer(transformers.Trainer):
     recorder: Recorder
 
     def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> torch.Tensor:
-        """Do the Trainer's step and count it."""
         loss = super().training_step(model, inputs, *more, **named)
         self.recorder.count(inputs, loss)
         return loss
@@ -187,29 +184,23 @@ class CountingTrainer(transformers.Trainer):
         return self.lr_scheduler
 
 
-def _plan(task: Task, model: Any, rows: dict[str, list[Any]]) -> Plan:
-    config, device = task.config, task.rank.world.device
-    lengths = np.array([len(ids) for ids in rows["input_ids"]])
-    draws = np.random.Generator(np.random.PCG64(config.seed)).integers(0, len(lengths), (32, config.batch_size))
-    size = padded_length(int(np.median(lengths[draws].max(axis=1))), _PAD_MULTIPLE, config.max_length)
-    count = config.batch_size
-    ids = torch.full((count, size), task.loaded.tokenizer.unk_token_id or 0, device=device)
-    inputs = {
-        name: torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids)
-        for name in rows
-        if not name.endswith("_positions")
-    }
-    zeros = torch.zeros(count, dtype=torch.int64, device=device)
-    batch = MicroBatch(inputs | {"input_ids": ids}, zeros, zeros, count, count * size, count * size)
+def _plan(task: Task, model: Any) -> Plan:
+    config, windows, device = task.config, task.features, task.rank.world.device
+    padded = config.trainer_padding == "max_length"
+    draw = np.random.Generator(np.random.PCG64(config.seed))
 
     def trial(number: int) -> None:
         for _ in range(config.accumulation):
-            qa_loss(model, batch, config.precision).backward()
+            part = draw.integers(0, len(windows), config.batch_size)
+            multiple = config.max_length if padded else _PAD_MULTIPLE
+            batch = collate(windows, part, task.loaded.tokenizer.pad_token_id, multiple)
+            qa_loss(model, batch.to(device), config.precision).backward()
         model.zero_grad(set_to_none=True)
 
     step_s = measured_step_s(task, trial, _TRIALS)
-    plan = make_plan(task, len(lengths), step_s, float(config.global_batch * lengths.mean()))
-    totals = (_samples(steps, len(lengths), config) for steps in (plan.total_steps, plan.planned_steps))
+    length = config.max_length if padded else float(windows.lengths.mean())
+    plan = make_plan(task, len(windows), step_s, config.global_batch * length)
+    totals = (_samples(steps, len(windows), config) for steps in (plan.total_steps, plan.planned_steps))
     return replace(plan, total_samples=next(totals), samples=next(totals))
 
 
@@ -221,13 +212,3 @@ def _samples(steps: int, count: int, config: SquadConfig) -> int:
     whole = count if config.world_size == 1 else math.ceil(count / together) * together
     epochs, rest = divmod(steps, steps_per_epoch(count, config.global_batch))
     return epochs * whole + min(rest * config.global_batch, whole)
-
-
-def _bucket_sizes(model: torch.nn.Module, config: SquadConfig) -> list[int]:
-    """Return the bytes of DDP's buckets: parameters in reverse order, a new bucket when the cap is reached."""
-    sizes, limit = [0], config.bucket_cap_mb * 2**20
-    for parameter in reversed(list(model.parameters())):
-        if sizes[-1] >= limit:
-            sizes.append(0)
-        sizes[-1] += parameter.numel() * parameter.element_size()
-    return sizes

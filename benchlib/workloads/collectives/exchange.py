@@ -82,7 +82,6 @@ def peers(group: Group) -> Peers:
 
 
 def wait_all(works: Iterable[dist.Work]) -> None:
-    """Wait for the end of what ``Peers.start`` began."""
     for work in works:
         work.wait()
 

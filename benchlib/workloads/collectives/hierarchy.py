@@ -59,7 +59,6 @@ def member(backend: str, group: str = "", missing: str = "") -> Member:
 
 
 def options(config: BaseConfig, rank: int) -> dict[str, Any]:
-    """Return what ``init_process_group`` takes for the ranks of a run."""
     group = config.exchange_groups.split(",")[rank].strip() if config.exchange_groups else ""
     library = LIBRARIES[BACKENDS[config.backend].collective]
     return {"pg_options": member(config.backend, group, library.unavailable())}
@@ -159,7 +158,6 @@ class Hierarchy(QueuedGroup):
         return BACKEND
 
     def shutdown(self) -> None:
-        """Wait for what is under way and end all groups."""
         super().shutdown()
         for each in (*self._within.values(), self._across, self._flat):
             if each is not None:

@@ -8,8 +8,7 @@ start at once. Groups that ``new_group`` makes get communicators of their own.
 Reductions use MPI's types and operators. MPI has no 16-bit floats: they are reduced as fp32 and rounded once, at the
 end. An average is a sum that is divided. What is only moved travels as whole numbers of the type's width.
 
-A tensor that lies within the larger one at the rank's own place is used in place; where both share memory in another
-way, which MPI forbids, a copy is sent.
+Where the tensors of a call share memory, which MPI forbids, a copy is sent.
 """
 
 import atexit
@@ -31,7 +30,6 @@ from benchlib.core.errors import BackendUnavailable  # noqa: E402
 from benchlib.workloads.collectives.queued import QueuedGroup, Tensors  # noqa: E402
 
 BACKEND = "mpi4py"  # torch keeps "mpi" for a build with MPI in it
-MAX_ELEMENTS = 2 ** (31 if MPI.VERSION < 4 else 63) - 1  # in one count
 _GROUP_TAG = 711  # of the messages by which a communicator is made
 
 Tensor = torch.Tensor
@@ -94,10 +92,8 @@ class Message(dist.Work):
         super().__init__()
         self._name, self._request, self._timeout_s = name, request, timeout_s
         self._tensor = tensor  # lives until the message is through
-        self._status = MPI.Status()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the message is through. Raises ``RuntimeError`` after the time limit."""
         limit_s = timeout.total_seconds() or self._timeout_s
         end = time.monotonic() + limit_s
         while not self.is_completed():
@@ -107,24 +103,16 @@ class Message(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        return self._request.Test(self._status)  # type: ignore[no-any-return]
-
-    def source_rank(self) -> int:
-        """Return who sent the message, for a receiver that took it from any rank."""
-        return self._status.Get_source()  # type: ignore[no-any-return]
-
-    _source_rank = source_rank  # what torch.distributed.recv asks
+        return self._request.Test()  # type: ignore[no-any-return]
 
 
 def _check(name: str, *tensors: Tensor) -> None:
-    """Raise ``ValueError`` for a tensor that has no single block of memory on the CPU, or more elements than MPI can count."""
+    """Raise ``ValueError`` for a tensor that has no single block of memory on the CPU."""
     for tensor in tensors:
         shape = f"shape {tuple(tensor.shape)}"
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             dense = f"a dense CPU tensor is needed, got {tensor.layout} on {tensor.device}"
             raise ValueError(f"mpi {name}: {dense}: use .cpu()")
-        if tensor.numel() > MAX_ELEMENTS:
-            raise ValueError(f"mpi {name}: the tensor with {shape} has more than 2**31 - 1 elements: split it")
         if not tensor.is_contiguous():
             strided = f"the tensor with {shape} and strides {tensor.stride()} is not contiguous"
             raise ValueError(f"mpi {name}: {strided}: pass tensor.contiguous()")
@@ -154,41 +142,22 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in _HALVES else tensor
 
 
-def _shared(entry: Tensor, other: Tensor) -> bool:
-    return entry.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _apart(source: Tensor, target: Tensor) -> Tensor:
+    """Return what is sent: a copy where it shares memory with what is received."""
+    shared = source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
+    return source.clone() if shared else source
 
 
-def _own_block(part: Tensor, whole: Tensor, rank: int) -> bool:
-    """Whether ``part`` is the block of ``rank`` within ``whole``, in memory: what MPI calls in place."""
-    return part.data_ptr() == whole.data_ptr() + rank * part.numel() * part.element_size()
-
-
-def _sent(part: Tensor, whole: Tensor, rank: int) -> Tensor | None:
-    """Return what a rank sends into ``whole``: its part, a copy where they share memory, None where it is in place."""
-    if _own_block(part, whole, rank):
-        return None
-    return part.clone() if _shared(part, whole) else part
-
-
-def _joined(tensors: Tensors, filled: bool) -> tuple[Tensor, Callable[[], None]]:
-    """Return one tensor for a list of equal ones, and what brings its content back into the list.
-
-    Tensors that lie side by side are used where they are; others go through a copy, ``filled`` with their content.
-    """
-    first = tensors[0]
-    if any(tensor.numel() != first.numel() or tensor.dtype != first.dtype for tensor in tensors):
+def _joined(tensors: Tensors) -> Tensor:
+    if len({(tensor.numel(), tensor.dtype) for tensor in tensors}) > 1:
         shapes = [tuple(entry.shape) for entry in tensors]
         raise ValueError(f"mpi: tensors of one size and type are needed, got {shapes}")
-    if all(_shared(entry, first) and _own_block(entry, first, index) for index, entry in enumerate(tensors)):
-        return first.as_strided((first.numel() * len(tensors),), (1,)), lambda: None
-    flat = [tensor.reshape(-1) for tensor in tensors]
-    copy = torch.cat(flat) if filled else first.new_empty(first.numel() * len(tensors))
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
-    def back() -> None:
-        for tensor, part in zip(tensors, copy.view(len(tensors), -1), strict=True):
-            tensor.view(-1).copy_(part)
 
-    return copy, back
+def _parted(whole: Tensor, tensors: Tensors) -> None:
+    for tensor, part in zip(tensors, whole.view(len(tensors), -1), strict=True):
+        tensor.view(-1).copy_(part)
 
 
 class MPIGroup(QueuedGroup):
@@ -208,7 +177,6 @@ class MPIGroup(QueuedGroup):
         return BACKEND
 
     def shutdown(self) -> None:
-        """Wait for what is under way and free the communicators. A collective of the group."""
         super().shutdown()
         for each in (self.comm, self._talk):
             if each != MPI.COMM_NULL:
@@ -238,7 +206,6 @@ class MPIGroup(QueuedGroup):
         return operator, finish
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
-        """Reduce each tensor over the ranks, in place."""
         op, finish = self._reduction("all_reduce", opts, tensors)
 
         def run() -> None:
@@ -273,9 +240,8 @@ class MPIGroup(QueuedGroup):
 
         def run() -> None:
             for output, source in zip(outputs, inputs, strict=True):
-                data = _wide(source)
-                aside = data is not source or _shared(output, source)
-                result = torch.empty_like(output, dtype=data.dtype) if aside else output
+                data = _wide(_apart(source, output))
+                result = torch.empty_like(output, dtype=data.dtype) if data.dtype != output.dtype else output
                 self.comm.Reduce_scatter_block(_numbers(data), _numbers(result), op)
                 finish(result, output)
 
@@ -289,75 +255,66 @@ class MPIGroup(QueuedGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist.Work:
-        """Reduce a list of tensors, one for each rank."""
-        return self.reduce_scatter_single_coalesced(outputs, [_joined(inputs[0], filled=True)[0]], opts)
+        return self.reduce_scatter_single_coalesced(outputs, [_joined(inputs[0])], opts)
 
     # Moves
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        """Send the root's tensor to all."""
         _check("broadcast", tensors[0])
         return self._begin("broadcast", opts, lambda: self.comm.Bcast(_bits(tensors[0]), opts.rootRank), tensors)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Gather each of ``inputs`` over the ranks, one after the other, in ``outputs`` on all ranks."""
-        return self._all_gather(outputs, inputs, opts, outputs)
+        for whole, part in zip(outputs, inputs, strict=True):
+            _check_parts("all_gather", part, whole, self.comm.size)
+
+        def run() -> None:
+            for whole, part in zip(outputs, inputs, strict=True):
+                source = _apart(part, whole)  # which the description does not keep
+                self.comm.Allgather(_bits(source), _bits(whole))
+
+        return self._begin("all_gather", opts, run, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        return self._all_gather([output], [input], opts, [output])
+        return self.all_gather_single_coalesced([output], [input], opts)
 
     _allgather_base = all_gather_single
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Gather the ranks' tensors into a list, on all ranks."""
-        whole, back = _joined(outputs[0], filled=False)
-        return self._all_gather([whole], inputs, opts, outputs[0], back)
-
-    def _all_gather(
-        self, wholes: Tensors, parts: Tensors, opts: Any, written: Tensors, back: Callable[[], None] = lambda: None
-    ) -> dist.Work:
-        for whole, part in zip(wholes, parts, strict=True):
-            _check_parts("all_gather", part, whole, self.comm.size)
+        (part,), whole = inputs, _joined(outputs[0])
+        _check_parts("all_gather", part, whole, self.comm.size)
 
         def run() -> None:
-            for whole, part in zip(wholes, parts, strict=True):
-                source = _sent(part, whole, self.comm.rank)
-                self.comm.Allgather(MPI.IN_PLACE if source is None else _bits(source), _bits(whole))
-            back()
+            self.comm.Allgather(_bits(part), _bits(whole))
+            _parted(whole, outputs[0])
 
-        return self._begin("all_gather", opts, run, written)
+        return self._begin("all_gather", opts, run, outputs[0])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        """Gather the ranks' tensors into the root's list."""
         (part,), root = inputs, opts.rootRank
         _check("gather", part)
         if self.comm.rank != root:
             return self._begin("gather", opts, lambda: self.comm.Gather(_bits(part), None, root), [])
-        whole, back = _joined(outputs[0], filled=False)
+        whole = _joined(outputs[0])
         _check_parts("gather", part, whole, self.comm.size)
 
         def run() -> None:
-            source = _sent(part, whole, root)
-            self.comm.Gather(MPI.IN_PLACE if source is None else _bits(source), _bits(whole), root)
-            back()
+            self.comm.Gather(_bits(part), _bits(whole), root)
+            _parted(whole, outputs[0])
 
         return self._begin("gather", opts, run, outputs[0])
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        """Scatter the root's list, a tensor to each rank."""
         (part,), root = outputs, opts.rootRank
         _check("scatter", part)
-        if self.comm.rank != root:
-            return self._begin("scatter", opts, lambda: self.comm.Scatter(None, _bits(part), root), outputs)
-        whole, _ = _joined(inputs[0], filled=True)
-        _check_parts("scatter", part, whole, self.comm.size)
+        whole = _joined(inputs[0]) if self.comm.rank == root else None
+        if whole is not None:
+            _check_parts("scatter", part, whole, self.comm.size)
 
         def run() -> None:
-            here = _own_block(part, whole, root)
-            source = whole.clone() if _shared(part, whole) and not here else whole
-            self.comm.Scatter(_bits(source), MPI.IN_PLACE if here else _bits(part), root)
+            self.comm.Scatter(None if whole is None else _bits(whole), _bits(part), root)
 
         return self._begin("scatter", opts, run, outputs)
 
@@ -368,7 +325,7 @@ class MPIGroup(QueuedGroup):
         sent, received = self._counts(input, input_rows), self._counts(output, output_rows)
 
         def run() -> None:
-            source = input.clone() if _shared(input, output) else input
+            source = _apart(input, output)
             if output_rows or input_rows:
                 self.comm.Alltoallv(_bits(source, sent), _bits(output, received))
             else:
@@ -395,15 +352,9 @@ class MPIGroup(QueuedGroup):
     # Messages
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
-        """Send a tensor to a rank of the group."""
         _check("send", tensors[0])
         return Message("send", self._talk.Isend(_bits(tensors[0]), target, tag), tensors[0], self._timeout_s)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
-        """Receive a tensor from a rank of the group."""
         _check("recv", tensors[0])
         return Message("recv", self._talk.Irecv(_bits(tensors[0]), source, tag), tensors[0], self._timeout_s)
-
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        """Receive a tensor from whichever rank sends one; ``source_rank`` of the work names it."""
-        return self.recv(tensors, MPI.ANY_SOURCE, tag)

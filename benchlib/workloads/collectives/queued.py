@@ -72,7 +72,6 @@ class Collective(dist.Work):
         return self._done.is_set()
 
     def result(self) -> Tensors:
-        """Return the tensors that it wrote, when it has ended."""
         self.wait()
         return self._tensors
 
@@ -105,7 +104,6 @@ class QueuedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._name
 
     def shutdown(self) -> None:
-        """Wait for what is under way and end the thread."""
         self._queue.put(None)
         self._thread.join()
 

@@ -13,7 +13,6 @@ from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.config.schema import build, resolve, tier_names
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
-from benchlib.judge.verdict import judged
 from benchlib.runtime import largest
 from benchlib.spec.tables import Rows
 from benchlib.workloads import training
@@ -59,10 +58,10 @@ def test_sizes_and_sets(tmp_path):
 
 @pytest.mark.parametrize("most_that_fits", [1, 2, 7, 100, 128])
 def test_the_search_ends_within_a_sixteenth_below_the_limit(most_that_fits):
-    found = largest.search(lambda batch: {"batch": batch, "fits": batch <= most_that_fits}, 128)
-    assert most_that_fits - max(1, most_that_fits // 16) < found.batch <= most_that_fits < found.below
-    tried = [row["batch"] for row in found.tried]
-    assert found.complete and tried == sorted(set(tried)) and len(tried) <= 10
+    result = largest.search(lambda batch: {"batch": batch, "fits": batch <= most_that_fits}, 128)
+    assert most_that_fits - max(1, most_that_fits // 16) < result.batch <= most_that_fits < result.below
+    tried = [row["batch"] for row in result.tried]
+    assert result.complete and tried == sorted(set(tried)) and len(tried) <= 10
     assert largest.search(lambda batch: {"batch": batch, "fits": False}, 8).batch == 0
 
 
@@ -74,8 +73,8 @@ def test_a_search_without_time_says_how_far_it_got():
             raise largest.OutOfTime
         return {"batch": batch, "fits": batch <= 50}
 
-    found = largest.search(trial, 1000)  # 8, 16, 32, 64 (no), 48
-    assert (found.batch, found.below, len(found.tried), found.complete) == (48, 64, 5, False)
+    search = largest.search(trial, 1000)  # 8, 16, 32, 64 (no), 48
+    assert (search.batch, search.below, len(search.tried), search.complete) == (48, 64, 5, False)
     assert largest.in_a_process(engine.one_trial, Seq2seqConfig(), 1, 10**9, time.monotonic()) is None
 
 
@@ -84,17 +83,6 @@ def test_a_trial_that_runs_out_of_memory_ends_alone(monkeypatch):
     row = largest.in_a_process(engine.one_trial, Seq2seqConfig(sequence=32), 4096, 1_500_000_000, math.inf)
     assert row and (row["batch"], row["fits"]) == (4096, False) and "tried to allocate" in row["reason"]
     assert json.dumps(row)
-
-
-def test_a_peak_above_the_limit_does_not_fit(monkeypatch):
-    """What a process maps before its limit is set, and what it shares, counts as well."""
-    monkeypatch.setattr(largest, "limited", lambda device, limit: None)
-    small = {"encoder_layers": 1, "decoder_layers": 1, "dim_feedforward": 8, "sequence": 4, "vocabulary": 64}
-    config = Seq2seqConfig(d_model=8, nhead=2, **small)
-    peak = engine.devices.peak_resident_bytes()
-    row = engine.one_trial(config, 1, int(peak / 2))
-    assert not row["fits"] and row["peak_gb"] * 1e9 >= peak and "is above the limit of" in row["reason"]
-    assert engine.one_trial(config, 1, int(peak * 4))["fits"]
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own_and_large_sets_in_large_pieces():
@@ -137,13 +125,6 @@ def smoke(tmp_path_factory):
     return unpack("seq2seq", tmp_path_factory.mktemp("smoke") / "run")
 
 
-def test_a_whole_run_passes_and_reads_well(smoke, tmp_path):
-    assert judged(smoke, tmp_path).verdict == "PASS"
-    text = " ".join(spec.SPEC.reading(smoke))
-    for words in ("Training runs at", "the work of the usual loop", "guessing evenly gives 9.01"):
-        assert words in text
-
-
 def edited(rows, table, index, **values):
     changed = [row | values if place == index else row for place, row in enumerate(rows.tables[table])]
     return Rows(rows.config, rows.world, rows.tables | {table: changed}, machine=rows.machine)
@@ -151,26 +132,17 @@ def edited(rows, table, index, **values):
 
 COLD = {"page_cache": "cold"}
 CUT = {"epoch_share": 0.5, "planned_steps": 8, "cut_by": "budget"}
-CASES = [
-    ("loss decreases", "FAIL", "run", 0, {"loss": [9.0] * 16}),
+CASES = [  # those of any training: tests/unit/judge/test_planted_numbers.py
     ("loss above entropy", "FAIL", "run", 0, {"lowest_loss": 8.3}),
     ("engines agree", "FAIL", "engines", 1, {"loss": [9.15, 9.1, 9.2]}),
-    ("engines agree", "FAIL", "engines", 1, {"loss": [9.15, math.nan, 9.1]}),
     ("engines agree", "FAIL", "engines", 1, {"loss": []}),
     ("engines agree", "SKIPPED", "engines", 1, {"loss": None, "status": "skipped", "reason": "engine = plain"}),
-    ("ranks equal", "FAIL", "run", 0, {"checksums": [["a", "a"], ["a"]]}),
-    ("ranks equal", "FAIL", "run", 0, {"checksums": [["a", "b"]]}),
     ("whole set", "FAIL", "run", 0, {"planned_steps": 15}),
     ("whole set", "INCOMPLETE", "run", 0, CUT),
-    ("sample count", "FAIL", "run", 0, {"samples_seen": [31, 32]}),
-    ("sample count", "FAIL", "run", 0, {"samples_seen": None}),
-    ("learning rate", "FAIL", "run", 0, {"learning_rate_min": 0.0}),
-    ("learning rate", "FAIL", "run", 0, {"learning_rate_min": None}),
-    ("possible speed", "FAIL", "run", 0, {"peak_flops": 1e9}),
     ("page cache", "SKIPPED", "run", 0, COLD),
     *(
         ("page cache", status, "epochs", 1, {"cached": share, "why": {}})
-        for share, status in ((1.0, "PASS"), (0.96, "PASS"), (0.5, "FAIL"), (None, "FAIL"))
+        for share, status in ((0.96, "PASS"), (0.5, "FAIL"), (None, "FAIL"))
     ),
 ]
 
@@ -180,25 +152,15 @@ def test_each_check_can_fail(smoke, judged_rows, name, word, table, index, value
     assert judged_rows(spec.SPEC, edited(Rows.of(smoke), table, index, **values))[name].word == word
 
 
-def steps_of(step_s):
-    row = {
-        "step_s": step_s,
-        "samples": [32] * len(step_s),
-        "tokens": [32 * 512] * len(step_s),
-        "flops": [1e9] * len(step_s),
-    }
+@pytest.mark.parametrize(
+    ("step_s", "whole_s"),
+    [([0.02, 2.0] * 4, 1.01), ([1.0, 1.1, 1.0, 0.9, 1.0, 4.0, 1.0, 1.0], 1.0)],  # a slow disk with read-ahead; a hiccup
+)
+def test_steps_in_bursts_have_the_rate_of_them_all(step_s, whole_s):
+    row = {"step_s": step_s, "samples": [32] * 8, "flops": [1e9] * 8}
     rows = Rows(None, 1, {"steps": [row], "run": [{"peak_flops": 1e10}]})
-    return {name: spec.counted_steps[name].number(row, rows) for name in ("samples_per_s", "tokens_per_s", "mfu")}
-
-
-def test_steps_in_bursts_have_the_rate_of_them_all():
-    bursts = steps_of([0.02, 2.0] * 4)  # a slow disk with read-ahead
-    assert bursts == {
-        "samples_per_s": pytest.approx(32 / 1.01),
-        "tokens_per_s": pytest.approx(32 * 512 / 1.01),
-        "mfu": pytest.approx(0.1 / 1.01),
-    }
-    assert steps_of([1.0, 1.1, 1.0, 0.9, 1.0, 4.0, 1.0, 1.0])["samples_per_s"] == pytest.approx(32.0)  # one hiccup
+    assert spec.counted_steps["samples_per_s"].number(row, rows) == pytest.approx(32 / whole_s)
+    assert spec.counted_steps["mfu"].number(row, rows) == pytest.approx(0.1 / whole_s)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +178,6 @@ def test_a_slow_disk_is_named_as_the_limit_and_where_it_turns(compute_s, loader,
     assert spec.disk["turn_gflop"].number(row, rows) == pytest.approx(4.63 * asked / loader)
 
 
-@pytest.mark.parametrize(
-    ("ratios", "undecided"),
-    [
-        ([1.5, 1.6, 1.4], False),
-        ([0.9, 1.27, 1.7], True),
-        ([1.27], False),
-        ([0.9, *(1.2 + 0.001 * turn for turn in range(40))], False),
-    ],
-)
+@pytest.mark.parametrize(("ratios", "undecided"), [([1.5, 1.6, 1.4], 0), ([0.9, 1.27, 1.7], 1), ([1.27], 0)])
 def test_a_ratio_that_scatters_about_one_decides_nothing(ratios, undecided):
     assert bool(spec._undecided(ratios)) == undecided

@@ -44,17 +44,11 @@ def run(name="seq2seq-cuda-171138-abc", backend="cuda", ranks=4, speed=100.0, st
     ).model_copy(update=more)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("backend", "ranks", "name"),
-    [
-        ("cuda", 4, "bench_NVIDIA-H100-80GB-HBM3_4gpu_20261122T171138Z.json"),
-        ("cpu", 2, "bench_AMD-EPYC-7763_0gpu_20261122T171138Z.json"),
-    ],
-)
-def test_a_file_is_named_after_device_devices_and_start(tmp_path, backend, ranks, name):
-    assert name in write([run(backend=backend, ranks=ranks)], "bench", str(tmp_path))
-    content = json.loads((tmp_path / name).read_text())
-    assert (content["metadata"]["gpus"], content["metadata"]["ranks"]) == (ranks if backend == "cuda" else 0, ranks)
+def test_a_file_is_named_after_device_devices_and_start(tmp_path):
+    for backend, ranks, name in (("cuda", 4, "NVIDIA-H100-80GB-HBM3_4gpu"), ("cpu", 2, "AMD-EPYC-7763_0gpu")):
+        assert f"bench_{name}_20261122T171138Z.json" in write(
+            [run(backend=backend, ranks=ranks)], "bench", str(tmp_path)
+        )
 
 
 def test_the_committed_schema_is_that_of_the_model_and_accepts_the_file(tmp_path):

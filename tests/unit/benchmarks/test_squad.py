@@ -16,12 +16,10 @@ from benchlib.config.schema import build, save_config
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import Moment
 from benchlib.core.files import write_json
-from benchlib.judge.verdict import judged
 from benchlib.runtime.group import World
 from benchlib.runtime.steps import COLUMNS
 from benchlib.spec.tables import Rows
 from benchlib.workloads import training
-from benchlib.workloads.collective_timing import Series
 
 
 @pytest.mark.parametrize(
@@ -35,6 +33,7 @@ from benchlib.workloads.collective_timing import Series
         ({"memory_limits_gb": [1, 2]}, "set balance=auto"),
         ({"planted_drift_step": 3}, "planted_drift_step turns the order of planted_work around: set both"),
         ({"planted_work": [1, 0]}, "planted_work"),
+        ({"planted_work": [1, 3, 1]}, "planted_work has 3 numbers for 2 ranks"),
         ({"planted_drift": [3, 1]}, "squad has no planted_drift any more: set planted_drift_step"),
         ({"bf16_ranks": [1]}, "squad has no bf16_ranks any more: .*set precision"),
         ({"balance": "outputs/run"}, "balance"),
@@ -42,13 +41,7 @@ from benchlib.workloads.collective_timing import Series
 )
 def test_what_does_not_go_together_or_went_is_refused(values, message):
     with pytest.raises(UserError, match=message):
-        build("squad", {"benchmark": "squad", "nproc": 2, **values})
-
-
-def test_lists_name_every_rank():
-    build("squad", {"benchmark": "squad", "nproc": 2, "planted_work": [1, 3], "balance": "auto"}).check_whole()
-    with pytest.raises(UserError, match="planted_work has 3 numbers for 2 ranks"):
-        build("squad", {"benchmark": "squad", "nproc": 2, "planted_work": [1, 3, 1]}).check_whole()
+        build("squad", {"benchmark": "squad", "nproc": 2, **values}).check_whole()
 
 
 def test_xla_without_jax_says_what_to_install_before_any_work(monkeypatch):
@@ -60,19 +53,20 @@ def test_xla_without_jax_says_what_to_install_before_any_work(monkeypatch):
 
 def test_only_an_unfinished_run_of_squad_with_a_checkpoint_is_resumed(tmp_path):
     config = build("squad", {"benchmark": "squad", "resume": str(tmp_path)})
+
+    def refused(words):
+        with pytest.raises(UserError, match=words):
+            spec.SPEC.refuse(config)
+
     save_config(build("machine", {"benchmark": "machine"}), tmp_path)
-    with pytest.raises(UserError, match="a run of machine"):
-        spec.SPEC.refuse(config)
+    refused("a run of machine")
     save_config(build("squad", {"benchmark": "squad"}), tmp_path)
-    with pytest.raises(UserError, match="left no checkpoint"):
-        spec.SPEC.refuse(config)
+    refused("left no checkpoint")
     (tmp_path / "checkpoints").mkdir()
-    spec.SPEC.refuse(config)
     write_json(tmp_path / "status.json", {"outcome": "stopped"})
     spec.SPEC.refuse(config)
     write_json(tmp_path / "status.json", {"outcome": "complete"})
-    with pytest.raises(UserError, match="this run is finished"):
-        spec.SPEC.refuse(config)
+    refused("this run is finished")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10, 1000])
@@ -152,12 +146,6 @@ def test_what_is_unknown_is_not_available(monkeypatch, tmp_path):
         assert metrics[name].provenance == "not_available" and metrics[name].reason, (name, metrics[name])
 
 
-def test_wrong_sums_are_counted_and_do_not_end_the_run(monkeypatch):
-    monkeypatch.setattr(run, "time_all_reduce", lambda *_: Series(4, np.array([1e-3]), wrong=3, checked=10))
-    rank = SimpleNamespace(world=SimpleNamespace(size=2, device=None), config=SquadConfig())
-    assert run._exchange(rank, [4]).wrong == 3
-
-
 def test_bandwidths_of_a_timing_by_hand():
     row = {"message_bytes": 10**9, "exchange_us": [0.5e6, 1e6]}
     rows = Rows(None, 4, {"run": [row]})
@@ -178,28 +166,14 @@ def edited(stored, config=None, **tables):
     return Rows(type(rows.config)(**settings), rows.world, rows.tables | changed, machine=rows.machine)
 
 
-def test_a_whole_run_passes_and_reads_well(smoke, tmp_path):
-    assert judged(smoke, tmp_path).verdict == "PASS"
-    text = " ".join(spec.SPEC.reading(smoke))
-    for words in ("F1 is 76.26", "Training runs at", "Gradients are all-reduced at", "largest part of a step is"):
-        assert words in text
-
-
 CUT = {"epoch_share": 0.12, "total_steps": 83, "cut_by": "budget", "why": {"whole_f1": "after 12%"}}
-CASES = [
-    ("loss decreases", "FAIL", {"loss": [1.0] * 10}),
-    ("ranks equal", "FAIL", {"checksums": [["a", "b"]]}),
+CASES = [  # beside those of tests/unit/judge/test_planted_numbers.py
     ("ranks equal", "FAIL", {"checksums": []}),
     ("ranks equal", "FAIL", {"checksums": [["a"]]}),
     ("whole training", "FAIL", {"epoch_share": 5.0}),
     ("whole training", "INCOMPLETE", CUT),
-    ("sample count", "FAIL", {"samples_seen": [80, 79]}),
-    ("learning rate", "FAIL", {"learning_rate_min": 0.0}),
-    *(("all-reduce right", "FAIL", {"wrong_elements": wrong}) for wrong in (3, -3, None)),
-    ("possible quality", "FAIL", {"f1": 250.0}),
     ("possible quality", "FAIL", {"exact_match": 77.0}),  # above F1
     ("possible quality", "FAIL", {"padding_share": 1.2}),
-    ("possible speed", "FAIL", {"peak_flops": 1e9}),
 ]
 
 
@@ -241,11 +215,6 @@ def test_targets_hold_for_what_they_were_set(smoke, judged_rows, name, word, con
         (REAL, {}, "whole"),
         ({**REAL, "train_questions": 4000}, {}, "shortened set"),
         (REAL, {"epoch_share": 0.25, "cut_by": "budget"}, "cut by the budget to 25%"),
-        (
-            {**REAL, "train_questions": 9},
-            {"epoch_share": 0.5, "cut_by": "max_steps"},
-            "cut by max_steps to 50%, shortened set",
-        ),
         ({}, {}, "generated set"),  # of any size that was asked for: no whole, and not shortened
     ],
 )
@@ -290,8 +259,6 @@ SPLIT = ("distance to the best split", "split as planned", "predicted times")
         ({"shares": {"trained": [11, 12]}}, ("PASS", "FAIL", "PASS")),
         ({"shares": {"own_s": 0.4}}, ("PASS", "PASS", "FAIL")),
         ({"shares": {"own_s": None}}, ("PASS", "PASS", "FAIL")),
-        ({"shares": {"trained": None}}, ("PASS", "FAIL", "PASS")),
-        ({"balance": {"slowest_s": math.nan}}, ("FAIL", "PASS", "PASS")),
         (
             {"balance": {"status": "skipped", "reason": "few", "slowest_s": None, "best_s": None}},
             ("SKIPPED", "PASS", "PASS"),

@@ -43,9 +43,8 @@ def test_a_sample_depends_on_seed_and_index_alone():
     assert np.array_equal(generate(dataclasses.replace(PAIRS, samples=10**9), order[:5]), whole[order[:5]])
     assert len(np.unique(whole.reshape(1000, -1), axis=0)) == 1000
     other = generate(dataclasses.replace(PAIRS, seed=4), np.arange(1000))
-    assert (
-        abs(np.mean(other == whole) - 0.04) < 0.01
-    )  # of equal tokens by chance: the sum of the squared shares is 0.039
+    # Of equal tokens by chance: the sum of the squared shares is 0.039.
+    assert abs(np.mean(other == whole) - 0.04) < 0.01
 
 
 def test_the_tokens_have_the_stated_distribution_and_its_entropy():
@@ -54,9 +53,8 @@ def test_the_tokens_have_the_stated_distribution_and_its_entropy():
     tokens = generate(dataclasses.replace(PAIRS, samples=10**6), np.arange(31250))
     shares = np.bincount(tokens.ravel(), minlength=64) / tokens.size
     expected = np.array([math.sqrt((k + 1) / 64) - math.sqrt(k / 64) for k in range(64)])
-    assert (
-        (shares - expected) ** 2 / expected
-    ).sum() * tokens.size < 113  # chi-square, 63 degrees: beyond it 1 in 10,000
+    statistic = ((shares - expected) ** 2 / expected).sum() * tokens.size
+    assert statistic < 113  # chi-square, 63 degrees: beyond it 1 in 10,000
     assert entropy(64) == pytest.approx(-(shares * np.log(shares)).sum(), abs=2e-3)
     assert entropy(1) == 0
     halves = [tokens[:, 0, 1:].ravel(), tokens[:, 0, :-1].ravel(), tokens[:, 1, 1:].ravel()]
@@ -65,17 +63,17 @@ def test_the_tokens_have_the_stated_distribution_and_its_entropy():
 
 @pytest.mark.parametrize("read_ahead", [0, 1, 3])
 def test_batches_come_in_order_no_further_than_the_read_ahead_and_their_threads_end(read_ahead):
-    taken = []
+    asked = []
 
     def orders():
         for step in range(100):
-            taken.append(step)
+            asked.append(step)
             yield np.arange(step, 1000, 100) if step < 10 else np.array([1000])
 
     batches = open_source(PAIRS, read_ahead=read_ahead).batches(orders())
     for step in range(10):
         assert np.array_equal(next(batches).numpy(), generate(PAIRS, np.arange(step, 1000, 100)))
-        assert len(taken) == step + 1 + read_ahead
+        assert len(asked) == step + 1 + read_ahead
     with pytest.raises(IndexError, match="samples 1000 to 1000 of 1000"):
         list(batches)
     left = open_source(PAIRS, read_ahead=read_ahead).batches([np.arange(9)] * 7)

@@ -10,32 +10,15 @@ from benchlib.workloads import squad_data, squad_text
 from benchlib.workloads.squad_text import Example, check_examples
 
 CONTEXT = "  Ada Löve 😀 wrote the first program in 1843."
-GOOD = {
-    "version": "1.1",
-    "data": [
-        {
-            "title": "Ada",
-            "paragraphs": [
-                {
-                    "context": CONTEXT,
-                    "qas": [
-                        {
-                            "id": "q1",
-                            "question": " Who wrote it?",
-                            "answers": [{"text": "Ada Löve 😀", "answer_start": 2}],
-                        },
-                        {
-                            "id": "q2",
-                            "question": "When?",
-                            "is_impossible": False,
-                            "answers": [{"text": "1843", "answer_start": 40}, {"text": "1843.", "answer_start": 40}],
-                        },
-                    ],
-                }
-            ],
-        }
-    ],
-}
+ADA = [
+    Example("q1", " Who wrote it?", CONTEXT, (("Ada Löve 😀", 2),), "Ada"),
+    Example("q2", "When?", CONTEXT, (("1843", 40), ("1843.", 40)), "Ada"),
+]
+SPANS = [{"text": "1843", "answer_start": 40}, {"text": "1843.", "answer_start": 40}]
+FIRST = {"id": "q1", "question": " Who wrote it?", "answers": [{"text": "Ada Löve 😀", "answer_start": 2}]}
+SECOND = {"id": "q2", "question": "When?", "is_impossible": False, "answers": SPANS}
+ARTICLE = {"title": "Ada", "paragraphs": [{"context": CONTEXT, "qas": [FIRST, SECOND]}]}
+GOOD = {"version": "1.1", "data": [ARTICLE]}
 
 
 def _write(path, content):
@@ -44,11 +27,7 @@ def _write(path, content):
 
 
 def test_reads_a_good_file(tmp_path):
-    examples = squad_text.read_squad(_write(tmp_path / "a.json", GOOD))
-    assert examples == [
-        Example("q1", " Who wrote it?", CONTEXT, (("Ada Löve 😀", 2),), "Ada"),
-        Example("q2", "When?", CONTEXT, (("1843", 40), ("1843.", 40)), "Ada"),
-    ]
+    assert squad_text.read_squad(_write(tmp_path / "a.json", GOOD)) == ADA
 
 
 def _edited(edit):
@@ -86,41 +65,12 @@ def test_a_broken_rule_is_named_with_its_file_and_place(tmp_path, edit, place):
         squad_text.read_squad(path)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"[]",
-        json.dumps(GOOD).encode()[:-9],
-        json.dumps(GOOD, ensure_ascii=False).encode("utf-8-sig"),
-        json.dumps(GOOD, ensure_ascii=False).encode("utf-16"),
-        b"[" * 100_000,
-    ],
-    ids=["empty", "list", "cut", "mark", "utf-16", "deep"],
-)
-def test_bytes_that_are_no_squad_file(tmp_path, raw):
-    (tmp_path / "bad.json").write_bytes(raw)
-    with pytest.raises(UserError, match=r"bad\.json: "):
-        squad_text.read_squad(tmp_path / "bad.json")
-
-
-def test_a_missing_file_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        squad_text.read_squad(tmp_path / "nowhere.json")
-
-
 def _load(**values):
     return squad_data.load(**({"data": "files", "seed": 0, "train_questions": 0, "eval_questions": 0} | values))
 
 
 def _examples(prefix, count):
     return [Example(f"{prefix}{i}", f"Who is {i}?", f"{i} is here.", ((str(i), 0),), "t") for i in range(count)]
-
-
-def _row(example):
-    """An example as a row of the hub's table."""
-    texts, starts = zip(*example.answers, strict=True)
-    return asdict(example) | {"answers": {"text": list(texts), "answer_start": list(starts)}}
 
 
 def _squad(examples):
@@ -174,42 +124,33 @@ def _hub_folder(tmp_path, train, validation):
     folder = tmp_path / "squad" / "plain_text"
     folder.mkdir(parents=True)
     for name, examples in (("train", train), ("validation", validation)):
-        datasets.Dataset.from_list([*map(_row, examples)]).to_parquet(folder / f"{name}-00000-of-00001.parquet")
-    (folder.parent / "README.md").write_text(
-        "---\nconfigs:\n- config_name: plain_text\n  default: true\n  data_files:\n"
-        "  - split: train\n    path: plain_text/train-*\n  - split: validation\n    path: plain_text/validation-*\n---\n"
-    )
+        answers = [
+            dict(zip(("text", "answer_start"), zip(*example.answers, strict=True), strict=True)) for example in examples
+        ]
+        rows = [asdict(example) | {"answers": each} for example, each in zip(examples, answers, strict=True)]
+        datasets.Dataset.from_list(rows).to_parquet(folder / f"{name}-00000-of-00001.parquet")
+    parts = "".join(f"  - split: {name}\n    path: plain_text/{name}-*\n" for name in ("train", "validation"))
+    config = "configs:\n- config_name: plain_text\n  default: true\n  data_files:\n"
+    (folder.parent / "README.md").write_text(f"---\n{config}{parts}---\n")
     return str(folder.parent)
 
 
 def test_the_hub_loader_on_a_local_copy_without_a_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    train, validation = _examples("t", 7), squad_text.read_squad(_write(tmp_path / "a.json", GOOD))
-    folder = _hub_folder(tmp_path, train, validation)
-    assert squad_data.load_hub(folder, cache_dir=tmp_path / "cache") == (train, validation)
-
-    monkeypatch.setattr(squad_data, "load_hub", lambda: (train, validation))
-    split = _load(data="squad", train_questions=3)
-    assert (len(split.train), split.eval) == (3, validation)
-    assert split.description.startswith("rajpurkar/squad: 3 of 7 questions")
-
-
-def test_the_hub_loader_checks_what_it_gets(tmp_path):
-    misplaced = [Example("x9", "Who?", "Ada was.", (("Ada", 1),), "Ada")]
-    folder = _hub_folder(tmp_path, misplaced, _examples("e", 1))
-    with pytest.raises(UserError, match=r"'Ada', question 'x9'.*not at its offset"):
-        squad_data.load_hub(folder, cache_dir=tmp_path / "cache")
-
-
-def test_an_unreachable_hub_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    train, cache = _examples("t", 7), tmp_path / "cache"
+    assert squad_data.load_hub(_hub_folder(tmp_path, train, ADA), cache) == (train, ADA)
+    with pytest.raises(UserError, match=r"question .x9..*not at its offset"):
+        squad_data.load_hub(
+            _hub_folder(tmp_path / "b", [Example("x9", "Who?", "Ada was.", (("Ada", 1),))], ADA), tmp_path / "c"
+        )
     with pytest.raises(UserError, match=r"connect once .* train_file=F and eval_file=G"):
-        squad_data.load_hub("nobody/not-a-set", cache_dir=tmp_path / "cache")
-    with pytest.raises(UserError, match="cannot be loaded"):
-        squad_data.load_hub(str(tmp_path / "no-such-folder"), cache_dir=tmp_path / "cache")
+        squad_data.load_hub("nobody/not-a-set", cache)
+    monkeypatch.setattr(squad_data, "load_hub", lambda: (train, ADA))
+    split = _load(data="squad", train_questions=3)
+    assert (len(split.train), split.eval) == (3, ADA)
+    assert split.description.startswith("rajpurkar/squad: 3 of 7 questions")
 
 
 def test_generated_data_keeps_the_rules_of_the_format():
     split = _load(data="minisquad", train_questions=40, eval_questions=20)
-    assert len(check_examples(split.train, "train")) == 40
-    assert len(check_examples(split.eval, "eval")) == 20
+    assert len(check_examples([*split.train, *split.eval], "both")) == 60

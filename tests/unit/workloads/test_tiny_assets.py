@@ -1,14 +1,13 @@
 """The embedded tiny BERT: small, complete, really pretrained, and on text that shares nothing with the benchmark."""
 
-import importlib.util
 import re
 import string
-import sys
 from pathlib import Path
 from random import Random
-from types import ModuleType
 from typing import Any
 
+import pretrain_text
+import pretrain_tiny
 import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -24,27 +23,6 @@ FUNCTION_WORDS = {
 }  # fmt: skip
 
 
-def script(name: str) -> ModuleType:
-    """A module of scripts/, which is not a package."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def text() -> ModuleType:
-    return script("pretrain_text")
-
-
-@pytest.fixture(scope="module")
-def pretraining(text: ModuleType) -> ModuleType:
-    return script("pretrain_tiny")
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TINY, local_files_only=True)
@@ -57,10 +35,10 @@ def benchmark_texts() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def pretraining_words(text: ModuleType) -> set[str]:
+def pretraining_words() -> set[str]:
     random = Random(11)
-    made = [text.sample(random, 2 + i % 7) for i in range(4000)]
-    return {word for sample in made for word in (*sample.question, *sample.context)}
+    drawn = [pretrain_text.sample(random, 2 + i % 7) for i in range(4000)]
+    return {word for sample in drawn for word in (*sample.question, *sample.context)}
 
 
 def test_folder_holds_a_small_complete_model(tokenizer: Any) -> None:
@@ -78,9 +56,9 @@ def test_folder_holds_a_small_complete_model(tokenizer: Any) -> None:
     ]
 
 
-def test_shipped_tokenizer_is_the_one_the_script_builds(tokenizer: Any, pretraining: ModuleType) -> None:
-    assert tokenizer.get_vocab() == {piece: i for i, piece in enumerate(pretraining.vocabulary())}
-    assert tokenizer.backend_tokenizer.to_str() == pretraining.build_tokenizer().backend_tokenizer.to_str()
+def test_shipped_tokenizer_is_the_one_the_script_builds(tokenizer: Any) -> None:
+    assert tokenizer.get_vocab() == {piece: i for i, piece in enumerate(pretrain_tiny.vocabulary())}
+    assert tokenizer.backend_tokenizer.to_str() == pretrain_tiny.build_tokenizer().backend_tokenizer.to_str()
 
 
 def test_every_character_of_benchmark_and_ascii_text_is_covered(
@@ -117,9 +95,9 @@ def test_no_relation_of_the_benchmark_occurs_in_the_pretraining_text(pretraining
     assert words & pretraining_words <= FUNCTION_WORDS
 
 
-def test_weights_are_those_of_the_pretraining(pretraining: ModuleType) -> None:
+def test_weights_are_those_of_the_pretraining() -> None:
     """On unseen pretraining text (new names, new invented relations) most spans are exactly right; from random weights none is."""
-    data = pretraining.batch(Random(987), pretraining.Pieces(), 128, 6, 0.0, 512)
+    data = pretrain_tiny.batch(Random(987), pretrain_tiny.Pieces(), 128, 6, 0.0, 512)
     model = AutoModelForQuestionAnswering.from_pretrained(TINY, local_files_only=True).eval()
     with torch.no_grad():
         out = model(**{k: data[k] for k in ("input_ids", "token_type_ids", "attention_mask", "position_ids")})
