@@ -49,18 +49,22 @@ class Preset(Strict):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Preset":
-        if self.device and self.device not in registry().devices:
-            raise ValueError(
-                f"device {self.device!r} is not in `devices` of references.yaml: leave it out or add it there"
-            )
-        if not self.peaks:
-            lacking = f"references.yaml has none of {self.device or 'it'}, so state one"
-            raise ValueError(f"no peak of matrix products: {lacking}")
-        if self.devices > 1 and not self.link_bytes_per_s:
-            which = "with gbytes_per_s, or a device whose link is registered"
-            raise ValueError(f"devices = {self.devices} need `link` {which}")
-        if self.nodes > 1 and not (self.network and self.network.gbytes_per_s):
-            raise ValueError(f"nodes = {self.nodes} need `network` with gbytes_per_s")
+        device, registered, link = self.device, _registered(self.device), self.link.gbytes_per_s if self.link else None
+        claimed = [name for name, given in self.peak_tflops.items() if given.kind == "claimed"]
+        twice = [f"peak_tflops.{name}" for name in claimed if name in registered]
+        twice += ["link.gbytes_per_s"] * bool(link and link.kind == "claimed" and _registered_link(device))
+        unknown = device and device not in registry().devices
+        no_link = self.devices > 1 and not self.link_bytes_per_s
+        no_network = self.nodes > 1 and not (self.network and self.network.gbytes_per_s)
+        wrong = {
+            f"device {device!r} is not in `devices` of references.yaml: leave it out or add it there": unknown,
+            f"{' and '.join(twice)} of {device} stands in references.yaml: leave it out here": twice,
+            f"no peak of matrix products: references.yaml has none of {device or 'it'}, so state one": not self.peaks,
+            f"devices = {self.devices} need `link` with gbytes_per_s, or a device whose link is registered": no_link,
+            f"nodes = {self.nodes} need `network` with gbytes_per_s": no_network,
+        }
+        if why := next((why for why, holds in wrong.items() if holds), ""):
+            raise ValueError(why)
         return self
 
     @property
@@ -97,12 +101,10 @@ class Preset(Strict):
         figures = {f"peak {name} (TFLOP/s)": given for name, given in self.peaks.items()}
         figures |= {"memory (GB)": self.memory_gb, "memory bandwidth (GB/s)": self.memory_gbytes_per_s}
         for line in filter(None, (self.link, self.network)):
-            rate, listed = line.gbytes_per_s, (self.link_bytes_per_s or 0) / 1e9 if line is self.link else 0
-            if rate or listed:
-                figures[f"{line.name} (GB/s one way)"] = rate or Given(
-                    value=listed, source="references.yaml, `devices`"
-                )
-            figures[f"{line.name} hop (us)"] = line.latency_us
+            listed = (self.link_bytes_per_s or 0) / 1e9 if line is self.link else 0
+            rate = line.gbytes_per_s or (Given(value=listed, source="references.yaml, `devices`") if listed else None)
+            figures |= {f"{line.name} (GB/s one way)": rate} if rate else {}
+            figures |= {f"{line.name} hop (us)": line.latency_us}
         return figures
 
 
