@@ -168,8 +168,8 @@ class Ranking:
     """
 
     def __init__(self, machines: Sequence[Machine], amounts: Sequence[Estimate], of_runs: bool):
-        known = [place for place, amount in enumerate(amounts) if amount.value is not None]
-        self.order = sorted(known, key=lambda place: amounts[place].log)
+        available = [place for place, amount in enumerate(amounts) if amount.value is not None]
+        self.order = sorted(available, key=lambda place: amounts[place].log)
         self.ratios = {place: amounts[place] / amounts[self.order[0]] for place in self.order}
         for place, ratio in self.ratios.items():
             if machines[place].rate == machines[self.order[0]].rate:  # the same runs, perhaps at another price
