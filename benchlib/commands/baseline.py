@@ -63,7 +63,7 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, f
     accepted = baselines.load_baseline(path)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
     spreads = baselines.known_spreads(load(runs[0].path), limits, calibration, accepted.runs)
-    show_table(row.cells() for row in baselines.widths(accepted, limits, spreads))
+    show_table(row.cells for row in baselines.widths(accepted, limits, spreads))
     say(f"accepted: {path}\ncommit this file to share it.")
     if len(accepted.runs) < ENOUGH_RUNS:
         remedy = f"From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, the gate knows how much unchanged runs differ"

@@ -43,12 +43,11 @@ from benchlib.judge.regression import (
 )
 from benchlib.results.metrics import adjusted, named
 from benchlib.results.record import KEPT_SAMPLES, Record, load
-from benchlib.results.run import Result, Run, fingerprint_key
+from benchlib.results.run import Run, fingerprint_key
 from benchlib.results.verdict import Verdict
 
 SCHEMA: Final = 3
 MAX_RUNS = 20
-MIN_SERIES = 5  # samples that no second run repeats to the last digit
 MAX_DETECTABLE_LOSS = 2.0  # as a multiple of the limit: 40% for a limit of 20%
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
@@ -102,14 +101,13 @@ class Baseline(BaseModel):
     def claims(self) -> list[Claim]:
         """Return what the accepted runs state, under the config that the fingerprint holds. Raises ``UserError``."""
         factors, stated = self.fingerprint, list[Claim]()
-        size = int(factors.get("world_size", "1"))
-        # The config whose work the fingerprint holds; all other fields have their defaults.
-        fields = {name.removeprefix("config."): text for name, text in factors.items() if name.startswith("config.")}
-        work = {name: json.loads(text) for name, text in fields.items()}
+        # All fields that do not change the work have their defaults.
+        work = {name[7:]: json.loads(text) for name, text in factors.items() if name.startswith("config.")}
         config = config_of(self.benchmark, work | {"backend": factors.get("backend", ""), "tier": self.tier})
+        ranks = int(factors.get("world_size", "1"))
         for run in self.runs:
-            for claim in own_claims(Numbers(run.benchmark, run.metrics, size, samples=run.samples, config=config)):
-                subject = f"{run.run}, {claim.subject}" if claim.subject else run.run
+            for claim in own_claims(Numbers(run.benchmark, run.metrics, ranks, samples=run.samples, config=config)):
+                subject = ", ".join(filter(None, (run.run, claim.subject)))
                 stated.append(claim.model_copy(update={"subject": subject}))
         return stated
 
@@ -126,19 +124,14 @@ class Baseline(BaseModel):
     def _faults(self) -> Iterator[str]:
         shares = {limit.metric for limit in self.limits if limit.share is not None}
         for record in self.runs:
-            metrics = {metric.name: metric for metric in record.metrics}
-            for name, values in record.samples.items():
-                if name not in metrics:
-                    yield f"{record.run}: samples of {name}, which it did not measure"
-                elif len(values) != min(metrics[name].n, KEPT_SAMPLES):
-                    yield f"{record.run}: {len(values)} samples of {name}, whose value is of {metrics[name].n}"
-            for metric in metrics.values():
-                if metric.name in shares and is_timed(metric.unit) and metric.value == 0:
-                    yield f"{record.run}: {metric.name} is {metric.text}, and nothing can be compared with that"
+            for metric in record.metrics:
+                name, count = metric.name, len(record.samples.get(metric.name, []))
+                if count and count != min(metric.n, KEPT_SAMPLES):
+                    yield f"{record.run}: {count} samples of {name}, whose value is of {metric.n}"
+                if name in shares and is_timed(metric.unit) and metric.value == 0:
+                    yield f"{record.run}: {name} is {metric.text}, and nothing can be compared with that"
         for first, second in itertools.combinations(self.runs, 2):
-            series = {name: values for name, values in first.samples.items() if len(values) >= MIN_SERIES}
-            same = [values == second.samples.get(name) for name, values in series.items() if len(set(values)) > 1]
-            if first.is_copy_of(second) or any(same):
+            if first.is_copy_of(second):
                 yield f"{second.run} is {first.run} once more: a run counts once"
 
 
@@ -224,17 +217,15 @@ def find(run: Run, root: Path | None = None) -> Comparison:
         about["calibration"] = load_calibration(root or folder(), *place, key)
     except UserError as error:
         about["damaged"] = str(error)
-    candidates = [
-        (differences(run.fingerprint, baseline.fingerprint), baseline) for _, baseline in stored(root, *place, refused)
-    ]
+    sound = [baseline for _, baseline in stored(root, *place, refused)]
+    candidates = [(differences(run.fingerprint, baseline.fingerprint), baseline) for baseline in sound]
     factors, nearest = min(candidates, key=lambda pair: len(pair[0]), default=([], None))
     about["left_out"] = len(refused)
     if nearest is not None and not factors:
         return Comparison(status="found", baseline=nearest, **about)
-    why = next((reason for path, reason in refused.items() if path.stem == key), "")
-    return Comparison(
-        status="NOT_COMPARABLE" if why or nearest else "NO_BASELINE", factors=factors, refused=why, **about
-    )
+    about["refused"] = next((reason for path, reason in refused.items() if path.stem == key), "")
+    comparable = "NOT_COMPARABLE" if about["refused"] or nearest else "NO_BASELINE"
+    return Comparison(status=comparable, factors=factors, **about)
 
 
 def differences(here: dict[str, str], there: dict[str, str]) -> Differences:
@@ -251,15 +242,24 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     """
     result, limits = run.result, adjusted(limits, run.config.limits)
     assert result is not None
-    unused = [name for name in run.config.limits if not any(named(name, limit.metric) for limit in limits)]
-    checks = [_unused_check(unused, [limit.metric for limit in limits])] if unused else []
-    baseline = comparison.baseline
-    if baseline is None:
-        return [*checks, *_open_checks(limits, result, comparison.status, comparison.reason)]
+    names, checks = [limit.metric for limit in limits], list[Check]()
+    if unused := [name for name in run.config.limits if not any(named(name, metric) for metric in names)]:
+        # Who set one believes that it gates. In a tier it may be that of another benchmark.
+        wrong = "; ".join(f"limits.{name}: {nearest(name, names)}" for name in unused)
+        ask = Ask("limits apply", "Does every limit that was set belong to a metric?", "regression")
+        checks.append(ask.skipped(f"no metric with a limit has this name: {wrong}", gates=True))
+    status, reason, baseline = comparison.status, comparison.reason, comparison.baseline
     latest, earlier = load(run.path), repeats(run)
-    others = [record for record in baseline.runs if not record.is_copy_of(latest)]
-    if not others:
-        return [*checks, *_open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
+    others = [record for record in baseline.runs if not record.is_copy_of(latest)] if baseline else []
+    if baseline and not others:
+        status, reason = "NO_BASELINE", "this run is the baseline itself"
+    if baseline is None or not others:
+        for limit in limits:
+            metric = result.metric(limit.metric)
+            if metric is not None and metric.value is not None:
+                words = {"limit": limit.text(metric.direction), "reason": f"measured {metric.text}; {reason}"}
+                checks.append(baseline_check(metric, status=status, value=metric.value, **words))
+        return checks
     limits, edited = _as_accepted(limits, baseline.limits, others)
     checks += edited
     spreads = known_spreads(latest, limits, comparison.calibration, [*baseline.runs, *earlier, latest])
@@ -281,21 +281,6 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     return checks
 
 
-def _open_checks(limits: Iterable[RegressionLimit], result: Result, status: str, reason: str) -> Iterator[Check]:
-    for limit in limits:
-        metric = result.metric(limit.metric)
-        if metric is not None and metric.value is not None:
-            allowed, words = limit.text(metric.direction), f"measured {metric.text}; {reason}"
-            yield baseline_check(metric, status=status, reason=words, value=metric.value, limit=allowed)
-
-
-def _unused_check(names: Sequence[str], metrics: Sequence[str]) -> Check:
-    """List limits that no metric has: who set one believes that it gates. In a tier it may be that of another benchmark."""
-    wrong = "; ".join(f"limits.{name}: {nearest(name, metrics)}" for name in names)
-    ask = Ask("limits apply", "Does every limit that was set belong to a metric?", "regression")
-    return ask.skipped(f"no metric with a limit has this name: {wrong}", gates=True)
-
-
 def _as_accepted(
     limits: Sequence[RegressionLimit], accepted: Sequence[RegressionLimit], runs: Sequence[Record]
 ) -> tuple[list[RegressionLimit], list[Check]]:
@@ -303,22 +288,24 @@ def _as_accepted(
 
     A limit that went missing here still counts; any other counts as it is now.
     """
+
+    def size(limit: RegressionLimit) -> str:
+        return f"{limit.share:.0%}" if limit.share is not None else f"{limit.amount:g}"
+
     here, there = ({limit.metric: limit for limit in items} for items in (limits, accepted))
-    missing = [limit for limit in accepted if limit.metric not in here]
-    edited = [(limit, here[limit.metric]) for limit in accepted if limit != here.get(limit.metric, limit)]
     recorded = {metric.name for run in runs for metric in run.metrics if metric.value is not None}
-    absent = [limit for limit in limits if limit.metric in recorded - there.keys()]
-    if not missing and not edited and not absent:
-        return list(limits), []
-    parts = [f"{now.metric} {_size(now)}, accepted with {_size(then)}" for then, now in edited]
-    parts += [f"{limit.metric} {_size(limit)}, accepted without a limit" for limit in absent]
-    parts += [f"{limit.metric} has none, the accepted {_size(limit)} counts" for limit in missing]
+    missing = [limit for name, limit in there.items() if name not in here]
+    parts = [
+        f"{name} {size(here[name])}, accepted with {size(limit)}"
+        for name, limit in there.items()
+        if limit != here.get(name, limit)
+    ]
+    absent = [limit for name, limit in here.items() if name in recorded and name not in there]
+    parts += [f"{limit.metric} {size(limit)}, accepted without a limit" for limit in absent]
+    parts += [f"{limit.metric} has none, the accepted {size(limit)} counts" for limit in missing]
     ask = Ask("limits as accepted", "Are the limits those that the baseline was accepted with?", "regression")
-    return [*limits, *missing], [ask.fact(False, "; ".join(parts), source="baseline", gates=False)]
-
-
-def _size(limit: RegressionLimit) -> str:
-    return f"{limit.share:.0%}" if limit.share is not None else f"{limit.amount:g}"
+    different = [ask.fact(False, "; ".join(parts), source="baseline", gates=False)] if parts else []
+    return [*limits, *missing], different
 
 
 def known_spreads(
@@ -369,51 +356,40 @@ def stored_runs(run: Record) -> list[Record]:
 
 @dataclass(frozen=True)
 class Width:
-    """How much the accepted runs of a metric differ, and the smallest loss, a share or an amount, that the gate finds there.
+    """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there.
 
-    ``measured``: the runs scatter at least as assumed; ``others`` is the share of the processors that others took where the
-    assumed spread grew with it.
+    ``too_wide``: it surely finds only losses more than ``MAX_DETECTABLE_LOSS`` times as large as the limit. ``others`` is the share
+    of the processors that others took where the assumed spread grew with it.
     """
 
-    side: Side
-    limit: RegressionLimit
-    scale: Scale
-    spread: Spread
-    measured: bool
+    cells: dict[str, str]
+    too_wide: bool
     others: float
-    effect: float
-
-    @property
-    def too_wide(self) -> bool:
-        """Whether the gate surely finds only losses more than ``MAX_DETECTABLE_LOSS`` times as large as the limit."""
-        of = abs(self.side.value(self.scale)) if self.scale is LINEAR else 1.0
-        allowed = self.limit.amount if self.limit.amount is not None else (self.limit.share or 0.0) * of
-        return bool(self.measured or self.others) and 0 < MAX_DETECTABLE_LOSS * allowed < self.effect
-
-    def cells(self) -> dict[str, str]:
-        metric, values = self.side.metric, [replace(self.side, runs=(run,)).value(self.scale) for run in self.side.runs]
-        low, high = (quantity(value, metric.unit) for value in (min(values), max(values)))
-        sign = "-" if metric.direction == "higher" else "+"
-        return {
-            "metric": metric.name,
-            "runs": f"{len(values)}, {low} to {high}" if len(values) > 1 else f"1, {high}",
-            "spread": spread_text(self.spread, self.scale, metric.unit).removeprefix("spread between runs "),
-            "limit": self.limit.text(metric.direction),
-            "smallest loss found": sign + self.scale.size_text(self.effect, metric.unit),
-        }
 
 
 def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping[str, Spread]) -> list[Width]:
     rows = []
-    sides = ((limit, baseline.side(limit.metric)) for limit in limits)
-    for limit, side in ((limit, side) for limit, side in sides if side and side.runs):
-        scale = scale_of(limit, side.lowest)
-        quiet, default = (default_spread(side.metric, limit, scale, others) for others in (0.0, side.others))
+    for limit, side in ((limit, side) for limit in limits if (side := baseline.side(limit.metric)) and side.runs):
+        metric, scale = side.metric, scale_of(limit, side.lowest)
+        quiet, default = (default_spread(metric, limit, scale, others) for others in (0.0, side.others))
         measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
-        if spread := moderated(measured, default):
-            scatter = measured is not None and measured.s >= (default or 0.0)
-            others, effect = side.others * (default != quiet), smallest_loss(limit, side, measured, len(side.runs))
-            rows.append(Width(side, limit, scale, spread, scatter, others, effect))
+        if not (spread := moderated(measured, default)):
+            continue
+        others, effect = side.others * (default != quiet), smallest_loss(limit, side, measured, len(side.runs))
+        values = [replace(side, runs=(run,)).value(scale) for run in side.runs]
+        low, high = (quantity(value, metric.unit) for value in (min(values), max(values)))
+        cells = {
+            "metric": metric.name,
+            "runs": f"{len(values)}, {low} to {high}" if len(values) > 1 else f"1, {high}",
+            "spread": spread_text(spread, scale, metric.unit).removeprefix("spread between runs "),
+            "limit": limit.text(metric.direction),
+            "smallest loss found": ("-" if metric.direction == "higher" else "+")
+            + scale.size_text(effect, metric.unit),
+        }
+        of = abs(side.value(scale)) if scale is LINEAR else 1.0
+        allowed = limit.amount if limit.amount is not None else (limit.share or 0.0) * of
+        scatters = measured is not None and measured.s >= (default or 0.0)
+        rows.append(Width(cells, bool(scatters or others) and 0 < MAX_DETECTABLE_LOSS * allowed < effect, others))
     return rows
 
 
@@ -491,11 +467,9 @@ def _worse(limit: RegressionLimit, record: Record, current: Baseline) -> bool:
 
 
 def _refusal(wide: Sequence[Width]) -> str:
-    rows, others = [row.cells() for row in wide], max(row.others for row in wide)
-    reasons = "; ".join(
-        f"{row['metric']} of {row['runs']}: the limit is {row['limit']}, the smallest loss found is {row['smallest loss found']}"
-        for row in rows
-    )
+    others = max(row.others for row in wide)
+    form = "{metric} of {runs}: the limit is {limit}, the smallest loss found is {smallest loss found}"
+    reasons = "; ".join(form.format_map(row.cells) for row in wide)
     why = f"others took {others:.0%} of the processors, so" if others else "unchanged runs differ so much here that"
     return (
         f"not accepted: {why} the gate would find only losses of more than {MAX_DETECTABLE_LOSS:g} times the limit ({reasons}). "

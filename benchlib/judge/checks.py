@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.core.text import capitalized, counted
 from benchlib.judge.impossible.claim import Claim
-from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
 from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.results.run import Run
@@ -22,7 +21,6 @@ from benchlib.results.verdict import Verdict as Verdict
 FINITE = "finite"  # the name of the check that lists every missing and impossible value
 AGREE = "numbers agree"
 
-P = ParamSpec("P")
 # What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
 
@@ -54,13 +52,11 @@ class Ask(NamedTuple):
         except UNREADABLE as error:
             if isinstance(error, UserError):
                 raise
-            why = f"{type(error).__name__}: {error}"
-            return self.fact(
-                False, f"cannot be evaluated ({why}): the result is foreign, altered or of another version"
-            )
+            why = f"cannot be evaluated ({type(error).__name__}: {error})"
+            return self.fact(False, f"{why}: the result is foreign, altered or of another version")
 
 
-BARE = "Nothing that the run was for could be evaluated"
+NOTHING_EVALUATED = "Nothing that the run was for could be evaluated"
 _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
 
 
@@ -95,15 +91,13 @@ def verdict_of(
         if remedy is not None:
             return verdict("AMBIGUOUS", f"Open: {names(unsure)}. {remedy}".strip())
         remedy = _NARROWER if runs > 1 else "--repeat 5 runs it again until it is decided."
-        after = f" after {runs} runs" * (runs > 1)
-        return verdict(
-            "AMBIGUOUS", f"Noise leaves {counted(len(unsure), 'check')} undecided{after}: {names(unsure)}. {remedy}"
-        )
+        undecided = f"{counted(len(unsure), 'check')} undecided" + f" after {runs} runs" * (runs > 1)
+        return verdict("AMBIGUOUS", f"Noise leaves {undecided}: {names(unsure)}. {remedy}")
     incomplete = [check for check in checks if check.word == "INCOMPLETE"]
     if all(check.kind in ("outcome", "budget") or check.name in (FINITE, AGREE) for check in passed):
         # That a run completed in time with possible numbers says nothing about what it was for.
         why = f": {incomplete[0].name}: {incomplete[0].reason}" if incomplete else ""
-        return verdict("SKIPPED", f"{BARE}{why}.")
+        return verdict("SKIPPED", f"{NOTHING_EVALUATED}{why}.")
     alone = sum(check.status in ("NO_BASELINE", "NOT_COMPARABLE") for check in checks)
     rest = f"; {alone} not compared (no comparable baseline)" * bool(alone)
     rest += f"; incomplete: {names(incomplete)}" * bool(incomplete)
@@ -116,66 +110,30 @@ def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
     run_folder.record_verdict(Path(run_dir))
 
 
-def fact_check(name: str, question: str, passed: bool, reason: str, *, kind: Kind = "sanity", **numbers: Any) -> Check:
-    return Ask(name, question, kind).fact(passed, reason, **numbers)
+def fact_check(name: str, question: str, passed: bool, reason: str) -> Check:
+    return Ask(name, question).fact(passed, reason)
 
 
 def budget_check(run: Run) -> Check:
     ask = Ask("time budget", "Did the run stay within its tier's time budget?", kind="budget")
-    return ask.by(_in_time, run)
-
-
-def _in_time(ask: Ask, run: Run) -> Check:
     budget, total_s = run.config.budget_s, run.result.value("total_s") if run.result else None
     if total_s is None:
         return ask.fact(False, "the run does not say how long it took (total_s)")
-    return ask.fact(
-        within(total_s, budget),
-        f"{total_s:.0f} s of {budget:.0f} s from the launch of the ranks to their result",
-        limit=f"<= {budget:.0f} s",
-        value=total_s,
-        unit="s",
-    )
-
-
-def rule_check(
-    name: str,
-    question: str,
-    rule: str,
-    claims: Sequence[Claim],
-    *,
-    missing: str = "the run does not report enough to evaluate it",
-    needed: bool = False,
-) -> Check:
-    """Make a gating check of what a rule for impossible numbers says of claims.
-
-    Where it does not apply it is SKIPPED, or FAIL where it is ``needed``: every run of the benchmark states these numbers.
-    """
-
-    def answer(to: Ask) -> Check:
-        check = findings_check(to.name, to.question, [finding for _, finding in ask(rule, claims)], missing)
-        return to.fact(False, check.reason) if needed and check.status == "SKIPPED" else check
-
-    return Ask(name, question).by(answer)
-
-
-def findings_check(name: str, question: str, findings: Sequence[Finding], missing: str) -> Check:
-    """Make a gating check of the failures among findings, else of those that passed; SKIPPED where there are none."""
-    for status in ("FAIL", "PASS"):
-        chosen = [finding for finding in findings if finding.status == status]
-        if chosen:
-            counts = Counter(finding.reason for finding in chosen)
-            reason = "; ".join(f"{text} ({count:,})" if count > 1 else text for text, count in counts.items())
-            numbers: dict[str, Any] = {item: getattr(chosen[0], item) for item in ("limit", "value", "unit")}
-            return fact_check(name, question, status == "PASS", reason, **numbers)
-    reason = "; ".join(finding.reason for finding in findings) or missing
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    reason = f"{total_s:.0f} s of {budget:.0f} s from the launch of the ranks to their result"
+    return ask.fact(within(total_s, budget), reason, limit=f"<= {budget:.0f} s", value=total_s, unit="s")
 
 
 def finite_check(claims: Sequence[Claim]) -> Check:
-    """Check that every measured metric is a finite number and no time, rate or size is below zero."""
-    question = "Are all values finite and non-negative?"
-    return rule_check(FINITE, question, "possible values", claims, missing="no value was measured", needed=True)
+    """Check that every measured metric is a finite number and no time, rate or size is below zero; every run measures some."""
+    return Ask(FINITE, "Are all values finite and non-negative?").by(_finite, claims)
+
+
+def _finite(to: Ask, claims: Sequence[Claim]) -> Check:
+    findings = [finding for _, finding in ask("possible values", claims)]
+    wrong = [finding for finding in findings if finding.status == "FAIL"]
+    counts = Counter(finding.reason for finding in wrong or findings)
+    reasons = [f"{reason} ({count:,})" if count > 1 else reason for reason, count in counts.items()]
+    return to.fact(bool(findings) and not wrong, "; ".join(reasons) or "no value was measured")
 
 
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
@@ -189,6 +147,5 @@ def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str]) -> Chec
     failures = [reason for judgement in judged for reason in judgement.failures]
     held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]
     if failures or held:
-        reason = "; ".join(failures) or f"consistent: {', '.join(held)}"
-        return to.fact(not failures, reason)
+        return to.fact(not failures, "; ".join(failures) or f"consistent: {', '.join(held)}")
     return to.skipped("no rule applies to these numbers")

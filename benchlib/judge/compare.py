@@ -25,7 +25,7 @@ from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.change import Change, Scale, Spread
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import RegressionLimit, Side, chance_of_each, check_of, difference, side_of
+from benchlib.judge.regression import Side, chance_of_each, check_of, difference, side_of
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
 from benchlib.results.run import PARTS, fingerprint_key, is_run
@@ -54,12 +54,19 @@ def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
     Raises ``UserError`` where that is nothing, damaged, or of several fingerprints.
     """
     kinds, excluded = read_kinds(text)
-    sets: dict[str, RunSet] = {}
-    for kind in kinds:
-        if kind.first.benchmark in sets:
-            _refuse_kinds(text, [other for other in kinds if other.first.benchmark == kind.first.benchmark])
-        sets[kind.first.benchmark] = kind
-    return sets, excluded
+    for benchmark in {kind.first.benchmark: kind for kind in kinds}:
+        first, *others = sorted(
+            (kind.runs for kind in kinds if kind.first.benchmark == benchmark), key=len, reverse=True
+        )
+        lines = [f"  {shortened([run.run for run in first])}"]
+        for runs in others:
+            factors = [f"{name} {here}" for name, here, _ in differences(runs[0].fingerprint, first[0].fingerprint)[:3]]
+            words = ", ".join(factors or [f"tier {runs[0].tier}"])
+            lines.append(f"  {shortened([run.run for run in runs])} ({words})")
+        if others:
+            what = f"{text} holds {benchmark} runs of {len(lines)} kinds that cannot be compared with each other"
+            raise UserError("\n".join([f"{what}; name the runs of one:", *lines]))
+    return {kind.first.benchmark: kind for kind in kinds}, excluded
 
 
 def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
@@ -72,7 +79,8 @@ def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
         members = groups.setdefault((run.benchmark, run.tier, fingerprint_key(run.fingerprint)), [])
         original = next((other.run for other in members if run.is_copy_of(other)), "")
         if not run.complete or run.word == "DAMAGED":
-            excluded.append(f"{run.run}: {_why(run)}")
+            why = f"{run.word}: {run.sentence}" if run.word != "PASS" else "its result is not complete"
+            excluded.append(f"{run.run}: {why}")
         elif original:  # counted as a second run it would make the spread between runs look smaller than it is
             excluded.append(f"{run.run}: a copy of {original}")
         else:
@@ -81,7 +89,7 @@ def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
     if not kinds and len(runs) > 1:
         raise UserError(f"{text} has no complete run to compare: {'; '.join(excluded[:5])}")
     if not kinds:
-        raise UserError(f"{text} is not a complete run: {_why(runs[0])}")
+        raise UserError(f"{text} is not a complete run: {excluded[0].removeprefix(f'{runs[0].run}: ')}")
     return kinds, excluded
 
 
@@ -100,21 +108,6 @@ def _runs(text: str) -> list[Record]:
     if not path.exists() and _KEY.match(text):
         return baselines.by_key(text).runs
     return load_runs(path)
-
-
-def _why(run: Record) -> str:
-    return f"{run.word}: {run.sentence}" if run.word != "PASS" else "its result is not complete"
-
-
-def _refuse_kinds(text: str, kinds: Sequence[RunSet]) -> None:
-    first, *others = sorted((kind.runs for kind in kinds), key=len, reverse=True)
-    lines = [f"  {shortened([run.run for run in first])}"]
-    for runs in others:
-        factors = [f"{name} {here}" for name, here, _ in differences(runs[0].fingerprint, first[0].fingerprint)[:3]]
-        words = ", ".join(factors or [f"tier {runs[0].tier}"])
-        lines.append(f"  {shortened([run.run for run in runs])} ({words})")
-    what = f"{text} holds {first[0].benchmark} runs of {len(kinds)} kinds that cannot be compared with each other"
-    raise UserError("\n".join([f"{what}; name the runs of one:", *lines]))
 
 
 class Row(BaseModel):
@@ -163,13 +156,12 @@ class Named(BaseModel):
     @classmethod
     def of(cls, side: RunSet) -> "Named":
         names, words = [run.run for run in side.runs], [run.word for run in side.runs]
-        machines = list(dict.fromkeys(filter(None, map(_machine, side.runs))))
-        return cls(label=side.label, runs=names, verdicts=words, machines=machines)
-
-
-def _machine(run: Record) -> str:
-    # A baseline keeps the hardware only.
-    return hardware(run.machine, run.backend) or "; ".join(filter(None, map(run.fingerprint.get, ("cpu", "devices"))))
+        # A baseline keeps the hardware only.
+        machines = [
+            hardware(run.machine, run.backend) or "; ".join(filter(None, map(run.fingerprint.get, ("cpu", "devices"))))
+            for run in side.runs
+        ]
+        return cls(label=side.label, runs=names, verdicts=words, machines=list(dict.fromkeys(filter(None, machines))))
 
 
 class Contrast(BaseModel):
@@ -263,47 +255,39 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
         sides = [side for side in (after, before) if side is not None]
         if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
             continue  # neither side could measure it
-        metric = sides[0].metric
+        metric, word = sides[0].metric, "only one side" if any(side.runs for side in sides) else ""
         row = Row(
             metric=name,
             unit=metric.unit,
             direction=metric.direction,
             reference=before.metric.text if before else "absent",
             other=after.metric.text if after else "absent",
-            word="only one side" if any(side.runs for side in sides) else "",
+            word=word,
             reason=next((side.metric.reason for side in sides if not side.runs), ""),
             headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
         )
+        update: dict[str, Any] = {}
         if before and after and before.runs and after.runs:
             change = difference(limit, after, before, spreads.get(name), chance)
-            check = check_of(limit, after, before, change) if limit and comparable else None
-            word = _word(change, row.direction, check, comparable) if comparable or same_work else ""
-            update = _compared(before, after, change, limit, check) | {"word": word}
+            check, scale = check_of(limit, after, before, change) if limit and comparable else None, change.scale
+            update = {
+                "reference": _value(before, scale),
+                "other": _value(after, scale),
+                "kind": scale.name,
+                "change": scale.back(change.move),
+                "low": scale.back(change.least),
+                "high": scale.back(change.most),
+                "band": change.spread.band(scale) if change.spread else None,
+                "basis": change.basis,
+                "limit": limit.text(after.metric.direction) if limit else "",
+                "gate": check.status if check else None,
+                "reason": check.reason if check else "",
+                "word": _word(change, row.direction, check, comparable) if comparable or same_work else "",
+            }
         elif limit and comparable and after and after.metric.fault:  # it is no longer a number
             reason = f"{name} is {after.metric.fault}, which is no number to compare"
             update = {"word": "regression", "reason": reason}
-        else:
-            update = {}
         yield row.model_copy(update=update)
-
-
-def _compared(
-    old: Side, new: Side, change: Change, limit: RegressionLimit | None, check: Check | None
-) -> dict[str, Any]:
-    scale = change.scale
-    return {
-        "reference": _value(old, scale),
-        "other": _value(new, scale),
-        "kind": scale.name,
-        "change": scale.back(change.move),
-        "low": scale.back(change.least),
-        "high": scale.back(change.most),
-        "band": change.spread.band(scale) if change.spread else None,
-        "basis": change.basis,
-        "limit": limit.text(new.metric.direction) if limit else "",
-        "gate": check.status if check else None,
-        "reason": check.reason if check else "",
-    }
 
 
 def _value(side: Side, scale: Scale) -> str:
@@ -326,22 +310,23 @@ def _word(change: Change, direction: Direction, check: Check | None, comparable:
     return "better" if (change.move > 0) == (direction == "higher") else "worse"
 
 
-def _environment(run: Record) -> dict[str, str]:
-    """Return the environment of a run by name: recorded, not part of the fingerprint."""
-    facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
-    if run.machine:
-        facts |= {name: str(run.machine.get(name) or "unknown") for name in ("host", "system")}
-        loads = run.machine.get("load_average")
-        facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
-        versions = {name: value for name, value in run.setup.items() if name not in ("host", "system")}
-        facts |= {name if name.startswith("driver ") else f"version of {name}": versions[name] for name in versions}
-    fields = [(f"config.{name}", str(value)) for name, value in run.config.items()]
-    decisive = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
-    return facts | {name: value for name, value in fields if name not in decisive}
-
-
 def environment(runs: Sequence[Record]) -> dict[str, str]:
-    """Return the environment of runs by name. Several values are listed."""
-    facts = [_environment(run) for run in runs]
-    names = dict.fromkeys(name for each in facts for name in each)
-    return {name: shortened(list(dict.fromkeys(each[name] for each in facts if name in each))) for name in names}
+    """Return what is recorded of the environment of runs by name and no part of the fingerprint. Several values are listed."""
+    values = dict[str, list[str]]()
+    for run in runs:
+        facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
+        if run.machine:
+            facts |= {name: str(run.machine.get(name) or "unknown") for name in ("host", "system")}
+            loads = run.machine.get("load_average")
+            facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
+            facts |= {
+                name if name.startswith("driver ") else f"version of {name}": version
+                for name, version in run.setup.items()
+                if name not in ("host", "system")
+            }
+        decisive = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
+        fields = {f"config.{name}": str(value) for name, value in run.config.items()}
+        facts |= {name: value for name, value in fields.items() if name not in decisive}
+        for name, text in facts.items():
+            values.setdefault(name, []).append(text)
+    return {name: shortened(list(dict.fromkeys(texts))) for name, texts in values.items()}

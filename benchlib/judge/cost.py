@@ -9,40 +9,66 @@ hour), d devices, an epoch of N items, F useful FLOP/s and the power P in watts:
 - break-even price of a machine: the p at which its items cost what those of the cheapest cost, ``p_c d_c R / (d R_c)``
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
 
-All are products and quotients of what runs measured, so they are computed in logarithms, as arrays (3, machines): the value
-and how far below and above it its 98% interval ends; independent intervals add up in squares. The spread between runs is
-pooled over the machines. An order is certain where the interval of the ratio of two machines excludes 1.
+The spread between runs is pooled over the machines. An order is certain where the interval of the ratio of two machines
+excludes 1.
 """
 
-import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.judge.change import GATE_CONFIDENCE, LOG, compared, own_spread
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
-from benchlib.judge.machines import HOUR_S, Machine, priced, read_machines
-from benchlib.judge.prices import Asked, parse
+from benchlib.judge.machines import HOUR_S, Machine, read_machines
+from benchlib.judge.prices import Asked, assign, parse
 from benchlib.judge.regression import Side
 from benchlib.judge.trends import demo_worth
 
 DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
+NO_SAMPLES = "so few samples have no interval"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 98% interval, or the reason why there is none. ``low`` and ``high`` are None without interval."""
+    """A number above zero with its 98% interval, whose ends lie ``below`` and ``above`` its logarithm: NaN where there is none.
 
-    value: float | None
-    low: float | None = None
-    high: float | None = None
+    Without a number ``log`` is NaN and ``reason`` says why. Products and quotients take their factors as independent: intervals
+    add up in squares.
+    """
+
+    log: float
+    below: float = math.nan
+    above: float = math.nan
     reason: str = ""
+
+    @classmethod
+    def exact(cls, number: float) -> "Estimate":
+        return cls(math.log(number), 0.0, 0.0)
+
+    def __mul__(self, other: "Estimate | float") -> "Estimate":
+        other = other if isinstance(other, Estimate) else Estimate.exact(other)
+        ends = math.hypot(self.below, other.below), math.hypot(self.above, other.above)
+        return Estimate(self.log + other.log, *ends, self.reason or other.reason)
+
+    def __truediv__(self, other: "Estimate | float") -> "Estimate":
+        other = other if isinstance(other, Estimate) else Estimate.exact(other)
+        return self * Estimate(-other.log, other.above, other.below, other.reason)
+
+    @property
+    def value(self) -> float | None:
+        return _number(self.log)
+
+    @property
+    def low(self) -> float | None:
+        return _number(self.log - self.below)
+
+    @property
+    def high(self) -> float | None:
+        return _number(self.log + self.above)
 
     def ends(self, unit: str = "") -> str:
         """Write the interval; '' where there is none."""
@@ -53,6 +79,14 @@ class Estimate:
     def text(self, unit: str) -> str:
         ends = f" ({ends})" if (ends := self.ends(unit)) else ""
         return amount_text(self.value or 0.0, unit) + ends
+
+    def plain(self) -> dict[str, Any]:
+        return {"value": self.value, "low": self.low, "high": self.high, "reason": self.reason}
+
+
+def _number(logarithm: float) -> float | None:
+    # Rounded, so that 60 s stay 60 s through their logarithm.
+    return None if math.isnan(logarithm) else float(f"{math.exp(logarithm):.12g}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +100,9 @@ class Row:
     best: int | None = None
     certain: bool = False
     direction: str = "lower"
+
+    def plain(self) -> dict[str, Any]:
+        return vars(self) | {"values": [value.plain() for value in self.values]}
 
 
 @dataclass(frozen=True)
@@ -103,91 +140,65 @@ class Worth:
     rows: list[Row]
     answers: list[Answer]
     notes: list[str]
-    confidence: float = GATE_CONFIDENCE
 
     def row(self, name: str) -> Row | None:
         return next((row for row in self.rows if row.name == name), None)
 
     def plain(self) -> dict[str, Any]:
-        content = dataclasses.asdict(dataclasses.replace(self, machines=[]))
-        amounts = zip(content.pop("seconds"), content.pop("usd"), strict=True)
-        takes = [{"seconds": seconds, "usd": usd} for seconds, usd in amounts]
-        for place, machine in enumerate(self.machines):
-            content["machines"].append(machine.plain() | takes[place] | {"front": place in self.front})
-        differences = [{"name": name, "values": values} for name, values in self.differences.items()]
-        del content["front"]
-        return content | {"schema_version": 1, "same_work": not differences, "differences": differences}
+        machines = [
+            machine.plain() | {"seconds": seconds.plain(), "usd": usd.plain(), "front": place in self.front}
+            for place, (machine, seconds, usd) in enumerate(zip(self.machines, self.seconds, self.usd, strict=True))
+        ]
+        stated = {name: getattr(self, name) for name in ("benchmark", "tier", "items", "amount", "notes")}
+        return stated | {
+            "schema_version": 1,
+            "confidence": GATE_CONFIDENCE,
+            "machines": machines,
+            "rows": [row.plain() for row in self.rows],
+            "answers": [vars(answer) for answer in self.answers],
+            "same_work": not self.differences,
+            "differences": [{"name": name, "values": values} for name, values in self.differences.items()],
+        }
 
 
 class Ranking:
-    """What machines take of something, in logarithms, and their order from the least on; NaN for one that is not known.
+    """The order of machines by what they take of something, from the least on; those that are not known are left out.
 
-    ``doubt`` says why the order is not certain. Nothing that rests on a busy machine is, unless runs show their spread.
+    ``doubt`` says why the order is not certain, ``sure`` that it is; both are '' for a single machine.
     """
 
-    def __init__(self, machines: Sequence[Machine], amounts: np.ndarray, basis: str):
-        self.amounts, self.basis, labels = amounts, basis, [machine.label for machine in machines]
-        values = amounts[0]
-        self.order = [int(place) for place in np.argsort(values) if not math.isnan(values[place])]
-        first, others = (self.order or [0])[0], self.order[1:]
-        self.ratios = _times(amounts, -amounts[[0, 2, 1], first][:, None])  # to the first
-        same = [place for place in others if machines[place].rate == machines[first].rate]  # perhaps at another price
-        self.ratios[1:, same] = 0.0
-        level = [labels[place] for place in others if self.ratios[0, place] <= self.ratios[1, place]]
-        busy = [machines[place].load for place in self.order if machines[place].load and basis != "runs"]
-        self.doubt, self.sure = "", ""
-        if basis == "none" and same != others:
-            self.doubt = "The order is open: so few samples have no interval."
+    def __init__(self, machines: Sequence[Machine], amounts: Sequence[Estimate], of_runs: bool):
+        available = [place for place, amount in enumerate(amounts) if amount.value is not None]
+        self.order = sorted(available, key=lambda place: amounts[place].log)
+        self.ratios = {place: amounts[place] / amounts[self.order[0]] for place in self.order}
+        for place, ratio in self.ratios.items():
+            if machines[place].rate == machines[self.order[0]].rate:  # the same runs, perhaps at another price
+                self.ratios[place] = replace(ratio, below=0.0, above=0.0)
+        ratios = {place: self.ratios[place] for place in self.order[1:]}
+        level = [machines[place].label for place, ratio in ratios.items() if ratio.log <= ratio.below]
+        self.doubt = self.sure = ""
+        if any(ratio.low is None for ratio in ratios.values()):
+            self.doubt = f"The order is open: {NO_SAMPLES}."
         elif level:
             self.doubt = f"The order is open: {text.listing(level)} may be as good."
-        elif busy:
-            began = f"{text.listing(busy)} began on a busy machine"
-            self.doubt = f"The order holds for these runs, but is not certain: {began}."
-        elif others:
-            self.sure = f"The order is certain{' as far as single runs show' * (basis != 'runs')}."
-
-    def estimates(self, factor: float, reasons: Sequence[str] = ()) -> list[Estimate]:
-        return _estimates(_times(self.amounts, _exact(factor)), self.basis, reasons)
+        elif ratios:
+            self.sure = f"The order is certain{' as far as single runs show' * (not of_runs)}."
 
     def row(self, name: str, label: str, unit: str, values: list[Estimate], direction: str = "lower") -> Row:
         several = len(self.order) > 1
         return Row(name, label, unit, values, self.order[0] if several else None, several and not self.doubt, direction)
 
 
-def _estimates(amounts: np.ndarray, basis: str, reasons: Sequence[str] = ()) -> list[Estimate]:
-    def number(logarithm: float) -> float | None:
-        # Rounded, so that 60 s stay 60 s through their logarithm.
-        return None if math.isnan(logarithm) else float(f"{math.exp(logarithm):.12g}")
-
-    without = math.nan if basis == "none" else 0.0
-    return [
-        Estimate(number(value), number(value - below + without), number(value + above + without), reason)
-        for (value, below, above), reason in zip(amounts.T.tolist(), reasons or [""] * amounts.shape[1], strict=True)
-    ]
-
-
-def _levels(sides: Sequence[Side | str]) -> tuple[np.ndarray, str]:
-    """Return what runs measured on each machine, NaN for one that did not, and what the intervals rest on."""
+def _measured(sides: Sequence[Side | str]) -> tuple[list[Estimate], bool]:
+    """Return what runs measured on each machine, and whether its intervals hold the spread between runs."""
     runs = {place: side.readings(LOG) for place, side in enumerate(sides) if isinstance(side, Side)}
-    levels, bases = np.full((3, len(sides)), math.nan), set[str]()
+    estimates, bases = [Estimate(math.nan, reason=side if isinstance(side, str) else "") for side in sides], set[str]()
     for place, items in runs.items():
         change = compared(items, known=own_spread(*(other for at, other in runs.items() if at != place)))
-        levels[:, place] = change.move, change.move - change.least, change.most - change.move
         bases.add(change.basis)
-    return levels, next((basis for basis in ("none", "samples", "runs") if basis in bases), "none")
-
-
-def _exact(factors: Any) -> np.ndarray:
-    factors = np.log(np.atleast_1d(factors))
-    return np.stack([factors, 0 * factors, 0 * factors])
-
-
-def _under(amounts: np.ndarray) -> np.ndarray:
-    return np.stack([-amounts[0], amounts[2], amounts[1]])
-
-
-def _times(amounts: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return np.stack([amounts[0] + others[0], *np.hypot(amounts[1:], others[1:])])
+        ends = (change.move - change.least, change.most - change.move) if change.basis != "none" else ()
+        estimates[place] = Estimate(change.move, *ends)
+    return estimates, bases == {"runs"}
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -205,9 +216,7 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     units = sorted({side.metric.unit for side in sides if isinstance(side, Side)})
     if len(units) > 1 or not units[0].endswith("/s"):
         raise UserError(f"rates of {' and '.join(units)} cannot be compared: one unit, items per second, is needed")
-    items, usd_per_s = units[0].removesuffix("/s"), _exact([machine.usd_per_s for machine in machines])
-    rates, basis = _levels(sides)
-    time, cost = (Ranking(machines, _times(_under(rates), by), basis) for by in (_exact(1), usd_per_s))
+    items, prices = units[0].removesuffix("/s"), [machine.price.usd_per_device_hour for machine in machines]
     works = [machine.work() for machine in machines]
     differences = {
         name: [text.text(work.get(name)) or "not stated" for work in works]
@@ -217,34 +226,48 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     # Without a common epoch a million items of each are compared.
     epoch = None if differences else machines[0].fact("epoch_items")
     amount, size = ("an epoch", epoch) if epoch else (f"a million {items}", 1e6)
-    rows = [time.row("epoch_s", "Time per epoch", "s", time.estimates(epoch))] if epoch else []
-    values = _estimates(rates, basis)
-    rows.append(time.row("rate", f"{items.capitalize()} per second", f"{items}/s", values, "higher"))
-    rows += [cost.row("usd_per_epoch", "Cost per epoch", "USD", cost.estimates(epoch))] if epoch else []
-    rows.append(cost.row("usd_per_million", f"Cost per million {items}", "USD", cost.estimates(1e6)))
-    for name, label, unit, metric, factor in (
-        ("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD", "flops_per_s", 1e18),
-        ("wh_per_million", f"Energy per million {items}", "Wh", "power_w", 1e6 / HOUR_S),
-    ):
-        usable = [machine.usable(metric) for machine in machines]
-        reasons = [side if isinstance(side, str) else "" for side in usable]
-        levels, of = _levels(usable)
-        amounts = _times(_under(levels), usd_per_s) if unit == "USD" else _times(levels, _under(rates))
-        ranks = Ranking(machines, amounts, of if basis != "none" else basis)
-        if unit != "USD" or not differences:
-            rows.append(ranks.row(name, label, unit, ranks.estimates(factor, reasons)))
-    prices = [machine.price.usd_per_device_hour for machine in machines]
-    even = _estimates(_times(_under(cost.ratios), _exact(prices)), basis)
-    even[cost.order[0]] = Estimate(prices[cost.order[0]], reason="the cheapest")
-    rows.append(Row("break_even", "Break-even price", "USD per device hour", even, direction="none"))
-    same_price = f"costs {{}} as much, and would cost the same at {even[cost.order[1]].text('USD')} per device hour"
-    seconds, usd = time.estimates(size), cost.estimates(size)
+    rates, of_runs = _measured(sides)
+    (flops, _), (watts, _) = (
+        _measured([machine.usable(name) for machine in machines]) for name in ("flops_per_s", "power_w")
+    )
+
+    def taken(count: float, *, cost: bool) -> list[Estimate]:
+        """Return the seconds, or USD, that each machine takes for so many items."""
+        pairs = zip(machines, rates, strict=True)
+        return [Estimate.exact(count * (machine.usd_per_s if cost else 1.0)) / rate for machine, rate in pairs]
+
+    seconds, usd = taken(size, cost=False), taken(size, cost=True)
+    time, price = Ranking(machines, seconds, of_runs), Ranking(machines, usd, of_runs)
+    energy = [watt / rate * (1e6 / HOUR_S) for watt, rate in zip(watts, rates, strict=True)]
+    work = [Estimate.exact(1e18 * machine.usd_per_s) / rate for machine, rate in zip(machines, flops, strict=True)]
+    even = [Estimate.exact(usd) / price.ratios[place] for place, usd in enumerate(prices)]
+    even[price.order[0]] = Estimate(math.log(prices[price.order[0]]), reason="the cheapest")
+    effort, useful = Ranking(machines, energy, of_runs), Ranking(machines, work, of_runs)
+    rows = [
+        time.row("epoch_s", "Time per epoch", "s", seconds),
+        time.row("rate", f"{items.capitalize()} per second", f"{items}/s", rates, "higher"),
+        price.row("usd_per_epoch", "Cost per epoch", "USD", usd),
+        price.row("usd_per_million", f"Cost per million {items}", "USD", taken(1e6, cost=True)),
+        useful.row("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD", work),
+        effort.row("wh_per_million", f"Energy per million {items}", "Wh", energy),
+        Row("break_even", "Break-even price", "USD per device hour", even, direction="none"),
+    ]
+    senseless = {"usd_per_exaflop"} if differences else set()
+    senseless |= set() if epoch else {"epoch_s", "usd_per_epoch"}
+    rows = [row for row in rows if row.name not in senseless]
+    same_price = f"costs {{}} as much, and would cost the same at {even[price.order[1]].text('USD')} per device hour"
     answers = [
         _first(machines, time, f"{seconds[time.order[0]].text('s')} for {amount}", "fastest", "takes {} as long"),
-        _first(machines, cost, f"{usd[cost.order[0]].text('USD')} for {amount}", "cheapest", same_price),
+        _first(machines, price, f"{usd[price.order[0]].text('USD')} for {amount}", "cheapest", same_price),
     ]
+    open_ = "Open: the work differs or has no epochs, so no time for it is known."
+    within: tuple[str, str, bool | None] = ("", open_, None)
+    if deadline_s is not None and epoch:
+        epochs = float(machines[0].config.get("epochs") or 1)
+        times, costs = (taken(epochs * epoch, cost=cost) for cost in (False, True))
+        within = _within(machines, times, costs, of_runs, f"{epochs:g} epoch{'s' * (epochs != 1)}", deadline_s)
     if deadline_s is not None:
-        answers.append(_within(machines, time, cost, epoch, deadline_s))
+        answers.append(Answer(f"Which is the cheapest within {amount_text(deadline_s, 's')}?", *within))
     return Worth(
         benchmark=machines[0].runs.first.benchmark,
         tier=" and ".join(dict.fromkeys(machine.runs.first.tier for machine in machines)),
@@ -253,21 +276,21 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         machines=list(machines),
         seconds=seconds,
         usd=usd,
-        front=front([(first.value or 0.0, second.value or 0.0) for first, second in zip(seconds, usd, strict=True)]),
+        front=front([(first.log, second.log) for first, second in zip(seconds, usd, strict=True)]),
         differences=differences,
         rows=rows,
         answers=answers,
-        notes=list(dict.fromkeys(_notes(machines, basis, items, bool(differences), epoch))),
+        notes=list(dict.fromkeys(_notes(machines, of_runs, items, bool(differences), epoch))),
     )
 
 
 def _first(machines: Sequence[Machine], ranks: Ranking, takes: str, word: str, verb: str) -> Answer:
     first, second = ranks.order[:2]
     label, other, question = machines[first].label, machines[second].label, f"Which is the {word}?"
-    if not ranks.ratios[:, second].any():
+    ratio = ranks.ratios[second]
+    if (ratio.value, ratio.low, ratio.high) == (1, 1, 1):
         both = f"{label} and {other}"
         return Answer(question, both, f"{both} do not differ: {takes} each.", False)
-    ratio = _estimates(ranks.ratios, ranks.basis)[second]
     ends = "" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})"
     behind = f"{other} {verb.format(f'{ratio.value:.3g} times{ends}')}"
     sentence = f"{label} is the {word}: {takes}; {behind}. {ranks.doubt or ranks.sure}"
@@ -275,49 +298,41 @@ def _first(machines: Sequence[Machine], ranks: Ranking, takes: str, word: str, v
 
 
 def _within(
-    machines: Sequence[Machine], time: Ranking, cost: Ranking, epoch: float | None, deadline_s: float
-) -> Answer:
-    """Answer which is the cheapest within a deadline of the whole work, which has the epochs of the config."""
-    limit, labels = amount_text(deadline_s, "s"), [machine.label for machine in machines]
-    question = f"Which is the cheapest within {limit}?"
-    if not epoch:
-        unknown = "Open: the work differs or has no epochs, so that no machine's time for it is known."
-        return Answer(question, "", unknown, None)
-    epochs = float(machines[0].config.get("epochs") or 1)
-    work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
-    times, costs = time.estimates(epochs * epoch), cost.estimates(epochs * epoch)
-    late = [(item.value or 0.0) > deadline_s for item in times]
-    near = [labels[place] for place, item in enumerate(times) if late[place] and (item.low or math.inf) <= deadline_s]
-    ranks = Ranking(machines, np.where(late, math.nan, cost.amounts), cost.basis)
-    doubts = [f"{text.listing(near)} may just make it"] if near else []
-    if not ranks.order:
-        first = time.order[0]
-        sentence = f"None finishes {work} within {limit}: the fastest, {labels[first]}, takes {times[first].text('s')}."
-        return Answer(question, "", " ".join([sentence, *(f"But {doubt}." for doubt in doubts)]), not doubts)
-    best, label = ranks.order[0], labels[ranks.order[0]]
-    doubts += [f"{label} may miss the deadline"] if (times[best].high or 0.0) > deadline_s else []
-    doubts += ["so few samples have no interval"] if times[best].low is None else []
-    sentence = (
-        f"Within {limit}, {label} is the cheapest: {work} take{s} {times[best].text('s')} and cost{s} "
-        f"{costs[best].text('USD')}. {ranks.doubt or ranks.sure or f'No other finishes {work} in time.'}"
+    machines: Sequence[Machine],
+    times: Sequence[Estimate],
+    costs: Sequence[Estimate],
+    of_runs: bool,
+    work: str,
+    limit_s: float,
+) -> tuple[str, str, bool]:
+    """Return the cheapest of those that do the whole work in time, a sentence about it and whether that is certain."""
+    limit, labels = amount_text(limit_s, "s"), [machine.label for machine in machines]
+    late = [(item.value or 0.0) > limit_s for item in times]
+    reach = [(item.low or item.value or 0.0, item.high or item.value or 0.0) for item in times]
+    near = [labels[place] for place, (low, high) in enumerate(reach) if low <= limit_s < high]
+    doubt = f" But {text.listing(near)} may or may not make it." if near else ""
+    ranks = Ranking(
+        machines, [Estimate(math.nan) if late[place] else cost for place, cost in enumerate(costs)], of_runs
     )
-    sentence += f" But {text.listing(doubts)}." if doubts else ""
-    return Answer(question, label, sentence, not doubts and not ranks.doubt)
+    if not ranks.order:
+        first = min(range(len(times)), key=lambda place: times[place].log)
+        sentence = f"None finishes {work} within {limit}: the fastest, {labels[first]}, takes {times[first].text('s')}."
+        return "", sentence + doubt, not doubt
+    best, s = ranks.order[0], "s" * (work == "1 epoch")
+    doubt = doubt or f" But {NO_SAMPLES}." * (times[best].low is None)
+    order = ranks.doubt or ranks.sure or f"No other finishes {work} in time."
+    takes = f"{work} take{s} {times[best].text('s')} and cost{s} {costs[best].text('USD')}"
+    sentence = f"Within {limit}, {labels[best]} is the cheapest: {takes}. {order}{doubt}"
+    return labels[best], sentence, not doubt and not ranks.doubt
 
 
-def _notes(machines: Sequence[Machine], basis: str, items: str, differs: bool, epoch: float | None) -> Iterable[str]:
-    yield from filter(None, (machine.price.warning for machine in machines))
-    if busy := [machine.load for machine in machines if machine.load]:
-        yield (
-            f"Other work kept the processor busy when a run began: {text.listing(busy)}. It slows a run without a trace in its "
-            "samples: repeat it on a quiet machine, or run it three times and more."
-        )
+def _notes(machines: Sequence[Machine], of_runs: bool, items: str, differs: bool, epoch: float | None) -> Iterator[str]:
     if differs:
         item = items.removesuffix("s")
         yield f"The work differs, so only what is per {item} is compared: no time or cost per epoch, no cost per FLOP."
     elif not epoch:
         yield f"The runs do not say how many {items} an epoch has: nothing is compared per epoch."
-    if basis != "runs":
+    if not of_runs:
         yield (
             "Intervals rest on the samples within a run where no machine has three: how much runs differ "
             "from each other is not in them. Three runs of each machine show it."
@@ -327,7 +342,12 @@ def _notes(machines: Sequence[Machine], basis: str, items: str, differs: bool, e
 def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
     """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out."""
     machines, notes = read_machines(arguments)
-    return [worth(priced(members, asked), deadline_s) for members in machines.values()], notes
+    items = []
+    for members in machines.values():
+        prices = assign(asked, [machine.names for machine in members])
+        priced = [replace(machine, price=price) for machine, price in zip(members, prices, strict=True)]
+        items.append(worth(priced, deadline_s))
+    return items, notes
 
 
 def amount_text(value: float, unit: str = "") -> str:

@@ -1,9 +1,8 @@
 """Machines with runs and prices: what is paid for, what their work is. The definitions stand in ``benchlib.judge.cost``."""
 
-import datetime
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +13,11 @@ from benchlib.core.errors import UserError
 from benchlib.core.machine import hardware
 from benchlib.core.text import counted
 from benchlib.judge.compare import RunSet, read_kinds
-from benchlib.judge.prices import Asked, Names, Price, assign
+from benchlib.judge.prices import Names, Price
 from benchlib.judge.regression import Side, side_of
 from benchlib.results.record import Record
 
 HOUR_S = 3600.0
-MIN_RUNS_FOR_SPREAD = 3
 UNPRICED = Price(math.nan, "")
 # Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
 PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
@@ -38,8 +36,7 @@ class Machine:
         return self.runs.first
 
     def _factor(self, name: str) -> int:
-        number = self.first.fingerprint.get(name, "")
-        return int(number) if number.isdigit() else 1
+        return int(self.first.fingerprint.get(name) or 1)
 
     @property
     def devices(self) -> int:
@@ -66,18 +63,6 @@ class Machine:
     @property
     def hardware(self) -> str:
         return hardware(self.first.machine, self.first.backend) or "; ".join(sorted(self.names.devices))
-
-    @property
-    def load(self) -> str:
-        """How busy it was when its busiest run began, where other work wanted more cores than there are; else ''.
-
-        What slows all of a run shows neither in its samples nor, from fewer than three runs, in the spread between runs.
-        """
-        machines = [run.machine for run in self.runs.runs] if len(self.runs.runs) < MIN_RUNS_FOR_SPREAD else []
-        loads = [(machine.get("load_average") or [0.0])[0] for machine in machines]
-        counts = [(machine.get("cpu") or {}).get("usable_cores") or 0 for machine in machines]
-        load, cores = max(zip(loads, counts, strict=True), key=lambda pair: pair[0] - pair[1], default=(0.0, 0))
-        return f"{self.label} (load {load:.1f} on {counted(cores, 'core')})" if load > cores > 0 else ""
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -113,8 +98,8 @@ class Machine:
     @property
     def config(self) -> dict[str, Any]:
         """The fields of its config that change the work, from the fingerprint, which also a baseline keeps."""
-        stated = [(name, value) for name, value in self.first.fingerprint.items() if name.startswith("config.")]
-        return {name.removeprefix("config."): json.loads(value) for name, value in stated}
+        stated = self.first.fingerprint.items()
+        return {name.removeprefix("config."): json.loads(text) for name, text in stated if name.startswith("config.")}
 
     def work(self) -> dict[str, Any]:
         """Return what its work is, by name: the config without the ways to do it, effective batch, items and scope."""
@@ -158,8 +143,8 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
 
 def _kind(runs: RunSet) -> str:
     """Name runs that have no folder of their own by their hardware and ranks."""
-    ranks = int(runs.first.fingerprint.get("world_size", "1"))
-    devices = ", ".join(sorted(Machine("", runs).names.devices)) or runs.first.backend
+    machine = Machine("", runs)
+    ranks, devices = machine._factor("world_size"), ", ".join(sorted(machine.names.devices)) or runs.first.backend
     return f"{devices}, {counted(ranks, 'rank')}" if runs.first.backend == "cpu" else f"{ranks} × {devices}"
 
 
@@ -169,8 +154,3 @@ def _with_own_labels(machines: list[Machine]) -> list[Machine]:
     names = [machine.first.run if labels.count(machine.label) > 1 else machine.label for machine in machines]
     numbers = [f" ({names[: place + 1].count(name)})" * (names.count(name) > 1) for place, name in enumerate(names)]
     return [replace(machine, label=f"{name}{end}") for machine, name, end in zip(machines, names, numbers, strict=True)]
-
-
-def priced(machines: Sequence[Machine], asked: Asked, today: datetime.date | None = None) -> list[Machine]:
-    prices = assign(asked, [machine.names for machine in machines], today=today)
-    return [replace(machine, price=price) for machine, price in zip(machines, prices, strict=True)]

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import home, read_yaml
 from benchlib.core.text import counted
 from benchlib.judge.references import Strict, registry
 
-STALE_DAYS = 90
 Kind = Literal["on-demand", "spot"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -29,38 +28,16 @@ class Entry(Strict):
     source: str = Field(pattern="^https://.+")
     date: datetime.date
 
+    @field_validator("device")
+    @classmethod
+    def _is_known(cls, device: str) -> str:
+        if device not in registry().devices:
+            raise ValueError(f"device {device!r} is not in `devices` of references.yaml")
+        return device
+
 
 class Sheet(Strict):
-    """The content of the price sheet, checked."""
-
     prices: tuple[Entry, ...]
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "Sheet":
-        keys = [(entry.device, entry.kind, entry.provider) for entry in self.prices]
-        for entry, (device, kind, provider) in zip(self.prices, keys, strict=True):
-            if device not in registry().devices:
-                raise ValueError(f"device {device!r} is not in `devices` of references.yaml")
-            if keys.count((device, kind, provider)) > 1:
-                raise ValueError(f"{device} has two prices {kind} of {provider}: leave one")
-            if entry.date > datetime.date.today() + datetime.timedelta(days=1):  # a day for other time zones
-                raise ValueError(f"the price of {device} is of {entry.date}, which is in the future")
-        return self
-
-    def entries(self, device: str, kind: Kind, provider: str = "") -> list[Entry]:
-        """Return the prices of the device that torch reports by this name, of one provider or of all, the least first."""
-        ids = registry().devices_of(device)
-        fitting = (entry for entry in self.offered(kind, provider) if entry.device in ids)
-        return sorted(fitting, key=lambda entry: entry.usd_per_device_hour)
-
-    def offered(self, kind: Kind, provider: str = "") -> list[Entry]:
-        return [entry for entry in self.prices if entry.kind == kind and provider in ("", entry.provider)]
-
-    def provider(self, text: str) -> str:
-        """Return the provider that ``text`` names: all of its name or the first word of it, without case; '' for none."""
-        names = {entry.provider.casefold(): entry.provider for entry in self.prices}
-        words = {name.split()[0]: provider for name, provider in names.items()}
-        return (words | names).get(text.casefold(), "")
 
 
 def read_sheet() -> Sheet:
@@ -74,11 +51,10 @@ def read_sheet() -> Sheet:
 
 @dataclass(frozen=True)
 class Price:
-    """USD per device hour, where it comes from, and what the reader has to know of it ('' for nothing)."""
+    """USD per device hour, and where it comes from."""
 
     usd_per_device_hour: float
     origin: str
-    warning: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,10 +72,10 @@ class Names:
         Case does not count. A device is also meant by whole words of its name, as H100 is of NVIDIA H100 80GB HBM3.
         """
         for level, names in enumerate((self.own, self.hosts)):
-            if name.casefold() in {other.casefold() for other in names}:
+            if name.casefold() in map(str.casefold, names):
                 return level
         word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-        return 2 if any(word.search(device) for device in self.devices) else None
+        return 2 if any(map(word.search, self.devices)) else None
 
     def text(self) -> str:
         places = ", ".join([*sorted(self.hosts), *sorted(self.devices)])
@@ -108,44 +84,40 @@ class Names:
 
 @dataclass
 class Asked:
-    """What ``--cost`` said: prices in the order of the sides, or by name, and which of the sheet's prices fill the rest: their
-    kind, and the words that are to name a provider."""
+    """What ``--cost`` said: prices in the order of the sides, or by name, and which of the sheet's prices fill the rest."""
 
     plain: list[float] = field(default_factory=list)
     named: dict[str, float] = field(default_factory=dict)
     kind: Kind = "on-demand"
-    provider: str = ""
 
 
 def parse(texts: Iterable[str]) -> Asked:
-    """Read ``NAME=3.00``, ``3.00,2.50``, ``on-demand``, ``spot`` and a provider of the sheet; ``UserError`` says what is wrong."""
+    """Read ``NAME=3.00``, ``3.00,2.50``, ``on-demand`` and ``spot``; ``UserError`` for others, and where names and order mix."""
     asked = Asked()
     for text in (part.strip() for line in texts for part in line.split(",")):
         name, sign, amount = text.rpartition("=")
         if text in KINDS:
             asked.kind = text
-        elif not sign and text[:1].isalpha() and (provider := read_sheet().provider(text)):
-            asked.provider = provider
         else:
             try:
                 usd = float(amount)
             except ValueError:
                 usd = math.nan
             if not 0 < usd < math.inf or (sign and not name):
-                forms = f"write NAME=3.00 or 3.00, USD per device hour above zero, {', '.join(KINDS)}"
-                raise UserError(f"--cost {text}: {forms} or a provider of params/prices.yaml")
+                forms = f"write NAME=3.00 or 3.00, USD per device hour above zero, or {' or '.join(KINDS)}"
+                raise UserError(f"--cost {text}: {forms}")
             if name in asked.named:
                 raise UserError(f"--cost gives {name} two prices: leave one")
-            asked.plain += [] if name else [usd]
-            asked.named |= {name: usd} if name else {}
+            if name:
+                asked.named[name] = usd
+            else:
+                asked.plain.append(usd)
     if asked.plain and asked.named:
         raise UserError("--cost mixes prices by name and by order: name all of them, or none")
     return asked
 
 
-def assign(
-    asked: Asked, sides: Sequence[Names], sheet: Sheet | None = None, today: datetime.date | None = None
-) -> list[Price]:
+def assign(asked: Asked, sides: Sequence[Names], sheet: Sheet | None = None) -> list[Price]:
     """Return the price of each side: the one given, else that of the sheet for its device.
 
     Where several names mean a side, the most precise one counts. Raises ``UserError`` for too few or too many prices in
@@ -155,22 +127,17 @@ def assign(
     if count and count != len(sides):
         order = f"give one for each, in this order: {expected}"
         raise UserError(f"--cost gives {counted(count, 'price')} for {len(sides)}: {order}")
-    for name in asked.named:
-        if all(side.level(name) is None for side in sides):
-            raise UserError(
-                f"--cost {name}=…: nothing compared has this name; give a run, host or machine of: {expected}"
-            )
+    if unknown := [name for name in asked.named if all(side.level(name) is None for side in sides)]:
+        remedy = f"give a run, host or machine of: {expected}"
+        raise UserError(f"--cost {unknown[0]}=…: nothing compared has this name; {remedy}")
     if count:
         return [Price(usd, "given") for usd in asked.plain]
-    sheet = sheet or read_sheet()
-    prices = [_named(asked, side) or _listed(side, asked, sheet, today) for side in sides]
+    offers = [entry for entry in (sheet or read_sheet()).prices if entry.kind == asked.kind]
+    prices = [_named(asked, side) or _listed(side, offers) for side in sides]
     if lacking := [side.text() for side, price in zip(sides, prices, strict=True) if price is None]:
-        listed = ", ".join(sorted({entry.device for entry in sheet.offered(asked.kind, asked.provider)}))
-        at = f" at {asked.provider}" if asked.provider else ""
-        raise UserError(
-            f"no price for {'; '.join(lacking)}: add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices "
-            f"{asked.kind}{at} of {listed or 'nothing'}"
-        )
+        listed = ", ".join(sorted({entry.device for entry in offers})) or "nothing"
+        remedy = f"add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices {asked.kind} of {listed}"
+        raise UserError(f"no price for {'; '.join(lacking)}: {remedy}")
     return [price for price in prices if price is not None]
 
 
@@ -182,12 +149,11 @@ def _named(asked: Asked, side: Names) -> Price | None:
     return Price(asked.named[closest[0]], "given") if closest else None
 
 
-def _listed(side: Names, asked: Asked, sheet: Sheet, today: datetime.date | None) -> Price | None:
-    by_device = (sheet.entries(name, asked.kind, asked.provider) for name in sorted(side.devices))
-    entry, *others = next(filter(None, by_device), [None])
-    if entry is None:
+def _listed(side: Names, offers: Iterable[Entry]) -> Price | None:
+    """Return the least of the offers for a side's device, by the name that torch reports; None where there is none."""
+    ids = {name for device in side.devices for name in registry().devices_of(device)}
+    fitting = sorted((entry for entry in offers if entry.device in ids), key=lambda entry: entry.usd_per_device_hour)
+    if not fitting:
         return None
-    age = ((today or datetime.date.today()) - entry.date).days
-    old = f"The price of {registry().devices[entry.device].name} is {age} days old ({entry.date}): look at {entry.source}."
-    origin = f"{entry.provider}, {entry.kind}, {entry.date}" + f", the least of {1 + len(others)}" * bool(others)
-    return Price(entry.usd_per_device_hour, origin, old if age > STALE_DAYS else "")
+    entry, several = fitting[0], f", the least of {len(fitting)}" * (len(fitting) > 1)
+    return Price(entry.usd_per_device_hour, f"{entry.provider}, {entry.kind}, {entry.date}{several}")

@@ -16,7 +16,6 @@ from benchlib.results.run import Run
 
 LARGE_BYTES = 2**29  # from here on the bandwidth of a collective hardly depends on the size of the message
 FACTORS = {"batch": 2.0, "epochs": 1.5}  # within such a factor rate and score change less than from host to host
-LABELS = {"message_bytes": "message"}
 FORMATS = {
     "sequence_length": "{} tokens",
     "doc_stride": "stride {}",
@@ -101,26 +100,24 @@ class Place:
 
 
 def comparable(measured: Measured) -> list[Place]:
-    figures = [item for item in registry().figures if item.metric == measured.quantity and item.validity != "invalid"]
-    compared = [(item, _remarks(item, measured)) for item in figures]
-    return [Place(measured, item, remarks) for item, remarks in compared if remarks is not None]
+    places = (_placed(measured, item) for item in registry().figures if item.metric == measured.quantity)
+    return [place for place in places if place]
 
 
-def _remarks(item: Figure, measured: Measured) -> tuple[str, ...] | None:
-    """Return what a reader should know of a figure; None where one of the conditions that have to agree does not."""
-    remarks = []
-    for name in type(item.conditions).model_fields:
-        there, here = getattr(item.conditions, name), measured.conditions.get(name)
-        must, may = name in item.quantity.match, name in item.quantity.where_stated
-        if name == "device":
-            here = measured.device
-        elif not must and here is not None and there != here and (may or there is not None):
-            label = LABELS.get(name, name.replace("_", " "))
-            remarks.append(f"{label}: {shown(name, there)} there, {shown(name, here)} here")
-        agree = may or there is here is None if there is None or here in (None, "") else _agree(name, there, here)
+def _placed(measured: Measured, item: Figure) -> Place | None:
+    """Place a value beside a figure; None for one that is invalid, or where a condition that has to agree does not."""
+    stated, remarks = {**measured.conditions, "device": measured.device}, list[str]()
+    here = {name: value for name, value in stated.items() if value != ""}
+    for name, there in item.conditions:
+        must, may, own = name in item.quantity.match, name in item.quantity.where_stated, here.get(name)
+        agree = may or there is own is None if there is None or own is None else _agree(name, there, own)
         if (must or may) and not agree:
             return None
-    return tuple(remarks)
+        if name != "device" and not must and own is not None and there != own and (may or there is not None):
+            remarks.append(
+                f"{name.removesuffix('_bytes').replace('_', ' ')}: {shown(name, there)} there, {shown(name, own)} here"
+            )
+    return Place(measured, item, tuple(remarks)) if item.validity != "invalid" else None
 
 
 def _agree(name: str, there: Any, here: Any) -> bool:

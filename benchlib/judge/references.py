@@ -193,8 +193,7 @@ class VendorPeak:
 @functools.cache
 def vendor_peak(device: str) -> VendorPeak | None:
     """Return what the vendor claims of a device, by the name that its driver reports; None for an unknown device."""
-    matching = registry().devices_of(device)
-    rates: dict[str, float] = {}
+    matching, rates = registry().devices_of(device), dict[str, float]()
     for item in registry().dense_peaks(matching):
         precision = item.conditions.precision or "bf16"
         # Two tables may differ: what exceeds the higher one exceeds both.
@@ -202,11 +201,8 @@ def vendor_peak(device: str) -> VendorPeak | None:
     if "bf16" in rates:
         rates.setdefault("fp16", rates["bf16"])  # the same units multiply both at the same rate
     devices = [registry().devices[name] for name in matching]
-    links, memories = (
-        [value for device in devices if (value := getattr(device, name))]
-        for name in ("link_gbytes_per_s", "memory_gbytes_per_s")
-    )
-    if not rates and not links and not memories:
+    link = max((item.link_gbytes_per_s or 0.0 for item in devices), default=0.0)
+    memory = max((item.memory_gbytes_per_s or 0.0 for item in devices), default=0.0)
+    if not rates and not link and not memory:
         return None
-    name = min((device.name for device in devices), key=len)
-    return VendorPeak(name, rates, max(links, default=None), max(memories, default=None))
+    return VendorPeak(min((item.name for item in devices), key=len), rates, link or None, memory or None)

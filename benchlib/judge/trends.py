@@ -270,7 +270,11 @@ def read_history(store: Path, demo: bool, asked: Filter) -> History:
 def judge_history(history: History) -> Verdict:
     if not history.runs:
         return verdict_of([], skipped=no_runs(history.store))
-    checks = [_readable_check(history.runs)]
+    damaged, count = [run.run for run in history.runs if run.problems], len(history.runs)
+    remedy = f": {shortened(damaged)}; restore or delete what is damaged" if damaged else ""
+    reason = f"{len(damaged)} of {count} {'is' if len(damaged) == 1 else 'are'} damaged{remedy}"
+    ask = Ask("runs readable", "Can every stored run be read?")
+    checks = [ask.answer("AMBIGUOUS" if damaged else "PASS", reason, value=float(len(damaged)), limit="= 0")]
     for members in history.series:
         newest = members[-1]
         trends = [item for item in history.trends if item.last.series == newest.series]
@@ -284,14 +288,6 @@ def judge_history(history: History) -> Verdict:
         reason = f"Too few runs: the longest series has {longest}; a change of level needs {2 * MIN_LEVEL_RUNS}."
         return verdict.model_copy(update={"verdict": "SKIPPED", "sentence": reason})
     return verdict
-
-
-def _readable_check(runs: list[Record]) -> Check:
-    damaged = [run.run for run in runs if run.problems]
-    remedy = f": {shortened(damaged)}; restore or delete what is damaged" if damaged else ""
-    reason = f"{len(damaged)} of {len(runs)} {'is' if len(damaged) == 1 else 'are'} damaged{remedy}"
-    ask = Ask("runs readable", "Can every stored run be read?")
-    return ask.answer("AMBIGUOUS" if damaged else "PASS", reason, value=float(len(damaged)), limit="= 0")
 
 
 def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping[str, RegressionLimit]) -> Check:
@@ -327,29 +323,31 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
     """Judge the newest run against the others of its level by the gate's rule, a metric without a limit by its band."""
     ask = Ask(f"newest run of {where}", "Is the newest run as good as the others of its level?", "regression")
     newest_levels = ((item, item.levels.levels[-1]) for item in trends if item.last is newest)
-    shown = [item for item, level in newest_levels if level.low < level.high]
+    shown = [(item, level) for item, level in newest_levels if level.low < level.high]
     if not shown:
         return ask.skipped("too few runs to estimate their spread", source=SOURCE)
     # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
     texts: dict[Status, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
-    for trend in shown:
-        level, value = trend.levels.levels[-1], trend.values[-1]
+    for trend, level in shown:
+        value, unit, limit = trend.values[-1], trend.unit, limits.get(trend.metric)
         if trend.direction == "none":
             continue
         status: Status
-        if limit := limits.get(trend.metric):
+        if limit:
             status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
-            end = f"limit {limit.text(trend.direction)} of {quantity(level.median, trend.unit)}"
+            end = f"limit {limit.text(trend.direction)} of {quantity(level.median, unit)}"
         else:
             low, high = trend.levels.limits(level, coverage)
             outside = value < low if trend.direction == "higher" else value > high
-            status, end = "AMBIGUOUS" if outside else "PASS", f"outside {spanned(low, high, trend.unit)}"
-        texts[status].append(f"{trend.label} {quantity(value, trend.unit)}, {end}")
+            status, end = "AMBIGUOUS" if outside else "PASS", f"outside {spanned(low, high, unit)}"
+        texts[status].append(f"{trend.label} {quantity(value, unit)}, {end}")
+    for status in ("FAIL", "AMBIGUOUS"):
+        if texts[status]:
+            reason = "; ".join(texts[status]) + ": repeat the run" * (status == "AMBIGUOUS")
+            return ask.answer(status, reason, source=SOURCE)
     good = f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
-    status = "FAIL" if texts["FAIL"] else "AMBIGUOUS" if texts["AMBIGUOUS"] else "PASS"
-    reason = good if status == "PASS" else "; ".join(texts[status]) + ": repeat the run" * (status == "AMBIGUOUS")
-    return ask.answer(status, reason, source=SOURCE)
+    return ask.answer("PASS", good, source=SOURCE)
 
 
 def _judged(

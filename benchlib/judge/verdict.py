@@ -57,11 +57,11 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         return _broken([], broken, status is not None and status["outcome"] == "stopped")
     comparison, ranks = baselines.find(run, baselines_root), run.config.world_size
     ended = f"all {ranks} ranks exited normally" if ranks > 1 else "the rank exited normally"
-    checks = [
-        _outcome("run completed", "Did every rank finish its work?", "PASS", ended),
-        *_restart_check(run),
-        *_files_check(run),
-    ]
+    checks = [_outcome("run completed", "Did every rank finish its work?", "PASS", ended), *_restart_check(run)]
+    if (faults := run_folder.file_faults(run.path, verdict=False)) is not None:  # an older run has no files.json
+        reason = "; ".join(faults) or "sizes and checksums match files.json"
+        question = "Are the files unchanged since the run ended?"
+        checks.append(_outcome("files intact", question, "FAIL" if faults else "PASS", reason))
     # A damaged file of the gate fails the run and leaves its other checks.
     if comparison.refused:
         checks.append(_outcome(READABLE, "Can the accepted runs be used?", "FAIL", comparison.refused))
@@ -112,16 +112,6 @@ def _restart_check(run: Run) -> list[Check]:
         reason = f"{how}{f': {failures}' if failures else ''}; {part}"
     count = {"value": float(baselines.restarts(run)), "limit": "= 0", "gates": False}
     return [_outcome("no restart", question, "AMBIGUOUS" if how else "PASS", reason, **count)]
-
-
-def _files_check(run: Run) -> list[Check]:
-    """Check the files against ``files.json``, written when the run ended; no check where an older run has none."""
-    faults = run_folder.file_faults(run.path, verdict=False)
-    if faults is None:
-        return []
-    reason = "; ".join(faults) or "sizes and checksums match files.json"
-    question = "Are the files unchanged since the run ended?"
-    return [_outcome("files intact", question, "FAIL" if faults else "PASS", reason)]
 
 
 def _notebook_error(run: Run) -> dict[str, Any] | None:

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat
 
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign.kit import number, rows
 from benchlib.judge.impossible.claim import Claim, Collective
 from benchlib.judge.references import vendor_peak
 
@@ -29,9 +30,6 @@ PROGRAMS = {
     "reduce": "reduce",
     "sendrecv": "send_recv",
 }
-# NCCL's own numbers of its algorithms (NCCL_ALGO_* in nccl's src/include/nccl_common.h), as older logs print them.
-ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
-WITHOUT_SWITCH = "ring or tree"
 PLACEMENTS = ("out of place", "in place")
 PREFIX = re.compile(r"^\s*(?:\[[\d, ]+\]\s*<std(?:out|err)>:|\[[\d, ]+\]:|\d+:\s)")  # of mpirun and srun --label
 ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
@@ -39,7 +37,6 @@ HEADER = re.compile(r"^#\s+size\s+count\s+type\b(.*)$")
 RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\S+\s+\[[^\]]*\]\s*(.*)$")
 PROGRAM = re.compile(r"Collective test (?:starting|concluded):\s*(\S+)")
 COMMAND = re.compile(r"(?:^|[\s/])(\w+_perf)\b")
-NVLS_READY = re.compile(r"NCCL INFO (?:Connected NVLS tree|NVLS comm 0x|NVLS multicast support is available)")
 STEPS = re.compile(r"minBytes (\d+) maxBytes (\d+) step: (\d+)\((factor|bytes)\)")
 MEASURES = ("time", "cputime", "algbw", "busbw", "#wrong", "error", "i_min", "i_max", "i_p99", "i_cv%")
 # Columns before those of a placement (size, count, type, redop, root), and its own.
@@ -53,31 +50,28 @@ def operation_of(program: str) -> str:
 
 
 def forced_algorithm(value: str) -> str:
-    """Return what NCCL_ALGO leaves; ``^NVLS,NVLSTree`` forbids, ``Ring,Tree`` allows, '' where several kinds are left."""
+    """Return what NCCL_ALGO enforces; '' where it only forbids (``^NVLS``)."""
     value = value.strip().strip('"')
-    if value.startswith("^"):
-        return WITHOUT_SWITCH if {"NVLS", "NVLSTREE"} <= set(value[1:].upper().split(",")) else ""
-    return value
+    return "" if value.startswith("^") else value
 
 
-def _each(ranks: int, groups: Collection[Any]) -> int | None:
-    """Return how many ranks each of the groups has, None where that is not known."""
-    return ranks // len(groups) if ranks > 0 and ranks % len(groups) == 0 else None
-
-
-def setting(operation: str, ranks: int | None, devices: Collection[str], algorithm: str) -> dict[str, Any]:
+def setting(
+    operation: str, ranks: int, groups: Collection[Any], devices: Collection[str], algorithm: str
+) -> dict[str, Any]:
     """Return the fields of a ``Collective`` that hold for all rows of a test; '' and None for what it does not state.
 
-    Its limit is what the links of the fastest device carry one way, unless a device or its links are unknown.
+    Several groups are several communicators. The limit is what the links of the fastest device carry one way, unless a
+    device or its links are unknown.
     """
+    each = ranks // len(groups) if ranks > 0 and ranks % len(groups) == 0 else None
+    fields: dict[str, Any] = {"operation": operation, "ranks": each, "algorithm": algorithm}
     peaks = [vendor_peak(device) for device in devices]
     links = [(peak.link_gbytes_per_s, peak.name) for peak in peaks if peak and peak.link_gbytes_per_s]
-    fields = {"operation": operation, "ranks": ranks, "algorithm": algorithm}
-    if not links or len(links) < len(peaks):
-        return fields
-    rate, name = max(links)
-    source = f"claimed for a rank's links, NVLink of the {name}"
-    return fields | {"bound_gbytes_per_s": rate, "bound_source": source}
+    if links and len(links) == len(peaks):
+        rate, name = max(links)
+        fields["bound_source"] = f"claimed for a rank's links, NVLink of the {name}"
+        fields["bound_gbytes_per_s"] = rate
+    return fields
 
 
 def row_claim(common: dict[str, Any], placement: str, size_bytes: int, *numbers: float | None) -> Claim:
@@ -106,43 +100,62 @@ def footer(claims: list[Claim], average: float | None, wrong: float | None, comp
 
 # JSON
 
+Maybe = Annotated[float | None, BeforeValidator(lambda value: value if type(value) in (int, float) else None)]
 
-def read_json(path: Path, content: dict[str, Any]) -> list[Claim]:
-    common, claims = _json_setting(content), list[Claim]()
-    for row in rows(content.get("results")):
-        size = row.get("size")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise UserError(f"{path}: a row of results has the size {size!r}; expected bytes")
-        for placement in PLACEMENTS:
-            if isinstance(cells := row.get(placement.replace(" ", "_")), dict):
-                for name in ("alg_bw", "bus_bw"):
-                    if number(cells.get(name)) is None:
-                        raise UserError(f"{path}: {name} of {size:,} bytes is {cells.get(name)!r}; expected GB/s")
-                numbers = (number(cells.get(name)) for name in ("time", "alg_bw", "bus_bw", "nwrong"))
-                claims.append(row_claim(common, placement, size, *numbers))
+
+class _Cells(BaseModel):
+    time: Maybe = None
+    alg_bw: FiniteFloat
+    bus_bw: FiniteFloat
+    nwrong: Maybe = None
+
+
+class _Row(BaseModel):
+    size: int = Field(ge=0, strict=True)
+    out_of_place: _Cells | None = None
+    in_place: _Cells | None = None
+
+
+class _Device(BaseModel):
+    group: int = 0
+    device_info: str = ""
+
+
+class _Config(BaseModel):
+    devices: list[_Device] = []
+    nthreads: int = 0
+    ngpus: int = 0
+
+
+class File(BaseModel):
+    """What is read of the JSON."""
+
+    args: list[str] = []
+    env: list[str] = []
+    config: _Config = _Config()
+    results: list[_Row] = []
+    average_bus_bandwidth: dict[str, Any] = {}
+    out_of_bounds: dict[str, Any] = {}
+
+
+def read_json(path: Path, file: File) -> list[Claim]:
+    config, claims = file.config, list[Claim]()
+    # There is one entry per process, whatever its devices are.
+    ranks, groups = len(config.devices) * config.nthreads * config.ngpus, {device.group for device in config.devices}
+    operation, env = (
+        operation_of(file.args[0]) if file.args else "",
+        dict(item.partition("=")[::2] for item in file.env),
+    )
+    names = {device.device_info.strip() for device in config.devices} - {""}
+    common = setting(operation, ranks, groups, names, forced_algorithm(env.get("NCCL_ALGO", "")))
+    for row in file.results:
+        for placement, cells in zip(PLACEMENTS, (row.out_of_place, row.in_place), strict=True):
+            if cells:
+                claims.append(row_claim(common, placement, row.size, *vars(cells).values()))
     if not claims:
         raise UserError(f"{path}: JSON of nccl-tests without a row of results; the test failed or the file is cut")
-    average, wrong = (
-        number(part.get(field)) if isinstance(part := content.get(name), dict) else None
-        for name, field in (("average_bus_bandwidth", "bandwidth"), ("out_of_bounds", "count"))
-    )
+    average, wrong = file.average_bus_bandwidth.get("bandwidth"), file.out_of_bounds.get("count")
     return footer(claims, average, wrong)
-
-
-def _json_setting(content: dict[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = part if isinstance(part := content.get("config"), dict) else {}
-    devices, threads, gpus = rows(config.get("devices")), config.get("nthreads"), config.get("ngpus")
-    # There is one entry per process, whatever its devices are; several groups are several communicators.
-    total = len(devices) * threads * gpus if isinstance(threads, int) and isinstance(gpus, int) else 0
-    ranks = _each(total, {device.get("group") for device in devices})
-    args, env = content.get("args"), content.get("env")
-    operation = operation_of(str(args[0])) if isinstance(args, list) and args else ""
-    values = dict(str(item).partition("=")[::2] for item in env) if isinstance(env, list) else {}
-    algorithm = forced_algorithm(values.get("NCCL_ALGO", ""))
-    if not values.get("NCCL_ALGO") and values.get("NCCL_NVLS_ENABLE") == "0":
-        algorithm = WITHOUT_SWITCH
-    names = {str(device["device_info"]).strip() for device in devices if device.get("device_info")}
-    return setting(operation, ranks, names, algorithm)
 
 
 # Text
@@ -199,33 +212,24 @@ def _test(path: Path, first: int, lines: list[str]) -> list[Claim]:
 def _setting(lines: Sequence[str]) -> dict[str, Any]:
     matches = [match for line in lines if (match := RANK.match(line))]
     ranks, groups = {int(match[1]) for match in matches}, {match[2] for match in matches}
-    # The list of devices is cut where it is long ("..."); several groups are several communicators.
-    complete = bool(ranks) and ranks == set(range(len(ranks))) and not any(line.strip() == "..." for line in lines)
+    # The list of devices is cut where it is long ("...").
+    complete = ranks == set(range(len(ranks))) and not any(line.strip() == "..." for line in lines)
     named = [match[1] for line in lines if (match := PROGRAM.search(line))]
     named += [match[1] for line in lines if not ROW.match(line) and (match := COMMAND.search(line))]
     operations = {operation_of(name) for name in named}
-    operation = operations.pop() if len(operations) == 1 else ""
-    return setting(
-        operation,
-        _each(len(ranks) * complete, groups),
-        {match[3].strip() for match in matches},
-        _algorithm("\n".join(lines)),
-    )
+    operation, devices = operations.pop() if len(operations) == 1 else "", {match[3].strip() for match in matches}
+    return setting(operation, len(ranks) * complete, groups, devices, _algorithm("\n".join(lines)))
 
 
 def _algorithm(text: str) -> str:
-    """Return the algorithm that the log of NCCL tells or the environment enforces, '' where neither does.
+    """Return the algorithm that the environment enforces or the log of NCCL names, '' where neither does.
 
-    A connected NVLS tree may be used and need not be: it stands for the algorithm that asks least of the links.
+    Where it is not known, rules take the one that asks least of the links.
     """
     if forced := re.search(r"NCCL_ALGO[=: ]+(?:set by environment to )?\"?([\w^,:]+)", text):
         return forced_algorithm(forced[1])
-    if used := set(re.findall(r"\bAlgo (\w+) proto", text, re.IGNORECASE)):
-        name = used.pop() if len(used) == 1 else ""
-        return ALGORITHMS[int(name)] if name.isdecimal() and int(name) < len(ALGORITHMS) else name
-    if re.search(r"NCCL_NVLS_ENABLE\s*(?:=|set by environment to)\s*0", text):
-        return WITHOUT_SWITCH
-    return "NVLS" if NVLS_READY.search(text) else ""
+    used = set(re.findall(r"\bAlgo ([A-Za-z]\w*) proto", text, re.IGNORECASE))
+    return used.pop() if len(used) == 1 else ""
 
 
 def _columns(names: Sequence[str]) -> tuple[int, list[str]]:
@@ -261,9 +265,10 @@ def _row(
 def _value(text: str) -> float | None:
     """Return the finite number that a text begins with, None where it does not."""
     try:
-        return number(float(text.split()[0]))
+        value = float(text.split()[0])
     except (ValueError, IndexError):
         return None
+    return value if math.isfinite(value) else None
 
 
 def _expected_rows(lines: Sequence[str]) -> int:

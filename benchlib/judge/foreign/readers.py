@@ -1,19 +1,22 @@
 """The formats that can be judged, how a file of each is recognised, and what it states. A format is a module and a row."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import read_bytes
 from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
 from benchlib.judge.foreign.loadgen_summary import TITLE
-from benchlib.judge.impossible.claim import Claim
+from benchlib.judge.impossible.claim import Claim, ClaimFile
+from benchlib.results.run import Result
 from benchlib.results.shared import is_report
 
 MAX_BYTES = 64 * 2**20
+GUIDE = "see docs/claims.md"
 
 
 class UnknownFormat(UserError):
@@ -23,13 +26,15 @@ class UnknownFormat(UserError):
 class Reader(NamedTuple):
     """``read(path, content)`` returns the claims of a file or raises ``UserError``; the content is JSON's object, else text.
 
-    JSON is of this format where it has all of ``keys``, text where ``sniff(path, text)`` says so.
+    JSON is of this format where it has all of ``keys``, text where ``sniff(path, text)`` says so. With a ``model`` the content is
+    one of it.
     """
 
     what: str
     read: Callable[[Path, Any], list[Claim]]
     keys: str = ""
     sniff: Callable[[Path, str], bool] | None = None
+    model: type[BaseModel] | None = None
 
     def fits(self, path: Path, content: Any) -> bool:
         if isinstance(content, dict):
@@ -39,12 +44,12 @@ class Reader(NamedTuple):
 
 # In the order of asking: the formats with unmistakable marks first.
 READERS = {
-    "claim": Reader("the neutral claim JSON", kit.read_claim_file, "claim_version"),
-    "result": Reader("the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics"),
-    "verdict": Reader("the kit's verdict.json", kit.read_verdict, "schema_version verdict sentence checks"),
-    "baseline": Reader("the kit's baseline file", kit.read_baseline, "schema_version runs limits"),
+    "claim": Reader(f"a claim file, {GUIDE}", lambda _, file: list(file.claims), "claim_version", model=ClaimFile),
+    "result": Reader(
+        "the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics", model=Result
+    ),
     "report": Reader("the kit's shared report.html", kit.read_report, sniff=lambda _, text: is_report(text)),
-    "nccl-tests JSON": Reader("JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version"),
+    "nccl-tests JSON": Reader("JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version", model=nccl.File),
     "nccl-tests": Reader(
         "output of nccl-tests or rccl-tests", nccl.read_text, sniff=lambda _, text: nccl.is_text(text)
     ),
@@ -58,23 +63,33 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     if path.is_dir():
         return "run", kit.read_run(path)
     text = _text(path)
-    json = text.lstrip().startswith("{")
-    content = kit.parse(path, text) if json else text
+    content = _object(path, text) if text.lstrip().startswith("{") else text
     name = next((name for name, reader in READERS.items() if reader.fits(path, content)), None)
     if name is None:
-        hint = f'; a claim file begins with "claim_version": 1, {kit.GUIDE}' if json else ""
+        hint = "" if content is text else f'; a claim file begins with "claim_version": 1, {GUIDE}'
         raise UnknownFormat(f"{path}: not a format that can be judged{hint}")
-    what = READERS[name].what
+    reader = READERS[name]
     try:
-        claims = READERS[name].read(path, content)
+        claims = reader.read(path, reader.model.model_validate(content) if reader.model else content)
     except UserError:
         raise
     except (ValueError, OverflowError) as error:  # of the models, or of a number with thousands of digits
-        reason = explained(error) if isinstance(error, ValidationError) else f"a number: {error}"
-        raise UserError(f"{path}: {what} with an invalid value ({reason})") from None
+        reason = explained(error, reader.model) if isinstance(error, ValidationError) else f"a number: {error}"
+        raise UserError(f"{path}: {reader.what} with an invalid value ({reason})") from None
     if not claims:
-        raise UserError(f"{path}: {what} without a single result; the file may be cut")
+        raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
     return name, claims
+
+
+def _object(path: Path, text: str) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        where = "nested too deep or a number too long"
+        if isinstance(error, json.JSONDecodeError):
+            where = f"{error.msg.removesuffix(' at')} at line {error.lineno}"
+        raise UserError(f"{path}: not valid JSON ({where}); the file may be cut") from None
+    return value
 
 
 def not_read(path: Path, name: str) -> list[str]:

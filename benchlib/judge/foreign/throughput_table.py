@@ -17,12 +17,11 @@ from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.judge.impossible.claim import Claim, Compute, Quantity, Speed, SpeedUp
+from benchlib.judge.impossible.findings import span
 
 MAX_COLUMNS, MAX_ROWS, MAX_CHARACTERS, MAX_DIGITS = 100, 1_000, 10_000, 40  # characters of a line, of a number
 COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.IGNORECASE)
-NUMBER = re.compile(
-    r"([-+]?)(?:(inf|∞)|((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)(?:e([-+]?\d{1,3}))?)\s*([a-z%×]*)$", re.I
-)
+NUMBER = re.compile(r"([-+]?(?:inf|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,3})?))\s*([a-z%×]*)$", re.I)
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 UNITS = {86400.0: "d day days", 3600.0: "h hr hrs hour hours", 60.0: "min mins minute minutes"}
@@ -45,17 +44,6 @@ KINDS = {
 NEVER_NEGATIVE = ("rate", "wall_s", "samples_counted", "features", "epochs", "ranks", "mfu")
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
 SCALED = re.compile(r"\b([km]|thousands?|millions?)\b|/ ?(min|h|hour|day)\b|\bper (min|h|day)")
-
-
-class _TooLarge(UserError):
-    """A table with more rows or columns than are read."""
-
-
-@dataclass(frozen=True)
-class _Cell:
-    value: float
-    half: float  # of the last digit as it was written
-    unit: str  # behind the number, else that of the column
 
 
 @dataclass(frozen=True)
@@ -83,11 +71,11 @@ class _Row:
     name: str
     ranks: int
     device: str  # the name without the count
-    cells: Mapping[str, _Cell]
+    cells: Mapping[str, tuple[float, str]]  # by heading: the number, and the unit behind it, else that of the column
 
     def value(self, column: _Column) -> float:
-        """Return a cell's finite number, 0 where there is none."""
-        value = self.cells[column.head].value if column.head in self.cells else 0.0
+        """Return a cell's finite number, 0 where there is none: the sign of a benchmark that was not run."""
+        value = self.cells[column.head][0] if column.head in self.cells else 0.0
         return value if math.isfinite(value) else 0.0
 
 
@@ -97,25 +85,22 @@ class _Table:
     columns: Sequence[_Column]
     unread: Sequence[str]
 
-    def of(self, *kinds: str) -> list[_Column]:
-        return [column for column in self.columns if column.kind in kinds]
-
     def above_zero(self, row: _Row, *kinds: str) -> list[tuple[_Column, float]]:
-        return [(column, value) for column in self.of(*kinds) if (value := row.value(column)) > 0]
+        return [
+            (column, row.value(column)) for column in self.columns if column.kind in kinds and row.value(column) > 0
+        ]
 
     def shares(self, row: _Row, kind: str) -> list[float]:
         """Return shares as fractions: per cent where a unit says so, or where the column has values that no fraction has."""
-        percent = {column.head for column in self.of(kind) if max(other.value(column) for other in self.rows) > 2}
-        cells = [(row.cells[column.head], column.head in percent) for column, _ in self.above_zero(row, kind)]
-        return [cell.value / (100 if large or cell.unit == "%" else 1) for cell, large in cells]
+        large = [max(other.value(column) for other in self.rows) > 2 for column, _ in self.above_zero(row, kind)]
+        cells = [row.cells[column.head] for column, _ in self.above_zero(row, kind)]
+        return [value / (100 if many or unit == "%" else 1) for (value, unit), many in zip(cells, large, strict=True)]
 
 
 def sniff(path: Path, text: str) -> bool:
     """A table whose rows name a number of devices, or whose columns can be judged without."""
     try:
         return bool(_table(path, text))
-    except _TooLarge:
-        return True
     except UserError:
         return path.suffix.lower() in (".csv", ".tsv", ".md")
 
@@ -132,7 +117,6 @@ def read(path: Path, text: str) -> list[Claim]:
     """
     table, claims = _table(path, text), list[Claim]()
     for row in table.rows:
-        # 0 is the sign of a benchmark that was not run.
         claims += [_claim(row, rate, table) for rate, _ in table.above_zero(row, "rate")]
         shares = table.shares(row, "mfu")
         compute = Compute(mfu=shares[0], ranks=row.ranks) if shares else None
@@ -145,7 +129,7 @@ def read(path: Path, text: str) -> list[Claim]:
 
 
 def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
-    share, rates = PER_DEVICE.search(rate.words), table.of("rate")
+    share, rates = PER_DEVICE.search(rate.words), [column for column in table.columns if column.kind == "rate"]
     # Counts and times are those of the one column of throughput, or the one of samples beside those of tokens.
     single = not share and [rate] in (rates, [column for column in rates if not column.of_tokens])
     alone = _alone(row, table.rows, rate) if row.ranks > 1 else None
@@ -172,17 +156,17 @@ def _counts(row: _Row, table: _Table) -> dict[str, Any]:
         str(column.kind): value if column.kind == "epochs" else int(value) for column, value in counts
     }
     for column, value in table.above_zero(row, "wall_s")[:1]:
-        cell = row.cells[column.head]
-        low, seconds, high = ((value + side * cell.half) * SECONDS[cell.unit] for side in (-1, 0, 1))
-        fields |= {"wall_s": seconds, "wall_s_span": [low, high] if low > 0 else []}
+        unit_s = SECONDS[row.cells[column.head][1]]
+        low, high = span(value, 0.99)  # 0.03 hours may be 0.025
+        fields |= {"wall_s": value * unit_s, "wall_s_span": [low * unit_s, high * unit_s]}
     return fields
 
 
 def _impossible(row: _Row, table: _Table) -> Iterator[Quantity]:
-    for column in table.of(*NEVER_NEGATIVE):
-        cell = row.cells.get(column.head)
-        if cell and not 0 <= cell.value < math.inf:
-            yield Quantity(name=column.head, value=cell.value if cell.value < 0 else None, unit=cell.unit)
+    for column in table.columns:
+        value, unit = row.cells.get(column.head, (0.0, ""))
+        if column.kind in NEVER_NEGATIVE and not 0 <= value < math.inf:
+            yield Quantity(name=column.head, value=value if value < 0 else None, unit=unit)
 
 
 def _alone(row: _Row, rows: Sequence[_Row], rate: _Column) -> _Row | None:
@@ -205,48 +189,43 @@ def _table(path: Path, text: str) -> _Table:
         raise UserError(f"{path}: not a throughput table; expected a header and rows of machines")
     if len(header) > MAX_COLUMNS or len(lines) > MAX_ROWS:
         most = f"at most {MAX_ROWS:,} rows of {MAX_COLUMNS} columns are read"
-        raise _TooLarge(f"{path}: a table too large (rows: {len(lines):,}, columns: {len(header):,}); {most}")
+        raise UserError(f"{path}: a table too large (rows: {len(lines):,}, columns: {len(header):,}); {most}")
     if twice := [head for head in header[1:] if head and header[1:].count(head) > 1]:
         raise UserError(f"{path}: the column {twice[0]!r} stands twice; give each a name of its own")
-    for number, cells in enumerate(lines, 2):
-        if len(cells) != len(header):
-            size = f"{len(cells)} columns where the header has {len(header)}"
-            raise UserError(f"{path}, row {number}: {size}; the file may be cut")
+    if cut := [number for number, cells in enumerate(lines, 2) if len(cells) != len(header)]:
+        size = f"{len(lines[cut[0] - 2])} columns where the header has {len(header)}"
+        raise UserError(f"{path}, row {cut[0]}: {size}; the file may be cut")
     first, *columns = map(_Column.of, header)
     ranks_at = next((place for place, column in enumerate((first, *columns)) if column.kind == "ranks"), None)
     rows, unread = [], list[str]()
     for cells in lines:
-        count = COUNT.search(cells[0])
-        stated = _number(cells[ranks_at], "") if ranks_at is not None else None
-        ranks = stated.value if stated and 1 <= stated.value < math.inf else float(count[1]) if count else 1
-        values = {}
+        count, values = COUNT.search(cells[0]), {}
+        stated, _ = (_number(cells[ranks_at], "") if ranks_at is not None else None) or (0.0, "")
+        ranks = stated if 1 <= stated <= 10_000_000 else float(count[1]) if count else 1
         for column, words in zip(columns, cells[1:], strict=True):
             cell = _number(words, column.unit)
-            if cell and _fits(column.kind, cell.unit):
+            if (
+                cell
+                and (cell[1] in SECONDS) == (column.kind == "wall_s")
+                and (column.kind, cell[1]) != ("speed-up", "%")
+            ):
                 values[column.head] = cell
             elif words.lower() not in EMPTY:
                 unread.append(column.head)
         name, device = (f"{header[0]} = {cells[0]}", "") if ranks_at == 0 else (cells[0], COUNT.sub("", cells[0]))
-        rows.append(_Row(name, max(1, min(int(ranks), 10_000_000)), " ".join(device.split()), values))
+        rows.append(_Row(name, max(1, int(ranks)), " ".join(device.split()), values))
     if not any(column.kind == "rate" for column in columns):
         columns = [replace(column, kind="rate") if _may_be_rate(column, rows) else column for column in columns]
-    if ranks_at is None and not any(
-        COUNT.search(row.name) or column.kind == "mfu" for row in rows for column in columns
-    ):
+    if ranks_at is None and not any(COUNT.search(row.name) for row in rows) and "mfu" not in [c.kind for c in columns]:
         how = "no row names its number of devices, as in 8x H100, and no column num_gpu or nodes does"
         raise UserError(f"{path}: {how}")
     unread += [column.head for column in columns if not column.kind and any(column.head in row.cells for row in rows)]
     return _Table(rows, columns, [column.head for column in columns if column.head in unread])
 
 
-def _fits(kind: str | None, unit: str) -> bool:
-    return (unit in SECONDS) == (kind == "wall_s") and (kind, unit) != ("speed-up", "%")
-
-
 def _may_be_rate(column: _Column, rows: Sequence[_Row]) -> bool:
     cells = [row.cells[column.head] for row in rows if column.head in row.cells]
-    good = bool(cells) and all(0 <= cell.value < math.inf and cell.unit != "%" for cell in cells)
-    return column.kind is None and good
+    return bool(cells) and column.kind is None and all(0 <= value < math.inf and unit != "%" for value, unit in cells)
 
 
 def _cells(path: Path, text: str) -> list[list[str]]:
@@ -265,16 +244,11 @@ def _cells(path: Path, text: str) -> list[list[str]]:
         return []
 
 
-def _number(text: str, unit: str) -> _Cell | None:
-    """Return a cell's number, half of its last digit, and the unit behind it, else that of the column; None for other text."""
+def _number(text: str, unit: str) -> tuple[float, str] | None:
+    """Return a cell's number and the unit behind it, else that of the column; None for other text."""
     match = NUMBER.match(text.partition("±")[0].strip()) if len(text) <= MAX_DIGITS else None
     if not match:
         return None
-    sign, infinite, digits, decimals, power, behind = match.groups()
-    if infinite:
-        return _Cell(math.inf, 0.0, unit)
-    value, factor = float(f"{sign}{digits.replace(',', '')}e{power or 0}"), THOUSANDS.get(behind, 1.0)
-    if not math.isfinite(value):
-        return None
-    half = 0.5 * 10.0 ** (int(power or 0) - len(decimals or ""))
-    return _Cell(value * factor, half * factor, unit if factor > 1 or not behind else behind.lower())
+    value, behind = float(match[1].replace(",", "")), match[2]
+    factor = THOUSANDS.get(behind, 1.0)
+    return value * factor, unit if factor > 1 or not behind else behind.lower()

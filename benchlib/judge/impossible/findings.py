@@ -1,16 +1,10 @@
-"""What a rule is and says of numbers, and when two numbers that were rounded for print still agree.
+"""What a rule is and says of numbers, and when two numbers that were rounded for print still agree."""
 
-A rule is a function of plain numbers. Its parameters have the names of the fields of one part of a claim (``item`` is the part
-itself); it is asked where the claim states all that have no default, and returns None where what is stated does not suffice.
-"""
-
-import functools
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 from benchlib.core.text import quantity, with_unit
 from benchlib.judge.impossible.claim import Claim
@@ -33,44 +27,41 @@ class Finding:
     limit: str = ""
 
 
-Judge = Callable[..., Finding | list[Finding] | None]
+# It returns None where what is stated does not suffice.
+Judge = Callable[[Any], Finding | list[Finding] | None]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``part`` is the field of a claim whose fields ``judge`` takes, '' for a rule of the claim's own fields.
+    """``judge`` takes the part of a claim of this name, '' for all of it, where that states all fields that it ``needs``.
 
-    ``catches`` is the class of mistakes, in the words of a reader.
+    Its docstring is the class of mistakes that it catches, in the words of a reader.
     """
 
     name: str
-    catches: str
     part: str
+    needs: Sequence[str]
     judge: Judge
 
-    @functools.cached_property
-    def fields(self) -> dict[str, bool]:
-        """The fields that the rule takes, and whether it needs them."""
-        parameters = inspect.signature(self.judge).parameters.values()
-        return {parameter.name: parameter.default is parameter.empty for parameter in parameters}
+    @property
+    def catches(self) -> str:
+        return (self.judge.__doc__ or "").rstrip(".")
 
     def findings(self, claim: Claim) -> Iterator[Finding]:
         """Yield a finding for each statement of the claim that the rule applies to."""
         stated = getattr(claim, self.part) if self.part else claim
         for part in stated if isinstance(stated, list) else [stated] if stated else []:
-            values = {name: part if name == "item" else getattr(part, name) for name in self.fields}
-            if any(needed and values[name] in (None, [], "") for name, needed in self.fields.items()):
-                continue
-            answer = self.judge(**values)
-            yield from answer if isinstance(answer, list) else [answer] if answer else []
+            if not any(getattr(part, name) in (None, [], "") for name in self.needs):
+                answer = self.judge(part)
+                yield from answer if isinstance(answer, list) else [answer] if answer else []
 
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(part: str, name: str, catches: str) -> Callable[[Judge], Judge]:
+def rule(part: str, name: str, needs: str = "") -> Callable[[Judge], Judge]:
     def register(judge: Judge) -> Judge:
-        RULES[name] = Rule(name, catches, part, judge)
+        RULES[name] = Rule(name, part, needs.split(), judge)
         return judge
 
     return register

@@ -14,7 +14,7 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import explained
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
-from benchlib.judge.numbers import InvalidNumber, known
+from benchlib.judge.numbers import InvalidNumber, known, within
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
@@ -46,19 +46,18 @@ class Numbers:
     @classmethod
     def of(cls, result: Result, samples: Samples | None = None, config: BaseConfig | None = None) -> "Numbers":
         """Return those of a result; the config says how many ranks ran, where there is one."""
-        ranks = config.world_size if config else max(1, result.world_size)
-        stated = (result.benchmark, result.metrics, ranks, result.facts, result.tables, samples or {}, config)
+        ranks, samples = config.world_size if config else max(1, result.world_size), samples or {}
+        stated = (result.benchmark, result.metrics, ranks, result.facts, result.tables, samples, config)
         elapsed_s = result.ended_at - result.started_at if result.ended_at else None
-        rows = {name: values for name, values in (samples or {}).items() if "[" in name}
+        rows = {name: values for name, values in samples.items() if "[" in name}
         return cls(*stated, elapsed_s=elapsed_s, row_samples=rows)
 
     @classmethod
     def of_run(cls, run: Run) -> "Numbers":
-        """Return those of a run that has a result; one that lies in no folder keeps nothing beside it."""
+        """Return those of a run that has a result."""
         assert run.result is not None
-        numbers = cls.of(run.result, run.samples, run.config)
-        of_rows = run.row_samples if isinstance(run, Run) else numbers.row_samples
-        return replace(numbers, machine=run.machine, folder=getattr(run, "path", None), row_samples=of_rows)
+        numbers = cls.of(run.result, {**run.samples, **run.row_samples}, run.config)
+        return replace(numbers, samples=run.samples, machine=run.machine, folder=run.path)
 
     def metric(self, start: str) -> Metric | None:
         """Return the metric of this name, else the first whose name goes on with the suffix of a stand-in."""
@@ -119,26 +118,16 @@ def quantities(numbers: Numbers) -> list[Quantity]:
             continue
         raw = list(numbers.samples.get(metric.name, metric.samples))
         finite = all(map(math.isfinite, raw))
-        stated.append(
-            Quantity(
-                name=metric.name,
-                value=metric.value if finite else None,
-                unit=metric.unit,
-                samples=raw if finite else [],
-                # Fewer raw samples than the value is of were thinned, as in a baseline.
-                median_of_samples=len(raw) == metric.n,
-                low=metric.ci_low,
-                high=metric.ci_high,
-                most=_most(numbers, metric.name, metric.unit),
-            )
-        )
+        fields: dict[str, Any] = {"unit": metric.unit, "most": _most(numbers, metric.name, metric.unit)}
+        fields |= {"low": metric.ci_low, "high": metric.ci_high, "samples": raw if finite else []}
+        # Fewer raw samples than the value is of were thinned, as in a baseline.
+        fields |= {"value": metric.value if finite else None, "median_of_samples": len(raw) == metric.n}
+        stated.append(Quantity(name=metric.name, **fields))
         if finite and MIN_KEPT <= len(raw) < metric.n and metric.value is not None:
             # Of thinned samples the middle fifth holds the median of all.
             ordered, fifth = sorted(raw), (len(raw) - 1) / 10
-            low, high = ordered[math.floor(4 * fifth)], ordered[math.ceil(6 * fifth)]
-            stated.append(
-                Quantity(name=f"{metric.name} beside its kept samples", value=metric.value, low=low, high=high)
-            )
+            ends = {"low": ordered[math.floor(4 * fifth)], "high": ordered[math.ceil(6 * fifth)]}
+            stated.append(Quantity(name=f"{metric.name} beside its kept samples", value=metric.value, **ends))
     for row in numbers.rows("devices"):
         if isinstance(used := row.get("utilization_percent"), (int, float)):
             stated.append(Quantity(name=f"use of device {row.get('device')}", value=used, unit="%", most=100.0))
@@ -156,10 +145,10 @@ def _most(numbers: Numbers, name: str, unit: str) -> float | None:
         return 100.0 if backend not in ("", "cpu") else 110.0 * cores if isinstance(cores, int) else None
     if name.startswith("resident_memory_gb") and isinstance(memory, (int, float)):
         return memory / 1e9
-    device = ((numbers.machine.get("devices") or {}).get("backends") or {}).get(backend) or {}
-    sizes = device.get("memory_bytes") or []
     if not name.startswith("device_memory_gb") or getattr(numbers.config, "workers", None):  # theirs are other devices
         return None
+    device = ((numbers.machine.get("devices") or {}).get("backends") or {}).get(backend) or {}
+    sizes = device.get("memory_bytes") or []
     return max(sizes) / 1e9 if isinstance(sizes, list) and sizes else None
 
 
@@ -178,25 +167,16 @@ def _recorded(numbers: Numbers) -> list[Quantity]:
     # A step that was done again after a failure is written again: the later line counts.
     steps = {event.get("step"): event for event in read_events(numbers.folder, {"step"}) if event["source"] == "rank0"}
     events = [steps[step] for step in sorted(step for step in steps if isinstance(step, int))]
-    series = {
-        "loss": [event.get("loss") for event in events],
-        "step_s": [event.get("step_s") for event in events],
-        "train_samples_per_s": [
-            event["samples"] / event["step_s"] if event.get("samples") and event.get("step_s") else None
-            for event in events
-        ],
-    }
+    series = {name: [event.get(name) for event in events] for name in ("loss", "step_s")}
+    series["train_samples_per_s"] = [
+        event["samples"] / event["step_s"] if event.get("samples") and event.get("step_s") else None for event in events
+    ]
     quantities, counted = [], len(numbers.raw("step_s"))
     for name, recorded in series.items():
         metric, samples = numbers.metric(name), numbers.raw(name)
         # The rate of a training whose steps come in bursts is one number.
-        whole = samples and (name == "loss" or len(samples) == counted) and all(map(_is_finite, recorded))
+        whole = samples and (name == "loss" or len(samples) == counted) and all(map(within, recorded))
         if metric and metric.value is not None and whole:
-            quantities.append(
-                Quantity(name=f"{name} of each step", value=metric.value, samples=samples, recorded=recorded)
-            )
+            named = f"{name} of each step"
+            quantities.append(Quantity(name=named, value=metric.value, samples=samples, recorded=recorded))
     return quantities
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

