@@ -1,10 +1,7 @@
 """The command line: what verbs there are. Each is declared with its options in a file of ``commands``, imported when it is called."""
 
-import contextlib
 import importlib
-import os
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -66,30 +63,12 @@ class _Verbs(click.Group):
             formatter.write_dl(sorted(words.items()))
 
     def invoke(self, context: click.Context) -> Any:
-        return user_errors(super().invoke)(context)
-
-    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
-        """Run the command line of this program, with 130 after an interrupt; click alone would say 1, as for a failed gate."""
-        if args is not None:  # a caller in its own process
-            return super().main(args, *more, **options)
-        from benchlib.core.terminal import open_ended
-
-        sys.stdout, sys.stderr = open_ended(sys.stdout), open_ended(sys.stderr)
+        """Run a verb, with 130 after an interrupt: click alone would say 1, as for a failed gate."""
         try:
-            code = super().main(standalone_mode=False)
-        except click.ClickException as error:
-            error.show()
-            code = error.exit_code
-        except click.Abort:
+            return user_errors(super().invoke)(context)
+        except KeyboardInterrupt:
             click.echo("Stopped by the user", err=True)
-            code = EXIT_INTERRUPTED
-        except SystemExit as ending:
-            code = ending.code
-        if code == EXIT_INTERRUPTED:
-            with contextlib.suppress(OSError):
-                sys.stdout.flush()
-            os._exit(code)  # at once: a second interrupt cannot change it
-        sys.exit(code)
+            sys.exit(EXIT_INTERRUPTED)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -6,6 +6,7 @@ do any more is done here, then the report is rendered and the terminal shows the
 
 import contextlib
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from rich.status import Status
 from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands import EXIT_INTERRUPTED, OUT, SET
+from benchlib.commands import OUT, SET
 from benchlib.commands import plans as planning
 from benchlib.commands.output import console as console
 from benchlib.commands.output import place, say, show_table
@@ -30,7 +31,7 @@ from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
-from benchlib.core.interrupts import Interrupts
+from benchlib.core.interrupts import EXIT_INTERRUPTED, Interrupts
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted, look, quantity
 from benchlib.judge import baselines
@@ -102,14 +103,12 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
     Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
     """
     config = planned.config
-    with contextlib.ExitStack() as until_reported:
-        interrupts = until_reported.enter_context(Interrupts())
+    with Interrupts() as interrupts:
         run_dir = prepare(planned, out)
         if earlier:
             save_repeats(run_dir, earlier)
         what = f"tier {config.tier}  backend {config.backend}  {counted(config.world_size, 'rank')}"
         say((config.benchmark, "bold"), f"  {what}  ", (place(run_dir), "dim"))
-        until_reported.enter_context(run_folder.attended(run_dir))
         if planned.unavailable:
             judging.mark_skipped(Run(run_dir), planned.unavailable)
         else:
@@ -294,11 +293,6 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
     say(f"index: {place(store / 'index.html')}")
 
 
-def shown(path: Path) -> str:
-    """Return a path for a text with rich's markup."""
-    return escape(place(path))
-
-
 @click.command()
 @click.argument("target")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
@@ -350,4 +344,7 @@ def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) 
         planning.show(plans, out, options["everything"])
     else:
         planning.check_launchers(plans)
-        sys.exit(run_all(plans, out, options["strict"], options["repeat"]))
+        code = run_all(plans, out, options["strict"], options["repeat"])
+        if code == EXIT_INTERRUPTED:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
+        sys.exit(code)

@@ -12,11 +12,9 @@ from benchlib.config.schema import (
     build,
     check_params,
     config_class,
-    load_config,
     parse_overrides,
     read_params,
     resolve,
-    save_config,
     tier_names,
 )
 from benchlib.core.errors import UserError
@@ -134,16 +132,6 @@ def test_wrong_parameter_files_are_refused(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(UserError, match=words):
         check_params(path)
-
-
-def test_a_config_survives_the_disk_and_a_cut_one_is_named(tmp_path):
-    config = squad(epochs=2, target_f1=88.0)
-    save_config(config, tmp_path)
-    assert load_config(tmp_path) == config
-    path = tmp_path / "config.json"
-    path.write_text(path.read_text()[:40])
-    with pytest.raises(UserError, match="may be cut"):
-        load_config(tmp_path)
 
 
 def test_texts_of_a_command_line_become_values():

@@ -64,19 +64,6 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         supervisor.writer.close()
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_no_state_lasts_for_ever(supervise: Callable[..., Supervisor], remote: bool) -> None:
-    """At work it is the silence that is limited, which the state lasts at least."""
-    supervisor = supervise(ranks=0 if remote else 2, startup_s=7.0, queue_s=9.0, stop_s=3.0, stall_s=5.0)
-    assert supervisor.state is (State.QUEUED if remote else State.STARTING)
-    patience = {}
-    for supervisor.state in set(State) - {State.OVER}:
-        patience[supervisor.state.name] = supervisor._limit()[0]
-    leaving_s = 13.0 if remote else 10.0  # the agent of a job elsewhere also takes it back
-    expected = {"QUEUED": 9.0, "STARTING": 7.0, "WORKING": 5.0, "FAILING": 1.0}
-    assert patience == expected | {"LEAVING": leaving_s, "AGAIN": 17.0}
-
-
 def test_a_failure_without_a_cause_here_names_the_other_nodes(
     supervise: Callable[..., Supervisor], tmp_path: Path
 ) -> None:
