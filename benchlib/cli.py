@@ -12,21 +12,10 @@ from benchlib.commands import user_errors
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 MAY_BE_EMPTY = "--planted"  # of calibrate: no injected slow-down
-VERBS = {  # by their modules in ``commands``: what they do
-    "baseline": "Accept, list and show what later runs are compared with.",
-    "calibrate": "Measure what the gate can detect on this machine.",
-    "compare": "Compare runs with the first one, also by price.",
-    "doctor": "Show what this machine can run and what is missing.",
-    "export": "Write stored runs for other tools.",
-    "history": "Judge and draw the stored runs over time.",
-    "inspect": "Read and check a StableHLO program.",
-    "judge": "Look for impossible numbers in results of any origin.",
-    "list": "List benchmarks, tiers, backends and clusters, or the stored runs.",
-    "references": "List the published figures that runs are placed beside.",
-    "report": "Judge and render stored runs again, without running anything.",
-    "run": "Run a benchmark, or a tier with all its benchmarks.",
-    "serve": "Serve a language model over HTTP: a worker.",
-}
+VERBS = (  # by their modules in ``commands``
+    *("baseline", "calibrate", "compare", "doctor", "export", "history", "inspect"),
+    *("judge", "list", "references", "report", "run", "serve"),
+)
 
 
 class _Verbs(click.Group):
@@ -54,13 +43,6 @@ class _Verbs(click.Group):
         from benchlib.benchmarks import BENCHMARKS
 
         return BENCHMARKS[name].command if name in BENCHMARKS else None
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of verbs without importing them."""
-        more = [(name, self.get_command(context, name)) for name in self.list_commands(context) if name not in VERBS]
-        words = VERBS | {name: verb.get_short_help_str(200) for name, verb in more if verb}
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(words.items()))
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb, with 130 after an interrupt: click alone would say 1, as for a failed gate."""

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object
 
@@ -64,6 +62,8 @@ def _check_tokenizer(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
+    from safetensors import SafetensorError, safe_open  # here: who is a client of servers need not have it
+
     for file in _files(folder):
         try:
             with safe_open(folder / file, "numpy"):  # holds the header against the size of the file

@@ -122,9 +122,8 @@ def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
         return [f"{FILES} lists no file"]
     faults = {name: _fault(run_dir, name, entry) for name, entry in files.items()}
     # What the list leaves out could be anything.
-    needed = [name for name in KEPT if (run_dir / name).exists()]
-    needed += [f"events-rank{rank}.jsonl" for rank in _ranks(run_dir)]
-    faults |= {name: f"{name} is not in {FILES}" for name in needed if name not in files}
+    left_out = (name for name in KEPT if name not in files and (run_dir / name).exists())
+    faults |= {name: f"{name} is not in {FILES}" for name in left_out}
     if not verdict or listed.get("schema_version") != SCHEMA:
         faults.pop(VERDICT, None)
     return [fault for fault in faults.values() if fault]
@@ -135,15 +134,6 @@ def _was_listed(run_dir: Path) -> bool:
         checks = read_object(run_dir / VERDICT, {"checks": list})["checks"]
         return any(isinstance(check, dict) and check.get("name") == "files intact" for check in checks)
     return False
-
-
-def _ranks(run_dir: Path) -> list[int]:
-    with contextlib.suppress(UserError):
-        rows = read_object(run_dir / "status.json", {"ranks": list})["ranks"]
-        return [
-            row["rank"] for row in rows if isinstance(row, dict) and type(row.get("rank")) is int and row.get("pid")
-        ]
-    return []
 
 
 def _fault(run_dir: Path, name: str, entry: Any) -> str:

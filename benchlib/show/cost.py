@@ -23,7 +23,7 @@ from benchlib.show.figures import (
 )
 
 BEST = PALETTE.series[2]
-LETTERS = 26  # of a machine's label in a picture
+MAX_LABEL = 26  # characters of a machine's label in a picture
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
@@ -61,8 +61,8 @@ def row_text(row: Row) -> str:
 
 def _short(label: str) -> str:
     """Cut a label in its middle: names of runs of one day differ at their ends."""
-    half = (LETTERS - 1) // 2
-    return label if len(label) <= LETTERS else f"{label[: LETTERS - 1 - half]}…{label[-half:]}"
+    half = (MAX_LABEL - 1) // 2
+    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1 - half]}…{label[-half:]}"
 
 
 def _reach(value: Estimate, scale: float = 1.0) -> Any:
