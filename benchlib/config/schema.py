@@ -424,9 +424,9 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
     write_json(Path(run_dir) / "config.json", config.model_dump(mode="json"))
 
 
-def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
+def load_config(run_dir: Path | str) -> BaseConfig:
     """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
-    path = Path(run_dir) / file
+    path = Path(run_dir) / "config.json"
     return stored(path, read_json(path))
 
 

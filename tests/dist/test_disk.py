@@ -28,30 +28,6 @@ def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
-    output = on_small_disk(
-        tmp_path / "disk",
-        "128k",
-        """
-        from harness import none_left, prepare
-        from benchlib.launch.launch import RankFailed, execute
-        run_dir = prepare(disk / "run", steps=100000, step_s=0.0005)
-        try:
-            execute(run_dir, benchmark="faulty:run")
-        except RankFailed as error:
-            print("REASON", error.status["reason"])
-        none_left(run_dir)
-        lines = [path.read_bytes().split(b"\\n")[-1] for path in run_dir.glob("events-*.jsonl")]
-        print("ENDS", lines, [path.name for path in run_dir.rglob("*.tmp")])
-        """,
-    )
-    assert re.search(
-        r"^REASON .*(cannot be written: no space left|could not write its files|the disk is full)", output, re.M
-    )
-    assert "ENDS [b'', b'', b''] []" in output
-    assert "Traceback" not in output
-
-
 def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: Path) -> None:
     output = on_small_disk(
         tmp_path / "disk",

@@ -115,26 +115,6 @@ def test_damaged_part_is_named_and_costs_nothing_else(tmp_path, name):
     assert "GB at its peak" in page.source
 
 
-NAN = {"name": "loss_final", "value": None, "unit": "", "direction": "lower", "provenance": "measured", "n": 3, "reason": "1 of 3 are nan"}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"steps": 1},
-        {"cut_events": True},
-        {"metrics": [NAN]},
-        *({name: []} for name in ("metrics", "checks", "misses")),
-        {"with_samples": False},
-    ],
-    ids=str,
-)
-def test_partial_run_is_rendered(tmp_path, changes):
-    page = rendered(make_run(tmp_path / "run", **changes))
-    assert "PASS" in page.text
-    assert (NAN["reason"] in page.text) == (changes == {"metrics": [NAN]})
-
-
 def test_picture_of_the_records_is_not_shown_twice(tmp_path):
     figure = png(BENCHMARKS["squad"].spec.figures()["loss-curve"](Run(make_run(tmp_path / "first"))))
     other = png(BENCHMARKS["squad"].spec.figures()["loss-curve"](Run(make_run(tmp_path / "other", steps=20))))
