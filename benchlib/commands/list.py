@@ -23,7 +23,6 @@ from benchlib.show.index import key_numbers
 
 
 def budget_s(tier: dict[str, Any]) -> float:
-    """Return the seconds that the benchmarks of a tier, one after the other, may take by their budgets."""
     every = tier.get("all", {})
     values = [(every | (tier[name] or {})).get("budget_s") for name in BENCHMARKS if name in tier]
     return float(sum(value for value in values if value))

@@ -32,7 +32,6 @@ def submission(planned: Plan, out: Path | None) -> str:
 
 
 def check_launchers(planned: Sequence[Plan]) -> None:
-    """Raise ``UserError`` where this machine lacks a program that a plan's launcher calls."""
     for plan in planned:
         job = LAUNCHERS[plan.config.launcher](plan.config, outputs() / "run")
         if lack := job.lacks():

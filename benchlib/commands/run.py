@@ -215,7 +215,6 @@ def keep(run_dir: Path, verdict: Verdict) -> Path:
 
 
 def write_index(store: Path, quiet: bool = False) -> int:
-    """Write the list of the runs of a store; return the exit code, 2 where it cannot be written."""
     from benchlib.show import index
 
     try:
@@ -228,7 +227,6 @@ def write_index(store: Path, quiet: bool = False) -> int:
 
 
 def not_stored(error: StorageError, word: str = "error") -> int:
-    """Say what could not be written, and return the exit code."""
     say((word, "red"), f"  {error}")
     return EXIT_BROKEN
 
@@ -283,7 +281,6 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
 
 
 def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
-    """Print the verdicts of a tier's benchmarks, each with its sentence, and the path of the index."""
     rows = []
     for outcome in outcomes:
         record = seen(outcome.run_dir, outcome.verdict)

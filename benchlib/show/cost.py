@@ -37,7 +37,6 @@ class Cell(NamedTuple):
 
 
 def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
-    """Return the table of a comparison: for each row its name and a cell for each machine."""
     machines = item.machines
     prices = [Cell("", quantity(machine.price.usd_per_device_hour), machine.price.origin) for machine in machines]
     devices = [Cell("", str(machine.devices), machine.device) for machine in machines]
@@ -99,7 +98,6 @@ def front(item: Worth) -> Picture:
 
 
 def _room(values: Sequence[float]) -> tuple[float, float]:
-    """Return the limits of a logarithmic axis that leave room for names, and hold more than one number of 1, 2 and 5."""
     return 0.5 * min(values), 2 * max(values)
 
 

@@ -79,7 +79,6 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
 
 
 def check_rows(verdict: Verdict | None) -> Rows:
-    """Return the checks by kind, what failed first within each."""
     checks = verdict.checks if verdict else []
     kinds = list(KINDS)
     return [

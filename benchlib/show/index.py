@@ -77,7 +77,6 @@ def _apart(alike: list[Record]) -> list[str]:
 
 
 def render(outputs: Path | str) -> Path:
-    """Write ``index.html`` into a folder of runs and return its path. An empty folder gives a page that says so."""
     path, runs = Path(outputs) / NAME, load_all(outputs)
     series = groups(runs)
     happened = lines.events((trend for group in series for trend in group["trends"]), runs)

@@ -65,7 +65,6 @@ class Event(NamedTuple):
 
 
 def events(trends: Iterable[Trend], runs: Iterable[Record]) -> list[Event]:
-    """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
     changes = [
         Event(change.run, trend.label, change.word, describe_change(change, trend.unit))
         for trend in trends
