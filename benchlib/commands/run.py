@@ -290,6 +290,11 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
     say(f"index: {place(store / 'index.html')}")
 
 
+def shown(path: Path) -> str:
+    """Return a path for a text with rich's markup."""
+    return escape(place(path))
+
+
 @click.command()
 @click.argument("target")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
