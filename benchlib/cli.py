@@ -1,10 +1,7 @@
 """The command line: what verbs there are. Each is declared with its options in a file of ``commands``, imported when it is called."""
 
-import contextlib
 import importlib
-import os
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,21 +12,10 @@ from benchlib.commands import user_errors
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 MAY_BE_EMPTY = "--planted"  # of calibrate: no injected slow-down
-VERBS = {  # by their modules in ``commands``: what they do
-    "baseline": "Accept, list and show what later runs are compared with.",
-    "calibrate": "Measure what the gate can detect on this machine.",
-    "compare": "Compare runs with the first one, also by price.",
-    "doctor": "Show what this machine can run and what is missing.",
-    "export": "Write stored runs for other tools.",
-    "history": "Judge and draw the stored runs over time.",
-    "inspect": "Read and check a StableHLO program.",
-    "judge": "Look for impossible numbers in results of any origin.",
-    "list": "List benchmarks, tiers, backends and clusters, or the stored runs.",
-    "references": "List the published figures that runs are placed beside.",
-    "report": "Judge and render stored runs again, without running anything.",
-    "run": "Run a benchmark, or a tier with all its benchmarks.",
-    "serve": "Serve a language model over HTTP: a worker.",
-}
+VERBS = (  # by their modules in ``commands``
+    *("baseline", "calibrate", "compare", "doctor", "export", "history", "inspect"),
+    *("judge", "list", "references", "report", "run", "serve"),
+)
 
 
 class _Verbs(click.Group):
@@ -58,38 +44,13 @@ class _Verbs(click.Group):
 
         return BENCHMARKS[name].command if name in BENCHMARKS else None
 
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of verbs without importing them."""
-        more = [(name, self.get_command(context, name)) for name in self.list_commands(context) if name not in VERBS]
-        words = VERBS | {name: verb.get_short_help_str(200) for name, verb in more if verb}
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(words.items()))
-
     def invoke(self, context: click.Context) -> Any:
-        return user_errors(super().invoke)(context)
-
-    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
-        """Run the command line of this program, with 130 after an interrupt; click alone would say 1, as for a failed gate."""
-        if args is not None:  # a caller in its own process
-            return super().main(args, *more, **options)
-        from benchlib.core.terminal import open_ended
-
-        sys.stdout, sys.stderr = open_ended(sys.stdout), open_ended(sys.stderr)
+        """Run a verb, with 130 after an interrupt: click alone would say 1, as for a failed gate."""
         try:
-            code = super().main(standalone_mode=False)
-        except click.ClickException as error:
-            error.show()
-            code = error.exit_code
-        except click.Abort:
+            return user_errors(super().invoke)(context)
+        except KeyboardInterrupt:
             click.echo("Stopped by the user", err=True)
-            code = EXIT_INTERRUPTED
-        except SystemExit as ending:
-            code = ending.code
-        if code == EXIT_INTERRUPTED:
-            with contextlib.suppress(OSError):
-                sys.stdout.flush()
-            os._exit(code)  # at once: a second interrupt cannot change it
-        sys.exit(code)
+            sys.exit(EXIT_INTERRUPTED)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -56,7 +56,6 @@ def open_history(store: str, **asked: str) -> History:
 
 
 def open_offers(runs: str, prices: str, deadline: str) -> Offers:
-    """Compare runs by price; lists are separated by commas. Raises ``UserError`` for a wrong parameter."""
     notebook.begin()
     return read_offers(runs, prices, deadline)
 
@@ -129,14 +128,11 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
 
 
 def _lists(run: Run) -> Path | None:
-    """Return the list of the runs that this one is in, None where it lies elsewhere."""
     store = run.path.resolve().parents[1]
     return store if run.path.resolve() in {item.resolve() for item in find_runs(store)} else None
 
 
 def _places(run: Run, verdict: Verdict) -> Any:
-    """Return where the report and the list of runs are and the command that compares, as Markdown."""
-
     def link(path: Path) -> str:  # relative to the notebook: JupyterLab opens it in a tab
         return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
 
@@ -265,7 +261,6 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
 
 
 def table(run: Subject, name: str) -> "pandas.DataFrame":
-    """Return a table of the run's benchmark by its heading. Raises ``UserError`` for one that it does not have."""
     if isinstance(run, History | Offers):
         return _frame(_named(_about(run).tables(run), name, "table"))
     frame: pandas.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()

@@ -20,6 +20,7 @@ and are not judged. Where an engine cannot keep up, its queue grows; the rate th
 
 import argparse
 import array
+import gc
 import statistics
 import sys
 import tempfile
@@ -33,7 +34,6 @@ from measuring import interleaved, machine, options_of, spread
 
 from benchlib.benchmarks.inference import loadgen, logs
 from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
-from benchlib.core.imports import loaded
 from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import Dispatcher
@@ -155,7 +155,7 @@ def client(pool: Pool, urls: Sequence[str], max_new: int, cap: int) -> Iterator[
     prompts = [rng.integers(3, 500, PROMPT_TOKENS).tolist() for _ in range(256)]
     dispatcher = Dispatcher(Settings(urls=tuple(urls), token=pool.token), Policy(cap=cap))
     dispatcher.start()
-    loaded()
+    gc.freeze()
     try:
         yield Client(dispatcher, prompts, max_new, 30), dispatcher
     finally:

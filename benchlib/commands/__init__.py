@@ -10,9 +10,6 @@ from typing import Any
 import click
 
 from benchlib.core.errors import UserError, unexpected
-from benchlib.core.interrupts import EXIT_INTERRUPTED
-
-__all__ = ["EXIT_INTERRUPTED", "EXIT_USAGE", "OUT", "SET", "user_errors"]
 
 EXIT_USAGE = 2
 
@@ -24,10 +21,8 @@ def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except BrokenPipeError:
-            raise  # whoever reads the output has enough
         except Exception as error:
             from benchlib.core.terminal import harmless
 

@@ -118,7 +118,6 @@ def _show(key: str) -> None:
 
 
 def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:
-    """Return a metric's value over all accepted runs and its A/A band, as texts."""
     side = baseline.side(metric.name)
     if side is None or not side.runs or side.lowest <= 0:
         return metric.text, ""

@@ -1,24 +1,21 @@
 """``benchlib calibrate``: run a benchmark unchanged and slowed down on purpose, and see what the gate makes of it.
 
-The runs take turns, so that a drift of the machine affects all kinds alike. They have no notebook: what is measured
-is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and an interrupted calibration resumes there.
+The runs are interleaved, so that a drift of the machine affects all kinds alike. They have no notebook: what is measured
+is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/``.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-from pydantic import BaseModel, ConfigDict
-from rich.progress import Progress
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import OUT, SET
-from benchlib.commands.output import console, say, show_table
+from benchlib.commands.output import say, show_table
 from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
-from benchlib.core.files import outputs, read_model, write_json
+from benchlib.core.files import outputs
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
@@ -28,44 +25,12 @@ from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run, fingerprint_key
 
 MAX_SHARE = 10.0
-REQUEST = "request.json"
+DEFAULT_SHARES = "0.15,0.35,0.8"
 Runs = dict[float, list[Run]]  # by the share by which they were slowed down; 0 are the unchanged ones
 
 
-class Request(BaseModel):
-    """What a calibration was asked for, kept beside its runs so that it can go on. ``planted`` are shares."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    target: str
-    tier: str = "quick"
-    backend: str = "auto"
-    overrides: dict[str, str] = {}
-    runs: int = 8
-    planted: list[float] = [0.15, 0.35, 0.8]
-    planted_runs: int = 2
-
-
-def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
-    """Return what to do: what was asked (None or nothing where the user left the choice), or what ``resume`` was asked for.
-
-    Raises ``UserError``.
-    """
-    choices = {name: value for name, value in asked.items() if value not in (None, {})}
-    if resume is None:
-        if "target" not in choices:
-            raise UserError("calibrate needs a benchmark: " + ", ".join(BENCHMARKS))
-        return Request(**choices)
-    if choices:
-        raise UserError(f"--resume {resume} does what that calibration was asked for: leave out {', '.join(choices)}")
-    path = resume / REQUEST
-    if not path.is_file():
-        raise UserError(f"--resume {resume}: no calibration was started there; they are below outputs/calibrations")
-    return read_model(path, Request, "the request of a calibration")
-
-
 def shares(text: str) -> list[float]:
-    """Read the planted slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
+    """Read the injected slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
     try:
         planted = sorted({float(part) for part in text.split(",") if part.strip()})
     except ValueError:
@@ -76,25 +41,30 @@ def shares(text: str) -> list[float]:
     return planted
 
 
-def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> Calibration:
-    """Make the runs that are missing, judge them against each other, store and print the result."""
-    if asked.target not in BENCHMARKS:
-        raise UserError(f"calibrate takes one benchmark, not {asked.target!r}: " + ", ".join(BENCHMARKS))
-    if "planted_slowdown" in asked.overrides:
+def calibrate(
+    target: str,
+    tier: str,
+    backend: str,
+    overrides: Mapping[str, str],
+    kinds: Mapping[float, int],
+    out: Path | None = None,
+) -> Calibration:
+    """Make the runs of each kind (how many of each share of slow-down), judge them against each other, store and print the result."""
+    if target not in BENCHMARKS:
+        raise UserError(f"calibrate takes one benchmark, not {target!r}: " + ", ".join(BENCHMARKS))
+    if "planted_slowdown" in overrides:
         raise UserError("planted_slowdown is what calibrate sets itself: use --planted SHARE,SHARE")
-    base = plan(asked.target, asked.tier, asked.backend, asked.overrides)
+    base = plan(target, tier, backend, overrides)
     if base.unavailable:
         raise UserError(f"backend {base.config.backend} is not available: {base.unavailable}")
-    plans = {0.0: base}
-    for share in asked.planted:
-        overrides = {**asked.overrides, "planted_slowdown": share}
-        plans[share] = plan(asked.target, asked.tier, base.config.backend, overrides, base.probe)
-    name = f"{asked.target}-{asked.tier}-{time.strftime('%Y%m%d-%H%M%S')}"
-    store = resume or (out or outputs()) / "calibrations" / name
-    runs = _stored(store, plans)
-    write_json(store / REQUEST, asked.model_dump(mode="json"))
-    _run_all(store, plans, _schedule(asked.runs, dict.fromkeys(asked.planted, asked.planted_runs), runs), runs)
-    calibration = _judge(base, runs)
+    plans = {
+        share: plan(target, tier, base.config.backend, {**overrides, "planted_slowdown": share}, base.probe)
+        if share
+        else base
+        for share in kinds
+    }
+    store = (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
+    calibration = _judge(base, _run_all(store, plans, _schedule(kinds)))
     path = save_calibration(baselines.folder(), calibration, fingerprint_key(calibration.fingerprint))
     rows = calibration.rows()
     show_table(rows, whole=[name for row in rows for name in row if name != "planted"])
@@ -103,52 +73,28 @@ def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> C
     return calibration
 
 
-def _stored(store: Path, plans: dict[float, Plan]) -> Runs:
-    """Return the complete runs of an interrupted calibration, by planted share."""
-    runs: Runs = {share: [] for share in plans}
-    wanted = plans[0.0].config
-    for path in sorted(store.glob("*-*/*/config.json")):
-        run = Run(path.parent)
-        config = run.config
-        if (config.benchmark, config.work()) != (wanted.benchmark, wanted.work()):
-            raise UserError(f"{run.path} has another config than this calibration: start a new one")
-        if config.planted_slowdown in runs and run.result is not None and run.result.status == "complete":
-            runs[config.planted_slowdown].append(run)
-    return runs
-
-
-def _schedule(count: int, planted: dict[float, int], done: Runs) -> list[float]:
-    """Return the shares of the runs that are missing, evenly mixed."""
-    left = {share: number - len(done[share]) for share, number in {0.0: count, **planted}.items()}
-    # Each kind's runs lie at the middles of equal parts of the whole time.
-    places = [((place + 0.5) / number, share) for share, number in left.items() for place in range(number)]
+def _schedule(kinds: Mapping[float, int]) -> list[float]:
+    """Return the shares of all runs, evenly mixed: each kind's lie at the middles of equal parts of the whole time."""
+    places = [((place + 0.5) / count, share) for share, count in kinds.items() for place in range(count)]
     return [share for _, share in sorted(places)]
 
 
-def _run_all(store: Path, plans: dict[float, Plan], schedule: list[float], runs: Runs) -> None:
-    config, go_on = plans[0.0].config, f"go on with `benchlib calibrate --resume {store}`"
-    with Progress(console=console) as bar:
-        task = bar.add_task(f"{config.benchmark}, {config.tier}", total=len(schedule))
-        for share in schedule:
-            kind = f"slowed by {share:.0%}" if share else "unchanged"
-            bar.update(task, description=kind)
-            run_dir = prepare(plans[share], store)
-            try:
-                execute(run_dir)
-                run = Run(run_dir)
-                verdict = judging.judge(run_dir, store / "no-baselines")
-                if verdict.broken or run.result is None or run.result.status != "complete":
-                    raise UserError(verdict.sentence)
-            except KeyboardInterrupt:
-                say(f"stopped; {go_on}")
-                raise
-            except (UserError, RuntimeError) as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise UserError(f"{run_dir}: {reason}\nThe runs so far are kept: {go_on}") from error
-            runs[share].append(run)
-            if not console.is_terminal:
-                say(f"  {kind}: {run_dir.name}")
-            bar.advance(task)
+def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]) -> Runs:
+    runs: Runs = {share: [] for share in plans}
+    for number, share in enumerate(schedule, 1):
+        run_dir = prepare(plans[share], store)
+        kind = f"slowed by {share:.0%}" if share else "unchanged"
+        say(f"  {number} of {len(schedule)}, {kind}: {run_dir.name}")
+        try:
+            execute(run_dir)
+            run = Run(run_dir)
+            verdict = judging.judge(run_dir, store / "no-baselines")
+            if verdict.broken or run.result is None or run.result.status != "complete":
+                raise UserError(verdict.sentence)
+        except (UserError, RuntimeError) as error:
+            raise UserError(f"{run_dir}: {str(error).strip().splitlines()[-1]}") from error
+        runs[share].append(run)
+    return runs
 
 
 def _judge(base: Plan, runs: Runs) -> Calibration:
@@ -172,22 +118,32 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 
 
 @click.command()
-@click.argument("target", required=False)
-@click.option("--tier", "-t", help="How much work each run is. [default: quick]")
-@click.option("--backend", "-b", help="Where, as for `benchlib run`. [default: auto]")
+@click.argument("target")
+@click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
+@click.option("--backend", "-b", default="auto", show_default=True, help="Where, as for `benchlib run`.")
 @SET
-@click.option("--runs", type=click.IntRange(3, 100), help="Unchanged runs. [default: 8]")
-@click.option("--planted", help="Planted slow-downs, as shares; '' for none. [default: 0.15,0.35,0.8]")
-@click.option("--planted-runs", type=click.IntRange(1, 100), help="Runs of each planted slow-down. [default: 2]")
-@OUT
+@click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
 @click.option(
-    "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Continue an interrupted calibration."
+    "--planted", default=DEFAULT_SHARES, show_default=True, help="Injected slow-downs, as shares; '' for none."
 )
-def verb(pairs: tuple[str, ...], planted: str | None, out: Path | None, resume: Path | None, **asked: Any) -> None:
+@click.option(
+    "--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each injected slow-down."
+)
+@OUT
+def verb(
+    target: str,
+    tier: str,
+    backend: str,
+    pairs: tuple[str, ...],
+    runs: int,
+    planted: str,
+    planted_runs: int,
+    out: Path | None,
+) -> None:
     """Measure what the gate of benchmark TARGET can detect on this machine.
 
     Repeats the benchmark unchanged (A/A) and with injected slow-downs, interleaved. Stores the false-alarm rate of the gate and the
-    smallest loss that it detects with 99% power, for reports and later gates. --resume takes all else from the first call.
+    smallest loss that it detects with 99% power, for reports and later gates.
     """
-    asked |= {"overrides": parse_overrides(pairs), "planted": None if planted is None else shares(planted)}
-    calibrate(request(asked, resume), out, resume and resume.resolve())
+    kinds = {0.0: runs, **dict.fromkeys(shares(planted), planted_runs)}
+    calibrate(target, tier, backend, parse_overrides(pairs), kinds, out)

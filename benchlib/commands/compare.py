@@ -74,7 +74,6 @@ def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
 
 
 def to_json(name: str, items: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
-    """Return the whole comparison as JSON."""
     content = {"schema_version": 1, name: items, "notes": list(notes)}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -99,12 +98,10 @@ def cells(row: Row) -> dict[str, str]:
 
 
 def star_note(rows: Sequence[Row]) -> str:
-    """Return what the star in a table of these rows means; '' where none has one."""
     return STAR if any(cells(row)["word"].endswith("*") for row in rows) else ""
 
 
 def side_text(contrast: Contrast) -> tuple[str, str]:
-    """Name both sides, with the run's name where a side has one, else with how many it has."""
     names = []
     for side in (contrast.reference, contrast.other):
         runs = side.runs[0] if len(side.runs) == 1 else counted(len(side.runs), "run")
@@ -160,7 +157,6 @@ def _show_metrics(rows: Sequence[Row]) -> None:
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
-    """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
     sides = [(item, *side_text(item)) for item in contrasts]
     return markup.page("compare.html.j2", contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells)
 

@@ -65,13 +65,11 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
 
 
 def html(notebook: nbformat.NotebookNode, history: History, verdict: Verdict) -> str:
-    """Return the executed notebook under the verdict of a history, as one HTML document that needs nothing else."""
     outputs = Outputs(PICTURES_LIMIT, {})
     return markup.page("history.html.j2", nb=notebook, shown=outputs.shown, run=heading(history, verdict))
 
 
 def heading(history: History, verdict: Verdict) -> dict[str, Any]:
-    """Return the head of the page: verdict, store, runs, days and filters."""
     days = [f"{run.moment:%Y-%m-%d}" for run in (history.runs[0], history.runs[-1])] if history.runs else []
     return {
         "word": verdict.verdict,
@@ -84,7 +82,6 @@ def heading(history: History, verdict: Verdict) -> dict[str, Any]:
 
 
 def show(history: History, verdict: Verdict, page: Path) -> None:
-    """Print the head of the page, what needs a reader, and where the page is."""
     head = heading(history, verdict)
     say((head["store"], "bold"), f"  {head['runs']}  {head['span']}")
     for check in verdict.checks:

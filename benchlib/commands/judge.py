@@ -59,7 +59,6 @@ def _finding(judgement: Judgement) -> dict[str, Any]:
 
 
 def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]:
-    """Return the exit code of a file, and a sentence that says why."""
     failed = [judgement.rule.name for judgement in judgements if judgement.failures]
     applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
     of, rules = counted(statements, "statement"), f"{counted(applied, 'rule')} applied"

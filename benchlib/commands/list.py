@@ -21,12 +21,8 @@ from benchlib.results.record import Record, load_all
 from benchlib.results.run import no_runs
 from benchlib.show.index import key_numbers
 
-MAX_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
-WIDTH = 80
-
 
 def budget_s(tier: dict[str, Any]) -> float:
-    """Return the seconds that the benchmarks of a tier, one after the other, may take by their budgets."""
     every = tier.get("all", {})
     values = [(every | (tier[name] or {})).get("budget_s") for name in BENCHMARKS if name in tier]
     return float(sum(value for value in values if value))
@@ -69,20 +65,12 @@ def show_runs(folder: Path) -> None:
     if not runs:
         raise UserError(no_runs(folder))
     names = [one_line(run.path) for run in runs]
-    width = min(max(map(len, names)), MAX_NAME)
-    words = max(len(run.word) for run in runs)
+    width, words = max(map(len, names)), max(len(run.word) for run in runs)
     for run, name in zip(runs[::-1], names[::-1], strict=True):
-        line = f"{name:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  "
-        number = _key_number(run, WIDTH - len(line))
-        say(f"{line}{number}".rstrip())
+        label, value = next(iter(key_numbers(run)), ("", ""))
+        say(f"{name:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  {one_line(f'{label} {value}')}".rstrip())
         if run.word != "PASS" or run.copy_of:
             console.print(Padding(Text(one_line(_sentence(run)), "dim"), (0, 0, 0, 4), expand=False))
-
-
-def _key_number(run: Record, room: int) -> str:
-    """Return the first key number that fits; a value without a unit has its label."""
-    texts = [one_line(value if " " in value else f"{label} {value}") for label, value in key_numbers(run)]
-    return next((text for text in texts if len(text) <= room), "")
 
 
 def _sentence(run: Record) -> str:

@@ -32,7 +32,6 @@ def submission(planned: Plan, out: Path | None) -> str:
 
 
 def check_launchers(planned: Sequence[Plan]) -> None:
-    """Raise ``UserError`` where this machine lacks a program that a plan's launcher calls."""
     for plan in planned:
         job = LAUNCHERS[plan.config.launcher](plan.config, outputs() / "run")
         if lack := job.lacks():
@@ -91,7 +90,7 @@ def _in_full(planned: Plan, folder: Path, everything: bool) -> None:
     job = LAUNCHERS[config.launcher](config, folder)
     say("\n", ("starts", "bold"))
     settings = [f"with {name}={value}" for name, value in sorted(job.env.items())]
-    for line in (shlex.join(job.command), *settings, *map(str, job.notes)):
+    for line in (shlex.join(job.command), *settings):
         say(f"  {line}")
     for name, content in job.files.items():
         say("\n", (name, "bold"), " in the run folder")

@@ -39,7 +39,7 @@ def _judged_and_rendered(run_dir: Path) -> int:
     benchmark = BENCHMARKS.get(load(run_dir, whole=False).benchmark)
     if benchmark and benchmark.fault:  # what cannot be judged is not called broken
         raise UserError(benchmark.fault)
-    if run_folder.at_work(run_dir):
+    if run_folder.is_running(run_dir):
         say(f"RUNNING  {place(run_dir)}: still going on, nothing changed")
         return EXIT_PASS
     settled(run_dir)

@@ -6,6 +6,7 @@ do any more is done here, then the report is rendered and the terminal shows the
 
 import contextlib
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from rich.status import Status
 from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands import EXIT_INTERRUPTED, OUT, SET
+from benchlib.commands import OUT, SET
 from benchlib.commands import plans as planning
 from benchlib.commands.output import console as console
 from benchlib.commands.output import place, say, show_table
@@ -30,7 +31,7 @@ from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
-from benchlib.core.interrupts import Interrupts
+from benchlib.core.interrupts import EXIT_INTERRUPTED, Interrupts
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted, look, quantity
 from benchlib.judge import baselines
@@ -102,14 +103,12 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
     Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
     """
     config = planned.config
-    with contextlib.ExitStack() as until_reported:
-        interrupts = until_reported.enter_context(Interrupts())
+    with Interrupts() as interrupts:
         run_dir = prepare(planned, out)
         if earlier:
             save_repeats(run_dir, earlier)
         what = f"tier {config.tier}  backend {config.backend}  {counted(config.world_size, 'rank')}"
         say((config.benchmark, "bold"), f"  {what}  ", (place(run_dir), "dim"))
-        until_reported.enter_context(run_folder.attended(run_dir))
         if planned.unavailable:
             judging.mark_skipped(Run(run_dir), planned.unavailable)
         else:
@@ -216,7 +215,6 @@ def keep(run_dir: Path, verdict: Verdict) -> Path:
 
 
 def write_index(store: Path, quiet: bool = False) -> int:
-    """Write the list of the runs of a store; return the exit code, 2 where it cannot be written."""
     from benchlib.show import index
 
     try:
@@ -229,7 +227,6 @@ def write_index(store: Path, quiet: bool = False) -> int:
 
 
 def not_stored(error: StorageError, word: str = "error") -> int:
-    """Say what could not be written, and return the exit code."""
     say((word, "red"), f"  {error}")
     return EXIT_BROKEN
 
@@ -284,7 +281,6 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
 
 
 def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
-    """Print the verdicts of a tier's benchmarks, each with its sentence, and the path of the index."""
     rows = []
     for outcome in outcomes:
         record = seen(outcome.run_dir, outcome.verdict)
@@ -350,4 +346,7 @@ def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) 
         planning.show(plans, out, options["everything"])
     else:
         planning.check_launchers(plans)
-        sys.exit(run_all(plans, out, options["strict"], options["repeat"]))
+        code = run_all(plans, out, options["strict"], options["repeat"])
+        if code == EXIT_INTERRUPTED:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
+        sys.exit(code)

@@ -1,7 +1,9 @@
 """Addresses of servers as users write them: http://HOST:PORT, or dns+http://NAME:PORT for every address of a name."""
 
+import http.client
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import SplitResult, urlsplit
 
 from benchlib.core.errors import UserError
@@ -67,31 +69,23 @@ def bearer_token() -> str:
 
 def check_token(urls: Sequence[str]) -> None:
     """Raise ``UserError`` for servers that are there and refuse our token or redirect, before anything starts."""
-    import asyncio  # slow to import as aiohttp is, and only who has workers pays
-    from concurrent.futures import ThreadPoolExecutor
-
-    import aiohttp
-
     token = bearer_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    async def ask_all() -> list[int]:
-        limit = aiohttp.ClientTimeout(total=ASK_S)
-        async with aiohttp.ClientSession(
-            headers=headers, timeout=limit, cookie_jar=aiohttp.DummyCookieJar()
-        ) as session:
+    def status(url: str) -> int:
+        parts = urlsplit(url.removeprefix(DNS))
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=ASK_S)
+        try:  # it follows no redirect, which would carry the token elsewhere
+            connection.request("GET", "/v1/models", headers=headers)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):  # not there, or no HTTP: the run says what it is
+            return 0
+        finally:
+            connection.close()
 
-            async def status(url: str) -> int:
-                try:  # a redirect must not carry the token elsewhere
-                    async with session.get(f"{url.removeprefix(DNS)}/v1/models", allow_redirects=False) as response:
-                        return response.status
-                except (aiohttp.ClientError, OSError, ValueError):  # not there, or no HTTP: the run says what it is
-                    return 0
-
-            return await asyncio.gather(*map(status, urls))
-
-    with ThreadPoolExecutor(1) as pool:  # the caller may be in an event loop, as in a notebook
-        codes = pool.submit(lambda: asyncio.run(ask_all())).result()
+    with ThreadPoolExecutor(len(urls) or 1) as pool:
+        codes = list(pool.map(status, urls))
     both = list(zip(urls, codes, strict=True))
     if elsewhere := [url for url, code in both if code in REDIRECTS]:
         raise UserError(f"workers: {', '.join(elsewhere)}: {REDIRECTED}")

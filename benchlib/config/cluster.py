@@ -8,7 +8,7 @@ Bandwidths are Gbit/s of one direction, as a data sheet states them. They are cl
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,10 +16,6 @@ from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 
 ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
-GONE = {
-    "flavour": "a run is an Indexed Job, which needs nothing installed: leave it out",
-    "groups": "a job has one kind of nodes: for several vendors run launcher=torchrun on each, with its --backend",
-}
 
 
 def _one_line(text: str) -> str:
@@ -96,13 +92,6 @@ class Kubernetes(_Section):
     data_path: Mount = "/data"  # where pods mount the data claim; HF_HOME lies there
     token_secret: Name = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
     host_network: bool = False  # pods use the node's network: for RDMA without a device plug-in
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_gone(cls, values: Any) -> Any:
-        for name in (name for name in GONE if isinstance(values, dict) and name in values):
-            raise ValueError(f"there is no {name} any more: {GONE[name]}")
-        return values
 
 
 class Slurm(_Section):

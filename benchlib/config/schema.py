@@ -245,7 +245,6 @@ class Resolved:
 
 
 def config_class(benchmark: str) -> type[BaseConfig]:
-    """Return the config class of a benchmark; an unknown name is a ``UserError`` with the nearest one."""
     if benchmark not in BENCHMARKS:
         raise UserError(f"unknown benchmark {benchmark!r}: {nearest(benchmark, BENCHMARKS)}")
     return BENCHMARKS[benchmark].config  # type: ignore[no-any-return]
@@ -300,7 +299,6 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
 
 @functools.cache
 def check_params(path: Path, _changed_at: int = 0) -> dict[str, Any]:
-    """Read a parameter file and check its sections and names against the benchmarks."""
     values, sections = read_yaml(path) or {}, {"description", "all", *BENCHMARKS}
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(values).__name__}")
@@ -411,7 +409,6 @@ def resolve(
 
 
 def _layers(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return what differs from the defaults by where it stands, the later over the earlier."""
     layers: dict[str, Mapping[str, Any]] = {}
     for kind, name in (("tiers", tier), ("backends", backend)):
         content = read_params(kind, name)
@@ -420,20 +417,12 @@ def _layers(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any
 
 
 def save_config(config: BaseConfig, run_dir: Path | str) -> None:
-    """Write ``config.json`` of a run."""
     write_json(Path(run_dir) / "config.json", config.model_dump(mode="json"))
 
 
-def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
+def load_config(run_dir: Path | str) -> BaseConfig:
     """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
-    path = Path(run_dir) / file
-    status = path.stat() if path.exists() else None
-    return _read_config(path, status and (status.st_mtime_ns, status.st_size, status.st_ino))
-
-
-@functools.lru_cache(maxsize=8)
-def _read_config(path: Path, _version: tuple[int, ...] | None) -> BaseConfig:
-    """Read a config that did not change once in a process, whoever asks for it."""
+    path = Path(run_dir) / "config.json"
     return stored(path, read_json(path))
 
 
@@ -476,7 +465,6 @@ def command(config: BaseConfig, ranks: bool = True) -> str:
 
 
 def _written(value: Any) -> str:
-    """Write a value as ``--set`` reads it: a list by its members, separated by commas."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return "null" if value is None else str(value)

@@ -13,9 +13,7 @@ import math
 import os
 import re
 import secrets
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,25 +102,6 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     # lets a folder be opened or synced (Windows, some network mounts); the rename itself is still atomic there.
     with contextlib.suppress(OSError):
         _sync(target.parent)
-
-
-@contextlib.contextmanager
-def output_path(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary path whose content goes to the place that a user named, when the block ends without an error.
-
-    A regular file is written as by :func:`atomic_path`. A device, a pipe or a symbolic link is never replaced: the content
-    is written into it, and a pipe waits for its reader as in a shell. An error is a ``StorageError``.
-    """
-    target = Path(path)
-    if not target.is_symlink() and (target.is_file() or not target.exists()):
-        with atomic_path(target) as temporary:
-            yield temporary
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder) / "output"
-        yield temporary
-        with writing(target), temporary.open("rb") as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:

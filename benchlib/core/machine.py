@@ -2,7 +2,6 @@
 it is asked for its devices in a process of its own."""
 
 import contextlib
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -13,7 +12,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -132,13 +130,9 @@ def hardware(machine: dict[str, Any], backend: str) -> str:
     return "; ".join(part for part in (str(machine.get("host") or ""), processor, devices) if part)
 
 
-def drivers(nvidia: Path = NVIDIA, amd: Path = AMD, library: ModuleType | Any | None = None) -> dict[str, str]:
-    """Return the versions of the accelerators' kernel drivers by name; they are recorded, not part of the fingerprint.
-
-    NVIDIA's comes from the file of the kernel module, or from NVML where there is none, as under WSL (``library`` replaces
-    pynvml). AMD's is known where the module was built apart from the kernel; else it is the kernel's version.
-    """
-    installed = {"nvidia": _nvidia(nvidia, library), "amdgpu": _first_number(amd)}
+def drivers() -> dict[str, str]:
+    """Return the versions of the accelerators' kernel drivers by name; they are recorded, not part of the fingerprint."""
+    installed = {"nvidia": _first_number(NVIDIA), "amdgpu": _first_number(AMD)}
     return {name: version for name, version in installed.items() if version}
 
 
@@ -147,17 +141,6 @@ def _first_number(path: Path) -> str:
         match = re.search(r"\d+\.\d+(\.\d+)*", path.read_text(encoding="utf-8", errors="replace"))
         return match[0] if match else ""
     return ""
-
-
-def _nvidia(path: Path, library: ModuleType | Any | None) -> str:
-    version = _first_number(path)
-    with contextlib.suppress(Exception):  # no package, no driver, or one that does not answer: each raises its own kind
-        if not version:
-            nvml = library or importlib.import_module("pynvml")
-            nvml.nvmlInit()
-            version = nvml.nvmlSystemGetDriverVersion()
-            nvml.nvmlShutdown()
-    return version.decode() if isinstance(version, bytes) else version
 
 
 def probe_devices() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 One launch at a time works in a run folder, from before its first file until its supervisor has ended. It holds a lock of the
 operating system on ``RUN_DIR/.lock``, which is free again when its process dies, however it dies, and which depends neither on
-process ids nor on clocks. The command line holds a second one, ``RUN_DIR/.front.lock``, until the run has its report.
+process ids nor on clocks.
 
 ``files.json`` has size and SHA-256 of what was measured, so that later damage is seen: a cut ``events-rank0.jsonl`` is still a
 list of complete lines, and cut predictions may still be JSON. Who judges the run adds the verdict, so that none comes from
@@ -14,7 +14,6 @@ import fnmatch
 import hashlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from benchlib.core.events import read_events
 from benchlib.core.files import read_bytes, read_object, sha256, write_json, writing
 
 LOCK = ".lock"
-FRONT = ".front.lock"
 HEARTBEAT_S = 10.0  # the supervisor writes what its sensors say every second
-TRY_S = 0.5  # ``claimed`` holds the lock for a moment as well
+TRY_S = 0.5  # ``is_running`` holds the lock for a moment as well
 FILES = "files.json"
 VERDICT = "verdict.json"
 GROWING = "events-*.jsonl"  # an event may follow the list; what stood before it must not change
@@ -49,12 +47,12 @@ def _lock(descriptor: int, shared: bool = False) -> bool | None:
     return True
 
 
-def claim(run_dir: Path | str, lock: str = LOCK) -> int:
+def claim(run_dir: Path | str) -> int:
     """Claim a run folder and return the descriptor that holds it until it is closed, in all who inherited it.
 
     Raises ``UserError`` where another process works in the folder, ``StorageError`` where nothing can be written.
     """
-    path, end = Path(run_dir) / lock, time.monotonic() + TRY_S
+    path, end = Path(run_dir) / LOCK, time.monotonic() + TRY_S
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     while _lock(descriptor) is False:  # without locks only the files of an earlier launch tell of it
@@ -66,39 +64,20 @@ def claim(run_dir: Path | str, lock: str = LOCK) -> int:
     return descriptor
 
 
-@contextlib.contextmanager
-def attended(run_dir: Path) -> Iterator[None]:
-    """Hold a run folder for the block: before its ranks start and after they end it is still at work for all others."""
-    descriptor = claim(run_dir, FRONT)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+def is_running(run_dir: Path | str) -> bool:
+    """Whether the ranks of a run folder are at work, or their supervisor still writes how they ended.
 
-
-def claimed(run_dir: Path | str, lock: str = LOCK) -> bool | None:
-    """Whether a process works in a run folder; None where that is unknown (never claimed, or a file system without locks)."""
+    Where no lock tells (never claimed, or a file system without locks), whether the supervisor still writes events.
+    """
     try:
-        descriptor = os.open(Path(run_dir) / lock, os.O_RDONLY)
+        descriptor = os.open(Path(run_dir) / LOCK, os.O_RDONLY)
     except OSError:
-        return None
+        return _beats(run_dir)
     try:
         free = _lock(descriptor, shared=True)
-        return None if free is None else not free
+        return _beats(run_dir) if free is None else not free
     finally:
         os.close(descriptor)
-
-
-def at_work(run_dir: Path | str) -> bool:
-    """Whether somebody works on a run: its ranks or its front. Where locks tell nothing, whether its supervisor still writes."""
-    held = [claimed(run_dir, lock) for lock in (LOCK, FRONT)]
-    return True in held or (False not in held and _beats(run_dir))
-
-
-def is_running(run_dir: Path | str) -> bool:
-    """Whether the ranks of a run folder are at work, or their supervisor still writes how they ended."""
-    held = claimed(run_dir)
-    return _beats(run_dir) if held is None else held
 
 
 def _beats(run_dir: Path | str) -> bool:
@@ -108,30 +87,14 @@ def _beats(run_dir: Path | str) -> bool:
     return bool(events) and abs(time.time() - events[-1]["t"]) < HEARTBEAT_S
 
 
-@contextlib.contextmanager
-def _listing(run_dir: Path) -> Iterator[None]:
-    """Let nobody else change ``files.json`` in the block: a notebook and ``benchlib report`` may judge a run at once."""
-    import fcntl
-
-    descriptor = os.open(run_dir, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def record_files(run_dir: Path) -> None:
-    with _listing(run_dir):
-        names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
-        files = {name: _entry(run_dir / name) for name in names}
-        write_json(run_dir / FILES, {"schema_version": SCHEMA, "files": files})
+    names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
+    write_json(run_dir / FILES, {"schema_version": SCHEMA, "files": {name: _entry(run_dir / name) for name in names}})
 
 
 def record_verdict(run_dir: Path) -> None:
     """Add the verdict that was just written to ``files.json``, where the run has one."""
-    with _listing(run_dir), contextlib.suppress(UserError):  # a missing or damaged list stays one
+    with contextlib.suppress(UserError):  # a missing or damaged list stays one
         listed = read_object(run_dir / FILES, {"files": dict}, SCHEMA)
         listed["files"][VERDICT] = _entry(run_dir / VERDICT)
         write_json(run_dir / FILES, listed)
@@ -159,9 +122,8 @@ def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
         return [f"{FILES} lists no file"]
     faults = {name: _fault(run_dir, name, entry) for name, entry in files.items()}
     # What the list leaves out could be anything.
-    needed = [name for name in KEPT if (run_dir / name).exists()]
-    needed += [f"events-rank{rank}.jsonl" for rank in _ranks(run_dir)]
-    faults |= {name: f"{name} is not in {FILES}" for name in needed if name not in files}
+    left_out = (name for name in KEPT if name not in files and (run_dir / name).exists())
+    faults |= {name: f"{name} is not in {FILES}" for name in left_out}
     if not verdict or listed.get("schema_version") != SCHEMA:
         faults.pop(VERDICT, None)
     return [fault for fault in faults.values() if fault]
@@ -172,15 +134,6 @@ def _was_listed(run_dir: Path) -> bool:
         checks = read_object(run_dir / VERDICT, {"checks": list})["checks"]
         return any(isinstance(check, dict) and check.get("name") == "files intact" for check in checks)
     return False
-
-
-def _ranks(run_dir: Path) -> list[int]:
-    with contextlib.suppress(UserError):
-        rows = read_object(run_dir / "status.json", {"ranks": list})["ranks"]
-        return [
-            row["rank"] for row in rows if isinstance(row, dict) and type(row.get("rank")) is int and row.get("pid")
-        ]
-    return []
 
 
 def _fault(run_dir: Path, name: str, entry: Any) -> str:

@@ -6,8 +6,6 @@ from constants. Legend of the names:
 - ``rss_bytes_per_pid`` resident bytes of each rank's own process (a dict by process id as text)
 - ``cpu_percent`` processor time of the ranks with their children, 100 = one core busy since the last reading
 - ``others_percent`` processor time of everybody else on the machine, what a hypervisor took for other guests among it
-- ``load_1m`` runnable processes of the machine, mean of a minute
-- ``frequency_mhz`` clock of the processor, mean of its cores
 - of the devices that the run uses (of the processor package for the backend cpu): ``power_w`` sum,
   ``energy_j`` sum of the hardware's own counters, ``temperature_c`` highest, ``utilization_percent`` mean,
   ``device_memory_bytes`` sum of what is in use, by whomever; ``devices`` has the same of each device, in the order of
@@ -62,7 +60,7 @@ class Devices:
         return [{name: _answer(ask, handle) for name, ask in self.questions.items()} for handle in self.handles]
 
 
-def _answer(ask: Question, handle: Any = None) -> float | str:
+def _answer(ask: Question, handle: Any) -> float | str:
     try:
         return float(ask(handle))
     except Exception as error:  # each library has its own family of errors
@@ -168,12 +166,6 @@ def _temperature_c() -> float:
     raise LookupError("the system shows no processor temperature")
 
 
-def _frequency_mhz() -> float:
-    if (clock := psutil.cpu_freq()) is not None and clock.current > 0:
-        return float(clock.current)
-    raise LookupError("the system shows no clock of its processor")
-
-
 def _refusal(reason: str) -> Question:
     def ask(_: Any) -> float:
         raise LookupError(reason)
@@ -254,12 +246,8 @@ class Sensors:
 
     def read(self) -> dict[str, Any]:
         """Return all names of the module's legend; None where there is no value."""
-        readings, answers = self.devices.read(), self._cpu_percent()
-        answers |= {
-            "load_1m": _answer(lambda _: os.getloadavg()[0]),
-            "frequency_mhz": _answer(lambda _: _frequency_mhz()),
-        }
-        answers |= _together(readings)
+        readings = self.devices.read()
+        answers = self._cpu_percent() | _together(readings)
         self._reasons = {name: value for name, value in answers.items() if isinstance(value, str)}
         one_by_one = {"devices": [_values(reading) for reading in readings]} if self.devices.listed else {}
         return {"rss_bytes_per_pid": self._rss(), **_values(answers), **one_by_one}

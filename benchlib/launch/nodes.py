@@ -15,16 +15,14 @@ from benchlib.core.files import read_object, write_json
 LAUNCH = "BENCHLIB_LAUNCH"  # in the environment of the ranks: the id of the launch that they belong to
 FILE = "peers.json"
 DEFAULT_PORT = 29400  # torchrun's, where an endpoint names none
-# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's names
-# of the step come before those of the job: a step may have fewer tasks than its job.
+# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's are
+# those of the step, which may have fewer tasks than its job.
 _PLACE_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     # Open MPI's and MPICH's mpirun, before SLURM: in a job of SLURM they start ranks that inherit one task's names.
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 
 
@@ -53,12 +51,9 @@ def place() -> Place:
 
     Raises ``UserError`` where the environment names a rank that cannot be.
     """
-    rows = [names for names in _PLACE_VARIABLES if names[0] in os.environ and names[1] in os.environ]
-    if not rows:
+    names = next((row for row in _PLACE_VARIABLES if row[0] in os.environ and row[1] in os.environ), None)
+    if names is None:
         return Place()
-    # Of one launcher's rows the first that also has the number of ranks on this node.
-    complete = [names for names in rows if names[0] == rows[0][0] and os.environ.get(names[3])]
-    names = (complete or rows)[0]
     values = [os.environ.get(name, "") for name in names]
     variables = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
     try:

@@ -23,6 +23,7 @@ CONFIG = "BENCHLIB_CONFIG"  # what a rank reads instead of config.json: with the
 # What numeric libraries read for their number of threads, once, when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 WATCH_EVERY_S = 0.5
+KILL_S = 5.0  # for killed processes to disappear
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -87,16 +88,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def descendants(pid: int | None = None) -> list["psutil.Process"]:
-    """Return all living children of a process (default: this one) and theirs, zombies excluded."""
+def descendants() -> list["psutil.Process"]:
+    """Return all living children of this process and theirs, zombies excluded."""
     import psutil
 
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
     living = []
-    for child in children:
+    for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile must not hide the others
             if child.status() != psutil.STATUS_ZOMBIE:
                 living.append(child)
@@ -128,9 +125,9 @@ def kill(processes: Iterable["psutil.Process"], number: int = signal.SIGKILL) ->
                 process.send_signal(number)
 
 
-def kill_marked(place: Path | str, timeout_s: float = 5.0, mark: str = MARK) -> list[int]:
+def kill_marked(place: Path | str, mark: str = MARK) -> list[int]:
     """Kill every process with the mark of a run, or another path's; return the ids of those left in the end."""
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + KILL_S
     while (left := marked(place, mark)) and time.monotonic() < end:
         kill(left)
         time.sleep(0.05)

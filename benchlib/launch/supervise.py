@@ -7,9 +7,8 @@ Its standard input is a liveness pipe: end of file means that the launching proc
 SIGHUP, and at the limits of the job. It leaves ``status.json``. Exit code: 0 complete, 77 skipped, 74 nothing can be
 written (a full disk), 1 otherwise. It imports neither torch nor the benchmark. Linux and macOS.
 
-``states`` has the states of a run and what leads from one to the next. Where the job's agent starts ranks again
-(``restarts``), a failure ends the attempt and not the run, and a rank that hangs is killed so that the agent sees a
-failure.
+Where the job's agent starts ranks again (``restarts``), a failure ends the attempt and not the run, and a rank that
+hangs is killed so that the agent sees a failure.
 """
 
 import argparse
@@ -26,6 +25,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 from benchlib.core import run_folder
@@ -38,13 +38,27 @@ from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
 from benchlib.launch.jobs import Job, already_executed
 from benchlib.launch.processes import descendants, die_with_parent, go_on_without_parent, kill, signal_name
 from benchlib.launch.ranks import BROKEN, AgentReport, Attempts, Children, Ending, RankTable, rank_of
-from benchlib.launch.states import NEXT, Sign, State
 
 GRACE_S = 1.0  # after the first failure, for the peers' error files
 AGENT_S = 10.0  # for torchrun to leave after all its ranks are done
 TICK_S = 0.1
 SENSOR_S = 1.0
 NODES_SHOWN = 4
+
+
+class State(Enum):
+    """Where a run stands: which limit counts now, and what it means when nothing happens until then."""
+
+    QUEUED = "no rank of a job on other machines was heard yet"
+    STARTING = "not every rank is at work yet"
+    WORKING = "every rank is at work: who is silent for too long hangs"
+    FAILING = "a process that the supervisor started failed: the others get a moment to say why"
+    LEAVING = "a rank of an agent failed, or all have ended: the agent gets a moment to leave"
+    AGAIN = "an attempt failed: the agent gets time to start the ranks again"
+    OVER = "the run has ended"
+
+
+UNDER_WAY = (State.STARTING, State.WORKING)
 
 
 class Lifeline:
@@ -143,8 +157,9 @@ class Supervisor:
             if ending and not self._again(ending):
                 return ending
 
-    def _see(self, sign: Sign) -> None:
-        if state := NEXT[self.state].get(sign):
+    def _enter(self, state: State, *before: State) -> None:
+        """Enter a state from one of those ``before``; from another one nothing changes: a late rank is none in a failing run."""
+        if self.state in before:
             self.state, self.since = state, time.monotonic()
 
     def _reap(self) -> None:
@@ -152,7 +167,7 @@ class Supervisor:
             rank, name = self.ranks.reaped(pid, code), signal_name(-code) if code < 0 else None
             self.writer.emit("exited", rank=rank, pid=pid, returncode=code, signal=name)
             if code:
-                self._see(Sign.DIED)
+                self._enter(State.FAILING, State.QUEUED, *UNDER_WAY, State.LEAVING, State.AGAIN)
 
     def _follow(self) -> None:
         for event in self.follower.poll():
@@ -168,7 +183,7 @@ class Supervisor:
         record = self.ranks.hear(rank, event, self.job.agent)
         if self.state is State.QUEUED:  # the limits of a run on other machines count from here on
             self.began = time.monotonic()
-            self._see(Sign.HEARD)
+            self._enter(State.STARTING, State.QUEUED)
         if event["kind"] == "error" and record.echoes:
             self.ranks.take_in_dead()
 
@@ -182,9 +197,12 @@ class Supervisor:
             failed = any(record.returncode for record in (records if self.job.remote else here))
             ended = not self.job.remote and len(here) >= self.job.ranks and not any(record.alive for record in here)
             if failed or ended:
-                self._see(Sign.ENDED)
+                self._enter(State.LEAVING, *UNDER_WAY)
         late = any(record.alive and not record.at_work for record in records) or len(here) < self.job.ranks
-        self._see(Sign.LATE if late else Sign.READY)
+        if late:
+            self._enter(State.STARTING, State.WORKING)
+        else:
+            self._enter(State.WORKING, State.STARTING)
 
     # Attempts
 
@@ -200,7 +218,7 @@ class Supervisor:
             chosen = next((record for record in living if record.rank == ending.culprit), living[0])
             kill(process for process in descendants() if process.pid == chosen.pid)
         self.attempts.ending = ending
-        self._see(Sign.RETRY)
+        self._enter(State.AGAIN, *UNDER_WAY, State.LEAVING)
         return True
 
     def _hopeless(self) -> bool:
@@ -210,7 +228,7 @@ class Supervisor:
         if self.attempts.ending is None and any(record.returncode for record in self.ranks.here()):
             self.attempts.ending = self._failed()
         row = self.attempts.close(self.ranks)
-        self._see(Sign.BEGUN)
+        self._enter(State.STARTING, *UNDER_WAY, State.LEAVING, State.AGAIN)
         facts = {name: row[name] for name in ("outcome", "reason", "culprit")}
         self.writer.emit("restarted", attempt=len(self.attempts.past) + 1, **facts)
 

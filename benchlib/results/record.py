@@ -299,7 +299,7 @@ def load(folder: Path | str, whole: bool = True) -> Record:
         **fields,
         started_at=_start(path) if started is None else started,
         ended_at=ended,
-        at_work=parts["verdict"] is None and run_folder.at_work(path),
+        at_work=parts["verdict"] is None and run_folder.is_running(path),
         samples=(samples or {}) if whole else {},
         problems=list(dict.fromkeys([*problems, *faults])),
         folder=str(path),

@@ -36,7 +36,6 @@ from benchlib.config.cluster import ELSEWHERE
 from benchlib.core.errors import BackendUnavailable, StorageError
 from benchlib.core.events import EventWriter
 from benchlib.core.files import is_full, is_storage_error, not_written, read_json, write_json
-from benchlib.core.imports import importing
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_echo
 from benchlib.launch.nodes import Place, attempt, launch_id, place
 from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
@@ -130,15 +129,14 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
     if where.rank == 0 and values.get("launcher") in ELSEWHERE:
         _describe_machine(run_dir)
     try:
-        with importing():
-            if benchmark:
-                function, read = _load(benchmark)
-                config = read(values)
-            else:
-                from benchlib.config.schema import stored
+        if benchmark:
+            function, read = _load(benchmark)
+            config = read(values)
+        else:
+            from benchlib.config.schema import stored
 
-                config = stored(path, values)
-                function = _registered(config)
+            config = stored(path, values)
+            function = _registered(config)
         function(config, run_dir, events)
     except BackendUnavailable as error:
         if where.rank == 0 and config and not benchmark:
@@ -233,8 +231,7 @@ def work(run_dir: Path, benchmark: str = "") -> int:
 
 
 def _probe() -> int:
-    with importing():
-        from benchlib.runtime import devices, libraries
+    from benchlib.runtime import devices, libraries
 
     print(json.dumps({**devices.probe(), "libraries": libraries.probe()}))
     return 0

@@ -23,7 +23,7 @@ from benchlib.show.figures import (
 )
 
 BEST = PALETTE.series[2]
-LETTERS = 26  # of a machine's label in a picture
+MAX_LABEL = 26  # characters of a machine's label in a picture
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
@@ -37,7 +37,6 @@ class Cell(NamedTuple):
 
 
 def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
-    """Return the table of a comparison: for each row its name and a cell for each machine."""
     machines = item.machines
     prices = [Cell("", quantity(machine.price.usd_per_device_hour), machine.price.origin) for machine in machines]
     devices = [Cell("", str(machine.devices), machine.device) for machine in machines]
@@ -61,8 +60,8 @@ def row_text(row: Row) -> str:
 
 def _short(label: str) -> str:
     """Cut a label in its middle: names of runs of one day differ at their ends."""
-    half = (LETTERS - 1) // 2
-    return label if len(label) <= LETTERS else f"{label[: LETTERS - 1 - half]}…{label[-half:]}"
+    half = (MAX_LABEL - 1) // 2
+    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1 - half]}…{label[-half:]}"
 
 
 def _reach(value: Estimate, scale: float = 1.0) -> Any:
@@ -99,7 +98,6 @@ def front(item: Worth) -> Picture:
 
 
 def _room(values: Sequence[float]) -> tuple[float, float]:
-    """Return the limits of a logarithmic axis that leave room for names, and hold more than one number of 1, 2 and 5."""
     return 0.5 * min(values), 2 * max(values)
 
 

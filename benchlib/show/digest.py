@@ -16,7 +16,6 @@ from benchlib.results.record import Record
 from benchlib.results.run import Result, Run
 from benchlib.results.verdict import GATE, Check, Verdict
 
-MAX_CHARACTERS, MAX_ENTRIES, MAX_FIELDS = 120, 8, 20  # of a text, a list and a row that are cut; a check has 20 fields
 READ_FIRST = 3  # sentences of the reading beside the key numbers
 
 Rows = list[dict[str, Any]]
@@ -79,25 +78,7 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
     return content
 
 
-def shortened(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a digest of a run that says too much for a page: long texts, lists and tables are cut, and a problem says so."""
-
-    def short(value: Any) -> Any:
-        if isinstance(value, str):
-            return value if len(value) <= MAX_CHARACTERS else f"{value[:MAX_CHARACTERS]}…"
-        if isinstance(value, (list, tuple)):
-            return type(value)(short(item) for item in value[:MAX_ENTRIES])
-        if isinstance(value, dict):
-            return {short(name): short(item) for name, item in list(value.items())[:MAX_FIELDS]}
-        return value
-
-    cut = {name: short(value) for name, value in content.items()}
-    problem = "Long texts and tables are cut and the notebook is left out to keep this report small: they are in the run folder"
-    return cut | {"problems": [*cut["problems"], problem]}
-
-
 def check_rows(verdict: Verdict | None) -> Rows:
-    """Return the checks by kind, what failed first within each."""
     checks = verdict.checks if verdict else []
     kinds = list(KINDS)
     return [

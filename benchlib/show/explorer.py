@@ -53,7 +53,6 @@ class View:
         return list(passed)[: -LISTED - 1 : -1]
 
     def available_metrics(self) -> list[str]:
-        """Return the metrics of the runs that pass the filters, key numbers first."""
         members = [run for run in self.runs()[::-1] if run.measured]
         names = [metric.name for run in members for metric in run.measured]
         return list(dict.fromkeys([*(trends.key_metrics(members) if members else []), *names]))
@@ -76,7 +75,6 @@ class View:
         return [run for run in self.runs() if run.path in self.picked]
 
     def pictures(self) -> list[Picture]:
-        """Draw the trends of the metrics, and the curve of the picked runs overlaid."""
         chosen = self.chosen()
         series = next((run.series for run in chosen if not trends.exclusion(run)), "")
         members = [run for run in self.past.runs if run.series == series and not trends.exclusion(run)]
@@ -137,7 +135,6 @@ class Explorer:
             self._fill()
 
     def _fill(self) -> None:
-        """Bring lists and pane in line with the view."""
         self._settling = True
         try:
             self.view.settle()

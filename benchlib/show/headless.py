@@ -36,14 +36,12 @@ class Kernel:
         self._ending = False
 
     def started(self, pid: int) -> None:
-        """Note the kernel's process; end it at once where the notebook is to end already."""
         with contextlib.suppress(psutil.Error):
             self._process = psutil.Process(pid)
         if self._ending:
             self.send(signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, to a kernel that starts later as well."""
         self._ending = True
         if self._process is not None:
             with contextlib.suppress(psutil.Error):

@@ -22,8 +22,7 @@ SHOWN = 4  # key numbers of a run
 SERIES = 12  # with trends on the page, those with the newest runs
 FACTORS = 4  # named of a series that looks like another one
 EVENTS = 12  # changes and regressions on the page
-LISTED = 250  # runs on the page; damaged ones among the others are listed as well
-DAMAGED = 50
+LISTED = 250  # runs on the page
 
 
 def key_numbers(run: Record) -> list[tuple[str, str]]:
@@ -78,9 +77,8 @@ def _apart(alike: list[Record]) -> list[str]:
 
 
 def render(outputs: Path | str) -> Path:
-    """Write ``index.html`` into a folder of runs and return its path. An empty folder gives a page that says so."""
     path, runs = Path(outputs) / NAME, load_all(outputs)
-    series, older = groups(runs), runs[:-LISTED]
+    series = groups(runs)
     happened = lines.events((trend for group in series for trend in group["trends"]), runs)
     by_day = groupby(map(row, runs[: -LISTED - 1 : -1]), key=lambda row: row["run"].moment.strftime("%Y-%m-%d"))
     page = markup.page(
@@ -88,8 +86,7 @@ def render(outputs: Path | str) -> Path:
         count=len(runs),
         day_count=len({run.moment.date() for run in runs}),
         days={day: list(rows) for day, rows in by_day},
-        older=len(older),
-        damaged=[row(run) for run in older if run.problems][: -DAMAGED - 1 : -1],
+        older=max(0, len(runs) - LISTED),
         groups=series,
         series_left=len(trends.series(runs)) - len(series),
         events=[(event, row(event.run)) for event in happened[:EVENTS]],

@@ -41,7 +41,6 @@ NO_ALT = "picture without a description"
 
 
 def _attribute(tag: str, name: str, value: str) -> str | None:
-    """Return the value that an allowed attribute keeps; None removes the attribute."""
     if name == "src":
         return value if SAFE_IMAGE.match(value) else None
     if name == "href":

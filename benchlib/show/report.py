@@ -17,11 +17,10 @@ from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.results.shared import link
 from benchlib.show import markup
-from benchlib.show.digest import digest, shortened
+from benchlib.show.digest import digest
 from benchlib.show.figures import data_url
 
 NAME = "report.html"
-MAX_BYTES = 500_000
 TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
 ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
@@ -100,7 +99,7 @@ def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
 
 
 def html(run: Run) -> str:
-    """Return the report of a run folder, whole, partial or damaged, as one HTML document under 500 kB."""
+    """Return the report of a run folder, whole, partial or damaged, as one HTML document."""
     record = load(run.path)
     content = digest(record, run)
     problems, data = list(content["problems"]), None
@@ -113,12 +112,8 @@ def html(run: Run) -> str:
     content["problems"] = list(dict.fromkeys(problems))  # once, whichever reader met them
     limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - sum(len(picture["src"]) for picture in pictures)))
     seen = {picture["src"].partition(",")[2]: picture["name"] for picture in pictures}
-    values = {"run": content, "pictures": pictures, "data": data}
-    text = markup.page("index.html.j2", nb=notebook, shown=Outputs(limit, seen).shown, **values)
-    if len(text.encode()) > MAX_BYTES:
-        values["run"] = shortened(content)
-        text = markup.page("index.html.j2", nb=nbformat.v4.new_notebook(), shown=Outputs(0, seen).shown, **values)
-    return text
+    shown = Outputs(limit, seen).shown
+    return markup.page("index.html.j2", nb=notebook, shown=shown, run=content, pictures=pictures, data=data)
 
 
 def render(run_dir: Path | str) -> Path:

@@ -15,7 +15,6 @@ import one_slurm
 import pytest
 from harness import HERE, free_port, prepare, until
 
-from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import marked
@@ -134,8 +133,7 @@ def test_a_cluster_that_cannot_run_it_says_why(
 
 
 def test_a_job_that_stays_in_the_queue(cluster: Path, tmp_path: Path) -> None:
-    program(tmp_path / "bin" / "sbatch", "echo 77")
-    program(tmp_path / "bin" / "scontrol", "echo JobId=77 JobState=PENDING Reason=Resources ExitCode=0:0")
+    program(tmp_path / "bin" / "sbatch", "echo 77; exec sleep 100")
     program(tmp_path / "bin" / "scancel", f'echo "$1" > {tmp_path / "cancelled"}')
     program(tmp_path / "bin" / "squeue", "true")
     profile = tmp_path / "busy.yaml"
@@ -147,27 +145,14 @@ def test_a_job_that_stays_in_the_queue(cluster: Path, tmp_path: Path) -> None:
     assert (tmp_path / "cancelled").read_text() == "77\n"
 
 
-@pytest.mark.parametrize(
-    ("state", "words"), [("FAILED ExitCode=9:0", "exit code 9"), ("TIMEOUT ExitCode=0:0", "exit code 1")]
-)
-def test_a_job_that_ends_without_a_rank(cluster: Path, tmp_path: Path, state: str, words: str) -> None:
-    program(tmp_path / "bin" / "sbatch", "echo '88;main'")
-    program(tmp_path / "bin" / "scontrol", f"echo JobId=88 JobState={state}")
+def test_a_job_that_ends_without_a_rank(cluster: Path, tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "sbatch", "echo '88;main'; echo gone >&2; exit 9")
+    program(tmp_path / "bin" / "squeue", "true")
     program(tmp_path / "bin" / "scancel", "true")
     run_dir = prepare(tmp_path / "run", launcher="slurm")
     with pytest.raises(RankFailed) as caught:
         execute(run_dir, benchmark="faulty:run")
-    reason = caught.value.status["reason"]
-    assert words in reason and f"job 88: {state.split()[0]}" in reason
-
-
-def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for launcher, words in (("kubernetes", "install kubectl"), ("slurm", "slurm-client"), ("torchx", "torchx==0.7.0")):
-        run_dir = prepare(tmp_path / launcher, launcher=launcher)
-        with pytest.raises(UserError, match=words):
-            Launch(run_dir, "faulty:run").start()
-        assert not (run_dir / "job.json").exists()
+    assert "exit code 9" in caught.value.status["reason"] and caught.value.status["reason"].endswith(": gone")
 
 
 @pytest.mark.skipif(bool(one_slurm.missing()), reason=one_slurm.missing())

@@ -1,14 +1,11 @@
-"""A whole calibration with real measurements: an injected slow-down is measured, what is stored is used, and a cut one goes on."""
-
-import shutil
+"""A whole calibration with real measurements: an injected slow-down is measured, and what is stored is used."""
 
 import pytest
 from harness import in_this_process
 
 from benchlib.commands import calibrate as command
-from benchlib.commands.calibrate import Request, _schedule, calibrate, request, shares
+from benchlib.commands.calibrate import _schedule, calibrate, shares
 from benchlib.core.errors import UserError
-from benchlib.core.files import write_json
 from benchlib.judge import baselines
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.verdict import judge
@@ -30,14 +27,7 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
 
     monkeypatch.setattr(command, "execute", execute)
 
-    asked = Request(
-        target="machine", tier="smoke", backend="cpu", overrides=SMALL, runs=3, planted=[1.0], planted_runs=1
-    )
-
-    def make(resume=None):
-        return calibrate(asked if resume is None else request({}, resume), tmp_path / "out", resume)
-
-    first = make()
+    first = calibrate("machine", "smoke", "cpu", SMALL, {0.0: 3, 1.0: 1}, tmp_path / "out")
     by_name = {item.metric: item for item in first.metrics}
     (plant,) = by_name["matmul_fp32_alone_flops"].planted
     assert plant.expected == 0.5
@@ -51,17 +41,11 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
     assert verdict.gate["sentence"] == first.sentence()
     assert load_calibration(root, "machine", "smoke", fingerprint_key(first.fingerprint)) == first
 
-    shutil.rmtree(runs[0])  # as if the calibration had been cut there
-    again = make(resume=store)
-    assert (again.runs, again.planted_runs) == (3, 1)
-    assert len(list(store.glob("*-*/*/config.json"))) == 4
-    assert set(runs[1:]) < {path.parent for path in store.glob("*-*/*/config.json")}
     capsys.readouterr()
 
 
-def test_the_runs_take_turns():
-    assert _schedule(4, {0.5: 2}, {0.0: [], 0.5: []}) == [0.0, 0.5, 0.0, 0.0, 0.5, 0.0]
-    assert _schedule(2, {0.5: 1}, {0.0: ["whole"], 0.5: []}) == [0.0, 0.5]
+def test_the_runs_are_interleaved():
+    assert _schedule({0.0: 4, 0.5: 2}) == [0.0, 0.5, 0.0, 0.0, 0.5, 0.0]
 
 
 def test_wrong_shares_are_refused():
@@ -70,16 +54,7 @@ def test_wrong_shares_are_refused():
             shares(planted)
 
 
-def test_a_resumed_calibration_does_what_was_asked(tmp_path):
-    with pytest.raises(UserError, match="no calibration was started there"):
-        request({}, tmp_path)
-    stored = Request(target="machine", tier="smoke", overrides={"seconds": "0.1"})
-    write_json(tmp_path / "request.json", stored.model_dump(mode="json"))
-    assert request({"target": None, "runs": None, "overrides": {}}, tmp_path) == stored
-    with pytest.raises(UserError, match="leave out target, runs"):
-        request({"target": "squad", "runs": 20}, tmp_path)
-    with pytest.raises(UserError, match="needs a benchmark"):
-        request({"target": None}, None)
+def test_a_tier_is_refused(tmp_path):
     with pytest.raises(UserError, match="one benchmark"):
-        calibrate(Request(target="quick"), tmp_path / "out")
+        calibrate("quick", "quick", "cpu", {}, {0.0: 3}, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -28,59 +28,6 @@ def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
-    output = on_small_disk(
-        tmp_path / "disk",
-        "128k",
-        """
-        from harness import none_left, prepare
-        from benchlib.launch.launch import RankFailed, execute
-        run_dir = prepare(disk / "run", steps=100000, step_s=0.0005)
-        try:
-            execute(run_dir, benchmark="faulty:run")
-        except RankFailed as error:
-            print("REASON", error.status["reason"])
-        none_left(run_dir)
-        lines = [path.read_bytes().split(b"\\n")[-1] for path in run_dir.glob("events-*.jsonl")]
-        print("ENDS", lines, [path.name for path in run_dir.rglob("*.tmp")])
-        """,
-    )
-    assert re.search(
-        r"^REASON .*(cannot be written: no space left|could not write its files|the disk is full)", output, re.M
-    )
-    assert "ENDS [b'', b'', b''] []" in output
-    assert "Traceback" not in output
-
-
-def test_tensors_that_find_no_space_say_which_file_and_what_to_do(tmp_path: Path) -> None:
-    output = on_small_disk(
-        tmp_path / "disk",
-        "256k",
-        """
-        import numpy, torch
-        from benchlib.core.errors import StorageError
-        from benchlib.benchmarks.parity import inputs, recording
-        from benchlib.benchmarks.parity.config import ParityConfig
-        meta = dict.fromkeys(("member", "backend", "precision", "model_sha256", "inputs_sha256"), "x")
-        small = ParityConfig(lengths=[8], batch_sizes=[1], dev_questions=0, train_steps=0, train_batch=1)
-        large = small.model_copy(update={"lengths": [128], "batch_sizes": [256]})
-        for work in (
-            lambda: recording.write(disk / "members" / "exact", meta, {"a/start": numpy.zeros((1000, 100), numpy.float32)}),
-            lambda: inputs.prepare(small, disk / "golden"),
-            lambda: inputs.prepare(large, disk / "inputs"),
-        ):
-            try:
-                work()
-            except StorageError as error:
-                print(error)
-        print([path.name for path in disk.rglob("*") if path.name.startswith(".")])
-        """,
-    )
-    rest = "cannot be written: no space left on device; free some space on this disk, or choose another place (for runs: --out DIR)"
-    names = ("members/exact", "golden/weights.safetensors", "inputs/inputs.safetensors")
-    assert output.splitlines() == [*(f"{tmp_path / 'disk' / name} {rest}" for name in names), "[]"]
-
-
 def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: Path) -> None:
     output = on_small_disk(
         tmp_path / "disk",
@@ -141,7 +88,7 @@ def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
         assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
         assert launch.stop()
     none_left(run_dir)
-    assert run_folder.claimed(run_dir) is False
+    assert not run_folder.is_running(run_dir)
     with pytest.raises(UserError, match="already executed"):
         Launch(run_dir, "faulty:run").start()
 

@@ -177,14 +177,14 @@ def test_supervisor_killed(tmp_path: Path, launcher: str, fault: str) -> None:
         pid_at_step(run_dir, 1)
         assert launch.pid is not None
         until(lambda: len(marked(run_dir)) == 4)  # supervisor, two ranks, and a child or the agent: see none_left
-        assert run_folder.claimed(run_dir) is True
+        assert run_folder.is_running(run_dir)
         os.kill(launch.pid, signal.SIGKILL)
         if launcher == "torchrun":
             none_left(run_dir)  # before anybody on this side clears up
         with pytest.raises(RankFailed, match="supervisor was killed by SIGKILL"):
             launch.raise_for_status()
     none_left(run_dir)
-    assert run_folder.claimed(run_dir) is False
+    assert not run_folder.is_running(run_dir)
     assert "rank 1 was last heard of during phase train" in status(run_dir)["reason"]
 
 

@@ -6,7 +6,6 @@ from worlds import in_ranks
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.machine import run
 from benchlib.config.schema import build, save_config
-from benchlib.core.events import read_events
 from benchlib.results.run import Run
 from benchlib.runtime.measurement import executed
 from benchlib.workloads.collective_timing import MIN_ROUNDS, WARMUP, Pace, time_all_reduce
@@ -40,8 +39,6 @@ def test_two_ranks_measure_a_machine(tmp_path):
     # Both ranks at once do not exceed twice the best single one: it would count something twice.
     assert values["matmul_fp32_flops"] <= 2 * values["matmul_fp32_best_flops"]
     assert values["matmul_fp32_flops"] <= values["matmul_fp32_peak_flops"] <= 2 * values["matmul_fp32_best_flops"]
-    reading = " ".join(BENCHMARKS["machine"].spec.reading(machine))
-    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} in this run (n = " in reading
     assert values["matmul_fp32_alone_flops"] <= values["matmul_fp32_best_flops"]
     assert values["allreduce_gbps"] == pytest.approx(values["allreduce_algbw_gbps"])  # 2 (n - 1) / n = 1 for two ranks
     assert values["copy_host_gbytes_per_s"] > 0
@@ -55,14 +52,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
     assert [(row["precision"], row["rank"]) for row in result.tables["matmul"]] == [("fp32", 0), ("fp32", 1)]
     assert [row["bytes"] for row in result.tables["allreduce"]] == [1024, 524288]
     assert len(machine.samples["allreduce_gbps"]) >= MIN_ROUNDS
-    progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
-    assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
-    assert {limit.metric for limit in BENCHMARKS["machine"].spec.limits(machine)} >= {
-        "matmul_fp32_flops",
-        "copy_host_gbytes_per_s",
-        "allreduce_gbps",
-    }
 
 
 def test_rates_of_ranks_are_added_round_by_round():

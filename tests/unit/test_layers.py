@@ -30,7 +30,7 @@ ROOMS = {
 FRONT = {"__init__", "config", "command", "spec"}
 WITH_TORCH = {"runtime", "workloads"}
 DOORS = {"__main__", "cli", "session"}
-HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
+HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate"}
 JUPYTER = {"IPython", "ipywidgets", "ipykernel", "jupyter_client", "nbclient", "nbformat", "papermill"}
 
 

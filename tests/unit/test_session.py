@@ -9,7 +9,6 @@ from make_smoke import unpack
 from stores import without_pictures
 
 from benchlib import session
-from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed
 from benchlib.judge.checks import Check, Verdict
 from benchlib.launch import launch
@@ -39,13 +38,6 @@ def demo(folder):
     unpack("machine", folder)
     (folder / "status.json").write_text(STATUS)
     return Run(folder)
-
-
-def test_intervals_have_the_unit_of_their_value(tmp_path):
-    run = stored(tmp_path, 1)
-    metric = next(metric for metric in run.result.metrics if metric.unit == "FLOP/s" and metric.ci_low)
-    low = session.metrics_table(run).loc[metric.name, "95% interval"].split()[0]
-    assert float(low) == pytest.approx(metric.ci_low / 1e9, rel=0.01)
 
 
 @pytest.mark.parametrize(("verdict", "raises"), [("PASS", False), ("AMBIGUOUS", False), ("FAIL", True)])
@@ -137,21 +129,6 @@ def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
     shell.user_ns["error"] = error
     shell.run_cell("def deep():\n    raise error\ndeep()")
     assert lines == [f"{type(error).__name__}: {error}"]
-
-
-def test_a_notebook_shows_the_tables_of_the_spec(tmp_path):
-    run = unpack("machine", tmp_path / "run")
-    assert len(session.table(run, "All-reduce by size")) == len(run.result.tables["allreduce"])
-    with pytest.raises(UserError, match="no table 'All-reduce by sizes' here: did you mean All-reduce by size"):
-        session.table(run, "All-reduce by sizes")
-
-
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_before_a_run_tables_are_empty_but_the_one_of_the_limits_it_will_be_judged_by(benchmark, tmp_path, monkeypatch):
-    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
-    run = session.open_run(benchmark, "", "smoke", "cpu", {})
-    filled = {name for name in BENCHMARKS[benchmark].spec.frames(run) if not session.table(run, name).empty}
-    assert filled == ({"Limits and their sources"} if benchmark == "parity" else set())
 
 
 def test_checks_that_need_a_reader_come_first_and_the_passed_ones_share_a_row():

@@ -9,6 +9,7 @@ makes later queries late. No torch here: the engine loads what it needs.
 """
 
 import array
+import gc
 import queue
 import threading
 import time
@@ -23,7 +24,6 @@ import psutil
 
 from benchlib.benchmarks.inference.rules import Conf
 from benchlib.core.errors import RunBroken
-from benchlib.core.imports import loaded
 from benchlib.runtime import child
 from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
 from benchlib.workloads.llm.load import Client
@@ -175,7 +175,7 @@ def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
         except BaseException:  # an exception in a callback comes out here, and the process would die at its exit
             failure.append(traceback.format_exc())
 
-    loaded()
+    gc.freeze()  # what is loaded stays for good: collections look at queries alone
     process, wall, cpu = psutil.Process(), time.monotonic(), time.process_time()
     thread = threading.Thread(target=start, name="LoadGen", daemon=True)
     thread.start()

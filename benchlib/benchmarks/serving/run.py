@@ -5,6 +5,7 @@ rising rates until a limit is missed. Last a worker is killed and started again 
 """
 
 import contextlib
+import gc
 import itertools
 import signal
 import statistics
@@ -22,7 +23,6 @@ from benchlib.benchmarks.serving.config import ServingConfig
 from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config import addresses
 from benchlib.core.events import EventWriter, Moment, keep_alive
-from benchlib.core.imports import loaded
 from benchlib.core.machine import BACKENDS
 from benchlib.workloads.llm.dispatch import Dispatcher, asked_in, in_flight, losses, memory_of
 from benchlib.workloads.llm.engines import Policy, Settings
@@ -91,7 +91,7 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
             bench.urls = [worker.url for worker in dispatcher.workers]
             simulated = any(worker.engine == "sim" for worker in dispatcher.workers)
             client.at_once(2 * len(bench.urls))
-        loaded()
+        gc.freeze()  # what is loaded stays for good: collections look at queries alone
         startup_s = began.since()
         events.emit("phase", name="measure", text="rates of the workers")
         _rates(bench)

@@ -81,7 +81,6 @@ class Pod:
         self._offset = 0
         self._results: dict[str, Any] = {}
         self._logs: subprocess.Popen[bytes] | None = None
-        self._cp: subprocess.Popen[bytes] | None = None
 
     def follow(self, ended: bool) -> bool:
         """Return whether the log is being written; begin with it, or again where the connection broke."""
@@ -118,15 +117,10 @@ class Pod:
     def _fetch(self) -> None:
         """Copy the archive of the results and unpack it; again as long as that fails and the pod is there."""
         archive = self.folder.path / f".results-{self.name}.tar.gz"
-        if not self._cp:
-            # A name and no path: kubectl takes what precedes a colon for a pod.
-            command = [*self.kubectl, "cp", "--retries=3", f"{self.name}:{self._results['path']}", archive.name]
-            self._cp = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=archive.parent)
-        if (copied := self._cp.poll()) is None:
-            return
-        self._cp = None
+        # A name and no path: kubectl takes what precedes a colon for a pod.
+        command = [*self.kubectl, "cp", "--retries=3", f"{self.name}:{self._results['path']}", archive.name]
         try:
-            if copied == 0:
+            if subprocess.run(command, stdout=subprocess.DEVNULL, cwd=archive.parent, check=False).returncode == 0:
                 self.folder.unpack(archive)
                 self.code, self._results = self._results["returncode"], {}
         except (OSError, EOFError, tarfile.TarError) as error:
@@ -135,9 +129,9 @@ class Pod:
 
     def close(self) -> None:
         """End kubectl, and leave the log without the lines that were for here; print the end of a failed pod's."""
-        for process in filter(None, (self._logs, self._cp)):
-            process.kill()
-            process.wait()
+        if self._logs:
+            self._logs.kill()
+            self._logs.wait()
         if self.log.exists():
             lines = self.log.read_text(errors="replace").splitlines(keepends=True)
             text = "".join(line for line in lines if not line.startswith(LINE))

@@ -1,11 +1,10 @@
 """The agent of a run that a command submits: SLURM's sbatch, TorchX.
 
     python -m benchlib.launch.agents.submit --id REGEX --cancel "scancel {id}" [--left "squeue -h -j {id}"]
-                                     [--state "scontrol --oneliner show job {id}"] [--log FILE] -- COMMAND...
+                                            [--log FILE] -- COMMAND...
 
-COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, with ``--state``,
-at once: then that prints SLURM's state of the job (``sbatch --wait`` would do the same, but notices an end up to half
-a minute late). When this agent is ended, it cancels the job and waits until nothing is left.
+COMMAND prints the job's id, the first group of REGEX, and ends with the job and its exit code. When this agent is
+ended, it cancels the job and waits until nothing is left.
 """
 
 import argparse
@@ -27,10 +26,6 @@ CANCEL_S = 10.0
 TERM_S = 5.0
 POLL_S = 0.3
 TAIL_BYTES = 8000
-STATE_S = 2.0
-QUERIES = 15  # without an answer, in a row
-STATE = re.compile(r"JobState=(?P<state>\w+).*ExitCode=(?P<code>\d+):\d+", re.DOTALL)
-GOING_ON = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|STAGE_OUT|SIGNALING|RESIZING|REQUEUED|STOPPED")
 
 
 class Submitted:
@@ -50,23 +45,9 @@ class Submitted:
         code = self.process.wait()
         code = 128 - code if code < 0 else code
         self._id_read.wait(ID_S)
-        if self.options.state and not code:
-            code = self._watch()
         if code:
             self._show_log()
         return code
-
-    def _watch(self) -> int:
-        unknown = 0
-        while unknown < QUERIES:
-            match = STATE.search(self._call(self.options.state))
-            unknown = 0 if match else unknown + 1
-            if match and not GOING_ON.fullmatch(match["state"]):
-                print(f"job {self.identity}: {match['state']}", file=sys.stderr, flush=True)
-                return 0 if match["state"] == "COMPLETED" else int(match["code"]) or 1
-            time.sleep(STATE_S)
-        print(f"job {self.identity!r} is no longer known: {self.options.state}", file=sys.stderr, flush=True)
-        return 1
 
     def _read(self) -> None:
         assert self.process and self.process.stdout
@@ -123,7 +104,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--id", required=True, help="expression whose first group is the job's id")
     parser.add_argument("--cancel", required=True, help="command that cancels {id}")
     parser.add_argument("--left", default="", help="command that prints something as long as {id} is there")
-    parser.add_argument("--state", default="", help="command that prints SLURM's JobState and ExitCode of {id}")
     parser.add_argument("--log", default="/dev/null", help="file with the job's own output")
     parser.add_argument("command", nargs="+")
     job = Submitted(parser.parse_args(argv))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchlib.benchmarks import loadable
 from benchlib.config.schema import nearest
 from benchlib.core.errors import StorageError, UserError
-from benchlib.core.files import output_path
+from benchlib.core.files import atomic_path, write_text
 from benchlib.core.text import counted
 from benchlib.results.record import Record
 from benchlib.results.run import fingerprint_key
@@ -87,15 +87,14 @@ def put(text: str, output: str, what: str) -> str:
         sys.stdout.write(text.encode(errors="replace").decode())
         return ""
     path = _file_at(output)
-    with output_path(path) as temporary:
-        temporary.write_bytes(text.encode(errors="replace"))
-    return f"{what} written to {path}"
+    write_text(path, text)
+    return f"{what} written to {output}"
 
 
 def _file_at(output: str) -> Path:
-    path = Path(output).expanduser()
-    if path.is_dir():
-        raise UserError(f"--output {output} is a folder: name a file in it")
+    path = Path(output).expanduser().resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        raise UserError(f"--output {output} is a folder, a pipe or a device: name a file, or - for the standard output")
     return path
 
 
@@ -130,10 +129,10 @@ def write_csv(runs: Sequence[Record], output: str, samples: bool = False) -> str
 def write_parquet(runs: Sequence[Record], output: str, samples: bool = False) -> str:
     if output in ("", "-"):
         raise UserError("Parquet is binary: name a file with --output FILE.parquet")
-    frame, path = table_of(runs, samples), _file_at(output)
-    with output_path(path) as temporary:
+    frame = table_of(runs, samples)
+    with atomic_path(_file_at(output)) as temporary:
         frame.to_parquet(temporary, index=False)
-    return f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')} written to {path}"
+    return f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')} written to {output}"
 
 
 def table_of(runs: Sequence[Record], samples: bool = False) -> "pandas.DataFrame":

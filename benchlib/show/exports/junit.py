@@ -66,7 +66,6 @@ def _properties(run: Record) -> dict[str, str]:
 
 
 def _tests(run: Record) -> list[tuple[str, str, str, str]]:
-    """Return name, element ('' for a passed test), message and text of each test of a run."""
     verdict = run.verdict
     tests = [_of_check(check, verdict.broken) for check in verdict.checks] if verdict else []
     if run.problems:

@@ -64,7 +64,6 @@ def _experiment(client: Any, uri: str, name: str) -> str:
 
 
 def _store(client: Any, uri: str, run: Record) -> bool:
-    """Write one run; return whether the store had it."""
     experiment = _experiment(client, uri, f"benchlib-{run.benchmark}-{run.tier}")
     quoted = run.run.replace("'", "")
     stored = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{quoted}'", max_results=1)

@@ -51,7 +51,6 @@ def prometheus(runs: Sequence[Record]) -> str:
 
 
 def newest(runs: Sequence[Record]) -> list[Record]:
-    """Return the newest run of each benchmark, tier, backend and host."""
     return list({_labels(run): run for run in sorted(runs, key=lambda run: run.started_at)}.values())
 
 

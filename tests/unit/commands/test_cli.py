@@ -16,7 +16,6 @@ from benchlib.config.schema import read_params
 from benchlib.core.text import duration
 from benchlib.judge.checks import Check, verdict_of
 from benchlib.launch import plan
-from benchlib.results.run import Result, save_result
 
 PROBE = {
     "backends": {
@@ -117,16 +116,6 @@ def test_what_was_named_and_skipped_is_exit_code_3_and_a_tier_may_skip(tmp_path,
     outcome = runner.Outcome(Path("run"), verdict, False, missed)
     assert outcome.exit_code() == (3 if missed else 0)
     assert dataclasses.replace(outcome, interrupted=True).exit_code() == 130
-
-
-@pytest.mark.parametrize(("members", "missed"), [({}, False), ({"members": "eager,bf16"}, True)])
-def test_a_member_that_was_named_and_skipped_is_exit_code_3(tmp_path, members, missed):
-    chosen = plan.plan("parity", "smoke", "cpu", members, PROBE)
-    rows = [{"member": "eager", "status": "ok"}, {"member": "bf16", "status": "skipped"}]
-    run_dir = plan.prepare(chosen, tmp_path)
-    save_result(run_dir, Result.of(chosen.config, status="complete", tables={"members": rows}))
-    passed = Check(name="parity of eager", kind="target", question="?", status="PASS", reason="equal")
-    assert runner._missed(chosen, run_dir, verdict_of([passed])) is missed
 
 
 def test_list_names_everything(call):

@@ -1,15 +1,10 @@
 """Addresses of workers: scheme, host, port, no page, no password, none twice."""
 
-import contextlib
-import socket
-import threading
-
 import pytest
 from aiohttp import web
 from llm_servers import TOKEN, Faulty, own
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.config import addresses
 from benchlib.config.addresses import check_token, workers
 from benchlib.config.schema import resolve
 from benchlib.core.errors import UserError
@@ -72,31 +67,6 @@ def test_a_redirect_is_refused_and_takes_the_token_nowhere(monkeypatch):
     finally:
         worker.hosted.cut()
         thief.hosted.cut()
-
-
-def test_a_server_that_trickles_does_not_hold_up_the_start(monkeypatch):
-    """Its headers come one by one, without an end."""
-    monkeypatch.setattr(addresses, "ASK_S", 0.3)
-    over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def trickle():
-            connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 200 OK\r\n")
-                while not over.wait(0.05):
-                    connection.sendall(b"X: y\r\n")
-
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        asking = threading.Thread(target=check_token, args=([f"http://127.0.0.1:{server.getsockname()[1]}"],))
-        asking.start()
-        asking.join(120)
-        ended = not asking.is_alive()
-        over.set()
-        thread.join()
-        asking.join()
-    assert ended
 
 
 def test_a_wrong_token_is_refused_before_anything_starts(monkeypatch):

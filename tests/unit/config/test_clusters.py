@@ -17,23 +17,12 @@ def test_shipped_profiles_load_travel_and_are_listed(capsys):
         assert cluster.Cluster.model_validate_json(profile.model_dump_json()) == profile
 
 
-def test_claims_are_those_of_the_data_sheets():
-    links = cluster.load("h100").links
-    gbps, source = links.claimed(one_node=True)
-    assert gbps == 900 * 8 / 2 and "NVLink" in source, "900 GB/s in both directions"
-    gbps, source = links.claimed(one_node=False)
-    assert gbps == 8 * 400 and "ConnectX-7" in source
-    assert cluster.load("").links.claimed(one_node=True) == (None, "")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("links: {inter_node_gpbs: 3}", "links.inter_node_gpbs: no such field: did you mean inter_node_gbps?"),
         ("links: {inter_node_gbps: 3}", "inter_node_gbps needs inter_node_source"),
         ("kubernets: {}", "kubernets: no such field: did you mean kubernetes?"),
-        ("kubernetes: {groups: []}", "there is no groups any more: a job has one kind of nodes"),
-        ("kubernetes: {flavour: jobset}", "there is no flavour any more: a run is an Indexed Job"),
         ("kubernetes: {namespace: Not_A_Label}", "kubernetes.namespace = 'Not_A_Label'"),
         ("kubernetes: {tolerations: [{key: a, efect: NoSchedule}]}", "did you mean effect?"),
         ("kubernetes: {memory: 64GB}", "kubernetes.memory = '64GB'"),

@@ -3,34 +3,32 @@
 import errno
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from benchlib.core import files, run_folder
+from benchlib.core import files
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, EventWriter, read_events
-from benchlib.core.files import atomic_path, output_path, read_json, read_yaml, write_json
+from benchlib.core.files import atomic_path, read_json, read_yaml, write_json
 
 
-def write_and_fail(writer, path, error):
-    with writer(path) as temporary:
+def write_and_fail(path, error):
+    with atomic_path(path) as temporary:
         temporary.write_text("half")
         raise error
 
 
-@pytest.mark.parametrize("writer", [atomic_path, output_path])
-def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, writer):
+def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"old": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(path, {"new": float("nan")})
     with pytest.raises(StorageError, match=r"a\.json cannot be written: no space left"):
-        write_and_fail(writer, path, OSError(errno.ENOSPC, "full"))
+        write_and_fail(path, OSError(errno.ENOSPC, "full"))
     with pytest.raises(PermissionError) as caught:  # not of this disk
-        write_and_fail(writer, path, PermissionError(errno.EACCES, "somebody else's file", "/elsewhere"))
+        write_and_fail(path, PermissionError(errno.EACCES, "somebody else's file", "/elsewhere"))
     assert not isinstance(caught.value, StorageError)
     assert json.loads(path.read_text()) == {"old": 1}
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
@@ -43,32 +41,6 @@ def test_new_files_have_the_permissions_that_the_umask_leaves(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("kind", ["fifo", "link", "device"])
-def test_output_goes_into_what_is_no_regular_file_and_never_replaces_it(tmp_path, monkeypatch, kind):
-    # As root a mistake would replace a device of this machine.
-    monkeypatch.setattr("os.replace", lambda source, target: pytest.fail(f"{target} was replaced"))
-    path, other, received = tmp_path / "out", tmp_path / "other", []
-    reader = threading.Thread(target=lambda: received.append(path.read_text()))
-    if kind == "fifo":
-        os.mkfifo(path)
-        reader.start()
-    elif kind == "link":
-        other.write_text("an earlier and longer text")
-        path.symlink_to(other)
-    else:
-        path = Path("/dev/full")
-    if kind == "device":
-        with pytest.raises(StorageError, match="/dev/full cannot be written"), output_path(path) as temporary:
-            temporary.write_text("rows")
-        return
-    with output_path(path) as temporary:
-        temporary.write_text("rows")
-    if kind == "fifo":
-        reader.join()
-    assert (received or [other.read_text()]) == ["rows"]
-    assert path.is_fifo() or path.is_symlink()
 
 
 @pytest.mark.parametrize("read", [read_yaml, read_json])
@@ -155,27 +127,3 @@ def test_events_of_one_writer_keep_their_order_when_the_clock_is_set_back(tmp_pa
         writer.emit("step", step=step)
     other.emit("step", step=9)
     assert [event["step"] for event in read_events(tmp_path) if event["source"] == "rank0"] == [0, 1, 2, 3]
-
-
-def test_two_who_judge_a_run_at_once_leave_the_checksum_of_the_last_verdict(tmp_path, monkeypatch):
-    """The first one has read the list and the verdict when the second one writes both anew."""
-    path, entry, others = tmp_path / "verdict.json", run_folder._entry, []
-    write_json(path, {"verdict": "PASS"})
-    run_folder.record_files(tmp_path)
-
-    def judge_again():
-        write_json(path, {"verdict": "FAIL", "sentence": "judged by other rules"})
-        run_folder.record_verdict(tmp_path)
-
-    def slow_entry(file):
-        result = entry(file)
-        if not others:
-            others.append(threading.Thread(target=judge_again))
-            others[0].start()
-            others[0].join(0.3)  # with a lock the other one waits
-        return result
-
-    monkeypatch.setattr(run_folder, "_entry", slow_entry)
-    run_folder.record_verdict(tmp_path)
-    others[0].join()
-    assert run_folder.file_faults(tmp_path) == []

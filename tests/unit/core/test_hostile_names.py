@@ -20,14 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        f"squad-cpu-101500-{EVIL.replace('/', '')}",
-        "squad-cpu-101500-a\nPASS  all\tfine",
-        f"squad-cpu-101500-[red]x[bold]{ANSI}",
-        "-x",
-        "sp ace ünï 漢",
-    ],
+    "name", [f"squad-cpu-101500-[red]x[bold]{ANSI}{EVIL.replace('/', '')}", "-a\nPASS  all\tfine ünï 漢"]
 )
 def test_names_of_folders_and_stored_words_are_harmless_everywhere(tmp_path, name, monkeypatch):
     monkeypatch.setattr(output.console, "width", 400)  # no name is folded into its neighbours' column

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -68,10 +67,10 @@ def longer(place):
 NOT_WHOLE = {
     "no tokenizer": (without_tokenizer, "no tokenizer in the folder"),
     "cut tokenizer": (cut("tokenizer.json"), "tokenizer.json: not valid JSON"),
-    "cut weights": (cut("model.safetensors"), "model.safetensors: [0-9,]+ of [0-9,]+ bytes: it was cut"),
-    "cut header": (cut("model.safetensors", 0.00001), "model.safetensors: cut, or no safetensors file"),
-    "longer weights": (longer, "something was added to it"),
-    "noise": (lambda place: (place / "model.safetensors").write_bytes(bytes(range(256)) * 9), "its header would be"),
+    "cut weights": (cut("model.safetensors"), "model.safetensors was cut, altered or is no safetensors file"),
+    "cut header": (cut("model.safetensors", 0.00001), "model.safetensors was cut"),
+    "longer weights": (longer, "model.safetensors was cut, altered"),
+    "noise": (lambda place: (place / "model.safetensors").write_bytes(bytes(range(256)) * 9), "is no safetensors file"),
     "a pickle": (only_pickle, "pytorch_model.bin is a pickle"),
     "a lost part": (of_a_lost_part, "model-00002-of-00002.safetensors is missing, which model.safetensors.index.json"),
     "cut config": (cut("config.json"), "config.json: not valid JSON"),
@@ -94,7 +93,7 @@ def test_a_run_is_refused_before_it_starts(folder, tmp_path, words):
     place, out = folder(asset, cut("model.safetensors")), tmp_path / "out"
     given = ["run", *words, "--set", f"model={place}", "--out", str(out)]
     answer = CliRunner().invoke(main, given)
-    assert answer.exit_code == 2 and "model.safetensors" in answer.output and "it was cut" in answer.output
+    assert answer.exit_code == 2 and "model.safetensors was cut" in answer.output
     assert not out.exists()
 
 
@@ -131,11 +130,3 @@ def test_decoders_of_a_folder_are_held_to_the_same(folder):
     without_tokenizer(place)
     with pytest.raises(UserError, match="no tokenizer in the folder"):
         texts.tokenizer_of(str(place))
-
-
-def test_a_folder_named_tiny_is_not_the_embedded_model(tmp_path, monkeypatch):
-    (tmp_path / "tiny").mkdir()
-    monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(main, ["run", "squad", "--set", "model=tiny", "--backend", "cpu", "--dry-run"])
-    assert answer.exit_code == 0, answer.output
-    assert str(Path("tiny").resolve()) not in answer.output

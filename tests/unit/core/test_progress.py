@@ -50,13 +50,10 @@ def test_what_is_shown_follows_the_events(events, line, left_s):
 @pytest.mark.parametrize(
     "event",
     [
-        {"kind": "plan"},
         {"kind": "plan", "planned_steps": "all"},
-        {"kind": "step", "samples": 3},
         {"kind": "step", "step": 4, "loss": "low"},
         {"kind": "step", "step": 4, "samples": "many"},
         {"kind": "progress", "done": 9},
-        {"kind": "progress", "done": 9, "total": None},
         {"kind": "progress", "done": 9, "total": 10, "member": "bf16"},
     ],
     ids=str,

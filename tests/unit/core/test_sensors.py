@@ -1,12 +1,9 @@
 """Sensors against libraries and counters made for the test: units, sums, wraps, and reasons for what is absent."""
 
 import os
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from benchlib.core import sensors
@@ -163,21 +160,3 @@ def test_processor_time_of_a_rank(work, known):
     values = reader.read()
     _assert_between(values["cpu_percent"], before, begun, ended, _moment())
     assert values["rss_bytes_per_pid"][str(os.getpid())] > 1e6
-
-
-def test_all_ranks_are_read_by_one_scan_of_the_processes(monkeypatch):
-    """The children of a rank count with it, those of others do not, and the number of ranks costs no further scan."""
-    scans, scan = [], psutil.Process.children
-    words = [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"]
-    processes = [subprocess.Popen(words, stdin=subprocess.PIPE) for _ in range(3)]
-    try:
-        while not all(children := [psutil.Process(process.pid).children() for process in processes]):
-            time.sleep(0.01)
-        reader = Sensors([process.pid for process in processes[:2]])
-        monkeypatch.setattr(psutil.Process, "children", lambda *args, **words: scans.append(1) or scan(*args, **words))
-        reader.read()
-        assert len(scans) == 1
-        assert reader._cpu_s.keys() == {rank.pid for rank in processes[:2]} | {child.pid for child, *_ in children[:2]}
-    finally:
-        for process in processes:
-            process.communicate(b"\n")

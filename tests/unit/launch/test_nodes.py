@@ -37,8 +37,7 @@ JOB = {"SLURM_NTASKS": 9, "SLURM_TASKS_PER_NODE": "3(x3)"}
     [
         ({"SLURM_PROCID": 6, "SLURM_LOCALID": 0, "SLURM_NODEID": 2, **STEP, **JOB}, (6, 7, 0, 1)),
         ({"SLURM_PROCID": 4, "SLURM_LOCALID": 1, "SLURM_NODEID": 1, **STEP}, (4, 7, 1, 3)),
-        ({"SLURM_PROCID": 5, "SLURM_NTASKS": 8, "SLURM_LOCALID": 1, "SLURM_NTASKS_PER_NODE": "4(x2)"}, (5, 8, 1, 4)),
-        ({"SLURM_PROCID": 1, "SLURM_NTASKS": 2, "SLURM_LOCALID": 1}, (1, 2, 1, 2)),
+        ({"SLURM_PROCID": 1, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 1}, (1, 2, 1, 2)),
         (OURS, (3, 4, 1, 2)),
         ({}, (0, 1, 0, 1)),
         ({"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_TASKS_PER_NODE": "two"}, "not the place of a rank"),

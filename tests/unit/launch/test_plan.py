@@ -58,18 +58,6 @@ def test_a_benchmark_of_one_process_is_that_on_every_machine():
         plan.plan("parity", "smoke", "cuda", {"nproc": 2}, GPUS)
 
 
-def test_a_benchmark_is_resolved_once(monkeypatch):
-    validated, read = [], []
-    validate, read_yaml = schema.validated, schema.read_yaml
-    monkeypatch.setattr(schema, "validated", lambda cls, values: validated.append(cls) or validate(cls, values))
-    monkeypatch.setattr(schema, "read_yaml", lambda path: read.append(path) or read_yaml(path))
-    monkeypatch.setattr(plan, "probe_devices", lambda: ONE)
-    schema.check_params.cache_clear()
-    planned = plan.plans("quick", None, "auto", [], None)
-    assert validated == [type(item.config) for item in planned]
-    assert len(read) == len(set(read))
-
-
 def test_a_run_folder_holds_config_origins_and_machine(tmp_path):
     planned = plan.plan("squad", "quick", "cpu", {"epochs": 2}, ONE)
     run_dir = plan.prepare(planned, tmp_path)

@@ -1,4 +1,4 @@
-"""The table of a run's states: where signs lead, and that no state lasts for ever or hides a failure."""
+"""What a supervisor makes of silence, and of a failure without a cause on its machine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,41 +11,7 @@ from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
 from benchlib.launch.nodes import Node
 from benchlib.launch.ranks import Ending
-from benchlib.launch.states import NEXT, Sign, State
 from benchlib.launch.supervise import Supervisor
-
-
-def walk(state: State, *signs: Sign) -> State:
-    for sign in signs:
-        state = NEXT[state].get(sign, state)
-    return state
-
-
-S, Q = State.STARTING, State.QUEUED
-
-
-@pytest.mark.parametrize(
-    ("state", "signs", "end"),
-    [
-        (Q, [Sign.READY, Sign.LATE], State.QUEUED),  # a queue is no fault: nothing counts until a rank was heard
-        (Q, [Sign.HEARD, Sign.READY, Sign.LATE], State.STARTING),  # one more pod has come
-        (S, [Sign.READY, Sign.DIED, Sign.ENDED, Sign.LATE], State.FAILING),
-        (S, [Sign.READY, Sign.ENDED, Sign.LATE], State.LEAVING),  # who is at work no more is not late
-        (S, [Sign.READY, Sign.ENDED, Sign.RETRY, Sign.ENDED], State.AGAIN),
-        (S, [Sign.READY, Sign.ENDED, Sign.BEGUN], State.STARTING),  # the agent was faster than its report
-        (S, [Sign.READY, Sign.RETRY, Sign.DIED, Sign.BEGUN], State.FAILING),  # the agent gave up
-    ],
-)
-def test_signs_lead_from_state_to_state(state: State, signs: list[Sign], end: State) -> None:
-    assert walk(state, *signs) is end
-
-
-def test_each_state_can_be_reached_and_left_and_none_misses_a_death() -> None:
-    assert set(NEXT) == set(State)
-    reached = {S, Q} | {end for row in NEXT.values() for end in row.values()}
-    assert reached == set(State) - {State.OVER}, "the supervisor alone ends a run"
-    for state in set(State) - {State.OVER}:
-        assert walk(state, Sign.DIED) is State.FAILING, state
 
 
 @pytest.fixture
@@ -62,19 +28,6 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     yield make
     for supervisor in there:
         supervisor.writer.close()
-
-
-@pytest.mark.parametrize("remote", [False, True])
-def test_no_state_lasts_for_ever(supervise: Callable[..., Supervisor], remote: bool) -> None:
-    """At work it is the silence that is limited, which the state lasts at least."""
-    supervisor = supervise(ranks=0 if remote else 2, startup_s=7.0, queue_s=9.0, stop_s=3.0, stall_s=5.0)
-    assert supervisor.state is (State.QUEUED if remote else State.STARTING)
-    patience = {}
-    for supervisor.state in set(State) - {State.OVER}:
-        patience[supervisor.state.name] = supervisor._limit()[0]
-    leaving_s = 13.0 if remote else 10.0  # the agent of a job elsewhere also takes it back
-    expected = {"QUEUED": 9.0, "STARTING": 7.0, "WORKING": 5.0, "FAILING": 1.0}
-    assert patience == expected | {"LEAVING": leaving_s, "AGAIN": 17.0}
 
 
 def test_a_failure_without_a_cause_here_names_the_other_nodes(

@@ -1,6 +1,5 @@
 """Cut and foreign files: each case ends in one clear sentence, and lists of runs stay readable with the damaged one marked."""
 
-import os
 import re
 import shutil
 import time
@@ -53,24 +52,14 @@ def test_files_that_are_cut_later_are_noticed(tmp_path):
         run_folder.file_faults(run)
 
 
-def test_without_locks_events_tell_that_a_run_goes_on(tmp_path, monkeypatch):
+def test_without_locks_events_tell_that_a_run_goes_on(tmp_path):
     run = place(tmp_path, with_result=False, with_status=False, with_verdict=False)
-    monkeypatch.setattr(run_folder, "claimed", lambda *_: None)
     assert load(run).word == "UNFINISHED"  # the last event is of long ago
     (run / "events-supervisor.jsonl").write_text(
         f'{{"t": {time.time() - 2}, "source": "supervisor", "kind": "sensor"}}\n'
     )
     assert load(run).word == "RUNNING"
     assert load_all(tmp_path)[0].word == "RUNNING"
-
-
-def test_the_front_of_a_run_holds_its_folder_after_the_ranks(tmp_path):
-    run = place(tmp_path, with_verdict=False)
-    with run_folder.attended(run):
-        assert load(run).word == "RUNNING"
-        assert not run_folder.is_running(run)
-        os.close(run_folder.claim(run))  # the ranks have a lock of their own
-    assert load(run).word == "UNFINISHED"
 
 
 def test_a_damaged_baseline_fails_the_gate_of_its_runs_and_names_itself(tmp_path, monkeypatch):

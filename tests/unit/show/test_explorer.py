@@ -4,16 +4,12 @@ import base64
 import html
 import re
 
-import nbformat
 import pytest
 from make_run import START, _metric, make_run
-from pages import EVIL, Page, assert_self_contained_and_accessible
+from pages import EVIL
 from series import DAY, STEADY, on_machine, place, speed
 
-from benchlib.commands import history as history_page
 from benchlib.config.schema import build, save_config
-from benchlib.core.errors import UserError
-from benchlib.core.files import home
 from benchlib.judge import trends
 from benchlib.show import explorer, history
 from benchlib.show.explorer import Explorer, View
@@ -92,17 +88,3 @@ def test_pictures_of_the_past_say_their_finding(tmp_path):
     assert "nothing recorded changed with it" in picture.alt
     assert png(picture) == png(history.trend(past.trends[0]))
     assert history.overlay("loss", []).alt == "No run is picked."
-
-
-def test_the_page_of_the_history(store, tmp_path):
-    past = read(store, tier="quick")
-    page = tmp_path / "history.html"
-    notebook = nbformat.read(home() / "notebooks" / "90_history.ipynb", as_version=4)
-    page.write_text(history_page.html(notebook, past, trends.judge_history(past)), encoding="utf-8")
-    shown = Page(page)
-    assert_self_contained_and_accessible(shown)
-    assert "only tier quick" in shown.text
-    assert len(shown.all("img")) >= 4
-    with pytest.raises(UserError, match="did you mean metric"):
-        history_page.parameters(None, ["metrc=x"])
-    assert trends.label("step_s_minisquad_tiny") == "Step time"
