@@ -65,7 +65,7 @@ def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
 
 
 def shares(text: str) -> list[float]:
-    """Read the planted slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
+    """Read the injected slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
     try:
         planted = sorted({float(part) for part in text.split(",") if part.strip()})
     except ValueError:
@@ -97,7 +97,7 @@ def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> C
     calibration = _judge(base, runs)
     path = save_calibration(baselines.folder(), calibration, fingerprint_key(calibration.fingerprint))
     rows = calibration.rows()
-    show_table(rows, whole=[name for row in rows for name in row if name != "planted"])
+    show_table(rows, whole=[name for row in rows for name in row if name != "injected"])
     say("\n", (calibration.method(), "dim"))
     say(f"{calibration.sentence()}\nwritten: {path}\nruns: {store}")
     return calibration
@@ -177,8 +177,8 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 @click.option("--backend", "-b", help="Where, as for `benchlib run`. [default: auto]")
 @SET
 @click.option("--runs", type=click.IntRange(3, 100), help="Unchanged runs. [default: 8]")
-@click.option("--planted", help="Planted slow-downs, as shares; '' for none. [default: 0.15,0.35,0.8]")
-@click.option("--planted-runs", type=click.IntRange(1, 100), help="Runs of each planted slow-down. [default: 2]")
+@click.option("--planted", help="Injected slow-downs, as shares; '' for none. [default: 0.15,0.35,0.8]")
+@click.option("--planted-runs", type=click.IntRange(1, 100), help="Runs of each injected slow-down. [default: 2]")
 @OUT
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Continue an interrupted calibration."
