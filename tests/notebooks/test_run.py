@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 
-import nbformat
 import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell

@@ -79,9 +79,7 @@ def thinned(run):
     """Drop the rows of collectives that differ from others by operation, type or reduction alone: three quarters of them."""
     if run.config.benchmark == "collectives":
         tables = with_samples(run.result.tables, run.row_samples)
-        tables["series"] = [
-            row for row in tables["series"] if row["bytes"] != 4096 or row["curve"]
-        ]
+        tables["series"] = [row for row in tables["series"] if row["bytes"] != 4096 or row["curve"]]
         tables, samples = split_samples(BENCHMARKS["collectives"].spec.tables, tables)
         save_result(run.path, run.result.model_copy(update={"tables": tables}), run.samples | samples)
     return run.refresh()
