@@ -1,18 +1,18 @@
 """What holds for all tests: no hub, no display, runs that stay out of the checkout's outputs, and what runs beside what.
 
-``make test`` runs two tests at a time (``-n 2``). A file stays on one worker. The first worker takes the files of
-tests/dist, which start several processes each and wait for them most of the time, the other one the rest, long files first;
-whoever is done helps the other.
+``make test`` runs three tests at a time (``-n 3``), since those of tests/dist wait for their processes most of the time. A file
+stays on one worker. One worker begins with tests/dist, one with the notebooks, one with tests/notebooks; whoever is done helps
+the others. Long files come first and tests/unit last: its short ones even out the end.
 """
 
 import atexit
-import functools
 import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -36,6 +36,11 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # `make test &` in a script: programs under test would not hear Ctrl+C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# What workers begin with, and the files that take longer than half a minute, the longest first.
+KINDS = ("tests/dist", "notebooks", "tests/notebooks", "tests/unit")
+LONG = ["test_restart", "test_agents", "test_parallel", "test_faults", "test_training", "test_two_hosts", "test_unlike"]
+LONG += ["test_missing_numbers", "test_executors", "test_foreign_servers", "test_charts", "test_inference"]
+LONG += ["test_disk_faults", "test_run", "30_parallel", "40_parity", "31_unlike_nodes", "20_collectives"]
 gc.disable()  # until all modules are imported, see pytest_runtestloop
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
@@ -54,20 +59,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Say which file a worker takes next. (``--dist loadgroup`` loses its groups under pytest 9.2.)"""
     from xdist.scheduler import LoadFileScheduling
 
-    @functools.cache
-    def kind(name: str) -> str:
-        return next(
-            (folder for folder in ("tests/dist", "tests/notebooks", "tests/unit") if name.startswith(folder)),
-            "notebooks",
-        )
+    def kind(name: str) -> int:
+        return next((index for index, folder in enumerate(KINDS) if name.startswith(folder)), len(KINDS))
+
+    def rank(name: str, first: int) -> tuple[bool, int, int]:
+        place = LONG.index(stem) if (stem := PurePath(name).stem) in LONG else len(LONG)
+        return kind(name) != first, kind(name), place
 
     class Streams(LoadFileScheduling):
         def _assign_work_unit(self, node: Any) -> None:
-            # Notebooks take a minute each, files of tests/unit seconds: these come last and even out the end.
-            kinds = ["tests/dist", "notebooks", "tests/notebooks", "tests/unit"]
-            if node is not next(iter(self.assigned_work)):
-                kinds = ["notebooks", "tests/notebooks", "tests/unit", "tests/dist"]
-            self.workqueue.move_to_end(min(self.workqueue, key=lambda name: kinds.index(kind(name))), last=False)
+            first = list(self.assigned_work).index(node) % len(KINDS)
+            self.workqueue.move_to_end(min(self.workqueue, key=lambda name: rank(name, first)), last=False)
             super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False  # xdist puts the most tests first, which are not those that take longest

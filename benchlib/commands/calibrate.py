@@ -67,7 +67,7 @@ def calibrate(
     calibration = _judge(base, _run_all(store, plans, _schedule(kinds)))
     path = save_calibration(baselines.folder(), calibration, fingerprint_key(calibration.fingerprint))
     rows = calibration.rows()
-    show_table(rows, whole=[name for row in rows for name in row if name != "planted"])
+    show_table(rows, whole=[name for row in rows for name in row if name != "injected"])
     say("\n", (calibration.method(), "dim"))
     say(f"{calibration.sentence()}\nwritten: {path}\nruns: {store}")
     return calibration

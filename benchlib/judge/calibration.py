@@ -102,7 +102,7 @@ class MetricCalibration(_Frozen):
             "false alarms": f"{counts.fail} of {counts.comparisons} (<{counts.upper:.0%})",
             "undecided": f"{counts.ambiguous} of {counts.comparisons}",
             "of one run": f"{self.single.fail} of {self.single.comparisons}",
-            "planted": "; ".join(slowed),
+            "injected": "; ".join(slowed),
         }
 
 
@@ -112,7 +112,7 @@ METHOD = (
     "(`--set limits.METRIC=SHARE`). Of one run: each against each other one, as with a baseline of a single run and no "
     "calibration. Loss found: the one that fails in 99% of comparisons with one accepted run and this calibration, for normal "
     "noise. All this is of each metric on its own: in a run with others that are gated, what lies near it is AMBIGUOUS until it is "
-    "repeated. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
+    "repeated. Injected: how much slower the slowed runs came out, and how many of them the gate failed."
 )
 
 

@@ -2,7 +2,7 @@
 
 A series is one benchmark, tier and backend with one config on one kind of hardware (the fingerprint without versions), so
 a new driver or a new torch shows as a change, with its name. Runs whose numbers are not normal are excluded and listed with
-the reason: runs that broke, were skipped or are damaged, copies, and those with a planted slow-down.
+the reason: runs that broke, were skipped or are damaged, copies, and those with an injected slow-down.
 
 A history gets a verdict of its own, from checks that look at whole series instead of one run against a baseline: does the
 newest run lie within its band, and did a level get worse while nothing that is recorded changed?
@@ -95,7 +95,7 @@ def exclusion(run: Record) -> str:
     if run.copy_of:
         return f"copy of {run.copy_of}"
     if run.planted:
-        return f"a slow-down of {run.planted:.0%} was planted in it"
+        return f"a slow-down of {run.planted:.0%} was injected into it"
     if run.word not in COUNTED:
         return run.sentence or {"BROKEN": "it broke", "SKIPPED": "nothing ran"}.get(run.word, "it has not ended")
     return "" if run.series else "this version cannot read its config or its machine"

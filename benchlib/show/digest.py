@@ -155,7 +155,7 @@ def metrics(result: Result) -> list[tuple[str, str, Rows]]:
 
 
 def warnings(config: BaseConfig, record: Record) -> list[str]:
-    """Return what limits the meaning of the result: what the benchmark says of it, a planted slow-down, and what disturbed it."""
+    """Return what limits the meaning of the result: what the benchmark says of it, an injected slow-down, and what disturbed it."""
     planted = f"Timed work was made {config.planted_slowdown:.0%} longer on purpose (planted_slowdown), to see whether the gate finds it."
     sentences = [*spec_of(config.benchmark).warned(config, record.result), *[planted] * bool(config.planted_slowdown)]
     return sentences + (disturbances(record) if record.complete else [])

@@ -11,11 +11,15 @@ import subprocess
 import sys
 import time
 
-import nbformat
 import psutil
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
 
+from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
+from benchlib.core.files import home
 from benchlib.launch.processes import marked
 
 END_S = 180.0  # a limit for hangs: a busy machine needs a while to end many processes
@@ -39,8 +43,8 @@ def begun(joined, tmp_path):
     """Begin a run of one rank that would take an hour; whatever a test leaves is ended."""
     processes = []
 
-    def begin(*settings):
-        command = [sys.executable, "-m", "benchlib.cli", "run", "tally", "--backend", "cpu", "--out", str(tmp_path)]
+    def begin(*settings, program=("-m", "benchlib.cli")):
+        command = [sys.executable, *program, "run", "tally", "--backend", "cpu", "--out", str(tmp_path)]
         command += [word for setting in (*LONG, *settings) for word in ("--set", setting)]
         options = {"env": joined.env, "text": True, "start_new_session": True}
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options))
@@ -101,16 +105,6 @@ def report_of(run_dir):
     return (run_dir / "report.html").read_text()
 
 
-def test_a_request_to_end_ends_the_run_in_order(adding):
-    process, run_dir = adding
-    family = _family(process)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=END_S)
-    assert process.returncode == 130
-    assert_over(run_dir, family)
-    assert "Stopped by the user" in report_of(run_dir)
-
-
 @pytest.mark.parametrize("delays", [["plan"], ["folder", 0.1, 0.5], ["kernel", 0.2, 1.0]], ids=str)
 def test_every_interrupt_is_130_and_a_run_that_began_has_status_and_report(begun, tmp_path, delays):
     process = begun()
@@ -133,11 +127,11 @@ def test_every_interrupt_is_130_and_a_run_that_began_has_status_and_report(begun
         assert_over(run_dir, [])
 
 
-def test_a_second_interrupt_while_the_ranks_are_ended_changes_nothing(adding):
+def test_a_request_to_end_ends_the_run_and_interrupts_meanwhile_change_nothing(adding):
     process, run_dir = adding
     family = _family(process)
-    for _ in range(3):
-        process.send_signal(signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        process.send_signal(number)
         time.sleep(0.4)
     process.communicate(timeout=END_S)
     assert process.returncode == 130
@@ -146,30 +140,38 @@ def test_a_second_interrupt_while_the_ranks_are_ended_changes_nothing(adding):
     assert says_stopped(report_of(run_dir))
 
 
-def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path):
-    path = tmp_path / "book.ipynb"
-    deaf = nbformat.v4.new_code_cell(
-        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
-    )
-    nbformat.write(nbformat.v4.new_notebook(cells=[deaf]), path)
-    words = "import pathlib, papermill, sys; from benchlib.show.headless import execute; execute(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), {}, 15.0)"
-    command = [sys.executable, "-c", words, str(path), str(tmp_path / "executed.ipynb")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    kernel = until(lambda: next(kernels(process), None))
-    _, errors = process.communicate(timeout=END_S)
-    assert "TimeoutError: no end within 15 s" in errors
-    assert not kernel.is_running()
+# The program with a limit of the notebook that comes when a file says so, however fast the kernel starts.
+LATE = """
+import os, sys, threading
+from benchlib.__main__ import main
+from benchlib.show import headless
+
+class Ended(threading.Event):
+    def wait(self, timeout_s):
+        limit = timeout_s > headless.NOTEBOOK_S
+        while limit and not self.is_set() and not os.path.exists(late):
+            super().wait(0.1)
+        return super().wait(0 if limit else timeout_s)
+
+late = sys.argv.pop(1)
+headless.threading = type("threading", (), {"Thread": threading.Thread, "Event": Ended})
+main()
+"""
 
 
 def test_a_kernel_that_is_stopped_breaks_the_run_after_its_limit(begun, tmp_path):
-    process = begun("wall_limit_s=10")
-    kernel = until(lambda: psutil.pid_exists(process.pid) and next(iter(kernels(process)), None))
+    late = tmp_path / "late"
+    process = begun("wall_limit_s=5", program=["-c", LATE, str(late)])
+    kernel = until(lambda: next(kernels(process), None))
     run_dir = run_dir_of(tmp_path)
     until(lambda: (run_dir / "events-supervisor.jsonl").exists())
     kernel.send_signal(signal.SIGSTOP)
+    until(lambda: (run_dir / "status.json").exists())
+    late.touch()
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2, output
-    assert "BROKEN  The run was ended after 10 s (wall limit)" in output, output
+    assert "BROKEN  The run was ended after 5 s (wall limit)" in output, output
+    assert "no end within 65 s, the limit for the whole run; its kernel was killed" in " ".join(output.split())
     assert json.loads((run_dir / "status.json").read_text())["outcome"] == "timeout"
     assert_over(run_dir, [kernel])
 
@@ -213,23 +215,24 @@ def test_a_killed_rank_is_named_in_terminal_and_report(adding):
     assert marked(run_dir) == []
 
 
-def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path, monkeypatch):
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
-
-    from benchlib.core.files import home
-    from benchlib.show.headless import kernel_manager
-
-    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
-    notebook = home() / "notebooks" / "10_squad.ipynb"
-    for parameters, words in (
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
         ({"tire": "quick"}, "did you mean tier"),
         ({"epochs": 2}, r'-y "\{overrides: \{epochs: 2\}\}"'),
         ({"tier": "quik"}, "did you mean quick"),
         ({"seed": "x"}, "should be a valid integer"),
-    ):
-        with pytest.raises(PapermillExecutionError, match=words):
-            papermill.execute_notebook(
-                str(notebook), str(tmp_path / "out.ipynb"), parameters=parameters, progress_bar=False, kernel_manager_class=kernel_manager()
-            )  # fmt: skip
+    ],
+    ids=str,
+)
+def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path, monkeypatch, parameters, words):
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
+    notebook = load_notebook_node(str(home() / "notebooks" / "10_squad.ipynb"))
+    shell = InteractiveShell()  # what a kernel runs cells with
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    for cell in parameterize_notebook(notebook, parameters).cells:
+        if cell.cell_type == "code" and not (done := shell.run_cell(cell.source, store_history=True)).success:
+            break
+    with pytest.raises(UserError, match=words):
+        done.raise_error()
     assert not (tmp_path / "outputs").exists()

@@ -89,7 +89,7 @@ class ParityConfig(BaseConfig):
         300.0, gt=0, description="time limit of a member, seconds; beyond it the member fails"
     )
     planted_layer: int = Field(
-        -1, ge=-1, le=1000, description="encoder layer with a planted fault in every member; -1: none"
+        -1, ge=-1, le=1000, description="encoder layer with an injected fault in every member; -1: none"
     )
 
     @field_validator("members")

@@ -87,7 +87,7 @@ def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
     if config.benchmark != "parity":
         return [], f"a run of {config.benchmark}, not of parity"
     if config.planted_layer >= 0:
-        return [], f"a fault was planted in it on purpose, it tells nothing about {config.backend}"
+        return [], f"a fault was injected into it on purpose, it tells nothing about {config.backend}"
     if status.get("outcome") == "stopped":
         return [], "it was stopped by its user before it could say what came out"
     ended_at = (result.ended_at if result else None) or status.get("ended_at")

@@ -129,7 +129,7 @@ def test_damage_and_planted_faults_are_left_out_with_the_reason_and_stop_nothing
     assert [("000002-b" in text, "000003-c" in text) for text in found.left_out] == [(True, False), (False, True)]
     assert "the file may be cut" in found.left_out[0] and "not a result of parity" in found.left_out[1]
     assert [planted.name in text for text in found.uncounted] == [True]
-    assert "parity-cpu-000002-b" in page(found) and "planted" not in page(found) and str(tmp_path) not in page(found)
+    assert "parity-cpu-000002-b" in page(found) and "on purpose" not in page(found) and str(tmp_path) not in page(found)
 
 
 def call(*arguments):

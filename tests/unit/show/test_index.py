@@ -68,16 +68,16 @@ def test_a_change_is_drawn_said_and_explained(tmp_path):
     assert all("torch 2.13.0" in item["versions"].split("; ")[1] for item in machines)
 
 
-def test_planted_and_broken_runs_are_listed_but_take_no_part(tmp_path):
+def test_slowed_and_broken_runs_are_listed_but_take_no_part(tmp_path):
     place(tmp_path, START, metrics=speed(90.0))
     place(tmp_path, START - DAY, metrics=speed(20.0), config={"planted_slowdown": 0.3})
     place(tmp_path, START - 2 * DAY, outcome="failed", reason="rank 1 raised ValueError", with_result=True)
     runs = load_all(tmp_path)
     assert [len(members) for members in trends.series(runs).values()] == [1]
-    why = ["Rank 1 raised ValueError", "a slow-down of 30% was planted in it", ""]
+    why = ["Rank 1 raised ValueError", "a slow-down of 30% was injected into it", ""]
     assert [trends.exclusion(run) for run in runs] == why
     page = rendered(tmp_path)
-    assert len(rows_of(page)) == 3 and "planted slow-down" in page.text
+    assert len(rows_of(page)) == 3 and "injected slow-down" in page.text
 
 
 def test_damaged_folders_are_marked(tmp_path):
