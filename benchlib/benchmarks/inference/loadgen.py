@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ import numpy as np
 import psutil
 
 from benchlib.benchmarks.inference.rules import Conf
-from benchlib.core.errors import RunBroken
+from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.runtime import child
-from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
+from benchlib.workloads.llm.engines import COMPUTING, Engine, Settings, make
 from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.queries import QueryLog
 
@@ -34,6 +34,7 @@ FILLER = (0, 0)
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
+Progress = tuple[int, int]  # completed queries, resident bytes
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,16 @@ class Test:
     folder: Path
     deadline_s: float
     limit_s: float
-    sent: int = 0  # queries that LoadGen will send
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
-    """What a test process leaves: ``reason`` says why it has no log, '' where it ended by itself."""
+    """What the process of a test that ended leaves beside LoadGen's logs: raw samples, reasons of failures, facts."""
 
-    reason: str = ""
-    skipped: bool = False
-    table: np.ndarray | None = None
-    errors: list[str] = field(default_factory=list)
-    repeated: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+    table: np.ndarray
+    errors: list[str]
+    repeated: int
+    facts: dict[str, Any]
 
 
 class Sut:
@@ -73,23 +71,21 @@ class Sut:
         self.lg, self.test, self.engine = lg, test, engine
         self.log = QueryLog()
         self.expired: set[int] = set()
-        self.lengths = [len(prompt) for prompt in test.prompts]
+        self.lengths = np.array([len(prompt) for prompt in test.prompts])
         self.needs_first = test.conf.scenario != "Offline"
-        self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]]] = queue.SimpleQueue()
         threading.Thread(target=self._submit, name="submit", daemon=True).start()
 
     def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
         """Take queries from LoadGen."""
-        now = time.monotonic()
-        self.log.issue_many(ids, samples, now, [*map(self.lengths.__getitem__, samples)])
+        self.log.issue(ids, samples, time.monotonic(), self.lengths[samples])
         self._queue.put((ids, samples))
 
     def _submit(self) -> None:
-        submit, prompts, most = self.engine.submit, self.test.prompts, self.test.max_new
-        while (batch := self._queue.get()) is not None:
-            for rid, sample in zip(*batch, strict=True):
+        while True:
+            for rid, sample in zip(*self._queue.get(), strict=True):
                 try:
-                    submit(rid, prompts[sample], most, self.on_first, self.on_done)
+                    self.engine.submit(rid, self.test.prompts[sample], self.test.max_new, self.on_first, self.on_done)
                 except Exception as error:  # the engine refuses it: the query failed, the test goes on
                     self.on_done(rid, [], f"{type(error).__name__}: {error}")
 
@@ -145,26 +141,30 @@ def _warm_up(engine: Engine, test: Test) -> None:
         raise RunBroken(f"the engine failed at a warm-up query: {why}")
 
 
-def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
-    """Be the process of a test. It tells how many queries are completed and how many bytes are resident."""
+def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
+    """Be the process of a test. Raises ``RunBroken`` where LoadGen does not come to its end."""
     import mlperf_loadgen as lg
 
     test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
     engine = make(test.engine, test.settings)
     engine.start()
-    facts: dict[str, Any] = {"engine": dict(engine.facts)}
     _warm_up(engine, test)
     settings = settings_of(lg, test)
-    output = lg.LogOutputSettings()
+    output, logging = lg.LogOutputSettings(), lg.LogSettings()
     output.outdir = str(test.folder)
-    logging = lg.LogSettings()
     logging.log_output = output
     logging.enable_trace = test.conf.scenario == "Server" and test.mode == "PerformanceOnly"
     sut = Sut(lg, test, engine)
-    if hasattr(engine, "on_send"):  # one that sends queries elsewhere says where to, and how often
+    if test.engine == "http":
         engine.on_send = sut.log.send
+
+        def issue(batch: Sequence[Any]) -> None:
+            sut.issue([query.id for query in batch], [query.index for query in batch])
+
+        handle = lg.ConstructQDL(issue, _nothing, lambda: f"{SUT}: {len(test.settings.urls)} servers")
+    else:
+        handle = lg.ConstructFastSUT(sut.issue, _nothing)
     count = len(test.prompts)
-    handle = _handle(lg, test, sut)
     used = min(count, int(settings.performance_sample_count_override) or count)
     library = lg.ConstructQSL(count, used, _nothing, _nothing)
     failure: list[str] = []
@@ -175,65 +175,48 @@ def measured(test: Test, tell: Callable[[tuple[int, int]], None]) -> Outcome:
         except BaseException:  # an exception in a callback comes out here, and the process would die at its exit
             failure.append(traceback.format_exc())
 
-    gc.freeze()  # what is loaded stays for good: collections look at queries alone
-    process, wall, cpu = psutil.Process(), time.monotonic(), time.process_time()
+    gc.freeze()  # what is loaded stays for good: collections look at queries alone, and seldom
+    gc.set_threshold(50_000, 20, 20)
+    process, began, cpu = psutil.Process(), time.monotonic(), time.process_time()
     thread = threading.Thread(target=start, name="LoadGen", daemon=True)
     thread.start()
-    reported, looked = 0.0, wall
-    reason = ""
+    looked = reported = began
     while thread.is_alive():
         thread.join(TICK_S)
         now = time.monotonic()
         if now - looked > min(SAY_S, test.deadline_s / 4):  # looks at every query: not at each tick
             looked = now
             sut.expire()
-        if now - wall > test.limit_s:
-            reason = f"the test did not end within {test.limit_s:.0f} s; {sut.log.unended} queries were open"
-            break
+        if now - began > test.limit_s:
+            raise RunBroken(f"the test did not end within {test.limit_s:.0f} s; {sut.log.unended} queries were open")
         if now - reported > SAY_S:
             reported = now
             tell((sut.log.ended, process.memory_info().rss))
-    spent = time.monotonic() - wall
-    share = (time.process_time() - cpu) / spent
-    facts |= {"driver_cpu_share": share, "resident_bytes": process.memory_info().rss, "seconds": spent}
-    if hasattr(engine, "record"):  # servers, of which some may have been lost
-        facts["dispatch"] = engine.record(wall)
-    else:
-        facts["device_memory"] = engine.device_memory()
-    reason = reason or (f"LoadGen's test ended with an exception: {failure[0]}" if failure else "")
-    errors = sorted(set(sut.log.errors.values()))
-    return Outcome(reason, False, sut.log.table(), errors, sut.log.repeated, facts)
-
-
-def _handle(lg: Any, test: Test, sut: Sut) -> Any:
-    """Return LoadGen's handle of a system: one that is reached over a network has a name that says so."""
-    if test.engine != "http":
-        return lg.ConstructFastSUT(sut.issue, _nothing)
-
-    def issue(asked: Sequence[Any]) -> None:
-        sut.issue([query.id for query in asked], [query.index for query in asked])
-
-    return lg.ConstructQDL(issue, _nothing, lambda: f"{SUT}: {len(test.settings.urls)} servers")
+    if failure:
+        raise RunBroken(f"LoadGen's test ended with an exception: {failure[0]}")
+    seconds = time.monotonic() - began
+    facts = {"engine": engine.facts, "resident_bytes": process.memory_info().rss, "seconds": seconds}
+    facts |= {"driver_cpu_share": (time.process_time() - cpu) / seconds, "computes": test.engine in COMPUTING}
+    # Of servers some may have been lost.
+    facts |= {"dispatch": engine.record(began)} if test.engine == "http" else {"device_memory": engine.device_memory()}
+    return Outcome(sut.log.table(), sorted(set(sut.log.errors.values())), sut.log.repeated, facts)
 
 
 def _nothing(*_: Any) -> None:
     """LoadGen asks for samples to be loaded, which are in memory, or says that no more queries come for now."""
 
 
-def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
-    """Run a test in a process and return what it left. ``tell(completed queries, resident bytes)`` is called while it
-    runs, with -1 for no news.
+def perform(test: Test, tell: Callable[[Progress | None], None]) -> Outcome:
+    """Run a test in a process and return what it left; ``tell`` gets its progress, and None for no news.
 
-    The process is ended at the latest 30 s after the test's own limit, and on every exception here.
+    The process is ended at the latest 30 s after the test's own limit, and on every exception here. Raises
+    ``BackendUnavailable`` where what it needs is not here, ``RunBroken`` where it did not end by itself.
     """
-    slow = ("batches", "dispatch") if ENGINES[test.engine].torch else ("dispatch",)
-    ended = child.run(
-        measured,
-        test,
-        timeout_s=test.limit_s + 2 * WARM_UP_S + 30,
-        tell=lambda progress: tell(*(progress or (-1, 0))),
-        preload=[f"benchlib.workloads.llm.{name}" for name in slow],
-    )
-    if ended.status == "done":
-        return ended.value  # type: ignore[no-any-return]
-    return Outcome(f"the process of the test: {ended.reason}", skipped=ended.status == "unavailable")
+    slow = ("batches", "dispatch") if test.engine in COMPUTING else ("dispatch",)
+    preload = [f"benchlib.workloads.llm.{name}" for name in slow]
+    ended = child.run(measured, test, timeout_s=test.limit_s + 2 * WARM_UP_S + 30, tell=tell, preload=preload)
+    if ended.status == "unavailable":
+        raise BackendUnavailable(ended.reason)
+    if ended.status != "done":
+        raise RunBroken(f"the process of the test: {ended.reason.removeprefix('RunBroken: ')}")
+    return ended.value  # type: ignore[no-any-return]

@@ -1,6 +1,8 @@
 """What LoadGen leaves in a folder: its detail log, the trace of its issues, the answers of an accuracy run. No torch."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,13 @@ import numpy as np
 
 from benchlib.core.errors import RunBroken
 
-_MARK = ":::MLLOG "
+
+def _records(path: Path, *marks: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of the lines with all ``marks``; LoadGen does not escape what it quotes in a message."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        if all(mark in line for mark in marks):
+            with contextlib.suppress(ValueError):
+                yield json.loads(line[line.index("{") :].rstrip(", "))
 
 
 def detail(folder: Path) -> dict[str, Any]:
@@ -19,44 +27,30 @@ def detail(folder: Path) -> dict[str, Any]:
     where the log is missing or has no end.
     """
     path = folder / "mlperf_log_detail.txt"
-    values: dict[str, Any] = {"errors": []}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        if not line.startswith(_MARK):
-            continue
-        try:
-            record = json.loads(line.removeprefix(_MARK))
-        except ValueError:
-            continue
-        key, value = record.get("key", ""), record.get("value")
-        if record.get("metadata", {}).get("is_error") and key != "num_errors":
-            values["errors"].append(f"{key}: {value}")
-        values[key] = value
-    values.setdefault("num_errors", len(values["errors"]))  # an accuracy run does not count them
+    records = list(_records(path, ":::MLLOG "))
+    values: dict[str, Any] = {record["key"]: record["value"] for record in records}
     if "power_end" not in values:
         raise RunBroken(f"{path}: LoadGen left no end of its log: the test did not end")
-    for key, name in (("power_begin", "began"), ("power_end", "ended")):
-        if isinstance(values.get(key), str):
-            moment = datetime.strptime(values[key], "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=UTC)
-            values[name] = moment.timestamp()
-    return values
+    wrong = [record for record in records if record["metadata"].get("is_error") and record["key"] != "num_errors"]
+    errors = [f"{record['key']}: {record['value']}" for record in wrong]
+    began, ended = (
+        datetime.strptime(values[key], "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=UTC).timestamp()
+        for key in ("power_begin", "power_end")
+    )
+    # An accuracy run does not count its errors.
+    return {"num_errors": len(errors), **values, "errors": errors, "began": began, "ended": ended}
 
 
 def schedule(folder: Path) -> np.ndarray:
     """Return (n, 3) of the trace, in the order of issue: sample index, scheduled s, s that the issue was late.
 
-    Scheduled times count from an origin of LoadGen's own. The trace is not valid JSON: it is read line by line.
+    Scheduled times count from an origin of LoadGen's own. The trace is not valid JSON: it is read line by line. Only Server has one.
     """
-    path, rows = folder / "mlperf_log_trace.json", []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        if '"name":"Sample",' not in line or '"ph":"b"' not in line:
-            continue
-        try:
-            record = json.loads(line.strip().rstrip(","))
-            more = record["args"]
-            rows.append((more["sample_seq"], more["sample_idx"], record["ts"] * 1e-6, more["issue_start_ns"] * 1e-9))
-        except (ValueError, KeyError):
-            continue
-    return np.array(sorted(rows), float).reshape(-1, 4)[:, 1:]  # type: ignore[no-any-return]
+    records = _records(folder / "mlperf_log_trace.json", '"name":"Sample",', '"ph":"b"')
+    keys = ("sample_seq", "sample_idx", "issue_start_ns")
+    rows = [(*(record["args"][key] for key in keys), record["ts"]) for record in records]
+    _, sample, issue_ns, ts_us = np.array(sorted(rows), float).reshape(-1, 4).T
+    return np.stack([sample, ts_us * 1e-6, issue_ns * 1e-9], axis=1)
 
 
 def add_schedule(table: np.ndarray, trace: np.ndarray) -> np.ndarray:
@@ -72,12 +66,6 @@ def add_schedule(table: np.ndarray, trace: np.ndarray) -> np.ndarray:
 
 
 def answers(folder: Path) -> dict[int, list[int]]:
-    """Return the tokens of ``mlperf_log_accuracy.json`` by row of the data set, each once."""
-    path, by_row = folder / "mlperf_log_accuracy.json", dict[int, list[int]]()
-    try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunBroken(f"{path}: not readable as LoadGen's accuracy log ({error})") from None
-    for record in records:
-        by_row.setdefault(int(record["qsl_idx"]), np.frombuffer(bytes.fromhex(record["data"]), np.int32).tolist())
-    return by_row
+    """Return the tokens of ``mlperf_log_accuracy.json`` by row of the data set."""
+    records = json.loads((folder / "mlperf_log_accuracy.json").read_text(encoding="utf-8"))
+    return {int(row["qsl_idx"]): np.frombuffer(bytes.fromhex(row["data"]), np.int32).tolist() for row in records}

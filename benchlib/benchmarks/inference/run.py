@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import transformers
 
 from benchlib.benchmarks.inference import loadgen, logs, measures
-from benchlib.benchmarks.inference.loadgen import Outcome, Test
+from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
 from benchlib.benchmarks.inference.rules import STREAMS, Load
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
@@ -24,9 +25,8 @@ from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.llm import articles, queries, scores
 from benchlib.workloads.llm.articles import Summaries
-from benchlib.workloads.llm.engines import ENGINES, Policy, Settings
+from benchlib.workloads.llm.engines import Policy, Settings
 
-WARM_UPS = 16  # two batches or more: the first ones are slower
 SLACK = 4.0  # a test may take this much longer than expected, and its deadline, before it is ended
 LATE_S = 3.0  # that a test waits for workers which were there before
 TABLES = ("plan", "reduced", "tests", "validity", "times", "accuracy", "workers", "losses", "inflight")
@@ -35,44 +35,41 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass
 class Bench:
-    """What every step needs, and what it adds to. ``answers`` are the raw samples of queries by test."""
+    """What every step needs, and what it adds to. ``queries`` are the raw samples by test."""
 
     rank: Rank
     data: Summaries
     load: Load
-    tables: Tables
     run: Row
+    tables: Tables = dataclasses.field(default_factory=lambda: {name: [] for name in TABLES})
     queries: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def measure(rank: Rank) -> Tables:
     """Run all tests; one that does not end leaves the results of the others."""
-    config, events = rank.config, rank.events
+    config = rank.config
     if find_spec("mlperf_loadgen") is None:
         raise BackendUnavailable("LoadGen is not installed: pip install 'benchlib[inference]' (wheels for Linux)")
     devices.require(config.backend)
-    events.emit("phase", name="data")
+    rank.events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
     load, lengths = config.load(len(data.prompts)), sorted(map(len, data.prompts))
-    run: Row = {"samples": len(lengths), "stated": 0, "counted": 0, "transformers": transformers.__version__}
-    run |= {
-        "prompt_tokens_least": lengths[0],
-        "prompt_tokens_most": lengths[-1],
-        "loadgen": version("mlcommons-loadgen"),
-    }
-    run["prompt_tokens_median"] = lengths[len(lengths) // 2]
-    bench = Bench(rank, data, load, {name: [] for name in TABLES}, run)
-    run |= _meet(bench) if config.engine == "http" else {"scope": config.scope(), "simulated": config.engine == "sim"}
+    shown = {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]}
+    run: Row = {"samples": len(lengths)} | {f"prompt_tokens_{name}": length for name, length in shown.items()}
+    run |= {"loadgen": version("mlcommons-loadgen"), "transformers": transformers.__version__}
+    bench = Bench(rank, data, load, run | {"stated": 0, "counted": 0})
+    simulated = {"scope": config.scope(), "simulated": config.engine == "sim"}
+    bench.run |= _meet(bench) if config.engine == "http" else simulated
     bench.tables["reduced"] = [row for scenario in config.scenarios for row in load.reduced(scenario)]
     for scenario in config.scenarios:
         _performance(bench, scenario)
     if config.accuracy:
         _accuracy(bench)
     _keep_queries(bench)
-    if not run["stated"]:
-        run |= {"stated": None, "counted": None}
-        run["why"] = dict.fromkeys(("stated", "counted"), "no server gave texts and stated how many tokens they have")
-    return bench.tables | {"run": [run]}
+    if not bench.run["stated"]:
+        why = dict.fromkeys(("stated", "counted"), "no server gave texts and stated how many tokens they have")
+        bench.run |= {"stated": None, "counted": None, "why": why}
+    return bench.tables | {"run": [bench.run]}
 
 
 def _meet(bench: Bench) -> Row:
@@ -85,10 +82,10 @@ def _meet(bench: Bench) -> Row:
     try:
         with keep_alive(events, config.startup_timeout_s):
             dispatcher.start()
-        (first, *_) = dispatcher.workers
     finally:
         dispatcher.stop()
-    sim, text = first.engine == "sim", any(worker.text for worker in dispatcher.workers)
+    first, text = dispatcher.workers[0], any(worker.text for worker in dispatcher.workers)
+    sim = first.engine == "sim"
     return {"scope": config.scope(first.model, sim, text), "simulated": sim}
 
 
@@ -108,62 +105,56 @@ def _settings(bench: Bench) -> Settings:
     )
 
 
-def _test(bench: Bench, name: str, scenario: str, mode: str = "PerformanceOnly") -> Test:
-    config, load = bench.rank.config, bench.load
-    return Test(
+def _perform(bench: Bench, name: str, scenario: str, mode: str = "PerformanceOnly") -> tuple[Test, Outcome]:
+    """Run a test; ``BackendUnavailable`` where what the first one needs is not here, ``RunBroken`` where it did not end by itself."""
+    config, load, events = bench.rank.config, bench.load, bench.rank.events
+    test = Test(
         name=name,
         mode=mode,
         engine=config.engine_of(scenario),
         settings=_settings(bench),
         conf=load.conf(scenario),
         prompts=bench.data.prompts,
-        warm_up=articles.outside(bench.data.tokenizer, WARM_UPS, config.vocabulary),
+        warm_up=bench.data.warm_up,
         max_new=config.max_new,
         folder=bench.rank.run_dir / "loadgen" / name,
         deadline_s=config.deadline_s,
         limit_s=config.test_limit_s or SLACK * load.plan(scenario)["expected_s"] + config.deadline_s,
-        sent=load.samples if mode == "AccuracyOnly" else load.issued(scenario),
     )
+    sent = load.samples if mode == "AccuracyOnly" else load.issued(scenario)
 
-
-def _perform(bench: Bench, test: Test) -> Outcome:
-    """Run a test; ``BackendUnavailable`` where what the first one needs is not here, ``RunBroken`` where it did not end by itself."""
-    events = bench.rank.events
-    events.emit("phase", name=test.name)
-
-    def tell(done: int, rss_bytes: int) -> None:
-        if done < 0:
+    def tell(progress: Progress | None) -> None:
+        if progress is None:
             events.emit("heartbeat")
         else:
-            progress = {"done": done, "total": test.sent, "unit": "queries", "rss_bytes": rss_bytes}
-            events.emit("progress", phase=test.name, **progress)
+            done, rss_bytes = progress
+            events.emit("progress", phase=name, done=done, total=sent, unit="queries", rss_bytes=rss_bytes)
 
-    outcome = loadgen.perform(test, tell)
-    if outcome.skipped and not bench.queries:
-        raise BackendUnavailable(outcome.reason)
-    if outcome.reason:
-        raise RunBroken(outcome.reason)
-    assert outcome.table is not None
-    bench.queries[test.name] = outcome.table
+    events.emit("phase", name=name)
+    try:
+        outcome = loadgen.perform(test, tell)
+    except BackendUnavailable as error:
+        if not bench.queries:
+            raise
+        raise RunBroken(str(error)) from None
+    bench.queries[name] = outcome.table
     record = outcome.facts.get("dispatch", {})
     for table in ("workers", "losses", "inflight"):
-        bench.tables[table] += [{"test": test.name, **row} for row in record.get(table, [])]
-    for name in ("stated", "counted"):
-        bench.run[name] += record.get(name, 0)
+        bench.tables[table] += [{"test": name, **row} for row in record.get(table, [])]
+    for count in ("stated", "counted"):
+        bench.run[count] += record.get(count, 0)
     for row in record.get("losses", []):
-        events.emit("log", message=f"{test.name}: worker {row['worker']}, {row['event']}: {row['because']}")
-    return outcome
+        events.emit("log", message=f"{name}: worker {row['worker']}, {row['event']}: {row['because']}")
+    return test, outcome
 
 
 def _performance(bench: Bench, scenario: str) -> None:
-    config, tables, plan = bench.rank.config, bench.tables, bench.load.plan(scenario)
-    row: Row = {"test": scenario, "engine": config.engine_of(scenario)}
-    row["percentile"] = bench.load.rule(scenario).percentile
+    config, tables, rule, plan = bench.rank.config, bench.tables, bench.load.rule(scenario), bench.load.plan(scenario)
+    row: Row = {"test": scenario, "engine": config.engine_of(scenario), "percentile": rule.percentile}
     tables["tests"].append(row)
     tables["plan"].append(plan)
     try:
-        test = _test(bench, scenario, scenario)
-        outcome = _perform(bench, test)
+        test, outcome = _perform(bench, scenario, scenario)
         log = logs.detail(test.folder)
     except RunBroken as error:
         row |= {"status": "failed", "reason": str(error), "valid": False, "broken": ["ended"]}
@@ -171,19 +162,16 @@ def _performance(bench: Bench, scenario: str) -> None:
         tables["validity"].append(ended)
         plan |= {"why": plan.get("why", {}) | dict.fromkeys(("queries_sent", "took_s"), "the test did not end")}
         return
-    table = bench.queries[scenario] = logs.add_schedule(bench.queries[scenario], logs.schedule(test.folder))
-    computes, rule = ENGINES[test.engine].torch, bench.load.rule(scenario)
-    tested = measures.Tested(scenario, table, log, rule, outcome.repeated, outcome.facts, computes)
-    validity, errors = list(measures.validity(tested)), "; ".join([*outcome.errors[:2], *log["errors"][:2]])[:300]
-    tables["validity"] += [
-        rule | {"detail": errors if rule["rule"] in ("failed", "errors") else ""} for rule in validity
-    ]
-    tables["times"] += measures.times(tested)
+    table = bench.queries[scenario] = logs.add_schedule(outcome.table, logs.schedule(test.folder))
+    ran = measures.TestRun(scenario, rule, table, log, outcome.repeated, outcome.facts)
+    errors = "; ".join([*outcome.errors[:2], *log["errors"][:2]])[:300]
+    validity = list(measures.validity(ran))
+    tables["validity"] += [row | {"detail": errors if row["rule"] in ("failed", "errors") else ""} for row in validity]
+    tables["times"] += measures.times(ran)
     broken = measures.broken(validity)
-    row |= measures.measured(tested, config, read_events(bench.rank.run_dir))
-    row |= {"valid": not broken, "broken": broken}
+    row |= measures.measured(ran, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}
     streams = STREAMS if scenario == "MultiStream" else 1
-    plan |= {"queries_sent": len(table) // streams, "took_s": float(outcome.facts["seconds"])}
+    plan |= {"queries_sent": len(table) // streams, "took_s": outcome.facts["seconds"]}
 
 
 def _accuracy(bench: Bench) -> None:
@@ -196,8 +184,7 @@ def _accuracy(bench: Bench) -> None:
     row: Row = {"samples": samples, "answered": 0, "failed": samples, "errors": 0, "first": ""}
     bench.tables["accuracy"].append(row)
     try:
-        test = _test(bench, "accuracy", "Offline", "AccuracyOnly")
-        outcome = _perform(bench, test)
+        test, outcome = _perform(bench, "accuracy", "Offline", "AccuracyOnly")
         log, answers = logs.detail(test.folder), logs.answers(test.folder)
     except RunBroken as error:
         columns = (*scores.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
@@ -211,8 +198,6 @@ def _accuracy(bench: Bench) -> None:
 
 def _keep_queries(bench: Bench) -> None:
     """Write the raw samples of all queries to ``queries.parquet``."""
-    import pandas as pd
-
     tables = bench.queries or {"": np.empty(0, queries.QUERY)}
     frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
     with atomic_path(bench.rank.run_dir / "queries.parquet") as temporary:

@@ -7,10 +7,10 @@ rising rates until a limit is missed. Last a worker is killed and started again 
 import contextlib
 import gc
 import itertools
-import signal
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config import addresses
 from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.core.machine import BACKENDS
-from benchlib.workloads.llm.dispatch import Dispatcher, asked_in, in_flight, losses, memory_of
+from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import Client, find_knee, measure, schedule
 from benchlib.workloads.llm.pool import Pool
@@ -47,9 +47,7 @@ class Bench:
     prompts: list[list[int]]
     pool: Pool | None = None
     tables: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
-    sums: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("issued", "failed", "repeated", "stated", "counted"), 0)
-    )
+    sums: Counter[str] = field(default_factory=Counter)
     errors: dict[str, None] = field(default_factory=dict)
     cpu_ms: list[float] = field(default_factory=list)
 
@@ -66,18 +64,15 @@ class Bench:
             alive = lambda: self.events.emit("heartbeat")  # noqa: E731
             yield Client(dispatcher, self.prompts, config.max_new, config.deadline_s + 1, alive), dispatcher
         finally:
-            self.sums["stated"] += dispatcher.stated
-            self.sums["counted"] += dispatcher.counted
+            self.sums.update(stated=dispatcher.stated, counted=dispatcher.counted)
             dispatcher.stop()
 
     def measure(self, client: Client, table: np.ndarray) -> Row:
         """Return the row of a run, and add it to the sums."""
-        counts = {"issued": len(table), "failed": int(table["failed"].sum()), "repeated": client.log.repeated}
-        for name, count in counts.items():
-            self.sums[name] += count
+        row = measure(table, self.config.limits_s, self.config.percentile / 100, client.log.repeated)
+        self.sums.update(issued=len(table), failed=row["failed"], repeated=row["repeated"])
         self.errors |= dict.fromkeys(client.log.errors.values())
-        config = self.config
-        return measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
+        return row
 
 
 def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
@@ -91,7 +86,8 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
             bench.urls = [worker.url for worker in dispatcher.workers]
             simulated = any(worker.engine == "sim" for worker in dispatcher.workers)
             client.at_once(2 * len(bench.urls))
-        gc.freeze()  # what is loaded stays for good: collections look at queries alone
+        gc.freeze()  # what is loaded stays for good: collections look at queries alone, and seldom
+        gc.set_threshold(50_000, 20, 20)
         startup_s = began.since()
         events.emit("phase", name="measure", text="rates of the workers")
         _rates(bench)
@@ -102,7 +98,7 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
                 events.emit("phase", name="recovery", text="killing a worker")
                 _recovery(bench, bench.pool)
     events.emit("phase", name="write")
-    facts: Row = bench.sums | {
+    facts: Row = {**bench.sums} | {
         "startup_s": startup_s,
         "scope": "sim" if simulated else "random_prompts",
         "errors": "; ".join([*bench.errors][:2]),
@@ -112,11 +108,11 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         # Own workers share what this process has; others are machines of their own, of which this one knows no more.
         "paid_devices": None if bench.pool else len(bench.urls),
     }
-    with_pool = {"paid_devices": "the workers share this machine"}
-    facts["why"] = with_pool if bench.pool else {"worker_startup_s": "the workers were there before"}
+    why = {"paid_devices": "they share this machine"} if bench.pool else {"worker_startup_s": "they were there before"}
     if not facts["stated"]:
         facts |= dict.fromkeys(("stated", "counted"))
-        facts["why"] |= dict.fromkeys(("stated", "counted"), "the servers give token ids, or state no counts of texts")
+        why |= dict.fromkeys(("stated", "counted"), "the servers give token ids, or state no counts of texts")
+    facts["why"] = why
     SPEC.save(config, run_dir, began, bench.tables | {"run": [facts | {"total_s": began.since()}]})
 
 
@@ -179,7 +175,7 @@ def _at_once(bench: Bench, workers: list[Row]) -> Row:
         row = bench.measure(client, table := client.at_once(bench.config.queries * len(workers)))
         bench.cpu_ms.append(1e3 * (dispatcher.cpu_s() - cpu) / len(table))
         for worker, of, first, last in zip(workers, dispatcher.workers, before, dispatcher.counters(), strict=True):
-            worker |= asked_in(of) | memory_of(last)
+            worker |= of.row(last)
             worker["answered"] += int((table["worker"] == of.index).sum()) if len(workers) > 1 else 0
             stated = CPU in first and CPU in last
             worker["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s if stated else None
@@ -223,27 +219,27 @@ def _recovery(bench: Bench, pool: Pool) -> None:
     longer = max(2 * count, round(1.5 * rate * pool.ready_s[0]))  # so that the worker is back before the end
     with bench.client(bench.urls) as (client, dispatcher):
         bench.measure(client, client.at_once(count))
-        undisturbed, before = client.answers, len(dispatcher.attempts)
-        tables: list[np.ndarray] = []
+        undisturbed, tables = client.answers, list[np.ndarray]()
         sending = threading.Thread(target=lambda: tables.append(client.at_once(longer)))
         began = time.monotonic()
         sending.start()
         time.sleep(KILLED_AT * count / rate)
-        pool.signal(0, signal.SIGKILL)
+        pool.kill(0)
         killed_s = time.monotonic() - began
         pool.start(0)
         pool.wait(0)
         back_s = time.monotonic() - began
         sending.join()
-        row, attempts = bench.measure(client, tables[0]), dispatcher.attempts[before:]
-        recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
-        recovery |= {"killed_s": killed_s, "back_s": back_s, "answers": len(undisturbed)}
-        recovery["requeued"] = sum(bool(attempt["error"]) for attempt in attempts)
-        recovery["same_answers"] = sum(client.answers.get(sample) == ids for sample, ids in undisturbed.items())
+        row, record = bench.measure(client, tables[0]), dispatcher.record(began)
+        attempts = [attempt for attempt in dispatcher.attempts if attempt["sent_s"] >= began]
+    bench.tables |= {name: record[name] for name in ("losses", "inflight")}
+    recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
+    recovery |= {"killed_s": killed_s, "back_s": back_s, "answers": len(undisturbed)}
+    recovery |= {
+        "requeued": sum(bool(attempt["error"]) for attempt in attempts),
+        "same_answers": sum(client.answers.get(sample) == ids for sample, ids in undisturbed.items()),
         # Elsewhere answers depend on the batch that a query is in.
-        recovery["exact"] = config.precision == "fp32" and config.backend == "cpu"
-        later = [attempt for attempt in attempts if attempt["sent_s"] - began > back_s]
-        recovery["after_return"] = sum(attempt["worker"] == 0 for attempt in later)
-        bench.tables["recovery"].append(recovery)
-        bench.tables["losses"] = losses(dispatcher.events, attempts, began)
-        bench.tables["inflight"] = in_flight(attempts, len(bench.urls), began)
+        "exact": config.precision == "fp32" and config.backend == "cpu",
+        "after_return": sum(item["worker"] == 0 and item["sent_s"] - began > back_s for item in attempts),
+    }
+    bench.tables["recovery"].append(recovery)

@@ -1,7 +1,7 @@
 """What a run on servers states: rates of each worker and of all, load against latency up to the knee, and that no query is lost."""
 
-from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from benchlib.benchmarks.serving.config import ServingConfig
@@ -31,10 +31,6 @@ def _efficiency(together: list[float], alone: list[float]) -> list[float]:
 
 def _hours(samples: int, rates: list[float]) -> list[float]:
     return [samples / value / HOUR_S for value in rates]
-
-
-def _other_answers(answers: int, same: int, exact: bool) -> int:
-    return (answers - same) * exact
 
 
 scope = Col("work", of=str, needs="scope")  # of the run: what stands in for the work of a real user
@@ -70,12 +66,6 @@ scaling = Table(
     ],
 )
 
-
-def ms(name: str, label: str, of: Any = None, needs: str = "", **more: Any) -> Col:
-    """Return a column of times in ms."""
-    return Col(name, "ms", label, of, needs, **more)
-
-
 TIMES = {"ttft": "first token", "tpot": "further tokens", "latency": "end to end", "late": "lateness of the client"}
 load = Table(
     "load",
@@ -93,14 +83,16 @@ load = Table(
         Col("samples_per_s", "queries/s", "answered"),
         Col("tokens_per_s", "tokens/s"),
         Col("goodput_per_s", "queries/s", "goodput", derived=True),
-        ms("ttft_ms", "first token", samples=True, role="latencies.samples_s"),
-        *(ms(f"{kind}_ms", words, samples=True) for kind, words in TIMES.items() if kind != "ttft"),
         *(
-            ms(f"{kind}_p{part}_ms", f"{words}, p{part}", partial(percentile, share=part / 100), f"{kind}_ms")
+            Col(f"{kind}_ms", "ms", words, samples=True, role="latencies.samples_s" if kind == "ttft" else "")
+            for kind, words in TIMES.items()
+        ),
+        *(
+            Col(f"{kind}_p{part}_ms", "ms", f"{words}, p{part}", partial(percentile, share=part / 100), f"{kind}_ms")
             for kind, words in TIMES.items()
             for part in (50, 90, 99)
         ),
-        *(ms(f"{kind}_limit_ms", f"limit of the {TIMES[kind]}") for kind in ("ttft", "tpot")),
+        *(Col(f"{kind}_limit_ms", "ms", f"limit of the {TIMES[kind]}") for kind in ("ttft", "tpot")),
     ],
 )
 recovery = Table(
@@ -110,7 +102,9 @@ recovery = Table(
         *cols("queries failed repeated requeued answers same_answers after_return", "count"),
         Col("exact"),
         *cols("killed_s back_s", "s"),
-        Col("other_answers", "count", "", _other_answers, "answers same_answers exact"),
+        Col(
+            "other_answers", "count", "", lambda all_, same, exact: (all_ - same) * exact, "answers same_answers exact"
+        ),
     ],
 )
 losses = served.losses()
@@ -151,10 +145,6 @@ def _alone(row: Row, run: Rows) -> str:
 
 def _recovers(config: ServingConfig) -> bool:
     return config.recovery and config.worker_count > 1 and config.mode != "single"
-
-
-def _has_target(config: ServingConfig) -> bool:
-    return config.target_efficiency is not None
 
 
 def _knee(check: Check, run: Rows) -> Judged:
@@ -220,53 +210,53 @@ def _raised(kind: str) -> Any:
 
 
 higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
+first = partial(higher, headline=True)
 LIMITS = "sent by the schedule, both limits met at p{percentile} by {queries} queries; {samples_per_s} with the drain at the end"
 WORDS = {"ttft": "First token", "tpot": "Further tokens"}
+PLACES: dict[int, Any] = {90: {"percentile": 0.9}, 99: {"percentile": 0.99, "headline": True}}
 SWEPT = "phase rate queries samples_per_s goodput_per_s ttft_p99_ms tpot_p99_ms late_p99_ms outcome"
 OPEN = "of {queries} queries; open loop, from the schedule on"
 ALL = "{size} workers together at equal concurrency, by round"
 SHARE = "all together over the sum of each alone, in the same round"
 FULL = "{full_set} such samples / rate; start-up is apart"
-top: dict[str, Any] = {"headline": True}
 METRICS = [
-    higher("samples_per_s_all_{work}", joint["samples_per_s"], "All workers together", ALL, may_lose=0.25, **top),
+    first("samples_per_s_all_{work}", joint["samples_per_s"], "All workers together", ALL, may_lose=0.25),
     higher("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", ALL, may_lose=0.25),
     higher("samples_per_s_sum_{work}", joint["sum_per_s"], "Sum of each alone", "by round"),
-    higher("scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=_alone, **top),
-    higher("knee_per_s_{work}", knee["rate"], "Highest rate sent within the limits", LIMITS, may_lose=0.35, **top),
+    first("scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=_alone),
+    first("knee_per_s_{work}", knee["rate"], "Highest rate sent within the limits", LIMITS, may_lose=0.35),
     higher("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
     *(
         lower(f"{kind}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, median", OPEN, may_lose=lose)
         for (kind, words), lose in zip(WORDS.items(), (1.0, 0.5), strict=True)
     ),
     *(
-        replace(
-            lower(f"{kind}_p{part}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, p{part}", OPEN),
-            percentile=part / 100,
-            headline=part == 99,
-        )
+        lower(f"{kind}_p{part}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, p{part}", OPEN, **place)
         for kind, words in WORDS.items()
-        for part in (90, 99)
+        for part, place in PLACES.items()
     ),
     lower("worker_memory_gb_{work}", workers.most("resident_bytes")["resident_gb"], "Memory of the fullest worker"),
     lower("device_memory_gb_{work}", workers.most("device_bytes")["device_gb"], "Device memory"),
-    lower("dispatcher_cpu_ms_{work}", run["dispatcher_cpu_ms"], "Dispatcher, CPU per query", **top),
+    lower("dispatcher_cpu_ms_{work}", run["dispatcher_cpu_ms"], "Dispatcher, CPU per query", headline=True),
     lower("client_late_p99_ms_{work}", opened.most("late_p99_ms")["late_p99_ms"], "Lateness of the client, p99"),
-    lower("projected_hours_{work}", joint["projected_hours"], "Projection, full set", FULL, **top),
+    lower("projected_hours_{work}", joint["projected_hours"], "Projection, full set", FULL, headline=True),
     lower("worker_startup_s", run["worker_startup_s"], "Start of a worker"),
     *run_metrics(run),
 ]
 ANSWERED = "Did every query get one answer, with exactly the tokens that its server counted?"
 SCALES = "Are all workers together at most as fast as the sum of each alone?"
 WITHIN = "Is there a rate at which both limits were met, also in a run three times as long?"
+LOST = ("failed", "repeated", "other_answers")
 RECOVERED = "Is no query lost when a worker is killed, and are the answers the same?"
 TARGET = "Does throughput scale with the number of workers?"
 CHECKS = [
     zero("every query answered", ANSWERED, run["failed"], run["repeated"]),
     below("possible scaling", SCALES, (scaled["least_efficiency"], MAX_EFFICIENCY), unless=_one_worker),
     Check("limits met", WITHIN, judge=_knee, when=lambda config: config.mode != "single", kind="target"),
-    zero("recovery", RECOVERED, *map(recovery.__getitem__, ("failed", "repeated", "other_answers")), when=_recovers),
-    reached("target efficiency", TARGET, scaled["efficiency"], "target_efficiency", when=_has_target),
+    zero("recovery", RECOVERED, *(recovery[name] for name in LOST), when=_recovers),
+    reached(
+        "target efficiency", TARGET, scaled["efficiency"], "target_efficiency", when=attrgetter("target_efficiency")
+    ),
     served.tokens_counted(run),
 ]
 SPEC = Spec(

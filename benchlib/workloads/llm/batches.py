@@ -4,67 +4,35 @@ An answer ends at its end-of-sequence token, which belongs to it, or at its grea
 its batch goes on.
 """
 
+import contextlib
 import math
 import queue
-import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
 from benchlib.workloads.llm import decoders
-from benchlib.workloads.llm.decoders import Decoder
-from benchlib.workloads.llm.engines import CANCELLED, OnDone, OnFirst, OnMore, Settings
+from benchlib.workloads.llm.engines import STOPPED, Local, Query
 
-STOPPED = "the engine was stopped"
 DIED = "transformers' continuous batching ended by itself; see the log, and start the engine again"
 PAGE = 32  # tokens of a page of the cache
 BATCH_TOKENS = 1024  # of a step with continuous batching: long prompts are prefilled in parts
+NO_END = -1  # with an EOS of its own generate would pad ended rows; None would be the model's own
 
 
-@dataclass
-class _Query:
-    rid: int
-    ids: Sequence[int]
-    max_new: int
-    on_first: OnFirst
-    on_done: OnDone
-    on_more: OnMore = None
-    started: bool = False
-    ended: bool = False
-    tokens: list[int] = field(default_factory=list)
-    _once: list[None] = field(default_factory=lambda: [None])
+class _Loaded(Local):
+    """What both engines are: a decoder that is loaded at the start."""
 
-    def end(self, tokens: Sequence[int], error: str = "") -> None:
-        """Hand the answer on, once: the engine and who cancels may both be here."""
-        try:
-            self._once.pop()
-        except IndexError:
-            return
-        self.ended = True
-        self.on_done(self.rid, tokens, error)
-
-
-class _Loaded:
-    """What both engines are: a decoder that is loaded at the start, and queries that are open."""
-
-    failure = ""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.facts: dict[str, Any] = {}
-        self.decoder: Decoder | None = None
-        self._open: dict[int, _Query] = {}
-        self._over = threading.Event()
-
-    def _load(self) -> Decoder:
+    def start(self) -> None:
+        """Load the model."""
         settings = self.settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -72,57 +40,14 @@ class _Loaded:
             devices.keep_freed_memory()
         names = ("model", "device", "precision", "positions", "shrink")
         self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
+        self.model: Any = decoder.model
+        self.positions, self.ends = decoder.positions, [] if settings.fixed_length else list(decoder.ends)
         settled = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}
         self.facts = decoder.facts() | settled
-        return decoder
-
-    def submit(
-        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None:
-        """Take a query, which an engine does by its ``_take_in``."""
-        if self._over.is_set() or self.decoder is None:
-            raise UserError(STOPPED)
-        if len(ids) + max_new > self.decoder.positions:
-            most = self.decoder.positions
-            raise UserError(f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {most:,}")
-        query = self._open[rid] = _Query(rid, ids, max_new, on_first, on_done, on_more)
-        self._take_in(query)
-
-    def _take_in(self, query: _Query) -> None:
-        raise NotImplementedError
-
-    def cancel(self, rid: int) -> None:
-        """See ``Engine``. In a static batch its row stops; a batch ends when all rows have."""
-        if query := self._open.pop(rid, None):
-            query.end([], CANCELLED)
 
     def device_memory(self) -> tuple[float | None, str]:
-        """See ``Engine``."""
+        """See ``Local``."""
         return devices.peak_memory_bytes(torch.device(self.settings.device))
-
-
-class _Watch(StoppingCriteria):
-    """Sees each new token of a static batch: notes the first ones and hands on the answers that end."""
-
-    def __init__(self, batch: Sequence[_Query], ends: frozenset[int], over: threading.Event) -> None:
-        self.batch, self.ends, self.over = batch, ends, over
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Return which rows need no more tokens, (B,) of bool."""
-        new, now = input_ids[:, -1].tolist(), time.monotonic()
-        for query, token in zip(self.batch, new, strict=True):
-            if query.ended:
-                continue
-            query.tokens.append(token)
-            if not query.started:
-                query.started = True
-                query.on_first(query.rid, now, token)
-            elif query.on_more:
-                query.on_more(query.rid, [token])
-            if token in self.ends or len(query.tokens) >= query.max_new:
-                query.end(query.tokens)
-        stop = self.over.is_set()
-        return torch.tensor([stop or query.ended for query in self.batch], device=input_ids.device)
 
 
 class Static(_Loaded):
@@ -131,70 +56,60 @@ class Static(_Loaded):
     Prompts are padded on the left to the longest of their batch. A batch waits ``wait_s`` for its next query.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._queue: queue.SimpleQueue[_Query | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="static batches", daemon=True)
-
     def start(self) -> None:
         """Load the model and start the thread."""
-        self._load()
-        self._thread.start()
-
-    def _take_in(self, query: _Query) -> None:
-        self._queue.put(query)
-
-    def stop(self) -> None:
-        """End after the token that is computed now."""
-        self._over.set()
-        self._queue.put(None)
-        if self._thread.ident:  # not where the model did not load
-            self._thread.join()
-        for query in [*self._open.values()]:
-            query.end([], STOPPED)
+        super().start()
+        self._thread(self._serve)
 
     def _serve(self) -> None:
         while query := self._queue.get():
-            batch: list[_Query] = []
-            while query:
-                batch += [] if query.ended else [query]
-                if len(batch) >= self.settings.slots:
-                    break
-                try:
-                    query = self._queue.get(timeout=self.settings.wait_s if batch else None)
-                except queue.Empty:
-                    break
+            batch = [query]
+            with contextlib.suppress(queue.Empty):
+                while len(batch) < self.settings.slots and (query := self._queue.get(timeout=self.settings.wait_s)):
+                    batch.append(query)
             if self._over.is_set():
                 return
-            self._answer(batch)
-            for query in batch:
-                self._open.pop(query.rid, None)
+            if batch := [query for query in batch if query.rid in self._open]:
+                self._answer(batch)
 
-    def _answer(self, batch: list[_Query]) -> None:
-        assert self.decoder is not None
-        decoder, error = self.decoder, STOPPED
+    def _answer(self, batch: list[Query]) -> None:
+        error, pad = STOPPED, partial(pad_sequence, batch_first=True, padding_side="left")
         try:
-            longest = max(len(query.ids) for query in batch)
-            ids = torch.full((len(batch), longest), decoder.pad)
-            mask = torch.zeros_like(ids)
-            for row, query in enumerate(batch):
-                ids[row, longest - len(query.ids) :] = torch.tensor(query.ids)
-                mask[row, longest - len(query.ids) :] = 1
-            ends = frozenset() if self.settings.fixed_length else frozenset(decoder.ends)
-            watch = _Watch(batch, ends, self._over)
-            model: Any = decoder.model
-            device = model.device
-            # The watch ends rows: with an EOS of its own generate would do so, too, but for the padding of ended rows.
-            # None would be the model's own end, at which a batch of fixed length must go on.
-            most, watches = max(query.max_new for query in batch), StoppingCriteriaList([watch])
-            how = GenerationConfig(max_new_tokens=most, do_sample=False, pad_token_id=decoder.pad, eos_token_id=-1)
-            ids, mask = ids.to(device), mask.to(device)
+            rows = [torch.tensor(query.ids) for query in batch]
+            ids, mask = pad(rows, padding_value=self.decoder.pad), pad([torch.ones_like(row) for row in rows])
+            watch = _Watch(partial(self._step, batch))
+            max_new = max(query.max_new for query in batch)
+            how = GenerationConfig(
+                max_new_tokens=max_new, do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=NO_END
+            )
+            ids, mask = ids.to(self.model.device), mask.to(self.model.device)
             with torch.inference_mode():
-                model.generate(ids, attention_mask=mask, generation_config=how, stopping_criteria=watches)
+                self.model.generate(
+                    ids, attention_mask=mask, generation_config=how, stopping_criteria=StoppingCriteriaList([watch])
+                )
         except Exception as failure:  # whatever it is, the queries of this batch have no other answer
             error = f"{type(failure).__name__}: {failure}"
         for query in batch:
-            query.end([], error)
+            self._end(query.rid, [], error)
+
+    def _step(self, batch: Sequence[Query], new: Sequence[int]) -> list[bool]:
+        """Hand on a token of each row and the answers that end with it; return which rows have ended."""
+        for query, token in zip(batch, new, strict=True):
+            if query.rid in self._open:
+                query.take([token])
+                if token in self.ends or len(query.tokens) >= query.max_new:
+                    self._end(query.rid, query.tokens)
+        return [query.rid not in self._open for query in batch]
+
+
+class _Watch(StoppingCriteria):
+    """Sees each new token of a static batch; ``step`` returns which rows need no more."""
+
+    def __init__(self, step: Callable[[Sequence[int]], list[bool]]) -> None:
+        self.step = step
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor(self.step(input_ids[:, -1].tolist()), device=input_ids.device)
 
 
 class _Straight(queue.Queue[Any]):
@@ -219,74 +134,55 @@ class _Straight(queue.Queue[Any]):
 class Continuous(_Loaded):
     """Lets queries join and leave the batch at every token. No block of the cache is shared across queries."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._manager: Any = None
+    _manager: Any = None
 
     def start(self) -> None:
         """Load the model and start transformers' thread."""
-        decoder, slots = self._load(), self.settings.slots
-        how = GenerationConfig(do_sample=False, pad_token_id=decoder.pad, eos_token_id=self._ends)
-        model: Any = decoder.model
+        super().start()
+        slots = self.settings.slots
+        how = GenerationConfig(do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=self.ends or [NO_END])
         try:
             from transformers import ContinuousBatchingConfig
 
             limits = ContinuousBatchingConfig(
-                page_size=PAGE, num_blocks=slots * (math.ceil(decoder.positions / PAGE) + 1),
+                page_size=PAGE, num_blocks=slots * (math.ceil(self.positions / PAGE) + 1),
                 max_batch_tokens=max(BATCH_TOKENS, slots), max_requests_per_batch=slots,
                 allow_block_sharing=False,  # the prefix cache that MLPerf forbids
             )  # fmt: skip
-            self._manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
-            router = self._manager.output_router
-            if not isinstance(router.output_queue, queue.Queue):  # what nobody reads would be a run that hangs
+            manager = self.model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
+            if not isinstance(manager.output_router.output_queue, queue.Queue):  # what nobody reads would hang a run
                 raise TypeError("its results come in no queue")
-            router.output_queue = _Straight(self._take)
+            manager.output_router.output_queue = _Straight(self._take)
         except (ImportError, TypeError, AttributeError) as error:
             version = f"transformers {transformers.__version__}: {error}"
             raise BackendUnavailable(f"continuous batching needs transformers 5.18 or later ({version})") from None
-        self._manager.start()
+        self._manager = manager
+        manager.start()
 
-    @property
-    def _ends(self) -> list[int]:
-        assert self.decoder is not None
-        return [-1] if self.settings.fixed_length else list(self.decoder.ends)
-
-    def _take_in(self, query: _Query) -> None:
-        how = {"max_new_tokens": query.max_new, "eos_token_id": self._ends, "streaming": True}
+    def _take_in(self, query: Query) -> None:
+        how = {"max_new_tokens": query.max_new, "eos_token_id": self.ends or [NO_END], "streaming": True}
         self._manager.add_request(list(query.ids), request_id=str(query.rid), **how)
 
     def cancel(self, rid: int) -> None:
-        """See ``Engine``."""
+        """See ``Local``."""
         if rid in self._open:
             self._manager.cancel_request(str(rid))
         super().cancel(rid)
 
     @property
     def failure(self) -> str:  # type: ignore[override]
-        """See ``Engine``: transformers' thread died, and what is put in its queue stays there."""
-        return DIED if self._manager is not None and not self._over.is_set() and not self._manager.is_running() else ""
+        """See ``Local``: transformers' thread died, and what is put in its queue stays there."""
+        return DIED if self._manager and not self._over.is_set() and not self._manager.is_running() else ""
 
     def stop(self) -> None:
-        """Stop transformers' thread, which would outlive the process, and end what is left."""
-        self._over.set()
-        if self._manager is not None:
+        """Stop transformers' thread, too, which would outlive the process."""
+        super().stop()
+        if self._manager:
             self._manager.stop(block=True, timeout=30, hard_stop=True)
-        for query in [*self._open.values()]:
-            query.end([], STOPPED)
 
     def _take(self, output: Any) -> None:
-        """Hand on what a result says: the first token, or the whole answer."""
-        now, query = time.monotonic(), self._open.get(int(output.request_id))
-        if query is None:
-            return
-        tokens = output.generated_tokens
-        if tokens and not query.started:
-            query.started = True
-            query.on_first(query.rid, now, int(tokens[0]))
-            query.tokens = [int(tokens[0])]
-        if query.on_more and len(tokens) > len(query.tokens):
-            new = [int(token) for token in tokens[len(query.tokens) :]]
-            query.on_more(query.rid, new)
-            query.tokens += new
-        if output.is_finished() and self._open.pop(query.rid, None):
-            query.end([int(token) for token in tokens], str(output.error or ""))
+        """Hand on what a result says: tokens that are new, or the whole answer."""
+        if query := self._open.get(int(output.request_id)):
+            query.take([int(token) for token in output.generated_tokens[len(query.tokens) :]])
+            if output.is_finished():
+                self._end(query.rid, query.tokens, str(output.error or ""))

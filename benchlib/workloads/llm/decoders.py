@@ -1,12 +1,13 @@
-"""Decoders by name: the embedded one, one of the hub or a folder, or random weights at the shape of Llama-3.1-8B."""
+"""Decoders and their tokenizers by name: the embedded one, one of the hub or a folder, or random weights at the shape of Llama-3.1-8B."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchlib.core import model_files
 from benchlib.core.errors import BackendUnavailable, UserError
@@ -67,6 +68,40 @@ def absent(name: str, error: Exception) -> BackendUnavailable:
     )
 
 
+def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model. Raises ``BackendUnavailable`` where it cannot be had."""
+    # Random weights need tokens of real lengths and no words: the embedded pieces serve.
+    where = str(TINY) if model in (EMBEDDED, RANDOM) else folder(model)
+    model_files.check(where, weights=False)
+    try:
+        return AutoTokenizer.from_pretrained(where, use_fast=True)  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise absent(model, error) from error
+
+
+class Codec:
+    """A tokenizer for prompts and answers as texts."""
+
+    def __init__(self, model: str) -> None:
+        self.tokenizer = tokenizer_of(model)
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt, with the one that begins a text."""
+        return list(self.tokenizer(prompt)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def count(self, answer: str, stopped: bool) -> list[int]:
+        """Return the tokens that an answer is counted as: those of its text, and the end token where it stopped by itself.
+
+        A model may have chosen other pieces for the same text, so their number is not exact.
+        """
+        ids, end = list(self.tokenizer(answer, add_special_tokens=False)["input_ids"]), self.tokenizer.eos_token_id
+        return ids + [end] * (stopped and isinstance(end, int))
+
+
 def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int = 0, shrink: int = 1) -> Decoder:
     """Load a decoder for answers of up to ``positions`` tokens with their prompts (0: what the model has, at most 4,096).
 
@@ -116,9 +151,5 @@ def _random(shrink: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
         shape |= {"num_attention_heads": 4, "num_key_value_heads": 1, "bos_token_id": 0, "eos_token_id": [1, 2, 3]}
     torch.manual_seed(0)
     with torch.device(device):
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
-        finally:
-            torch.set_default_dtype(before)
+        config = transformers.LlamaConfig(**shape)
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,6 @@ class Query:
     content: Any = None  # the stream of its answer
     came: int = 0  # bytes of it, when that was looked at last
     moved: float = 0.0  # when there were more
-    given_up: tuple[str, bool] | None = None  # why the attempt was ended, and whether another one may do
 
 
 @dataclass
@@ -63,7 +62,13 @@ class Worker(Server):
     tokens: int = 0  # that it gave, in the time in which it had work
     busy_s: float = 0.0
     since: float = 0.0
-    heard: float = 0.0  # when bytes of an answer came
+
+    def row(self, counters: Mapping[str, float]) -> Row:
+        """Return columns of its model, how it is asked, and its memory by the ``counters`` of its ``/metrics``."""
+        row: Row = {"model": self.model, "asked_in": "text" if self.text else "ids"}
+        row |= {name: counters.get(theirs) for name, theirs in MEMORY.items()}
+        lacking = [name for name in MEMORY if row[name] is None]
+        return row | {"why": dict.fromkeys(lacking, "the worker does not state it in its /metrics")}
 
 
 class Dispatcher:
@@ -76,14 +81,11 @@ class Dispatcher:
         # Tokens of answers in text: as servers state them, as the tokenizer counts them.
         self.stated = self.counted = 0
         self.facts: Row = {}
-        self.failure = ""  # one worker that is gone is not the end; queries fail on their own where all are
         self.workers: list[Worker] = []
         self.attempts: list[Row] = []
         self.events: list[Row] = []
         self.on_send: Callable[[int, int, int], None] | None = None  # query, worker, attempt
         self._queue: deque[Query] = deque()
-        self._inbox: deque[Query] = deque()
-        self._called = False
         self._gone = ""  # why everything fails
         self._none_since = math.inf
         self._loop = asyncio.new_event_loop()
@@ -112,10 +114,7 @@ class Dispatcher:
         self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
     ) -> None:
         """Take a query; only notes it."""
-        self._inbox.append(Query(rid, ids, max_new, on_first, on_done))
-        if not self._called:  # one call for all that come until the loop looks
-            self._called = True
-            self._loop.call_soon_threadsafe(self._take)
+        self._loop.call_soon_threadsafe(self._take, Query(rid, ids, max_new, on_first, on_done))
 
     def counters(self) -> list[Row]:
         """Return the numbers of each worker's ``/metrics`` by name; empty where it has none."""
@@ -136,13 +135,26 @@ class Dispatcher:
         attempts, workers = [row for row in self.attempts if row["sent_s"] >= began_s], []
         sent = Counter(row["worker"] for row in attempts)
         answered = Counter(row["worker"] for row in attempts if not row["error"])
-        for worker, says in zip(self.workers, self.counters(), strict=True):
-            row = memory_of(says) | {"worker": worker.index, "url": worker.url} | asked_in(worker)
+        for worker, counters in zip(self.workers, self.counters(), strict=True):
+            row = worker.row(counters) | {"worker": worker.index, "url": worker.url}
             row |= {"sent": sent[worker.index], "answered": answered[worker.index]}
             workers.append(row | {"down_by": "" if worker.ready else worker.reason})
-        record = {"workers": workers, "losses": losses(self.events, self.attempts, began_s)}
+        record = {"workers": workers, "losses": self._losses(began_s)}
         record["inflight"] = in_flight(attempts, len(workers), began_s)
         return record | {"stated": self.stated, "counted": self.counted}
+
+    def _losses(self, began_s: float) -> list[Row]:
+        """Return when workers were lost and came back, and when their queries were sent again, by worker and reason."""
+        rows = [
+            row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in self.events
+        ]  # before it: not there at the start
+        again: dict[tuple[int, str], Row] = {}
+        for row in self.attempts:
+            if row["again"]:
+                because, at = row["error"].partition(": ")[2] or row["error"], max(0.0, row["ended_s"] - began_s)
+                first = {"t_s": at, "worker": row["worker"], "event": "requeued", "because": because, "times": 0}
+                again.setdefault((row["worker"], because), first)["times"] += 1
+        return sorted([*rows, *again.values()], key=lambda row: row["t_s"])
 
     def stop(self) -> None:
         """End the thread; what is left fails."""
@@ -170,10 +182,9 @@ class Dispatcher:
         if len(absent) == len(self.workers):
             raise UserError(f"no worker is left: {absent[0][1]}")
         for worker, reason in absent:
-            self._lose(worker, reason)
-        self.facts = {"workers": [worker.url for worker in self.workers]}
+            self._mark(worker, "down", reason)
         self._tasks = [self._loop.create_task(self._watch(worker)) for worker in self.workers]
-        self._tasks.append(self._loop.create_task(self._count_out()))
+        self._tasks.append(self._loop.create_task(self._keep_time()))
 
     async def _await(self, worker: Worker) -> None:
         """Wait until a worker is healthy, and see how it answers. Raises ``UserError`` for one that does neither."""
@@ -188,36 +199,27 @@ class Dispatcher:
 
     async def _end(self) -> None:
         self._gone = STOPPED
-        self._drop()  # before slots get free for what is queued
+        self._pump()  # before slots get free for what is queued
         open_tasks = [query.task for worker in self.workers for query in worker.open.values() if query.task]
         tasks: list[asyncio.Task[Any]] = [*self._tasks, *open_tasks]
         for task in tasks:
-            task.cancel()
+            task.cancel(STOPPED)
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._wire:
             await self._wire.close()
 
-    def _take(self) -> None:
-        """Move what was submitted to the queue."""
-        self._called = False
-        while self._inbox:
-            self._queue.append(self._inbox.popleft())
-        if self._gone:
-            self._drop()
+    def _take(self, query: Query) -> None:
+        self._queue.append(query)
         self._pump()
 
-    def _drop(self) -> None:
-        while queue := self._inbox or self._queue:
-            query = queue.popleft()
-            query.on_done(query.rid, [], self._gone + f"; before: {query.last_error}" * bool(query.last_error))
-
     def _pump(self) -> None:
-        """Send what is queued as long as a worker has room for it."""
+        """Send what is queued as long as a worker has room for it; let fail what has no time or no worker left."""
         while self._queue:
             now, query = time.monotonic(), self._queue[0]
-            if now > query.deadline:
+            if self._gone or now > query.deadline:
                 self._queue.popleft()
-                query.on_done(query.rid, [], f"not answered within {self.policy.deadline_s:g} s; {query.last_error}")
+                why = self._gone or f"not answered within {self.policy.deadline_s:g} s"
+                query.on_done(query.rid, [], why + f"; before: {query.last_error}" * bool(query.last_error))
                 continue
             # Most often all are full: then there is nothing to choose.
             full = all(len(worker.open) >= self.policy.cap for worker in self.workers)
@@ -264,47 +266,40 @@ class Dispatcher:
 
     def _ended(self, worker: Worker, query: Query, sent: float, task: "asyncio.Task[Answer]") -> None:
         """Complete a query whose attempt has ended, queue it again or let it fail."""
-        ids, error, again = list[int](), "", True
-        if task.cancelled():
-            error, again = query.given_up or (f"{worker.url}: {worker.reason or 'stopped'}", True)
-            query.given_up = None
-        elif reason := task.exception():
-            error = f"{worker.url}: {self._wire.reason(reason, self.policy.stall_s)}"
-            again = not isinstance(reason, RefusedQuery)
-        else:
+        now, ids, error, blamed = time.monotonic(), list[int](), "", True
+        try:
             answer = task.result()
             ids = answer.ids
             if worker.text and answer.stated is not None:
                 self.stated, self.counted = self.stated + answer.stated, self.counted + len(ids)
-        if error and again and worker.ready:
-            self._lose(worker, error)
-        now = time.monotonic()
+        except asyncio.CancelledError as reason:
+            error, blamed = f"{worker.url}: {reason}", now <= query.deadline
+        except Exception as reason:
+            error = f"{worker.url}: {self._wire.reason(reason, self.policy.stall_s)}"
+            blamed = not isinstance(reason, RefusedQuery)
+        if error and blamed and worker.ready:
+            self._mark(worker, "down", error)
         del worker.open[query.rid]
         worker.work -= query.max_new
         worker.tokens, worker.busy_s, worker.since = worker.tokens + len(ids), worker.busy_s + now - worker.since, now
+        again = bool(error) and blamed and query.attempt < MAX_ATTEMPTS and not self._gone
         times = {"sent_s": sent, "ended_s": now}
         self.attempts.append({"query": query.rid, "worker": worker.index, **times, "error": error, "again": again})
-        if not error:
-            query.on_done(query.rid, ids, "")
-        elif again and query.attempt < MAX_ATTEMPTS and not self._gone:
+        if again:
             query.last_error = error
             query.lost_at.add(worker.index)
             self._queue.appendleft(query)
         else:
-            query.on_done(query.rid, [], (self._gone or error) + f" (after {query.attempt} attempts)" * again)
+            query.on_done(query.rid, ids, error and f"{self._gone or error} (attempt {query.attempt})")
         self._pump()
 
     # Workers that are lost, and come back
 
-    def _lose(self, worker: Worker, why: str) -> None:
-        """Send nothing more to a worker until it is healthy again."""
-        worker.ready, worker.reason = False, why
-        self._note(worker, "down", why)
-
-    def _note(self, worker: Worker, event: str, why: str) -> None:
-        self.events.append(
-            {"t_s": time.monotonic(), "worker": worker.index, "event": event, "because": why, "times": 1}
-        )
+    def _mark(self, worker: Worker, event: str, why: str) -> None:
+        """Send queries to a worker that is up, and nothing more to one that is down until it is healthy again."""
+        worker.ready, worker.reason = event == "up", why
+        row = {"t_s": time.monotonic(), "worker": worker.index, "event": event, "because": why, "times": 1}
+        self.events.append(row)
 
     async def _watch(self, worker: Worker) -> None:
         """Ask for a worker's health; lose it after two questions without an answer, take it (back) when it answers."""
@@ -312,97 +307,57 @@ class Dispatcher:
         while True:
             await asyncio.sleep(policy.probe_s)
             asked = time.monotonic()
-            reason = await self._wire.health(worker.url, policy.probe_limit_s)
-            if not reason:
-                missed = 0
-                if not worker.ready:
-                    await self._welcome(worker)
+            if reason := await self._wire.health(worker.url, policy.probe_limit_s):
+                # One that streams is busy, not dead.
+                missed += not any(query.came and query.moved > asked for query in worker.open.values())
+                if missed >= 2 and worker.ready:
+                    self._mark(worker, "down", reason)
+                    for query in worker.open.values():  # it hangs: their connections may never break
+                        query.task.cancel(reason)  # type: ignore[union-attr]
                 continue
-            missed += worker.heard < asked  # one that streams is busy, not dead
-            if missed >= 2 and worker.ready:
-                self._lose(worker, reason)
-                for query in worker.open.values():  # it hangs: their connections may never break
-                    self._give_up(query, f"{worker.url}: {reason}", True)
+            missed = 0
+            if not worker.ready:
+                try:
+                    if not worker.met:
+                        await self._wire.meet(worker, self.settings.served_model, policy.stall_s)
+                except UserError as error:
+                    worker.reason = str(error)
+                    continue
+                worker.met = True
+                self._mark(worker, "up", "its /health answers")
+                self._none_since, self._gone = math.inf, ""
+                self._pump()
 
-    async def _welcome(self, worker: Worker) -> None:
-        try:
-            if not worker.met:
-                await self._wire.meet(worker, self.settings.served_model, self.policy.stall_s)
-        except UserError as error:
-            worker.reason = str(error)
-            return
-        worker.met = worker.ready = True
-        self._note(worker, "up", "its /health answers")
-        self._none_since, self._gone = math.inf, ""
-        self._pump()
-
-    async def _count_out(self) -> None:
-        """Let everything fail when no worker was ready for ``gone_s``; end queries that stand still or have no time left.
+    async def _keep_time(self) -> None:
+        """End queries that stand still or have no time left; let everything fail when no worker was ready for ``gone_s``.
 
         A timer for each query would be set again for each of its bytes, which takes as long as to read them.
         """
+        policy = self.policy
         while True:
-            await asyncio.sleep(min(0.1, self.policy.gone_s / 4))
+            await asyncio.sleep(min(0.1, policy.gone_s / 4))
             now = time.monotonic()
-            for worker in self.workers:
-                for query in worker.open.values():
-                    self._look(worker, query, now)
+            for query in [query for worker in self.workers for query in worker.open.values()]:
+                came = query.content.total_bytes if query.content else 0
+                if came != query.came:
+                    query.came, query.moved = came, now
+                assert query.task
+                if now > query.deadline:
+                    query.task.cancel(f"not answered within {policy.deadline_s:g} s")
+                elif now - query.moved > policy.stall_s:
+                    query.task.cancel(f"nothing came for {policy.stall_s:g} s")
             self._none_since = math.inf if any(worker.ready for worker in self.workers) else min(self._none_since, now)
-            if now - self._none_since >= self.policy.gone_s and not self._gone:
+            if now - self._none_since >= policy.gone_s and not self._gone:
                 reasons = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
-                self._gone = f"no worker was left for {self.policy.gone_s:g} s ({reasons})"
-                self._drop()
+                self._gone = f"no worker was left for {policy.gone_s:g} s ({reasons})"
             self._pump()
-
-    def _look(self, worker: Worker, query: Query, now: float) -> None:
-        """See whether something came of a query since the last time."""
-        came = query.content.total_bytes if query.content else 0
-        if came != query.came:
-            query.came, query.moved = came, now
-            worker.heard = now
-        if now > query.deadline:
-            self._give_up(query, f"not answered within {self.policy.deadline_s:g} s, at last by {worker.url}", False)
-        elif now - query.moved > self.policy.stall_s:
-            self._give_up(query, f"{worker.url}: nothing came for {self.policy.stall_s:g} s", True)
-
-    def _give_up(self, query: Query, why: str, again: bool) -> None:
-        assert query.task
-        query.given_up = why, again
-        query.task.cancel()
-
-
-def asked_in(worker: Worker) -> Row:
-    """Return columns of the model of a worker, and how it is asked."""
-    return {"model": worker.model, "asked_in": "text" if worker.text else "ids"}
-
-
-def memory_of(counters: Row) -> Row:
-    """Return columns of what a worker's ``/metrics`` say of its memory, with the reason for what they do not."""
-    row = {name: counters.get(theirs) for name, theirs in MEMORY.items()}
-    lacking = [name for name in MEMORY if row[name] is None]
-    return row | {"why": dict.fromkeys(lacking, "the worker does not state it in its /metrics")}
-
-
-def losses(events: Sequence[Row], attempts: Sequence[Row], began_s: float = 0.0) -> list[Row]:
-    """Return when workers were lost and came back, and when their queries were sent again, by worker and reason; in s from ``began_s``."""
-    rows = [row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in events]  # before it: not there at the start
-    again: dict[tuple[int, str], Row] = {}
-    for row in sorted(attempts, key=lambda row: row["ended_s"]):
-        if row["error"] and row["again"]:
-            because, at = row["error"].partition(": ")[2] or row["error"], max(0.0, row["ended_s"] - began_s)
-            first = {"t_s": at, "worker": row["worker"], "event": "requeued", "because": because, "times": 0}
-            again.setdefault((row["worker"], because), first)["times"] += 1
-    return sorted([*rows, *again.values()], key=lambda row: row["t_s"])
 
 
 def in_flight(attempts: Sequence[Row], workers: int, began_s: float = 0.0, points: int = POINTS) -> list[Row]:
     """Return how many requests each worker had at equal distances in time, from ``began_s`` to the end of the last."""
-    rows: list[Row] = []
-    end = max((row["ended_s"] for row in attempts), default=began_s)
-    moments = np.linspace(began_s, end, points)
-    for worker in range(workers if attempts else 0):
-        spans = [row for row in attempts if row["worker"] == worker]
-        sent, ended = (np.array([row[name] for row in spans]) for name in ("sent_s", "ended_s"))
-        counts = [int(((sent <= moment) & (moment < ended)).sum()) for moment in moments]
-        rows.append({"worker": worker, "open": counts})
-    return rows
+    if not attempts:
+        return []
+    sent, ended, of = (np.array([row[name] for row in attempts]) for name in ("sent_s", "ended_s", "worker"))
+    moments = np.linspace(began_s, ended.max(), points)[:, None]
+    is_open = (sent <= moments) & (moments < ended)
+    return [{"worker": worker, "open": is_open[:, of == worker].sum(1).tolist()} for worker in range(workers)]

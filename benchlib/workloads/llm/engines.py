@@ -5,26 +5,24 @@
     engine.submit(7, ids, 128, on_first, on_done)
     engine.stop()
 
-``submit`` returns at once. For every query the engine calls, from threads of its own,
+``submit`` returns at once. For every query the engine calls, from threads of its own and maybe before ``submit`` returns,
 
     on_first(rid, time_s, token)   once, when the first token is there (``time.monotonic()``)
     on_done(rid, ids, error)       once, with all new tokens (EOS included); ``error`` is '' or why the query failed
     on_more(rid, ids)              where it is given and the engine sees single tokens: those after the first, as they come
 
-``cancel(rid)`` frees the slot of a query that nobody waits for; it ends with ``CANCELLED``. A callback may be called before ``submit`` returns. An engine answers as if each query were alone: no cache is shared across
-queries, decoding is greedy.
+An engine answers as if each query were alone: no cache is shared across queries, decoding is greedy.
 """
 
-import heapq
 import importlib
-import itertools
+import math
+import queue
 import threading
 import time
 import zlib
 from array import array
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from benchlib.core.errors import UserError, nearest
@@ -32,7 +30,7 @@ from benchlib.core.errors import UserError, nearest
 OnFirst = Callable[[int, float, int], None]
 OnDone = Callable[[int, Sequence[int], str], None]
 OnMore = Callable[[int, Sequence[int]], None] | None
-CANCELLED = "the query was cancelled"
+CANCELLED, STOPPED = "the query was cancelled", "the engine was stopped"
 # What /metrics of a worker says of its memory, by our names: the first is Prometheus' own, which other servers have, too.
 MEMORY = {"resident_bytes": "process_resident_memory_bytes", "device_bytes": "benchlib_device_memory_peak_bytes"}
 
@@ -69,7 +67,6 @@ class Settings:
     shrink: int = 1  # random weights: layers, widths and vocabulary are divided by this
     fixed_length: bool = False
     step_s: float = 0.01  # sim: one token
-    each_token: bool = False  # sim: hand every token on as it comes; else those after the first come at the end
     urls: tuple[str, ...] = ()  # http
     token: str = ""  # http: bearer token
     served_model: str = ""  # http: the model to ask for; '': the first that each worker names
@@ -79,16 +76,10 @@ class Settings:
 class Engine(Protocol):
     """See the module. ``facts`` are plain values for the record: parameters, bytes of weights, versions.
 
-    ``vocabulary`` among them says which token ids it takes: 0 to one below it; an engine without it takes all. ``start`` returns
-    when queries can be answered; ``stop`` ends all threads, and with an error what is still worked on.
+    ``start`` returns when queries can be answered; ``stop`` ends all threads, and with an error what is still worked on.
     """
 
     facts: dict[str, Any]
-
-    @property
-    def failure(self) -> str:
-        """Why it answers nothing any more; '' while it works."""
-        ...
 
     def start(self) -> None: ...
 
@@ -99,40 +90,113 @@ class Engine(Protocol):
     def stop(self) -> None: ...
 
 
-class Computing(Engine, Protocol):
-    """An engine that answers in this process. ``cancel`` ends a query early, if it has not ended yet."""
-
-    def cancel(self, rid: int) -> None: ...
-
-    def device_memory(self) -> tuple[float | None, str]:
-        """Return the most bytes that its tensors held on its device, or None and why that is not known."""
-        ...
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A row of the table: ``module:class``, what it is in words, and whether it computes with torch."""
-
-    reference: str
-    words: str
-    torch: bool = True
-
-
-_HERE = __name__.rpartition(".")[0]
-ENGINES: dict[str, Kind] = {
-    "sim": Kind(f"{__name__}:Sim", "fixed time per token, computes nothing", torch=False),
-    "http": Kind(f"{_HERE}.dispatch:Dispatcher", "OpenAI-compatible servers", torch=False),
-    "static": Kind(f"{_HERE}.batches:Static", "transformers generate on static batches"),
-    "continuous": Kind(f"{_HERE}.batches:Continuous", "transformers continuous batching"),
+HERE = __name__.rpartition(".")[0]
+ENGINES = {
+    "sim": f"{__name__}:Sim",
+    "http": f"{HERE}.dispatch:Dispatcher",
+    "static": f"{HERE}.batches:Static",
+    "continuous": f"{HERE}.batches:Continuous",
 }
+COMPUTING = ("static", "continuous")  # with torch, in the process that asks them
 
 
 def make(name: str, settings: Settings, available: Collection[str] = ENGINES.keys()) -> Any:
     """Make the engine of this name; it is not started. Raises ``UserError`` for a name that is not ``available``."""
     if name not in available:
         raise UserError(f"engine {name!r}: no such engine; {nearest(name, available)}")
-    module, _, cls = ENGINES[name].reference.partition(":")
+    module, _, cls = ENGINES[name].partition(":")
     return getattr(importlib.import_module(module), cls)(settings)
+
+
+def codec(model: str) -> Any:
+    """Return a model's ``decoders.Codec``, whose module needs torch and transformers."""
+    return importlib.import_module(f"{HERE}.decoders").Codec(model)
+
+
+@dataclass(eq=False)
+class Query:
+    """A query of an engine in this process, with the tokens that it has so far."""
+
+    rid: int
+    ids: Sequence[int]
+    max_new: int
+    on_first: OnFirst
+    on_done: OnDone
+    on_more: OnMore
+    tokens: list[int] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, new: Sequence[int]) -> None:
+        """Hand new tokens on."""
+        first, more = ([], new) if self.tokens else (new[:1], new[1:])
+        self.tokens += new
+        for token in first:
+            self.on_first(self.rid, time.monotonic(), token)
+        if more and self.on_more:
+            self.on_more(self.rid, more)
+
+
+class Local:
+    """An engine that answers in this process. Whoever takes a query out of ``_open`` hands its answer on: so that is done once.
+
+    ``vocabulary`` among its facts says which token ids it takes: 0 to one below it; an engine without it takes all.
+    """
+
+    failure = ""  # why it answers nothing any more
+    positions: float = math.inf  # tokens that a prompt and its answer may have
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.facts: dict[str, Any] = {}
+        self._open: dict[int, Query] = {}
+        self._queue: queue.SimpleQueue[Query | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Load what answers."""
+
+    def submit(
+        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
+    ) -> None:
+        """Take a query. Raises ``UserError`` for one that is longer than the model takes."""
+        if self._over.is_set():
+            raise UserError(STOPPED)
+        if len(ids) + max_new > self.positions:
+            most = f"{self.positions:,}"
+            raise UserError(f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {most}")
+        query = self._open[rid] = Query(rid, ids, max_new, on_first, on_done, on_more)
+        self._take_in(query)
+
+    def _take_in(self, query: Query) -> None:
+        self._queue.put(query)
+
+    def _thread(self, work: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=work, daemon=True))
+        self._threads[-1].start()
+
+    def _end(self, rid: int, ids: Sequence[int], error: str = "") -> None:
+        if query := self._open.pop(rid, None):
+            query.over.set()
+            query.on_done(rid, ids, error)
+
+    def cancel(self, rid: int) -> None:
+        """Free the slot of a query that nobody waits for, if it has not ended yet. In a static batch its row stops."""
+        self._end(rid, [], CANCELLED)
+
+    def device_memory(self) -> tuple[float | None, str]:
+        """Return the most bytes that its tensors held on its device, or None and why that is not known."""
+        return None, "the engine is simulated and holds nothing"
+
+    def stop(self) -> None:
+        """End the threads; what is left fails."""
+        self._over.set()
+        for rid in [*self._open]:
+            self._end(rid, [], STOPPED)
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 def sim_answer(ids: Sequence[int], max_new: int, fixed_length: bool = False) -> list[int]:
@@ -143,102 +207,19 @@ def sim_answer(ids: Sequence[int], max_new: int, fixed_length: bool = False) -> 
     return [3 + (seed + 7919 * place) % 500 for place in range(length)]
 
 
-@dataclass
-class _Query:
-    rid: int
-    ids: list[int]
-    on_first: OnFirst
-    on_done: OnDone
-    on_more: OnMore
+class Sim(Local):
+    """Answers with made-up tokens after a fixed time per token. A slot is a thread that waits; it sees the first token alone."""
 
-
-class Sim:
-    """Answers with made-up tokens after a fixed time per token, ``slots`` queries at once. Uses next to no processor time."""
-
-    failure = ""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.facts: dict[str, Any] = {"step_s": settings.step_s}
-        self._waiting: deque[_Query] = deque()
-        self._due: list[tuple[float, int, int, _Query]] = []  # time, order, number of the token (-1: the end), query
-        self._order = itertools.count()
-        self._busy = 0
-        self._change = threading.Condition()
-        self._over = False
-        self._thread = threading.Thread(target=self._serve, name="sim", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def submit(
-        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None:
-        """Take a query. An event for each token would take processor time: only ``each_token`` has them."""
-        answer = sim_answer(ids, max_new, self.settings.fixed_length)
-        with self._change:
-            if self._over:
-                raise UserError("the engine was stopped")
-            more = on_more if self.settings.each_token else None
-            self._waiting.append(_Query(rid, answer, on_first, on_done, more))
-            self._change.notify()
-
-    def cancel(self, rid: int) -> None:
-        """See ``Engine``."""
-        with self._change:
-            at_work = [query for _, _, place, query in self._due if place < 0 and query.rid == rid]
-            ended = at_work + [query for query in self._waiting if query.rid == rid]
-            self._waiting = deque(query for query in self._waiting if query.rid != rid)
-            self._due = sorted(event for event in self._due if event[3].rid != rid)  # a sorted list is a heap
-            self._busy -= len(at_work)
-            self._change.notify()
-        for query in ended:
-            query.on_done(rid, [], CANCELLED)
-
-    def device_memory(self) -> tuple[float | None, str]:
-        """See ``Engine``."""
-        return None, "the engine is simulated and holds nothing"
-
-    def stop(self) -> None:
-        """End the thread; what is left fails."""
-        with self._change:
-            self._over = True
-            self._change.notify()
-        self._thread.join()
-        left = [*self._waiting, *(query for _, _, place, query in self._due if place < 0)]
-        self._waiting.clear()
-        self._due.clear()
-        for query in left:
-            query.on_done(query.rid, [], "the engine was stopped")
+    def _take_in(self, query: Query) -> None:
+        super()._take_in(query)
+        if len(self._threads) < min(self.settings.slots, len(self._open)):
+            self._thread(self._serve)
 
     def _serve(self) -> None:
-        while True:
-            with self._change:
-                self._admit()
-                now = time.monotonic()
-                if self._over:
-                    return
-                if not self._due or self._due[0][0] > now:
-                    self._change.wait(self._due[0][0] - now if self._due else None)
-                    continue
-                due, _, place, query = heapq.heappop(self._due)
-                self._busy -= place < 0
-                if query.on_more and 0 <= place < len(query.ids) - 2:
-                    heapq.heappush(self._due, (due + self.settings.step_s, next(self._order), place + 1, query))
-            if place < 0:
-                query.on_done(query.rid, query.ids, "")
-            elif place == 0:
-                query.on_first(query.rid, now, query.ids[0])
-            elif query.on_more:
-                query.on_more(query.rid, query.ids[place : place + 1])
-
-    def _admit(self) -> None:
-        """Give free slots to those who wait, in their order."""
-        while self._waiting and self._busy < self.settings.slots:
-            query = self._waiting.popleft()
-            self._busy += 1
-            first = time.monotonic() + self.settings.step_s
-            last = first + (len(query.ids) - 1) * self.settings.step_s
-            heapq.heappush(self._due, (first, next(self._order), 0, query))
-            heapq.heappush(self._due, (last, next(self._order), -1, query))
+        while query := self._queue.get():
+            began, step_s = time.monotonic(), self.settings.step_s
+            answer = sim_answer(query.ids, query.max_new, self.settings.fixed_length)
+            if query.rid in self._open and not query.over.wait(step_s):
+                query.take(answer[:1])
+                query.over.wait(began + len(answer) * step_s - time.monotonic())
+            self._end(query.rid, answer)

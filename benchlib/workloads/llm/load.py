@@ -25,7 +25,6 @@ LATE_S = 0.010  # that it may always take
 RATE_SHARE = 0.05  # by which the rate that was sent may differ from the schedule's
 TRIES = 3  # of a rate at which the client was late
 BEAT_S = 2.0  # between signs of life to the caller
-POISSON, CONSTANT = "poisson", "constant"
 _NUMBERS = itertools.count(1)  # of queries, over all runs of a process: a late answer must not meet another query
 
 Row = dict[str, Any]
@@ -35,13 +34,16 @@ Alive = Callable[[], None]  # called now and then while a run goes on
 
 def schedule(arrivals: str, rate: float, count: int, seed: int) -> np.ndarray:
     """Return when each of ``count`` queries is due, in s from the beginning: Poisson arrivals or equal distances."""
-    if arrivals == CONSTANT:
+    if arrivals == "constant":
         return np.arange(count) / rate  # type: ignore[no-any-return]
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
 
 
 class Client:
-    """Sends the prompts to an engine, one run at a time, from the calling thread. ``answers`` are tokens by prompt."""
+    """Sends the prompts to an engine, one run at a time, from the calling thread. ``answers`` are tokens by prompt.
+
+    A run returns the table of its queries; those open when nothing was sent or ended for ``limit_s`` have failed.
+    """
 
     def __init__(
         self, engine: Engine, prompts: Prompts, max_new: int, limit_s: float, alive: Alive = lambda: None
@@ -53,61 +55,52 @@ class Client:
 
     def at_once(self, count: int) -> np.ndarray:
         """Send all queries at once: the engine orders the work."""
-        return self._run(count, lambda number: math.nan)
+        return self._run(np.full(count, math.nan))
 
     def open_loop(self, due_s: np.ndarray) -> np.ndarray:
         """Send each query when it is due, in s from now."""
-        begin = time.monotonic() + 0.005
-        return self._run(len(due_s), lambda number: begin + float(due_s[number]))
+        return self._run(np.asarray(due_s) + time.monotonic() + 0.005)
 
     def closed_loop(self, concurrency: int, count: int) -> np.ndarray:
         """Keep ``concurrency`` queries under way until ``count`` were sent."""
-        return self._run(count, lambda number: math.nan, concurrency)
+        return self._run(np.full(count, math.nan), concurrency)
 
-    def _run(self, count: int, due: Callable[[int], float], concurrency: int = 0) -> np.ndarray:
-        """Return the table of ``count`` queries. Those open when nothing was sent or ended for ``limit_s`` have failed."""
-        self.log, self.answers = QueryLog(), {}
-        room = threading.Semaphore(concurrency or count)
-        ended, over = itertools.count(1), threading.Event()
-        moved = [time.monotonic()]  # when something ended
-        signalled = time.monotonic()  # when the caller heard that we live
-        samples: dict[int, int] = {}
-        log, answers = self.log, self.answers
+    def _run(self, due: np.ndarray, concurrency: int = 0) -> np.ndarray:
+        log, answers = QueryLog(), dict[int, list[int]]()
+        self.log, self.answers = log, answers
+        room, over, samples = threading.Semaphore(concurrency or len(due)), threading.Event(), dict[int, int]()
+        began = moved = beaten = time.monotonic()
 
         def on_first(rid: int, time_s: float, _token: int) -> None:
             log.first(rid, time_s)
 
         def on_done(rid: int, ids: Sequence[int], error: str) -> None:
-            if not log.done(rid, time.monotonic(), len(ids), error):
-                return
-            if not error:
-                answers[samples[rid]] = list(ids)
-            moved[0] = time.monotonic()
-            room.release()
-            if next(ended) == count:
-                over.set()
+            nonlocal moved
+            if log.done(rid, time.monotonic(), len(ids), error):
+                if not error:
+                    answers[samples[rid]] = list(ids)
+                moved = time.monotonic()
+                room.release()
+                if log.ended == len(due):
+                    over.set()
 
         if hasattr(self.engine, "on_send"):
             self.engine.on_send = log.send
-        began = time.monotonic()
-        for number in range(count):
-            scheduled = due(number)
+        for number, scheduled in enumerate(due):
             if (wait := scheduled - time.monotonic()) > 0:
                 time.sleep(wait)
-            if time.monotonic() - signalled > BEAT_S:
-                signalled = time.monotonic()
+            if time.monotonic() - beaten > BEAT_S:
+                beaten = time.monotonic()
                 self._alive()
             if not room.acquire(timeout=self.limit_s):
                 break  # nothing ended for so long: the rest is not sent
             rid, sample = next(_NUMBERS), number % len(self.prompts)
             samples[rid] = sample
-            log.issue(rid, sample, time.monotonic(), scheduled, len(self.prompts[sample]))
+            log.issue([rid], [sample], time.monotonic(), [len(self.prompts[sample])], scheduled)
             self.engine.submit(rid, self.prompts[sample], self.max_new, on_first, on_done)
-        moved[0] = time.monotonic()
-        while not over.wait(BEAT_S if self.limit_s > BEAT_S else self.limit_s):
+        moved = time.monotonic()
+        while not over.wait(min(BEAT_S, self.limit_s)) and time.monotonic() - moved <= self.limit_s:
             self._alive()
-            if time.monotonic() - moved[0] > self.limit_s:
-                break
         self.wall_s = time.monotonic() - began
         return log.table()
 
@@ -129,9 +122,8 @@ def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repe
     why = {f"{name}_ms": "no query was completed" for name, values in times.items() if not len(values)}
     why |= {} if row["late_ms"] else {"late_ms": "nothing was scheduled"}
     late = any(not value <= limit for _, value, limit in client_limits(table, limits_s.get("ttft", 0.0)))
-    met = (
-        not failed and not repeated and all(percentile(times[name], share) < limit for name, limit in limits_s.items())
-    )
+    below = all(percentile(times[name], share) < limit for name, limit in limits_s.items())
+    met = below and not failed and not repeated
     return row | {"outcome": "late" if late else "met" if met else "missed", "why": why}
 
 
@@ -164,28 +156,22 @@ def find_knee(
     """
     rows: list[Row] = []
 
-    def meets(phase: str, rate: float, count: int) -> bool:
+    def meets(phase: str, rate: float, times: int = 1) -> bool:
         for _ in range(TRIES):  # a late client says nothing about the server
-            rows.append({"phase": phase, "rate": rate, **probe(rate, count)})
+            rows.append({"phase": phase, "rate": rate, **probe(rate, times * queries_of(rate))})
             if rows[-1]["outcome"] != "late":
                 break
         return bool(rows[-1]["outcome"] == "met")
 
-    met: list[float] = []
-    missed = math.inf
-    for rate in sorted(rates):
-        if meets("sweep", rate, queries_of(rate)):
-            met.append(rate)
-        else:
-            missed = rate
-            break
+    rates = sorted(rates)
+    met = list(itertools.takewhile(lambda rate: meets("sweep", rate), rates))
+    missed = rates[len(met)] if len(met) < len(rates) else math.inf
     for _ in range(refine if met and math.isfinite(missed) else 0):
         middle = (met[-1] + missed) / 2
-        if meets("between", middle, queries_of(middle)):
+        if meets("between", middle):
             met.append(middle)
         else:
             missed = middle
-    for rate in reversed(met):
-        if meets("confirmation", rate, longer * queries_of(rate)):
-            break
+    while met and not meets("confirmation", met[-1], longer):
+        met.pop()
     return rows

@@ -6,12 +6,8 @@ varies. The sentences of the splits "train" and "test" are phrased differently, 
 who learnt the training sentences by heart gains little. Names and things are those of both. All of it is invented.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
-
-from benchlib.core.errors import UserError
 
 # The public prompt of MLPerf's Llama-3.1-8B (mlcommons/inference, language/llama3.1-8b/download_cnndm.py).
 PROMPT = "Summarize the following news article in 128 tokens. Please output the summary only, without any other text.\n\nArticle:\n{input}\n\nSummary:"
@@ -72,7 +68,6 @@ PHRASES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
 }  # fmt: skip
-SPLITS = tuple(PHRASES)
 FACTS = (1, 4)
 WHOLE = 1_000  # articles where all are asked for
 
@@ -81,7 +76,6 @@ WHOLE = 1_000  # articles where all are asked for
 class Article:
     """A text, and its reference summary with one sentence for each fact."""
 
-    id: str
     text: str
     summary: str
 
@@ -98,7 +92,7 @@ def _fill(phrase: str, values: dict[str, str]) -> str:
     return text.replace(" .", ".").replace(" ,", ",").replace(" :", ":")
 
 
-def article(random: Random, split: str, facts: tuple[int, int] = FACTS, name: str = "") -> Article:
+def article(random: Random, split: str, facts: tuple[int, int] = FACTS) -> Article:
     """Return an article with as many facts as ``facts`` allows (least, most). No name or thing is in two facts of it."""
     phrases, count = PHRASES[split], random.randint(*facts)
     people, towns, things = (random.sample(words, count) for words in (PEOPLE, TOWNS, THINGS))
@@ -116,15 +110,10 @@ def article(random: Random, split: str, facts: tuple[int, int] = FACTS, name: st
     for number, noise in enumerate(random.sample(phrases["noise"], random.randint(1, 3))):
         place = random.randint(0, len(text)) if number else 0
         text.insert(place, _fill(noise, {"D": random.choice(DAYS)}))
-    return Article(name, " ".join(text), " ".join(summary))
+    return Article(" ".join(text), " ".join(summary))
 
 
 def generate(count: int, seed: int, split: str = "test") -> list[Article]:
-    """Return ``count`` articles; the same arguments give the same ones, and a longer set starts with the shorter one.
-
-    Raises ``UserError`` for an unknown split or a negative size.
-    """
-    if split not in SPLITS or count < 0:
-        raise UserError(f"mininews: {count} articles of {split!r}: take 0 or more of {' or '.join(SPLITS)}")
+    """Return ``count`` articles; the same arguments give the same ones, and a longer set starts with the shorter one."""
     random = Random(f"mininews {split} {seed}")
-    return [article(random, split, name=f"mininews-{split}-{seed}-{number}") for number in range(count)]
+    return [article(random, split) for _ in range(count)]

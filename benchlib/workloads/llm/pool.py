@@ -6,17 +6,14 @@
 To be used by the main thread: the workers end with the thread that started them.
 """
 
-import contextlib
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchlib.config.addresses import TOKEN
@@ -41,7 +38,8 @@ class Pool:
         self.token = secrets.token_urlsafe(24)
         self.urls = [""] * len(options)
         self.ready_s = [0.0] * len(options)
-        self.processes: list[subprocess.Popen[bytes] | None] = [None] * len(options)
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._began: dict[int, float] = {}
 
     def __enter__(self) -> "Pool":
         try:
@@ -50,66 +48,52 @@ class Pool:
             for index in range(len(self.options)):
                 self.wait(index)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self.processes:
-            if process and process.poll() is None:
-                process.send_signal(signal.SIGCONT)  # one that was halted
-                process.terminate()
-        end = time.monotonic() + 5
-        for process in self.processes:
-            if process:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.1, end - time.monotonic()))
-                process.kill()
-                process.wait()
+    def __exit__(self, *_: object) -> None:
+        for index in self.processes:
+            self.kill(index)
 
     def start(self, index: int) -> None:
         """Start a worker, again on the port that it had."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        announce = self._file(index)
+        announce = self._file(index, "json")
         announce.unlink(missing_ok=True)
         port = int(self.urls[index].rpartition(":")[2] or 0)
-        more = {"port": port, "announce": str(announce), "with_parent": True, "drain_s": 2}
-        command = [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps({**self.options[index], **more})]
-        with (self.folder / f"worker-{index}.log").open("ab") as log:
-            environment = {**os.environ, **self._environment, TOKEN: self.token}
+        options = {**self.options[index], "port": port, "announce": str(announce), "with_parent": True}
+        command = [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps(options)]
+        environment = {**os.environ, **self._environment, TOKEN: self.token}
+        with self._file(index, "log").open("ab") as log:
             self.processes[index] = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
-        self.ready_s[index] = -time.monotonic()
+        self._began[index] = time.monotonic()
 
     def wait(self, index: int) -> None:
         """Wait until a worker takes requests. Raises ``RunBroken`` for one that ends or takes too long."""
-        process, announce = self.processes[index], self._file(index)
-        assert process
+        announce = self._file(index, "json")
         while not announce.exists():
-            if (code := process.poll()) is not None:
+            if (code := self.processes[index].poll()) is not None:
                 words = self._last_words(index)
                 if code == EXIT_SKIPPED:
                     raise BackendUnavailable(words)
                 how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
                 raise RunBroken(f"worker {index} ended {how}: {words}")
-            if self.ready_s[index] + time.monotonic() > self.start_s:
+            if time.monotonic() - self._began[index] > self.start_s:
                 raise RunBroken(f"worker {index} was not ready within {self.start_s:g} s: {self._last_words(index)}")
             time.sleep(POLL_S)
-        self.ready_s[index] += time.monotonic()
+        self.ready_s[index] = time.monotonic() - self._began[index]
         self.urls[index] = str(read_json(announce)["url"])
 
-    def signal(self, index: int, number: signal.Signals) -> None:
-        """Send a signal to a worker; after SIGKILL it is gone when this returns."""
-        process = self.processes[index]
-        assert process
-        process.send_signal(number)
-        if number == signal.SIGKILL:
-            process.wait()
+    def kill(self, index: int) -> None:
+        """End a worker at once; it is gone when this returns."""
+        self.processes[index].kill()
+        self.processes[index].wait()
 
-    def _file(self, index: int) -> Path:
-        return self.folder / f"worker-{index}.json"
+    def _file(self, index: int, kind: str) -> Path:
+        return self.folder / f"worker-{index}.{kind}"
 
     def _last_words(self, index: int) -> str:
-        text = (self.folder / f"worker-{index}.log").read_text(errors="replace").strip()
-        return text[-LAST:] or "no output"
+        return self._file(index, "log").read_text(errors="replace").strip()[-LAST:] or "no output"

@@ -16,7 +16,6 @@ A percentile is a value that was measured, ``sorted[int(n p)]``, as LoadGen take
 
 import math
 import threading
-from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,118 +35,92 @@ QUERY = np.dtype(
         ("failed", "?"),
     ]
 )
-Ints = Sequence[int]
-_OPEN, _DONE, _FAILED = range(3)
-_NAN = array("d", [math.nan])
+ISSUED = np.array(
+    (0, 0, math.nan, math.nan, math.nan, math.nan, 0, 0, -1, 1, True), QUERY
+)  # what has not ended has failed
 
 
 class QueryLog:
-    """Notes what happens to each query, from any thread; queries are issued by one. ``errors`` has the reasons of failures.
+    """Notes what happens to each query, from any thread. ``errors`` has the reasons of failures.
 
     ``repeated`` counts first tokens and completions that came again: a query has one of each, whoever sends it how often.
-    A column is one array for all queries: at 100,000 queries/s there is no time for an object for each.
     """
 
     def __init__(self) -> None:
         self.errors: dict[int, str] = {}
         self.repeated = 0
         self.ended = 0
-        self._place: dict[int, int] = {}  # of each query in the columns
-        self._sample, self._prompt, self._tokens = array("q"), array("i"), array("i")
-        self._scheduled, self._issued, self._first, self._last = (array("d") for _ in range(4))
-        self._worker, self._attempt = array("i"), array("i")
-        self._state = bytearray()  # _OPEN, _DONE, _FAILED
+        self._place: dict[int, int] = {}  # of each query in the table, which has room for more
+        self._table = np.empty(1024, QUERY)
         self._lock = threading.Lock()
 
     def issue(
-        self, query: int, sample: int, issued_s: float, scheduled_s: float = math.nan, prompt_tokens: int = 0
-    ) -> None:
-        """Note that the client was asked to send a query."""
-        self.issue_many([query], [sample], issued_s, [prompt_tokens], scheduled_s)
-
-    def issue_many(
-        self, queries: Ints, samples: Ints, issued_s: float, prompt_tokens: Ints, scheduled_s: float = math.nan
+        self,
+        queries: Sequence[int],
+        samples: Sequence[int],
+        issued_s: float,
+        prompt_tokens: Sequence[int] | np.ndarray,
+        scheduled_s: float = math.nan,
     ) -> None:
         """Note that the client was asked to send queries, all at one time."""
-        begin, count = len(self._state), len(queries)
-        self._sample.extend(samples)
-        self._prompt.extend(prompt_tokens)
-        self._tokens.extend(array("i", [0]) * count)
-        self._scheduled.extend(array("d", [scheduled_s]) * count)
-        self._issued.extend(array("d", [issued_s]) * count)
-        self._first.extend(_NAN * count)
-        self._last.extend(_NAN * count)
-        self._worker.extend(array("i", [-1]) * count)
-        self._attempt.extend(array("i", [1]) * count)
-        self._state.extend(bytes(count))
-        self._place.update(zip(queries, range(begin, begin + count), strict=True))
-        if len(self._place) != begin + count:
-            raise ValueError("a query was issued twice: each needs an id of its own")
-
-    @property
-    def issued(self) -> int:
-        """How many queries were issued."""
-        return len(self._place)
+        with self._lock:
+            begin, end = len(self._place), len(self._place) + len(queries)
+            if end > len(self._table):
+                self._table = np.concatenate([self._table[:begin], np.empty(2 * end, QUERY)])
+            rows = self._table[begin:end]
+            rows[:] = ISSUED
+            rows["query"], rows["sample"], rows["prompt_tokens"] = queries, samples, prompt_tokens
+            rows["issued_s"], rows["scheduled_s"] = issued_s, scheduled_s
+            self._place.update(zip(queries, range(begin, end), strict=True))
 
     def send(self, query: int, worker: int, attempt: int) -> None:
         """Note which worker a query went to, and which attempt (from 1) this is."""
-        place = self._place[query]
-        self._worker[place], self._attempt[place] = worker, attempt
+        with self._lock:
+            row = self._table[self._place[query]]
+            row["worker"], row["attempt"] = worker, attempt
 
     def first(self, query: int, time_s: float) -> bool:
         """Note the first token; False where the query already had one, which stays, or has ended."""
-        place = self._place[query]
         with self._lock:
-            if self._state[place] or not math.isnan(self._first[place]):
-                self.repeated += 1
-                return False
-            self._first[place] = time_s
-            return True
+            row = self._table[self._place[query]]
+            new = math.isnan(row["first_s"]) and math.isnan(row["last_s"])
+            self.repeated += not new
+            if new:
+                row["first_s"] = time_s
+            return new
 
     def done(self, query: int, time_s: float, tokens: int, error: str = "") -> bool:
         """Note the end of a query; False where it has already ended."""
-        place = self._place[query]
         with self._lock:
-            if self._state[place]:
-                self.repeated += 1
-                return False
-            self._state[place] = _FAILED if error else _DONE
-            self._last[place], self._tokens[place] = time_s, tokens
-            self.ended += 1
-        if error:
+            row = self._table[self._place[query]]
+            new = math.isnan(row["last_s"])
+            self.repeated += not new
+            if new:
+                row["last_s"], row["tokens"], row["failed"] = time_s, tokens, bool(error)
+                self.ended += 1
+        if new and error:
             self.errors[query] = error
-        return True
+        return new
 
     def overdue(self, now_s: float, limit_s: float) -> list[int]:
         """Return the queries that were issued more than ``limit_s`` ago and have not ended."""
-        names = list(self._place)  # a column without its copy could not grow while numpy looks at it
-        state, issued = np.frombuffer(self._state[: len(names)], "u1"), np.frombuffer(self._issued[: len(names)])
-        late = (state == _OPEN) & (now_s - issued > limit_s)
-        return [names[place] for place in np.flatnonzero(late)]
+        table = self.table()
+        return table["query"][np.isnan(table["last_s"]) & (now_s - table["issued_s"] > limit_s)].tolist()  # type: ignore[no-any-return]
 
     @property
     def unended(self) -> int:
         """How many queries have not ended."""
-        return self.issued - self.ended
+        return len(self._place) - self.ended
 
     def has_first(self, query: int) -> bool:
         """Whether the first token of a query came."""
-        return not math.isnan(self._first[self._place[query]])
+        with self._lock:
+            return not math.isnan(self._table[self._place[query]]["first_s"])
 
     def table(self) -> np.ndarray:
         """Return all queries in the order of issue, (n,) of ``QUERY``; one that has not ended counts as failed."""
-        names = list(self._place)
-        table = np.empty(len(names), QUERY)
-        table["query"] = names
-        columns: dict[str, array[int] | array[float]] = {
-            "sample": self._sample, "scheduled_s": self._scheduled, "issued_s": self._issued, "first_s": self._first,
-            "last_s": self._last, "prompt_tokens": self._prompt, "tokens": self._tokens, "worker": self._worker,
-            "attempt": self._attempt,
-        }  # fmt: skip
-        for name, column in columns.items():
-            table[name] = column[: len(names)]
-        table["failed"] = np.frombuffer(self._state[: len(names)], "u1") != _DONE
-        return table
+        with self._lock:
+            return self._table[: len(self._place)].copy()
 
 
 def completed(table: np.ndarray) -> np.ndarray:
@@ -160,26 +133,16 @@ def start_s(table: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(table["scheduled_s"]), table["issued_s"], table["scheduled_s"])
 
 
-def ttft_s(table: np.ndarray) -> np.ndarray:
-    """Return the time to the first token of each query, in s; NaN where none came."""
-    return table["first_s"] - start_s(table)  # type: ignore[no-any-return]
-
-
-def tpot_s(table: np.ndarray) -> np.ndarray:
-    """Return the time per output token after the first of each query, in s; NaN with fewer than two tokens."""
+def each_s(table: np.ndarray) -> dict[str, np.ndarray]:
+    """Return ``ttft``, ``tpot`` and ``latency`` of each query, in s; NaN where it has none: one token has no time per token."""
+    first, last, start = table["first_s"], table["last_s"], start_s(table)
     gaps = np.where(table["tokens"] > 1, table["tokens"] - 1, np.nan)
-    return (table["last_s"] - table["first_s"]) / gaps  # type: ignore[no-any-return]
-
-
-def latency_s(table: np.ndarray) -> np.ndarray:
-    """Return the time from start to last token of each query, in s."""
-    return table["last_s"] - start_s(table)  # type: ignore[no-any-return]
+    return {"ttft": first - start, "tpot": (last - first) / gaps, "latency": last - start}
 
 
 def times_s(table: np.ndarray) -> dict[str, np.ndarray]:
-    """Return ``ttft``, ``tpot`` and ``latency`` of the queries that have them, in s: one token has no time per token."""
-    every = {"ttft": ttft_s(table), "tpot": tpot_s(table), "latency": latency_s(table)}
-    return {name: values[~np.isnan(values)] for name, values in every.items()}
+    """Return the times of the queries that have them, by ``ttft``, ``tpot`` and ``latency``, in s."""
+    return {name: values[~np.isnan(values)] for name, values in each_s(table).items()}
 
 
 def lateness_s(table: np.ndarray) -> np.ndarray:
@@ -195,8 +158,6 @@ def span_s(table: np.ndarray) -> float:
 
 def meets(table: np.ndarray, limits_s: Mapping[str, float]) -> np.ndarray:
     """Return which queries completed below every limit, (n,) of bool; limits by ``ttft``, ``tpot`` and ``latency``."""
-    good = ~table["failed"]
-    for name, limit in limits_s.items():
-        with np.errstate(invalid="ignore"):
-            good &= {"ttft": ttft_s, "tpot": tpot_s, "latency": latency_s}[name](table) < limit
-    return good
+    times = each_s(table)
+    below = [times[name] < limit for name, limit in limits_s.items()]  # NaN is not
+    return np.all([~table["failed"], *below], axis=0)  # type: ignore[no-any-return]

@@ -11,7 +11,6 @@ machine alone unless it is given an address and a token. SIGTERM lets it finish 
 import asyncio
 import contextlib
 import hmac
-import importlib
 import ipaddress
 import itertools
 import json
@@ -20,29 +19,29 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from benchlib.config.addresses import TOKEN
-from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.errors import BackendUnavailable, UserError, explained
 from benchlib.core.files import write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm.engines import MEMORY, Computing, Settings, make
+from benchlib.workloads.llm.engines import MEMORY, Local, Settings, codec, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
+MAX_NEW = 8192  # tokens of an answer
 BACKLOG = 4096  # connections that the system may hold until they are accepted
 # A client that goes on sending what was refused is cut off soon; it has this long to read the reason.
 # One that goes away ends its request, and with it the work on its query.
 RUNNER: dict[str, Any] = {
     "access_log": None, "shutdown_timeout": 1.0, "lingering_time": 0.1, "handler_cancellation": True,
 }  # fmt: skip
-TEXTS = "benchlib.workloads.llm.texts"  # imported where an engine computes: it needs transformers
 # Fields that would make the answer another than the greedy one, with the only value that they may have.
 GREEDY: dict[str, tuple[Any, ...]] = {
     "temperature": (0, None), "n": (1, None), "best_of": (1, None), "echo": (False, None), "logprobs": (None,),
@@ -51,71 +50,57 @@ GREEDY: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a worker accepts. Bodies in bytes, times in seconds."""
+class Options(Settings):
+    """What a worker process is started with, as one JSON object; ``announce`` and ``with_parent`` are for who starts it."""
 
-    body_bytes: int = 4 * 2**20
-    queue: int = 4096  # requests accepted and not answered yet; beyond it 429
-    new_tokens: int = 8192
+    engine: str = ""
+    model: str = "tiny"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_file: str = ""
+    max_queue: int = 4096  # requests accepted and not answered yet; beyond it 429
+    max_body: int = 4 * 2**20
     drain_s: float = 60.0
+    announce: str = ""
+    with_parent: bool = False
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One request, checked."""
+class Ask(BaseModel):
+    """The body of a request. The context is the ``Codec`` that reads a prompt of text; None: there is none."""
 
-    ids: list[int]
-    max_new: int
-    stream: bool
-    with_ids: bool
+    model_config = ConfigDict(strict=True)
 
+    prompt: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    max_tokens: int = Field(16, ge=1, le=MAX_NEW)
+    stream: bool | None = False
+    return_token_ids: bool | None = False
+
+    @model_validator(mode="before")
     @classmethod
-    def parse(cls, body: bytes, limits: Limits, vocabulary: int = 2**31, codec: Any = None) -> "Ask":
-        """Read the body of a request; token ids are below ``vocabulary``. Raises ``ValueError`` that says what is wrong with it.
-
-        ``codec`` (``texts.Codec``) reads prompts of text; None: there are none.
-        """
-        values = json.loads(body)
-        if not isinstance(values, dict):
-            raise ValueError("the body has to be a JSON object")
-        for name, allowed in GREEDY.items():
+    def _is_greedy(cls, values: Any) -> Any:
+        for name, allowed in GREEDY.items() if isinstance(values, dict) else ():
             if (value := values.get(name, allowed[0])) not in allowed:
                 raise ValueError(f"{name} = {value!r}: this worker decodes greedily; leave {name} out")
-        ids = values.get("prompt")
-        if codec and isinstance(ids, str) and ids:
-            ids = list(codec.encode(ids))
-        if not isinstance(ids, list) or not ids or not all(type(item) is int for item in ids):
-            also = ", or a text" if codec else ": this worker has no tokenizer"
-            raise ValueError(f"prompt has to be a list of token ids{also}")
-        if min(ids) < 0 or max(ids) >= vocabulary:  # such an id would end more than its own query
-            has = f"this model has 0 to {vocabulary - 1}"
-            raise ValueError(f"prompt has token ids from {min(ids)} to {max(ids)}: {has}")
-        max_new = values.get("max_tokens", 16)
-        if type(max_new) is not int or not 1 <= max_new <= limits.new_tokens:
-            raise ValueError(f"max_tokens = {max_new!r}: expected a whole number from 1 to {limits.new_tokens}")
-        return cls(ids, max_new, bool(values.get("stream")), bool(values.get("return_token_ids")))
+        return values
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        return info.context.encode(value) if info.context and value and isinstance(value, str) else value
 
 
-Events = asyncio.Queue[tuple[Sequence[int], bool, str]]  # of a query: new tokens, whether that is all, why it failed
+Events = asyncio.Queue[tuple[list[int], bool, str]]  # of a query: new tokens, whether that is all, why it failed
 
 
 class Server:
-    """The requests of one engine. ``open`` counts those that have no answer yet; ``kind`` is the engine's name in ``ENGINES``."""
+    """The requests of one engine. ``open`` counts those that have no answer yet; ``codec`` is that of its tokenizer, if it has one."""
 
-    def __init__(
-        self,
-        engine: Computing,
-        name: str,
-        limits: Limits = Limits(),
-        token: str = "",
-        kind: str = "",
-        codec: Any = None,  # texts.Codec, where it has a tokenizer
-    ) -> None:
-        self.engine, self.name, self.limits, self.draining = engine, name, limits, False
-        self.kind, self.codec = kind, codec
+    def __init__(self, engine: Local, options: Options, codec: Any = None) -> None:
+        self.engine, self.options, self.codec, self.draining = engine, options, codec, False
+        self.name = options.model if codec else options.engine
         self.counts = dict.fromkeys(("ok", "error", "refused", "cancelled"), 0)
         self.tokens, self.open = 0, 0
-        self._token = f"Bearer {token}".encode() if token else b""
+        self._token = f"Bearer {options.token}".encode() if options.token else b""
         self._ids = itertools.count(1)
         self._events: dict[int, Events] = {}  # of queries that the engine works on
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,7 +108,7 @@ class Server:
     def application(self) -> web.Application:
         """Return the application, for the running event loop."""
         self._loop = asyncio.get_running_loop()
-        application = web.Application(client_max_size=self.limits.body_bytes, middlewares=[self._guard])
+        application = web.Application(client_max_size=self.options.max_body, middlewares=[self._guard])
         application.router.add_post("/v1/completions", self._complete)
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/metrics", self._metrics)
@@ -149,38 +134,35 @@ class Server:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self.draining or self.engine.failure:
             return self._refuse(503, self.engine.failure or "this worker is shutting down")
-        if self.open >= self.limits.queue:
+        if self.open >= self.options.max_queue:
             return self._refuse(429, f"{self.open} requests are open, which is this worker's limit")
         rid, events = next(self._ids), Events()
         self.open += 1
         try:
+            ask = Ask.model_validate_json(await request.read(), context=self.codec)
             vocabulary = self.engine.facts.get("vocabulary", 2**31)
-            ask = Ask.parse(await request.read(), self.limits, vocabulary, self.codec)
+            if max(ask.prompt) >= vocabulary:  # such an id would end more than its own query
+                raise ValueError(f"prompt: token id {max(ask.prompt)}, this model has 0 to {vocabulary - 1}")
             self._events[rid] = events
+            # The engine calls from threads of its own.
             self.engine.submit(
-                rid, ask.ids, ask.max_new, self._on_first, self._on_done, self._on_more if ask.stream else None
+                rid,
+                ask.prompt,
+                ask.max_tokens,
+                lambda rid, _, token: self._tell(rid, [token]),
+                lambda rid, ids, error: self._tell(rid, list(ids), True, error),
+                (lambda rid, ids: self._tell(rid, list(ids))) if ask.stream else None,
             )
             answer = self._stream(request, rid, ask, events) if ask.stream else self._whole(rid, ask, events)
             return await answer
-        except (ValueError, UserError, RecursionError) as error:  # or longer than the model takes
+        except ValueError as error:  # also a query that is longer than the model takes
             self._events.pop(rid, None)
-            return self._refuse(400, str(error))
+            return self._refuse(400, explained(error) if isinstance(error, ValidationError) else str(error))
         finally:
             if self._events.pop(rid, None):  # its client has gone: others wait for the slot
                 self.counts["cancelled"] += 1
                 self.engine.cancel(rid)
             self.open -= 1  # last: who sees it closed sees it counted
-
-    # The engine calls from threads of its own.
-
-    def _on_first(self, rid: int, _time_s: float, token: int) -> None:
-        self._tell(rid, [token])
-
-    def _on_more(self, rid: int, ids: Sequence[int]) -> None:
-        self._tell(rid, list(ids))
-
-    def _on_done(self, rid: int, ids: Sequence[int], error: str) -> None:
-        self._tell(rid, list(ids), True, error)
 
     def _tell(self, rid: int, ids: list[int], done: bool = False, error: str = "") -> None:
         assert self._loop
@@ -202,7 +184,7 @@ class Server:
             ids, done, error = await events.get()
         if error:
             return web.json_response(_failure(error), status=500)
-        return web.json_response(self._chunk(rid, ask, ids, self._reason(ask, ids)) | _usage(ask, ids))
+        return web.json_response(self._chunk(rid, ask, ids, [], True))
 
     async def _stream(self, request: web.Request, rid: int, ask: Ask, events: Events) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -212,34 +194,39 @@ class Server:
             while not done:
                 ids, done, error = await events.get()
                 new = ids[len(sent) :] if done else ids
-                values = self._chunk(rid, ask, new, self._reason(ask, ids) if done else None, sent)
-                values |= _usage(ask, ids) if done else {}
-                await response.write(_event(_failure(error) if error else values))
+                values = _failure(error) if error else self._chunk(rid, ask, new, sent, done)
+                await response.write(b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n")
                 sent += new
             await response.write(b"" if error else b"data: [DONE]\n\n")
             await response.write_eof()
         return response
 
-    def _chunk(
-        self, rid: int, ask: Ask, ids: Sequence[int], reason: str | None, before: Sequence[int] = ()
-    ) -> dict[str, Any]:
-        if self.codec and not ask.with_ids:
+    def _chunk(self, rid: int, ask: Ask, new: list[int], before: list[int], done: bool) -> dict[str, Any]:
+        """Return an object of OpenAI's completions with the tokens that are ``new``."""
+        ids = before + new
+        if self.codec and not ask.return_token_ids:
             # What the answer's text has more with them; a character whose bytes are not all there yet waits.
-            whole, old = self.codec.decode([*before, *ids]), self.codec.decode(before).rstrip("\ufffd")
-            text = (whole if reason else whole.rstrip("\ufffd"))[len(old) :]
+            whole, old = self.codec.decode(ids), self.codec.decode(before).rstrip("\ufffd")
+            text = (whole if done else whole.rstrip("\ufffd"))[len(old) :]
         else:
-            text = "".join(f" {item}" for item in ids)  # a word for each token: clients of text count something
-        with_ids = {"token_ids": list(ids)} if ask.with_ids else {}
-        choices = [{"index": 0, "text": text, "finish_reason": reason, **with_ids}]
+            text = "".join(f" {item}" for item in new)  # a word for each token: clients of text count something
+        choice = {"index": 0, "text": text, "finish_reason": None} | (
+            {"token_ids": new} if ask.return_token_ids else {}
+        )
         common = {"id": f"cmpl-{rid}", "object": "text_completion", "created": int(time.time()), "model": self.name}
-        return common | {"choices": choices}
-
-    @staticmethod
-    def _reason(ask: Ask, ids: Sequence[int]) -> str:
-        return "length" if len(ids) >= ask.max_new else "stop"
+        if not done:
+            return common | {"choices": [choice]}
+        choice["finish_reason"] = "length" if len(ids) >= ask.max_tokens else "stop"
+        counts = {"prompt_tokens": len(ask.prompt), "completion_tokens": len(ids)}
+        return common | {"choices": [choice], "usage": counts | {"total_tokens": sum(counts.values())}}
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {"id": self.name, "object": "model", "owned_by": "benchlib", "benchlib": {"engine": self.kind}}
+        model = {
+            "id": self.name,
+            "object": "model",
+            "owned_by": "benchlib",
+            "benchlib": {"engine": self.options.engine},
+        }
         return web.json_response({"object": "list", "data": [model]})
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -247,32 +234,20 @@ class Server:
         return web.json_response({"status": status, "open": self.open}, status=200 if status == "ready" else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        name, process = "benchlib_requests_total", psutil.Process()
+        process = psutil.Process()
         times, memory = process.cpu_times(), (process.memory_info().rss, self.engine.device_memory()[0])
-        of_outcomes = (f'{name}{{outcome="{key}"}} {count}' for key, count in self.counts.items())
-        lines = [f"# TYPE {name} counter", *of_outcomes]
-        for name, kind, value in (
-            ("benchlib_generated_tokens_total", "counter", self.tokens),
-            ("benchlib_requests_open", "gauge", self.open),
-            ("process_cpu_seconds_total", "counter", f"{times.user + times.system:.6f}"),
-            ("process_start_time_seconds", "gauge", f"{process.create_time():.3f}"),
-            *((name, "gauge", held) for name, held in zip(MEMORY.values(), memory, strict=True)),
-        ):
-            lines += [f"# TYPE {name} {kind}", f"{name} {value}"] if value is not None else []
-        return web.Response(text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"})
-
-
-def _event(values: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n"
+        values = {f'benchlib_requests_total{{outcome="{key}"}}': count for key, count in self.counts.items()} | {
+            "benchlib_generated_tokens_total": self.tokens,
+            "benchlib_requests_open": self.open,
+            "process_cpu_seconds_total": times.user + times.system,
+            **dict(zip(MEMORY.values(), memory, strict=True)),
+        }
+        text = "".join(f"{name} {value}\n" for name, value in values.items() if value is not None)
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 def _failure(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "code": 500}}
-
-
-def _usage(ask: Ask, ids: Sequence[int]) -> dict[str, Any]:
-    count, new = len(ask.ids), len(ids)
-    return {"usage": {"prompt_tokens": count, "completion_tokens": new, "total_tokens": count + new}}
 
 
 def check_place(host: str, token: str) -> None:
@@ -285,48 +260,31 @@ def check_place(host: str, token: str) -> None:
         raise UserError(f"--host {host} lets other machines in: {fix}")
 
 
-async def serve(server: Server, host: str, port: int, announce: Path | None = None) -> bool:
+async def serve(server: Server) -> bool:
     """Serve until SIGTERM or SIGINT, then answer what was accepted. Return whether all of it was, in the time for it.
 
     ``announce`` is a file that gets the address once the worker takes requests; port 0 is any free one.
     """
+    options, stop, loop = server.options, asyncio.Event(), asyncio.get_running_loop()
     runner = web.AppRunner(server.application(), **RUNNER)
     await runner.setup()
-    await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
-    bound = runner.addresses[0]
-    name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-    url = f"http://{name}:{bound[1]}"
-    if announce:
-        write_json(announce, {"url": url, "pid": os.getpid()})
+    await web.TCPSite(runner, options.host, options.port, backlog=BACKLOG).start()
+    host, port = runner.addresses[0][:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if options.announce:
+        write_json(options.announce, {"url": url, "pid": os.getpid()})
     print(f"{server.name} serves on {url}", flush=True)
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
     server.draining = True  # /health says so, while what was accepted is answered
-    end = time.monotonic() + server.limits.drain_s
+    end = time.monotonic() + options.drain_s
     while server.open and time.monotonic() < end:
         await asyncio.sleep(0.02)
     left = server.open
     await runner.cleanup()
     print(f"ended with {left} requests unanswered" if left else "ended, every request answered", flush=True)
     return not left
-
-
-@dataclass(frozen=True)
-class Options(Settings):
-    """What a worker process is started with, as one JSON object; ``announce`` and ``with_parent`` are for who starts it."""
-
-    engine: str = ""
-    model: str = "tiny"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token_file: str = ""
-    max_queue: int = Limits.queue
-    max_body: int = Limits.body_bytes
-    drain_s: float = Limits.drain_s
-    announce: str = ""
-    with_parent: bool = False
 
 
 def main(text: str) -> int:
@@ -339,19 +297,15 @@ def main(text: str) -> int:
         if options.with_parent:
             die_with_parent(os.getppid())
         token = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
-        check_place(options.host, token := token.strip())
+        options = replace(options, token=token.strip())
+        check_place(options.host, options.token)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY:  # each connection is an open file; macOS takes no number without a limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         engine = make(options.engine, options, SERVED)
         engine.start()
-        limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)
-        codec, name = None, options.engine
-        if options.engine != "sim":
-            codec, name = importlib.import_module(TEXTS).Codec(options.model), options.model
-        server = Server(engine, name, limits, token, options.engine, codec)
-        announce = Path(options.announce) if options.announce else None
-        return 0 if asyncio.run(serve(server, options.host, options.port, announce)) else 1
+        server = Server(engine, options, None if options.engine == "sim" else codec(options.model))
+        return 0 if asyncio.run(serve(server)) else 1
     except BackendUnavailable as error:
         print(f"benchlib serve: {error}", file=sys.stderr)
         return EXIT_SKIPPED if options.with_parent else 3  # what was named is not here, as of `benchlib run`

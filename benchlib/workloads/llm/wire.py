@@ -6,7 +6,6 @@ finds in its text. Which of both a server takes is seen by a first query of two 
 
 import asyncio
 import contextlib
-import importlib
 import json
 import math
 import re
@@ -19,10 +18,9 @@ import aiohttp
 
 from benchlib.config.addresses import DNS, PORTS, REDIRECTED, REDIRECTS, checked
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.engines import Settings
+from benchlib.workloads.llm.engines import Settings, codec
 
 WARM_UP = [7, 11, 13]  # a prompt that is in no data set
-TEXTS = "benchlib.workloads.llm.texts"  # imported where a server is asked in texts: it needs transformers
 # Of Prometheus' text format: a name with its labels, a number.
 METRIC = re.compile(r"^(?!#)(\S.*) (\S+)$", re.MULTILINE)
 NO_TIMER = aiohttp.ClientTimeout(total=None, sock_connect=5)  # the dispatcher looks after all queries at once
@@ -153,7 +151,6 @@ class Wire:
         for server.text, named in ways:
             try:
                 if server.text and self.codec is None:
-                    codec = importlib.import_module(TEXTS).Codec
                     self.codec = await asyncio.to_thread(codec, self.settings.model)
                 async with asyncio.timeout(limit_s):
                     server.model, server.engine = await self._named(server, model, limit_s) if named else ("", "")

@@ -13,7 +13,7 @@ from benchlib.core import model_files
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE
 from benchlib.workloads import encoders
-from benchlib.workloads.llm import decoders, texts
+from benchlib.workloads.llm import decoders
 
 
 @pytest.fixture
@@ -129,4 +129,4 @@ def test_decoders_of_a_folder_are_held_to_the_same(folder):
         decoders.load(str(place))
     without_tokenizer(place)
     with pytest.raises(UserError, match="no tokenizer in the folder"):
-        texts.tokenizer_of(str(place))
+        decoders.tokenizer_of(str(place))

@@ -10,18 +10,16 @@ import time
 
 import pytest
 import torch
-from llm_servers import TOKEN, Hosted
+from llm_servers import TOKEN, own
 from transformers import AutoModelForCausalLM
 from transformers.utils.import_utils import is_serve_available
 
 from benchlib.workloads.llm.articles import load
 from benchlib.workloads.llm.batches import Static
-from benchlib.workloads.llm.decoders import TINY
+from benchlib.workloads.llm.decoders import TINY, Codec
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import Client
-from benchlib.workloads.llm.server import Limits, Server
-from benchlib.workloads.llm.texts import Codec
 
 LONG_S = 240  # for what hangs: no test depends on how busy the machine is
 NEW = 24
@@ -69,7 +67,7 @@ def worker():
     """Host a worker of the kit that computes with the embedded model."""
     engine = Static(Settings(model="tiny", slots=4, threads=1))
     engine.start()
-    hosted = Hosted(Server(engine, "tiny", Limits(), TOKEN, "static", Codec("tiny")).application)
+    hosted = own(engine=engine, kind="static", codec=Codec("tiny"))
     yield hosted
     hosted.cut()
     engine.stop()

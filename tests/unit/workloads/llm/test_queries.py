@@ -16,9 +16,8 @@ from benchlib.workloads.llm.queries import QueryLog
 
 def log_of_three():
     log = QueryLog()
-    log.issue(7, 0, issued_s=10.0, scheduled_s=9.5)
-    log.issue(8, 1, issued_s=11.0)
-    log.issue(9, 2, issued_s=12.0)
+    log.issue([7], [0], 10.0, [3], scheduled_s=9.5)
+    log.issue([8, 9], [1, 2], 11.0, [4, 5])
     assert log.first(7, 10.5)
     assert log.done(7, 12.5, tokens=5)
     assert log.done(8, 13.0, tokens=1)
@@ -27,12 +26,14 @@ def log_of_three():
 
 def test_times_are_those_of_the_definitions():
     table = log_of_three().table()
-    assert queries.ttft_s(table)[0] == pytest.approx(1.0)  # from the schedule, not from the late issue
-    assert queries.tpot_s(table)[0] == pytest.approx(0.5)  # 2 s for the 4 tokens after the first
-    assert queries.latency_s(table)[:2] == pytest.approx([3.0, 2.0])
-    assert math.isnan(queries.tpot_s(table)[1])  # one token has no gap
+    each = queries.each_s(table)
+    assert each["ttft"][0] == pytest.approx(1.0)  # from the schedule, not from the late issue
+    assert each["tpot"][0] == pytest.approx(0.5)  # 2 s for the 4 tokens after the first
+    assert each["latency"][:2] == pytest.approx([3.0, 2.0])
+    assert math.isnan(each["tpot"][1])  # one token has no gap
     assert queries.lateness_s(table) == pytest.approx([0.5])
     assert table["failed"].tolist() == [False, False, True]  # the third one never ended
+    assert table[["query", "prompt_tokens", "worker", "attempt"]].tolist()[1] == (8, 4, -1, 1)
     assert queries.span_s(queries.completed(table)) == pytest.approx(3.5)
 
 
@@ -43,6 +44,8 @@ def test_a_query_starts_and_ends_once():
     assert log.repeated == 2
     assert log.table()["last_s"][0] == 12.5
     assert log.overdue(13.0, limit_s=0.5) == [9] and log.unended == 1
+    log.issue(range(10, 5000), range(4990), 20.0, 6)  # more than there was room for
+    assert log.table()["last_s"][:2].tolist() == [12.5, 13.0] and len(log.table()) == 4993
 
 
 def test_queries_meet_limits_strictly():
@@ -72,26 +75,6 @@ def test_sim_takes_its_steps_and_no_more_queries_than_slots():
     assert ended[3][1:] == ([], "the engine was stopped")
 
 
-def test_sim_hands_on_every_token_where_it_is_asked_to():
-    engine = make("sim", Settings(slots=2, step_s=0.001, fixed_length=True, each_token=True))
-    engine.start()
-    got, over = {rid: [] for rid in range(2)}, threading.Semaphore(0)
-    for rid in got:
-        engine.submit(
-            rid,
-            [rid, 5],
-            6,
-            lambda rid, _, token: got[rid].append(token),
-            lambda *_: over.release(),
-            lambda rid, ids: got[rid].extend(ids),
-        )
-    assert all(over.acquire(timeout=120) for _ in got)
-    engine.stop()
-    assert all(ids == sim_answer([rid, 5], 6, fixed_length=True)[:5] for rid, ids in got.items()), (
-        "the last comes with the end"
-    )
-
-
 def test_answers_of_sim_differ_in_length():
     lengths = [len(sim_answer([i, j], 16)) for i, j in itertools.product(range(10), range(10))]
     assert min(lengths) >= 2 and max(lengths) <= 16 and len(set(lengths)) > 10
@@ -100,11 +83,3 @@ def test_answers_of_sim_differ_in_length():
 def test_an_engine_that_is_not_there_is_named():
     with pytest.raises(UserError, match=r"no such engine.*sim"):
         make("sym", Settings())
-
-
-def test_a_query_needs_an_id_of_its_own():
-    log = QueryLog()
-    log.issue_many([1, 2], [0, 1], 1.0, [3, 4])
-    assert log.table()[["query", "prompt_tokens", "worker", "attempt"]].tolist() == [(1, 3, -1, 1), (2, 4, -1, 1)]
-    with pytest.raises(ValueError, match="issued twice"):
-        log.issue(2, 0, 1.0)
