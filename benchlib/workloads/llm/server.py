@@ -193,6 +193,9 @@ class Server:
             await response.prepare(request)
             while not done:
                 ids, done, error = await events.get()
+                while not done and not events.empty():  # what came meanwhile goes along: each event costs both sides
+                    more, done, error = events.get_nowait()
+                    ids = more if done else ids + more
                 new = ids[len(sent) :] if done else ids
                 values = _failure(error) if error else self._chunk(rid, ask, new, sent, done)
                 await response.write(b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n")
