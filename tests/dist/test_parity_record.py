@@ -30,12 +30,12 @@ def call(*arguments):
     return CliRunner().invoke(main, ["parity", *map(str, arguments)])
 
 
-def made(folder, precision="fp32", **changes):
+def made(folder, **changes):
     """Write a golden folder that nobody computed; its seal is real."""
     config = build("parity", {"benchmark": "parity", "lengths": [8, 32], **changes})
     (folder / "reference").mkdir(parents=True)
     (folder / golden.WEIGHTS).write_bytes(bytes(1000))
-    (folder / "reference" / "recording.json").write_text(json.dumps({"precision": precision}))
+    (folder / "reference" / "recording.json").write_text("{}")
     about = {"model": {"name": "tiny", "sha256": "ab" * 32}, "inputs_sha256": "cd", "cases": []}
     golden.write(folder, about | {"environment": {"torch": "2.0"}, "work": golden.work(config)})
     return folder
@@ -48,26 +48,19 @@ def nothing_starts(monkeypatch):
     monkeypatch.setattr(runner, "run_one", lambda *_: pytest.fail("a run was started although the input is wrong"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda folder: (folder / golden.WEIGHTS).write_bytes(bytes(999)), "was cut: 999 of 1,000 bytes"),
-        (lambda folder: shutil.rmtree(folder) or made(folder, "bf16"), "the reference was computed in bf16"),
-    ],
-)
 @pytest.mark.usefixtures("nothing_starts")
-def test_a_damaged_golden_folder_is_refused_before_anything_starts(tmp_path, damage, says):
+def test_a_damaged_golden_folder_is_refused_before_anything_starts(tmp_path):
     folder = made(tmp_path / "golden")
-    damage(folder)
+    (folder / golden.WEIGHTS).write_bytes(bytes(999))
     done = call("verify", folder, "--backend", "cpu", "--out", tmp_path / "out")
-    assert done.exit_code == 2 and says in done.output, done.output
+    assert done.exit_code == 2 and "weights.safetensors was altered" in done.output, done.output
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--set", "lengths=8,64"], "lengths = 8,64 contradicts"),
+        (["--set", "lengths=8,64"], "lengths = [8, 64] contradicts"),
         (["--set", "seed=3"], "seed = 3 contradicts"),
         (["--set", "model=bert-base"], "model = 'bert-base' contradicts"),
         (["--set", "golden=elsewhere"], "sets golden itself"),
@@ -86,7 +79,11 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for target, says in (("taken", "is not empty"), ("file", "is not a folder"), ("file/below", "not a directory")):
+    for target, says in (
+        ("taken", "never overwritten"),
+        ("file", "never overwritten"),
+        ("file/below", "not a directory"),
+    ):
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output
     done = call("record", tmp_path / "new", "--set", "members=eager")

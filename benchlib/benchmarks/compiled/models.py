@@ -1,6 +1,6 @@
 """The models that are converted, their inputs, and how far two results are apart.
 
-Letters: B rows, S tokens.
+Notation: B rows, S tokens.
 """
 
 import copy
@@ -20,13 +20,8 @@ from benchlib.workloads.numerics import max_abs, one_minus_cosine, relative_l2, 
 from benchlib.workloads.stablehlo import export
 
 Inputs = dict[str, torch.Tensor]
-SMALLEST = 128  # tokens of the smallest vocabulary, which every model has
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}  # of small
+MIN_VOCABULARY = 128  # ids below it every model has
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 class Logits(torch.nn.Module):
@@ -69,7 +64,7 @@ def bert(name: str, seed: int, attention: str = "eager") -> Any:
     if name == "tiny":
         return encoders.load(EMBEDDED_MODEL, seed=seed, attention=attention).model.eval()
     torch.manual_seed(seed)
-    config = transformers.BertConfig(**(SIZES | {"vocab_size": SMALLEST} if name == "small" else {}))
+    config = transformers.BertConfig(**(SMALL | {"vocab_size": MIN_VOCABULARY} if name == "small" else {}))
     return transformers.AutoModelForQuestionAnswering.from_config(config, attn_implementation=attention).eval()
 
 

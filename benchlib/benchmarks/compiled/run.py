@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,16 +23,13 @@ from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
 from benchlib.core.machine import usable_cores
-from benchlib.runtime import peaks
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.stablehlo import export, pjrt, runtimes
 from benchlib.workloads.stablehlo.convert import Converted, convert
 
-_ALL_REDUCE = re.compile(r" all-reduce(?:-start)?\(")
-PEAK_SIZES, PEAK_S = (512, 1024), 0.2
 TABLES = ("programs", "gradients", "curve", "runtimes", "targets", "executors", "run")
-ALL_REDUCES = ("all_reduces_text", "all_reduces_compiled")
 COMPARED = ("max_abs", "one_minus_cos", "reference_error")
+OF_GRADIENTS = dict.fromkeys(COMPARED, "its gradients are compared")
 Row = dict[str, Any]
 
 
@@ -56,7 +52,7 @@ def measure(rank: Rank) -> Tables:
     path = _Path(rank, {name: [] for name in TABLES})
     with keep_alive(rank.events, config.budget_s):
         if rank.world.main:
-            path.take(ddp)
+            path.run(ddp)
         if group:
             dist.barrier(group)
     return path.tables
@@ -77,14 +73,14 @@ class _Path:
     def folder(self) -> Path:
         return self.rank.run_dir / "programs"
 
-    def take(self, ddp: dict[str, np.ndarray]) -> None:
-        """Take the path to its end. ``ddp`` are the gradients of all ranks, {} for one."""
+    def run(self, ddp: dict[str, np.ndarray]) -> None:
+        """Do everything. ``ddp`` are the gradients of all ranks, {} for one."""
         config, tell = self.config, self.rank.events.emit
         torch.set_num_threads(config.threads or usable_cores())
         pjrt.simulated(config.world_size)
         self.folder.mkdir(exist_ok=True)
         scope = "tiny" if config.timed_model == "tiny" else "random"
-        self.tables["run"].append({"stand_in": scope, "jax": mlir.jax().__version__, "why": {}})
+        self.tables["run"].append({"stand_in": scope, "jax": mlir.jax().__version__})
         tell("phase", name="convert")
         for name in config.models:
             self._model(name)
@@ -98,42 +94,43 @@ class _Path:
         tell("phase", name="latency")
         self._executors()
 
-    def _converted(self, name: str, make: Callable[[], Any], flops: float | None, **options: Any) -> Converted:
-        """Export, convert and write a program, and add its row. ``flops`` are those of its dots by the formula."""
+    def _converted(
+        self, name: str, make: Callable[[], Any], flops: float | None, absent: Mapping[str, str], replicas: int = 1
+    ) -> Converted:
+        """Export, convert and write a program, and add its row.
+
+        ``flops`` are those of its dots by the formula, ``absent`` says by column why the row has no number.
+        """
         began = time.perf_counter()
         program = make()
         exported = time.perf_counter()
-        converted = convert(program, name, **options)
+        converted = convert(program, name, replicas=replicas)
         row: Row = {"program": name, "export_s": exported - began, "convert_s": time.perf_counter() - exported}
         converted.manifest.write(self.folder / f"{name}.mlir", converted.text)
         inspection = mlir.inspect(converted.text, name=name)
         row |= {"text_bytes": len(converted.text), "arguments": len(converted.manifest.arguments)}
-        row |= {
-            "operations": sum(inspection.operations.values()),
-            "dot_flops": inspection.dot_flops,
-            "formula_flops": flops,
-        }
+        row |= {"operations": sum(inspection.operations.values()), "dot_flops": inspection.dot_flops}
         row |= {"argument_bytes": inspection.argument_bytes, "temporary_bytes": inspection.temporary_bytes}
-        row["why"] = {"formula_flops": "no formula for this model"} if flops is None else {}
+        row |= {"formula_flops": flops, "why": dict(absent)} | dict.fromkeys(absent)
+        if flops is None:
+            row["why"]["formula_flops"] = "no formula for this model"
         self.tables["programs"].append(row)
         return converted
 
-    def _lacks(self, reason: str, *columns: str) -> None:
-        """Say why the latest program has no number in columns."""
-        row = self.tables["programs"][-1]
-        row["why"] |= dict.fromkeys(columns, reason)
+    def _compiled(self, converted: Converted) -> runtimes.Xla:
+        runtime = runtimes.Xla(converted.text, converted.manifest)
+        self.tables["programs"][-1]["compile_s"] = runtime.compile_s
+        return runtime
 
     def _model(self, name: str) -> None:
         """Convert one model and compare XLA's results with torch's."""
         module, inputs = models.model(name, self.config)
         sizes = (self.config.batch, self.config.length)
         flops = models.bert_flops(module.model, *sizes) if name == "bert" else None
-        converted = self._converted(name, lambda: export.forward(module, inputs), flops)
-        runtime = runtimes.Xla(converted.text, converted.manifest)
-        row, reference = self.tables["programs"][-1], models.eager(module, inputs)
-        row |= models.apart(_computed(runtime, converted, inputs), reference)
-        row["reference_error"] = models.apart(reference, models.eager(models.doubled(module), inputs))["max_abs"]
-        row["compile_s"] = runtime.compile_s
+        converted = self._converted(name, lambda: export.forward(module, inputs), flops, {})
+        reference, exact = models.eager(module, inputs), models.eager(models.doubled(module), inputs)
+        row = models.apart(_computed(self._compiled(converted), converted, inputs), reference)
+        self.tables["programs"][-1] |= row | {"reference_error": models.apart(reference, exact)["max_abs"]}
 
     def _gradients(self, ddp: dict[str, np.ndarray]) -> "_Joint":
         """Compare the joint program's gradients with autograd's, and those averaged over replicas with DDP's."""
@@ -146,10 +143,7 @@ class _Path:
             exported.append(export.joint(loss, batch))
             return exported[0]
 
-        converted = self._converted("joint", make, flops)
-        joint = _Joint(loss, runtimes.Xla(converted.text, converted.manifest))
-        self.tables["programs"][-1]["compile_s"] = joint.runtime.compile_s
-        self._lacks("its gradients are compared", *COMPARED)
+        joint = _Joint(loss, self._compiled(self._converted("joint", make, flops, OF_GRADIENTS)))
         reference, exact = models.gradients(loss, batch), models.gradients(models.doubled(loss), batch)
         row = {"gradients": "XLA against autograd", "replicas": 1, "parameters": len(reference), "unequal": 0}
         row["relative"] = models.relative(joint(batch)[1], reference)
@@ -157,27 +151,22 @@ class _Path:
         self.tables["gradients"].append(row)
         if ddp:
             self._replicated(exported[0], loss, ddp, flops)
-        else:
-            self.tables["run"][0]["why"] |= dict.fromkeys(ALL_REDUCES, "one rank has nobody to exchange with")
         return joint
 
     def _replicated(self, exported: Any, loss: export.AnswerLoss, ddp: dict[str, np.ndarray], flops: float) -> None:
         """Run the joint program on a simulated device for each rank, and compare its mean gradients with DDP's."""
-        replicas = self.config.world_size
-        converted = self._converted("replicas", lambda: exported, flops, replicas=replicas)
-        del self.tables["programs"][-1]["export_s"]
-        self._lacks("it is the graph of the joint program", "export_s")
-        self._lacks("its gradients are compared", *COMPARED)
-        began = time.perf_counter()
-        program = pjrt.Program(converted.text, replicas)
-        self.tables["programs"][-1]["compile_s"] = time.perf_counter() - began
+        replicas, absent = self.config.world_size, OF_GRADIENTS | {"export_s": "it is the graph of the joint program"}
+        converted = self._converted("replicas", lambda: exported, flops, absent, replicas)
+        program = self._compiled(converted)
         parts = [models.labelled(self.config, number, loss.model) for number in range(replicas)]
         arrays = [runtimes.arguments(converted.manifest, _state(loss), part) for part in parts]
-        placed = [
-            program.place(np.concatenate(own), apart=True) if item.role == "input" else program.place(own[0])
-            for item, *own in zip(converted.manifest.arguments, *arrays, strict=True)
-        ]
-        outputs, items = program.run(placed), converted.manifest.results
+        placed = program.place(
+            [
+                np.concatenate(own) if item.role == "input" else own[0]
+                for item, *own in zip(converted.manifest.arguments, *arrays, strict=True)
+            ]
+        )
+        outputs, items = program.run_replicas(placed), converted.manifest.results
         first, *others = (_split(items, [value[number] for value in outputs])[1] for number in range(replicas))
         exact = [models.gradients(models.doubled(loss), part) for part in parts]
         mean = {name: sum(part[name] for part in exact) / replicas for name in exact[0]}
@@ -185,8 +174,6 @@ class _Path:
         row |= {"relative": models.relative(first, ddp), "reference_error": models.relative(ddp, mean)}
         row["unequal"] = sum(any(not np.array_equal(first[name], other[name]) for other in others) for name in ddp)
         self.tables["gradients"].append(row)
-        counts = converted.text.count('"stablehlo.all_reduce"'), len(_ALL_REDUCE.findall(program.compiled_text()))
-        self.tables["run"][0] |= dict(zip(ALL_REDUCES, counts, strict=True))
 
     def _train(self, joint: "_Joint") -> None:
         """Train with gradients of the compiled program and, from the same weights, with autograd's, both by AdamW."""
@@ -208,10 +195,10 @@ class _Path:
     def _side_by_side(self) -> None:
         """Compute one file of a small BERT by every runtime, and compile it for hardware that is not here."""
         config, module = self.config, export.Answers(models.bert("small", self.config.seed))
-        inputs = models.question(2, 8, models.SMALLEST, config.seed)
+        inputs = models.question(2, 8, models.MIN_VOCABULARY, config.seed)
+        absent = dict.fromkeys(("compile_s", *COMPARED), "each runtime is compared")
         flops = models.bert_flops(module.model, 2, 8)
-        converted = self._converted("small", lambda: export.forward(module, inputs), flops)
-        self._lacks("each runtime is compared", "compile_s", *COMPARED)
+        converted = self._converted("small", lambda: export.forward(module, inputs), flops, absent)
         reference = models.eager(module, inputs)
         for name in config.runtimes:
             row: Row = {"runtime": name}
@@ -230,19 +217,18 @@ class _Path:
             self.tables["targets"].append(row)
             try:
                 row["module_bytes"] = len(runtimes.iree_compiled(converted.text, target, runtimes.TARGETS[target]))
-            except (BackendUnavailable, UserError) as error:
-                absent = isinstance(error, BackendUnavailable)
-                row |= {"status": "skipped" if absent else "failed", "reason": str(error)}
+            except BackendUnavailable as error:
+                row |= {"status": "skipped", "reason": str(error)}
+            except UserError as error:
+                row |= {"status": "failed", "reason": str(error)}
 
     def _executors(self) -> None:
         """Time all executors on each shape, interleaved, and compare what they compute."""
         config, rows = self.config, self.tables["executors"]
-        inputs = {shape: models.question(*shape, models.SMALLEST, config.seed) for shape in config.shapes}
+        inputs = {shape: models.question(*shape, models.MIN_VOCABULARY, config.seed) for shape in config.shapes}
         double = models.doubled(export.Answers(models.bert(config.timed_model, config.seed)))
         exact = {shape: models.eager(double, tensors) for shape, tensors in inputs.items()}
         del double
-        measured = peaks.matmul_peaks(torch.device("cpu"), "fp32", sizes=PEAK_SIZES, seconds=PEAK_S)
-        self.tables["run"][0]["peak_flops"] = max(item.best for item in measured if item.best)
         with tempfile.TemporaryDirectory(prefix="benchlib-compiled-") as folder, contextlib.ExitStack() as closing:
             executors: dict[str, Any] = {}
             ready: dict[str, float] = {}
@@ -254,8 +240,8 @@ class _Path:
                 try:
                     executors[name] = member.make(model, member, torch.device("cpu"), inputs[config.shapes[0]], own)
                 except BackendUnavailable as error:
-                    absent = {"executor": name, "status": "skipped", "reason": str(error)}
-                    rows += [absent | {"batch": batch, "length": length} for batch, length in config.shapes]
+                    row = {"executor": name, "status": "skipped", "reason": str(error)}
+                    rows += [row | {"batch": batch, "length": length} for batch, length in config.shapes]
                     continue
                 ready[name] = time.perf_counter() - began
                 closing.callback(executors[name].close)
@@ -303,8 +289,7 @@ def _of_shape(
 ) -> list[Row]:
     """Compare the executors on inputs of one shape and time them; ``ready`` are the seconds that each took so far."""
     reference = [side.numpy() for side in executors[REFERENCE].forward(inputs)]
-    of_all = {"batch": shape[0], "length": shape[1], "flops": models.bert_flops(executors[REFERENCE].module, *shape)}
-    of_all["reference_error"] = models.apart(reference, exact)["max_abs"]
+    of_all = {"batch": shape[0], "length": shape[1], "reference_error": models.apart(reference, exact)["max_abs"]}
     calls, rows = dict[str, Callable[[], None]](), dict[str, Row]()
     for name, executor in executors.items():
         began = time.perf_counter()
@@ -313,7 +298,7 @@ def _of_shape(
         rows[name] |= {"ready_s": ready[name] + time.perf_counter() - began, **models.apart(own, reference)}
         calls[name] = executor.timed(inputs)
         calls[name]()
-    wall, cpu = _in_turns(calls, config)
+    wall, cpu = _interleaved(calls, config)
     for name, row in rows.items():
         row |= {"wall_ms": wall[name], "cpu_ms": cpu[name], "eager_ready_s": rows[REFERENCE]["ready_s"]}
         row["eager_ms"] = median(wall[REFERENCE])
@@ -324,7 +309,7 @@ def _of_shape(
     return list(rows.values())
 
 
-def _in_turns(
+def _interleaved(
     calls: Mapping[str, Callable[[], None]], config: CompiledConfig
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return wall and CPU milliseconds (of all threads) of each call; every round has all, each time another one first."""

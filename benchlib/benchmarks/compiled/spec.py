@@ -78,21 +78,11 @@ executors = Table(
         Col("pays", of=_pays, needs="wall_ms ready_s eager_ms eager_ready_s"),
         *differing,
         *_eased(LOGITS_LIMIT),
-        Col("flops", "FLOP"),
-        Col(
-            "peak_share",
-            "ratio",
-            "of the peak",
-            lambda n, ms, peak: 1e3 * n / median(ms) / peak,
-            "flops wall_ms peak_flops",
-        ),
         Col("scope", of=str, needs="stand_in"),
         because,
     ],
 )
-run = run_table(
-    *cols("jax stand_in"), Col("peak_flops", "FLOP/s"), *cols("all_reduces_text all_reduces_compiled", "count")
-)
+run = run_table(*cols("jax stand_in"))
 converted = programs.where(program=("bert", "encdec", "llama"))
 one, all_ranks = gradients.where(replicas=1), gradients.unless(replicas=1)
 ranks = gradients.pick(lambda run, rows: [row for row in rows if row.get("replicas") == run.world])
@@ -145,10 +135,8 @@ def _losses(run: Rows) -> str:
 
 
 def _absent(run: Rows) -> Iterator[str]:
-    for row in executors.where(status="skipped", length=run.config.shapes[0][1], batch=run.config.shapes[0][0]).rows(
-        run
-    ):
-        yield f"{row['executor']} did not run: {row['reason']}."
+    absent = {row["executor"]: row["reason"] for row in executors.where(status="skipped").rows(run)}
+    yield from (f"{name} did not run: {reason}." for name, reason in absent.items())
     for row in targets.rows(run):
         yield f"IREE for {row['target']}: {row.get('reason') or targets['module_bytes'].text(row, run)}."
 
@@ -157,23 +145,23 @@ def _warnings(run: Rows) -> list[str]:
     return stand_ins("", dict.fromkeys(("name", "init"), run.run.get("stand_in")))
 
 
-result = partial(Metric, better="lower")
+lower = partial(Metric, better="lower")
 SPEC = Spec(
     tables=[programs, gradients, curve, runtimes, targets, executors, run],
     metrics=[
         *_latency("xla", headline=True, may_lose=SLOWER),
         *_latency(REFERENCE, headline=True),
         *_latency("{executor}"),
-        result(
+        lower(
             "convert_s_{program}",
             converted["convert_s"],
             "Conversion of {program}",
             "FX graph to text, without torch.export",
         ),
-        result("max_abs_{program}", converted["max_abs"], "{program}: difference", "XLA against eager, fp32"),
-        result("gradient_relative", one["relative"], "Gradients, relative difference", "{gradients}", headline=True),
-        result("ddp_gradient_relative", all_ranks["relative"], "Gradients against DDP", "{gradients}"),
-        result(
+        lower("max_abs_{program}", converted["max_abs"], "{program}: difference", "XLA against eager, fp32"),
+        lower("gradient_relative", one["relative"], "Gradients, relative difference", "{gradients}", headline=True),
+        lower("ddp_gradient_relative", all_ranks["relative"], "Gradients against DDP", "{gradients}"),
+        lower(
             "curve_max_abs",
             curve.most("apart")["apart"],
             "Loss curve, largest difference",
@@ -227,12 +215,7 @@ SPEC = Spec(
         each(
             others.ran(),
             "{executor} at {batch} x {length}: {wall_ms}, {cpu_over_eager} of eager's CPU time, ready after {ready_s}, "
-            "which pays {pays}; {peak_share} of the measured peak.",
-        ),
-        each(
-            run.where(all_reduces_text=bool),
-            "The text asks for {all_reduces_text} all-reduces, one for each gradient and the loss; XLA merged them into "
-            "{all_reduces_compiled}.",
+            "which pays {pays}.",
         ),
         _absent,
     ],
@@ -243,7 +226,7 @@ SPEC = Spec(
             "program operations arguments text_bytes dot_flops temporary_bytes export_s convert_s compile_s max_abs",
         ),
         Show("Gradients", gradients, "gradients parameters relative reference_error limit"),
-        Show("Executors", executors, "executor batch length wall_ms cpu_ms ready_s pays max_abs peak_share because"),
+        Show("Executors", executors, "executor batch length wall_ms cpu_ms ready_s pays max_abs because"),
         Show("One file, several runtimes", runtimes),
         Show("Compiled for hardware that is not here", targets),
     ],

@@ -20,7 +20,7 @@ from benchlib.commands import run
 from benchlib.commands.run import console, shown
 from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
-from benchlib.core.files import not_written, outputs
+from benchlib.core.files import outputs, writing
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
 from benchlib.launch.plan import plan
@@ -45,14 +45,14 @@ def record(
 
     Raises ``UserError`` before any work where the target is not free or a parameter is wrong.
     """
-    _check_free(folder)
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise UserError(
+            f"{folder} is there already, and a golden folder is never overwritten: name a new or an empty one"
+        )
+    check_place(folder.parent)
     named = [f"{name}={value}" for name, value in (("model", model), ("data", data)) if value is not None]
     overrides = _overrides([*named, *pairs], also=("members",))
-    reference = "cpu" if backend == "auto" else backend
-    wanted = {**overrides, "record": "true", "keep": "true"}
-    planned = plan(BENCHMARK, tier, backend, wanted | {"reference": reference})
-    if (reference := planned.config.backend) != planned.config.reference:  # auto took an accelerator
-        planned = plan(BENCHMARK, tier, reference, wanted | {"reference": reference}, planned.probe)
+    planned = plan(BENCHMARK, tier, backend, {**overrides, "record": "true", "keep": "true"})
     store = out or outputs()
     check_place(store)
     outcome = run.run_one(planned, store)
@@ -60,9 +60,7 @@ def record(
     recorded, code = outcome.run_dir / "golden", _exit_code(dataclasses.replace(outcome, missed=False), store)
     if outcome.interrupted or outcome.verdict.broken or not (recorded / golden.NAME).exists():
         console.print("[yellow]nothing was published[/]  the run has no complete recording", soft_wrap=True)
-        return code or (
-            EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN
-        )  # there is no folder to copy next
+        return code or (EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN)
     _publish(recorded, folder, weights=not no_weights)
     return code
 
@@ -113,24 +111,11 @@ def _compared(rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> bool:
 
 def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]:
     overrides: dict[str, Any] = dict(parse_overrides(pairs))
-    for name in (*OWN, *also):
-        if name in overrides:
-            raise UserError(
-                f"--set {name}={overrides[name]}: `benchlib parity` sets {name} itself; for a run with your own, "
-                f"`benchlib run parity --set {name}={overrides[name]}`"
-            )
-    return overrides
-
-
-def _check_free(target: Path) -> None:
-    """Raise ``UserError`` where a golden folder cannot be published: the place is taken or not writable."""
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise UserError(f"{target} is not a folder: name a new or an empty one")
-    if target.is_dir() and any(target.iterdir()):
+    if own := [name for name in (*OWN, *also) if name in overrides]:
         raise UserError(
-            f"{target} is not empty, and a golden folder is never overwritten: name another one, or remove this one first"
+            f"--set {own[0]}: `benchlib parity` sets {own[0]} itself; use `benchlib run parity --set {own[0]}=…`"
         )
-    check_place(target.parent)
+    return overrides
 
 
 def _publish(recorded: Path, target: Path, weights: bool) -> None:
@@ -139,82 +124,51 @@ def _publish(recorded: Path, target: Path, weights: bool) -> None:
     if not weights:
         (recorded / golden.WEIGHTS).unlink(missing_ok=True)
         manifest = golden.write(recorded, manifest)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _move(recorded, target)
-    except OSError as error:
-        raise not_written(target, error) from error
-    sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
-    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
-    console.print(
-        f"golden folder: {shown(target)}  {_megabytes(sum(sizes.values()))} in {counted(len(sizes) + 1, 'file')}: "
-        + ", ".join(f"{escape(name)} {_megabytes(sizes[name])}" for name in largest),
-        soft_wrap=True,
-    )
-    if not weights:
-        console.print(
-            f"[dim]without the weights: the verifying machine needs {escape(str(manifest['model'].get('name')))} itself, "
-            f"with hash {escape(str(manifest['model'].get('sha256'))[:12])}[/]",
-            soft_wrap=True,
-        )
-    console.print(
-        f"[dim]copy it, then on the other machine: benchlib parity verify {shown(Path(target.name))}[/]",
-        soft_wrap=True,
-    )
-
-
-def _move(recorded: Path, target: Path) -> None:
-    """Move a folder beside its place, which copies it from another file system, then rename it."""
     beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
     try:
-        shutil.move(recorded, beside)
-        os.rename(beside, target)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(recorded, beside)  # copies it where it comes from another file system
+            os.rename(beside, target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
+    sizes = [facts["bytes"] for facts in manifest["files"].values()]
+    size = f"{sum(sizes) / 1e6:,.1f} MB in {counted(len(sizes) + 1, 'file')}"
+    console.print(f"golden folder: {shown(target)}  {size}", soft_wrap=True)
+    if not weights:
+        name, digest = escape(str(manifest["model"]["name"])), manifest["model"]["sha256"][:12]
+        words = f"without the weights: the other machine needs {name} itself, with hash {digest}"
+        console.print(f"[dim]{words}[/]", soft_wrap=True)
+    words = f"copy it, then on the other machine: benchlib parity verify {shown(Path(target.name))}"
+    console.print(f"[dim]{words}[/]", soft_wrap=True)
 
 
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
     """Merge results into the files of ``to``, keeping what is in them, and return the exit code.
 
-    Without sources all parity runs of ``outputs/`` are taken. Raises ``UserError`` where there is nothing at all.
+    Without sources all parity runs of ``outputs/`` are taken. The code is 0 once all is written, 2 where something was left
+    out as damaged; with ``strict`` also 1 where a gated result fails, which counts before 2, and 3 where nothing was compared.
+    Raises ``UserError`` where there is nothing at all, and for a file of ``to`` that is damaged.
     """
     folder = to or results.committed()
-    before, damaged = list[Any](), dict[str, str]()
-    for path in (path for backend in BACKENDS if (path := folder / backend / results.FILE).exists()):
-        try:
-            before += results.read_file(path)
-        except UserError as error:
-            damaged[path.parent.name] = str(error).replace(str(path), f"{path.parent.name}/{path.name}")
-    try:
-        fresh = results.collect(sources or [path for path in (outputs(),) if path.is_dir()], machine)
-    except UserError:
-        if sources or not (before or damaged):
-            raise
-        fresh = results.newest([])
-    merged = results.newest([*fresh.rows, *before], [*damaged.values(), *fresh.left_out], fresh.uncounted)
-    if not (merged.rows or merged.left_out or merged.uncounted):
-        raise UserError("no parity results yet: run `benchlib run parity` first")
+    stored = [
+        row
+        for backend in BACKENDS
+        if (path := folder / backend / results.FILE).exists()
+        for row in results.read_file(path)
+    ]
+    for path in sources:
+        if path.is_dir() and not results.of_source(path):
+            raise UserError(f"{path} holds neither runs of parity nor a {results.FILE}")
     check_place(folder)
-    written = results.write(merged, folder, untouched=damaged)
+    merged = results.collect(sources or [path for path in (outputs(),) if path.is_dir()], machine, stored)
+    if not (merged.rows or merged.left_out):
+        raise UserError("; ".join(merged.uncounted) or "no parity results yet: run `benchlib run parity` first")
+    written = results.write(merged, folder)
     console.print(results.page(merged), markup=False, soft_wrap=True)
     for sentence in merged.uncounted:
         console.print(f"[yellow]not counted[/]  {escape(sentence)}", soft_wrap=True)
-    for backend in damaged:
-        path = folder / backend / results.FILE
-        console.print(f"[red]not written[/]  {shown(path)} is damaged: restore or remove it, then merge again")
     console.print("written: " + ", ".join(shown(path) for path in written), soft_wrap=True)
-    return _merge_code(merged, strict)
-
-
-def _merge_code(merged: results.Merged, strict: bool) -> int:
-    """Return 0 once all is written, 2 where something was left out as damaged.
-
-    With ``strict`` also 1 where a gated result fails, which counts before 2, and 3 where nothing was compared.
-    """
     words = [row["outcome"] for row in merged.rows if row["gates"]]
     if strict and "FAIL" in words:
         return EXIT_FAIL

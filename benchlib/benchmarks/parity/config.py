@@ -48,7 +48,8 @@ class ParityConfig(BaseConfig):
     )
     golden: str = Field("", description="golden folder to use as the reference, recorded earlier on any machine")
     record: bool = Field(
-        False, description="compute only the reference and the fp64 reference, and keep the golden folder"
+        False,
+        description="compute only the reference, on `backend`, and the fp64 reference, and keep the golden folder",
     )
     members: list[str] = Field([], description="members to compare; empty: all of the backend")
     slow: bool = Field(False, description="include members that compile or export the model (about a minute each)")
@@ -70,7 +71,8 @@ class ParityConfig(BaseConfig):
         "minisquad", description="text of the inputs: embedded generator, rajpurkar/squad, or dev_file"
     )
     dev_file: str = Field("", description="SQuAD v1.1 JSON file with the inputs; sets data=files")
-    lengths: list[Annotated[int, Field(ge=1, le=8192)]] = Field(
+    # A question and a context need 8 tokens with the special ones.
+    lengths: list[Annotated[int, Field(ge=8, le=8192)]] = Field(
         [8, 32, 128], min_length=1, description="tokens of the inputs, padding included"
     )
     batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = Field(
@@ -128,6 +130,10 @@ class ParityConfig(BaseConfig):
         chosen(self)
 
     @property
+    def reference_backend(self) -> str:
+        return self.backend if self.record else self.reference
+
+    @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Tokens and rows of each input from data, the smallest first."""
         return tuple((length, batch) for length in self.lengths for batch in self.batch_sizes)
@@ -136,7 +142,7 @@ class ParityConfig(BaseConfig):
         """Say what will be computed and compared."""
         names = [] if self.record else [member.name for member in chosen(self)]
         golden = f"the recording in {Path(self.golden).name}"
-        against = golden if self.golden else f"eager attention in fp32 on {self.reference}"
+        against = golden if self.golden else f"eager attention in fp32 on {self.reference_backend}"
         left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
         hint = f" ({left_out} that compile or export are left out: slow=true)"
         hint = hint if not self.slow and not self.members else ""

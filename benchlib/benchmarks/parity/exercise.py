@@ -1,6 +1,6 @@
 """What every member does with the golden inputs, and what of it is recorded.
 
-Letters: B rows, S tokens, T real tokens of the dev windows. Dropout is off throughout: the model stays in eval mode.
+Notation: B rows, S tokens, T real tokens of the dev windows. Dropout is off throughout: the model stays in eval mode.
 """
 
 import time
@@ -21,59 +21,48 @@ from benchlib.workloads.executors.eager import Executor, autocast
 from benchlib.workloads.numerics import BATCH, CURVE, GRADIENTS, LAYERS, LOSS, PADDING, max_abs
 from benchlib.workloads.stablehlo.export import pair
 
-Tell = Callable[[Any], None]
 Arrays = dict[str, np.ndarray]
-
-NO_GRADIENTS = "a compiled graph without gradients"
-NO_LAYERS = "a compiled graph does not show its layers"
 LATENCY = "latency_ms"
 
 
 @dataclass
-class Exercised:
-    """What is recorded: ``facts`` go into recording.json, arrays are float32, or float64 of a member in fp64.
+class Exercise:
+    """All that one member does, in order; the loss curve comes last, since it changes the weights.
 
-    ``absent`` says by quantity why there is no number.
+    ``model`` owns the parameters, ``executor`` computes with them on ``where``. What is recorded fills up: ``facts`` go into
+    recording.json, arrays are float32, or float64 of a member in fp64, ``absent`` says by quantity why there is no number.
     """
 
+    config: ParityConfig
+    member: Member
+    model: torch.nn.Module
+    executor: Executor
+    inputs: Inputs
+    where: torch.device
+    tell: Callable[[Any], None]
     facts: dict[str, Any] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     outputs: Arrays = field(default_factory=dict)
     gradients: Arrays = field(default_factory=dict)
     layers: Arrays = field(default_factory=dict)
 
-
-class Exercise:
-    """All that one member does, in order; the loss curve comes last, since it changes the weights.
-
-    ``model`` owns the parameters, ``executor`` computes with them on ``where``.
-    """
-
-    def __init__(
-        self,
-        config: ParityConfig,
-        member: Member,
-        model: torch.nn.Module,
-        executor: Executor,
-        inputs: Inputs,
-        where: torch.device,
-        tell: Tell,
-    ) -> None:
-        self.config, self.member, self.model, self.executor = config, member, model, executor
-        self.inputs, self.where, self._tell = inputs, where, tell
-        self.results = Exercised()
-
-    def run(self, latency: bool = True) -> Exercised:
+    def run(self, latency: bool = True) -> "Exercise":
         """Do everything; without ``latency`` no time is taken."""
-        parts = [self._outputs, self._repeats, self._invariance, self._layers, self._gradients, self._curve]
-        if latency and self.config.latency_runs:
-            parts.insert(5, self._latency)
+        parts = [self._outputs, self._repeats, self._invariance, self._layers]
+        if self.executor.module is None:
+            self.absent |= dict.fromkeys((LOSS, GRADIENTS, CURVE), "a compiled graph without gradients")
         else:
-            self.results.absent[LATENCY] = "latency_runs = 0" if latency else "not timed"
+            parts.append(self._gradients)
+        if latency and self.config.latency_runs:
+            parts.append(self._latency)
+        else:
+            self.absent[LATENCY] = "latency_runs = 0" if latency else "not timed"
+        if self.executor.module is not None:
+            parts.append(self._curve)
         for number, part in enumerate(parts):
-            self._tell({"done": number, "total": len(parts), "what": part.__name__.removeprefix("_")})
+            self.tell({"done": number, "total": len(parts), "what": part.__name__.removeprefix("_")})
             part()
-        return self.results
+        return self
 
     def _pair(self, tensors: dict[str, torch.Tensor]) -> np.ndarray:
         """Return start and end logits, (2, B, S)."""
@@ -87,10 +76,9 @@ class Exercise:
             if case.kind == "dev":
                 dev.append(logits[:, tensors["attention_mask"].numpy().astype(bool)])
             else:
-                self.results.outputs |= {f"{case.id}/start": logits[0], f"{case.id}/end": logits[1]}
+                self.outputs |= {f"{case.id}/start": logits[0], f"{case.id}/end": logits[1]}
         if dev:
-            start, end = np.concatenate(dev, axis=1)
-            self.results.outputs |= {"dev/start": start, "dev/end": end}
+            self.outputs["dev/start"], self.outputs["dev/end"] = np.concatenate(dev, axis=1)
 
     def _middle(self) -> Case:
         """Return the data case with the most rows at a middle length."""
@@ -106,7 +94,7 @@ class Exercise:
         apart = float(np.max([max_abs(first, other) for other in others]))  # of NaN: NaN
         if apart == 0.0 and any(first.tobytes() != other.tobytes() for other in others):
             apart = float(np.nextafter(0.0, 1.0))  # in bits, if only in the sign of zero
-        self.results.facts["repeats_max_abs"] = apart
+        self.facts["repeats_max_abs"] = apart
 
     def _invariance(self) -> None:
         """Compare the rows of one case with themselves alone, and padded to the longest length."""
@@ -114,66 +102,56 @@ class Exercise:
         tensors = self.inputs.tensors(case.id)
         whole = self._pair(tensors)
         real = tensors["attention_mask"].numpy().astype(bool)
-        facts, absent = self.results.facts, self.results.absent
         if case.batch > 1:
             rows = ({name: tensor[row : row + 1] for name, tensor in tensors.items()} for row in range(case.batch))
             alone = np.concatenate([self._pair(row) for row in rows], axis=1)
-            facts["batch_max_abs"] = max_abs(whole[:, real], alone[:, real])
+            self.facts["batch_max_abs"] = max_abs(whole[:, real], alone[:, real])
         else:
-            absent[BATCH] = "batch_sizes has no batch of several rows"
+            self.absent[BATCH] = "batch_sizes has no batch of several rows"
         longest = max(item.length for item in self.inputs.of("data"))
         if longest > case.length:
             wide = self._pair(padded(tensors, longest, self.inputs.pad_id))[:, :, : case.length]
-            facts["padding_max_abs"] = max_abs(whole[:, real], wide[:, real])
+            self.facts["padding_max_abs"] = max_abs(whole[:, real], wide[:, real])
         else:
-            absent[PADDING] = "lengths has no longer one to pad to"
+            self.absent[PADDING] = "lengths has no longer one to pad to"
 
     def _layers(self) -> None:
         states = self.executor.hidden(self.inputs.tensors("layer"))
-        self.results.layers = {f"{number:03d}": state.numpy() for number, state in enumerate(states)}
+        self.layers = {f"{number:03d}": state.numpy() for number, state in enumerate(states)}
         if not states:
-            self.results.absent[LAYERS] = NO_LAYERS
+            self.absent[LAYERS] = "a compiled graph does not show its layers"
 
-    def _loss(self, case: str) -> torch.Tensor:
-        """Return the mean loss of a training case with its graph."""
+    def _differentiated(self, case: str) -> float:
+        """Return the mean loss of a training case, whose gradients are then in the parameters."""
         assert self.executor.module is not None
+        self.model.zero_grad()
         placed = {name: tensor.to(self.where) for name, tensor in self.inputs.tensors(case).items()}
         with autocast(self.member, self.where):
             start, end = pair(self.executor.module(**placed))
         labels = (label.to(self.where) for label in self.inputs.labels(case))
-        return answer_losses(start, end, placed["attention_mask"], *labels).mean()
+        loss = answer_losses(start, end, placed["attention_mask"], *labels).mean()
+        loss.backward()
+        return loss.item()
 
     def _gradients(self) -> None:
-        if self.executor.module is None:
-            self.results.absent |= dict.fromkeys((LOSS, GRADIENTS, CURVE), NO_GRADIENTS)
-            return
-        self.model.zero_grad()
-        loss = self._loss(self.inputs.of("train")[0].id)
-        loss.backward()
-        devices.synchronize(self.where)
-        self.results.facts["loss"] = loss.item()
+        self.facts["loss"] = self._differentiated(self.inputs.of("train")[0].id)
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:  # a parameter that the logits do not depend on has none
-                self.results.gradients[name] = parameter.grad.detach().cpu().numpy().copy()
+                self.gradients[name] = parameter.grad.detach().cpu().numpy().copy()
         self.model.zero_grad()
 
     def _curve(self) -> None:
-        if self.executor.module is None:
-            return
         if not self.config.train_steps:
-            self.results.absent[CURVE] = "train_steps = 0"
+            self.absent[CURVE] = "train_steps = 0"
             return
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.config.learning_rate)
-        losses = self.results.facts["curve"] = []
+        losses = self.facts["curve"] = []
         cases = self.inputs.of("train")[: self.config.train_steps]
         for number, case in enumerate(cases):
-            self._tell({"done": number, "total": len(cases), "what": "training steps"})
-            optimizer.zero_grad()
-            loss = self._loss(case.id)
-            loss.backward()
+            self.tell({"done": number, "total": len(cases), "what": "training steps"})
+            losses.append(self._differentiated(case.id))
             optimizer.step()
             devices.synchronize(self.where)  # on a lazy device this runs the step
-            losses.append(loss.item())
 
     def _latency(self) -> None:
         """Time single forward passes of one full input of one row, the device waited for, in milliseconds."""
@@ -181,7 +159,7 @@ class Exercise:
         once = self.executor.timed(repeated(self.inputs.tensors(case.id), self.config.latency_length))
         for _ in range(self.config.warmup):
             once()
-        self.results.facts[LATENCY] = [self._timed(once) for _ in range(self.config.latency_runs)]
+        self.facts[LATENCY] = [self._timed(once) for _ in range(self.config.latency_runs)]
 
     def _timed(self, once: Callable[[], None]) -> float:
         begin = time.perf_counter()

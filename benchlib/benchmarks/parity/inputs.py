@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from benchlib.benchmarks.parity import layers, weights
@@ -26,18 +26,18 @@ from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.golden import DEV, INPUTS
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
-from benchlib.core.files import atomic_path, read_object, write_text
+from benchlib.core.files import atomic_path, read_json, write_json
 from benchlib.runtime import checkpoint
 from benchlib.workloads import answers, encoders, features, minisquad
 from benchlib.workloads.batches import collate
 from benchlib.workloads.squad_data import load_hub, take
 from benchlib.workloads.squad_text import Example, read_squad
 
-SHORTEST = 8  # special tokens, a question and a context need as many
-LONGEST = 2048  # of the edge case, where a model has more positions: attention grows with the square
-NO_LIMIT = 512  # the same where a model's config has no limit
+MAX_EDGE = 2048  # tokens of the edge case, where a model has more positions: attention grows with the square
+DEFAULT_EDGE = 512  # where a model's config has no limit
 DEV_LENGTH, DEV_BATCH = 384, 8
 LAYER_BATCH = 4
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,14 @@ class Inputs:
     """The inputs of a golden folder. ``cases`` are in the order in which they are computed."""
 
     def __init__(self, golden: Path) -> None:
-        """Read the list of cases; raises ``UserError`` for a file that is missing, cut or of something else."""
         self.path = golden / INPUTS
-        try:
-            with safe_open(self.path, framework="pt") as handle:
-                about = json.loads((handle.metadata() or {})["benchlib"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise UserError(
-                f"{self.path}: not an inputs file of benchlib, or truncated ({type(error).__name__}: {error}): record it again"
-            ) from None
+        with safe_open(self.path, framework="pt") as handle:
+            about = json.loads(handle.metadata()["benchlib"])
         self.cases = [Case(**case) for case in about["cases"]]
         self.pad_id = int(about["pad_id"])
 
     @cached_property
-    def _all(self) -> dict[str, torch.Tensor]:
+    def _all(self) -> Tensors:
         return load_file(self.path)
 
     @cached_property
@@ -79,7 +73,7 @@ class Inputs:
         """Return the cases of some kinds, in order."""
         return [case for case in self.cases if case.kind in kinds]
 
-    def tensors(self, case: str) -> dict[str, torch.Tensor]:
+    def tensors(self, case: str) -> Tensors:
         """Return the model's keyword arguments for a case, int64 (B, S) each."""
         names = ("input_ids", "attention_mask", "token_type_ids")
         return {name: self._all[f"{case}/{name}"] for name in names if f"{case}/{name}" in self._all}
@@ -96,29 +90,19 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
     length is beyond the model's positions or the planted layer beyond its layers.
     """
     prepared = weights.prepare(config)
-    check_lengths(config, prepared.model.config)
+    longest = encoders.positions(prepared.model.config)
+    lengths = {"lengths": max(config.lengths), "train_length": config.train_length}
+    lengths |= {"latency_length": config.latency_length} if config.latency_runs else {}
+    for name, length in lengths.items():
+        if longest is not None and length > longest:
+            raise UserError(
+                f"{name} = {length}: {config.model} has positions for {longest} tokens: set it to {longest} or less"
+            )
     layers.require_layer(prepared.model, config.planted_layer)
     golden.mkdir(parents=True, exist_ok=True)
     inputs = write(config, prepared.tokenizer, prepared.model.config, golden)
     model = weights.save(prepared, config.model, golden)
     return {"model": model, "inputs_sha256": inputs.sha256, "cases": [asdict(case) for case in inputs.cases]}
-
-
-def check_lengths(config: ParityConfig, settings: Any) -> None:
-    """Raise ``UserError`` for a length beyond the model's positions, or too short for a question and a context."""
-    longest = encoders.positions(settings)
-    asked = [("lengths", length) for length in config.lengths] + [("train_length", config.train_length)]
-    if config.latency_runs:
-        asked.append(("latency_length", config.latency_length))
-    for name, length in asked:
-        if longest is not None and length > longest:
-            raise UserError(
-                f"{name} = {length}: {config.model} has positions for {longest} tokens: set it to {longest} or less"
-            )
-        if length < SHORTEST and name != "latency_length":
-            raise UserError(
-                f"{name} = {length}: a question and its context need {SHORTEST} tokens with the special ones"
-            )
 
 
 def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> Inputs:
@@ -128,26 +112,25 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     """
     # RoBERTa has one embedding for question and context, and its tokenizer may number them beyond the model's table.
     maker = _Maker(config, tokenizer, segments=int(getattr(settings, "type_vocab_size", 2) or 0) >= 2)
+    positions = encoders.positions(settings)
     cases: list[Case] = []
-    arrays: dict[str, torch.Tensor] = {}
+    arrays: Tensors = {}
 
-    def add(name: str, kind: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    def add(name: str, kind: str, tensors: Tensors) -> None:
         batch, length = tensors["input_ids"].shape
         cases.append(Case(name, kind, batch, length))
         arrays.update({f"{name}/{key}": tensor.clone() for key, tensor in tensors.items()})
 
-    largest = max(config.batch_sizes)
-    rows = {length: maker.rows(length, largest) for length in sorted(set(config.lengths))}
-    for length, whole in rows.items():
-        for batch in sorted(set(config.batch_sizes)):
-            add(f"len{length}-batch{batch}", "data", {name: tensor[:batch] for name, tensor in whole.items()})
-    middle = rows[sorted(rows)[len(rows) // 2]]
-    for name, tensors in _edges(middle, maker.pad_id, min(encoders.positions(settings) or NO_LIMIT, LONGEST)).items():
+    rows = {length: maker.rows(length, config.batch_sizes[-1]) for length in config.lengths}
+    for length, batch in config.sizes:
+        add(f"len{length}-batch{batch}", "data", {name: tensor[:batch] for name, tensor in rows[length].items()})
+    middle = rows[config.lengths[len(config.lengths) // 2]]
+    for name, tensors in _edges(middle, maker.pad_id, min(positions or DEFAULT_EDGE, MAX_EDGE)).items():
         add(name, "edge", tensors)
     add("layer", "layer", {name: tensor[:LAYER_BATCH] for name, tensor in middle.items()})
     for step, tensors in enumerate(maker.training()):
         add(f"train-{step:02d}", "train", tensors)
-    for number, tensors in enumerate(maker.dev(golden, encoders.positions(settings))):
+    for number, tensors in enumerate(maker.dev(golden, min(DEV_LENGTH, positions or DEV_LENGTH))):
         add(f"dev-{number:02d}", "dev", tensors)
     about = {"cases": [asdict(case) for case in cases], "pad_id": maker.pad_id}
     with checkpoint.naming_storage_errors(golden / INPUTS), atomic_path(golden / INPUTS) as path:
@@ -161,22 +144,23 @@ class _Maker:
     def __init__(self, config: ParityConfig, tokenizer: Any, segments: bool) -> None:
         self.config, self.tokenizer, self.segments = config, tokenizer, segments
         self.pad_id = int(tokenizer.pad_token_id)
-        self._source: list[Example] | None = None
+
+    @cached_property
+    def _source(self) -> Sequence[Example]:
+        return load_hub()[1] if self.config.data == "squad" else read_squad(self.config.dev_file)
 
     def _examples(self, count: int, tokens: int) -> list[Example]:
         """Return at most ``count`` questions; generated ones have paragraphs of about ``tokens`` tokens."""
         if self.config.data == "minisquad":
             facts = (max(4, tokens // 24), max(8, tokens // 12))
             return minisquad.generate(count, self.config.seed, "eval", facts)
-        if self._source is None:
-            self._source = load_hub()[1] if self.config.data == "squad" else read_squad(self.config.dev_file)
         return take(self._source, count, self.config.seed)
 
     def _windows(self, examples: Sequence[Example], length: int, stride: int, training: bool) -> features.Features:
         windows = features.build(examples, self.tokenizer, length, stride, training, None)
         return windows if self.segments else replace(windows, token_types=False)
 
-    def rows(self, length: int, count: int) -> dict[str, torch.Tensor]:
+    def rows(self, length: int, count: int) -> Tensors:
         """Return ``count`` questions padded to ``length``: alternately the first window of one, the last of the next.
 
         Where the last window is full too, a quarter of it is cut: every second row has padding, and so has its batch.
@@ -186,19 +170,18 @@ class _Maker:
         last = np.append(first[1:], len(windows)) - 1
         chosen = np.where(np.arange(len(first)) % 2, last, first)
         tensors = dict(collate(windows, np.resize(chosen, count), self.pad_id, multiple=length).inputs)
-        short = length - length // 4
         for row in range(1, count, 2):
-            if tensors["attention_mask"][row].all():
-                self._cut(tensors, row, short)
+            self._cut(tensors, row, length - length // 4)
         return tensors
 
     def _cut(self, tensors: Mapping[str, torch.Tensor], row: int, length: int) -> None:
-        """Pad a full row from ``length`` on; its separator ends what is left."""
-        tensors["input_ids"][row, length - 1] = tensors["input_ids"][row, -1]
-        for name, tensor in tensors.items():
-            tensor[row, length:] = self.pad_id if name == "input_ids" else 0
+        """Pad a row from ``length`` on if it is full; its separator ends what is left."""
+        if length < tensors["input_ids"].shape[1] and tensors["attention_mask"][row].all():
+            tensors["input_ids"][row, length - 1] = tensors["input_ids"][row, -1]
+            for name, tensor in tensors.items():
+                tensor[row, length:] = self.pad_id if name == "input_ids" else 0
 
-    def training(self) -> list[dict[str, torch.Tensor]]:
+    def training(self) -> list[Tensors]:
         """Return the batches of the training steps, at least one; questions repeat where there are too few.
 
         Every second row is cut by a quarter, or behind its answer, so that a mask that training leaves out shows in the
@@ -217,64 +200,47 @@ class _Maker:
             collated = collate(windows, indices, self.pad_id, multiple=length)
             assert collated.start is not None and collated.end is not None
             for row in range(min(1, batch - 1), batch, 2):
-                short = max(length - length // 4, int(collated.end[row]) + 2)
-                if short < length and collated.inputs["attention_mask"][row].all():
-                    self._cut(collated.inputs, row, short)
+                self._cut(collated.inputs, row, max(length - length // 4, int(collated.end[row]) + 2))
             batches.append({**collated.inputs, "start": collated.start, "end": collated.end})
         return batches
 
-    def dev(self, golden: Path, positions: int | None) -> list[dict[str, torch.Tensor]]:
+    def dev(self, golden: Path, length: int) -> list[Tensors]:
         """Return the windows of the dev questions in batches, in order, and write what their spans need."""
         if not self.config.dev_questions:
             return []
-        length = min(DEV_LENGTH, positions or DEV_LENGTH)
         examples = self._examples(self.config.dev_questions, 128)
         windows = self._windows(examples, length, length // 3, training=False)
-        write_text(
-            golden / DEV, json.dumps({"examples": [asdict(item) for item in examples], "features": _plain(windows)})
-        )
-        starts = range(0, len(windows), DEV_BATCH)
-        parts = [np.arange(low, min(low + DEV_BATCH, len(windows))) for low in starts]
+        plain = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(windows).items()
+        }
+        write_json(golden / DEV, {"examples": [asdict(item) for item in examples], "features": plain})
+        parts = np.split(np.arange(len(windows)), range(DEV_BATCH, len(windows), DEV_BATCH))
         return [dict(collate(windows, part, self.pad_id).inputs) for part in parts]
 
 
-def _edges(rows: Mapping[str, torch.Tensor], pad_id: int, longest: int) -> dict[str, dict[str, torch.Tensor]]:
+def _edges(rows: Tensors, pad_id: int, longest: int) -> dict[str, Tensors]:
     item = {name: tensor[:1].clone() for name, tensor in rows.items()}
     for name, tensor in item.items():
         tensor[:, 1:] = pad_id if name == "input_ids" else 0
-    full = {name: _repeated(tensor[0], rows["attention_mask"][0], longest) for name, tensor in rows.items()}
     two = {name: tensor[[0, -1]].clone() for name, tensor in rows.items()}
     two["attention_mask"][1] = 0
-    return {"edge-one-token": item, "edge-longest": full, "edge-masked-row": two}
+    return {"edge-one-token": item, "edge-longest": repeated(rows, longest), "edge-masked-row": two}
 
 
-def _repeated(row: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Return (1, length): the real tokens of a row, over and over."""
-    real = row[mask.bool()]
-    return real.repeat(-(-length // len(real)))[:length].unsqueeze(0)
-
-
-def repeated(inputs: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
+def repeated(inputs: Mapping[str, torch.Tensor], length: int) -> Tensors:
     """Return an input of one row and ``length`` tokens without padding: the first row's tokens over and over."""
-    return {name: _repeated(tensor[0], inputs["attention_mask"][0], length) for name, tensor in inputs.items()}
+    real = inputs["attention_mask"][0].bool()
+    times = -(-length // int(real.sum()))
+    return {name: tensor[:1, real].repeat(1, times)[:, :length] for name, tensor in inputs.items()}
 
 
-def padded(inputs: Mapping[str, torch.Tensor], length: int, pad_id: int) -> dict[str, torch.Tensor]:
+def padded(inputs: Mapping[str, torch.Tensor], length: int, pad_id: int) -> Tensors:
     """Return the same rows with padding up to ``length`` tokens."""
     more = length - inputs["input_ids"].shape[1]
     return {
         name: torch.nn.functional.pad(tensor, (0, more), value=pad_id if name == "input_ids" else 0)
         for name, tensor in inputs.items()
     }
-
-
-_LISTS = ("starts", "context_start", "example_index", "char_start", "char_end")
-_NUMBERS = ("max_length", "suffix", "cls_index", "token_types", "questions", "questions_cut")
-
-
-def _plain(windows: features.Features) -> dict[str, Any]:
-    lists = {name: getattr(windows, name).tolist() for name in _LISTS}
-    return lists | {name: getattr(windows, name) for name in _NUMBERS}
 
 
 def dev_f1(golden: Path, outputs: Mapping[str, Any]) -> float | None:
@@ -285,21 +251,11 @@ def dev_f1(golden: Path, outputs: Mapping[str, Any]) -> float | None:
     sides = [outputs.get(f"dev/{head}") for head in ("start", "end")]
     if not (golden / DEV).exists() or any(side is None or not np.isfinite(side).all() for side in sides):
         return None
-    stored = read_object(golden / DEV, {"examples": list, "features": dict})
-    examples = [
-        Example(item["id"], item["question"], item["context"], tuple((text, start) for text, start in item["answers"]))
-        for item in stored["examples"]
-    ]
-    about = stored["features"]
-    arrays: dict[str, Any] = {name: np.array(about[name], np.int64) for name in _LISTS}
-    windows = features.Features(
-        # Spans are windows by places and characters: the tokens themselves only have to be as many.
-        input_ids=np.zeros(int(arrays["starts"][-1]), np.int32),
-        start_positions=None,
-        end_positions=None,
-        **arrays,
-        **{name: about[name] for name in _NUMBERS},
-    )
+    stored = read_json(golden / DEV)
+    examples = [Example(**item) for item in stored["examples"]]
+    windows: dict[str, Any] = {
+        name: np.array(value) if isinstance(value, list) else value for name, value in stored["features"].items()
+    }
     start, end = map(np.asarray, sides)
-    best = answers.best_answers(examples, windows, start, end)
+    best = answers.best_answers(examples, features.Features(**windows), start, end)
     return float(answers.score(best, examples)["f1"])

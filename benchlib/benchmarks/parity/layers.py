@@ -1,4 +1,4 @@
-"""The layers of an encoder, found by their names, and a fault planted in one of them.
+"""The layers of an encoder, found by their names, and a fault injected into one of them.
 
 Any encoder of text: its layers are modules whose names end in ``layer.N``, ``layers.N``, ``block.N`` or ``h.N``.
 """
@@ -13,7 +13,7 @@ import torch
 from benchlib.core.errors import UserError
 
 _LAYER = re.compile(r"(layers?|blocks?|h)\.\d+$")
-PLANTED = 0.1  # share of the planted fault: beyond the limit of bf16 too
+SHARE = 0.1  # of the injected fault: beyond the limit of bf16 too
 
 
 def encoder_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -28,21 +28,18 @@ def encoder_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def require_layer(model: torch.nn.Module, layer: int) -> None:
-    """Raise ``UserError`` for a layer to plant a fault in that the model does not have; -1 plants nothing."""
-    count = len(encoder_layers(model)) if layer >= 0 else 0
-    if layer >= 0 and not count:
-        raise UserError(f"planted_layer = {layer}: {type(model).__name__} has no identifiable layers: omit it")
-    if layer >= count > 0:
-        raise UserError(
-            f"planted_layer = {layer}: the model has {count} layers: set it to {count - 1} or less, -1 for none"
-        )
+    """Raise ``UserError`` for a layer to inject a fault in that the model does not have; -1 injects nothing."""
+    count = len(encoder_layers(model))
+    if layer >= count:
+        layers = f"{count} layers: set it to {count - 1} or less" if count else "no identifiable layers: omit it"
+        raise UserError(f"planted_layer = {layer}: the model has {layers}")
 
 
 @contextlib.contextmanager
 def planted(model: torch.nn.Module, layer: int) -> Iterator[None]:
     """Change the output of encoder layer ``layer`` while the block runs: a tenth of its mirror image is added.
 
-    -1 plants nothing. The layer's own ``forward`` is wrapped with ordinary operations of tensors, so that compilers,
+    -1 injects nothing. The layer's own ``forward`` is wrapped with ordinary operations of tensors, so that compilers,
     exporters and whoever records hidden states take it along. ``UserError`` for a layer that the model does not have.
     """
     require_layer(model, layer)
@@ -55,8 +52,8 @@ def planted(model: torch.nn.Module, layer: int) -> Iterator[None]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         output = honest(*args, **kwargs)
         if isinstance(output, torch.Tensor):
-            return output + PLANTED * output.flip(-1)
-        return (output[0] + PLANTED * output[0].flip(-1), *output[1:])
+            return output + SHARE * output.flip(-1)
+        return (output[0] + SHARE * output[0].flip(-1), *output[1:])
 
     module.forward = forward
     try:

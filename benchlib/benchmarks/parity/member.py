@@ -32,24 +32,26 @@ _VERSIONS = ("benchlib", "python", "torch", "transformers", "numpy", "safetensor
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a name stands for: which member on which backend, and where its recording goes."""
+    """What a name stands for: which member on which backend, and where its recording goes.
+
+    A ``candidate`` is timed and has the injected fault; a reference is not and has not.
+    """
 
     member: Member
     backend: str
     folder: Path
-    timed: bool = True
-    planted: bool = False
+    candidate: bool = False
 
 
 def task(config: ParityConfig, run_dir: Path, name: str) -> Task:
     """Return what ``name`` stands for in a run."""
     place = golden.place(run_dir, config.golden)
     if name == golden.REFERENCE:
-        return Task(MEMBERS["eager"], config.reference, place / golden.REFERENCE, timed=False)
+        return Task(MEMBERS["eager"], config.reference_backend, place / name)
     if name == golden.TRUTH:
         # Not by way of eager: some models compute their softmax in fp32 there, whatever the weights are.
-        return Task(MEMBERS["fp64"], "cpu", place / golden.TRUTH, timed=False)
-    return Task(MEMBERS[name], config.backend, run_dir / "members" / name, planted=True)
+        return Task(MEMBERS["fp64"], "cpu", place / name)
+    return Task(MEMBERS[name], config.backend, run_dir / "members" / name, candidate=True)
 
 
 def variables(name: str) -> dict[str, str]:
@@ -60,17 +62,17 @@ def variables(name: str) -> dict[str, str]:
     return {"CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")}
 
 
-def record(run_dir: Path, name: str, executor: str, tell: Callable[[Any], None]) -> None:
+def record(run_dir: Path, name: str, replacement: str, tell: Callable[[Any], None]) -> None:
     """Compute what ``name`` stands for and leave its recording, whole or not at all.
 
-    ``executor`` stands in for the table's, where it is not empty. Raises ``BackendUnavailable`` where this way to compute
-    is not there.
+    ``replacement`` stands in for the table's executor, where it is not empty. Raises ``BackendUnavailable`` where this way
+    to compute is not available.
     """
     began = time.monotonic()
     config = load_config(run_dir)
     assert isinstance(config, ParityConfig)
     todo = task(config, run_dir, name)
-    member = dataclasses.replace(todo.member, executor=executor or todo.member.executor)
+    member = dataclasses.replace(todo.member, executor=replacement or todo.member.executor)
     place = golden.place(run_dir, config.golden)
     tell({"done": 0, "total": 1, "what": "loading"})
     make = member.make  # first: a missing package is reported before the model is loaded
@@ -81,36 +83,33 @@ def record(run_dir: Path, name: str, executor: str, tell: Callable[[Any], None])
     with (
         tempfile.TemporaryDirectory(prefix=f".member-{name}-", dir=run_dir, ignore_cleanup_errors=True) as folder,
         switches.held(member, where) as switched,
-        layers.planted(model, config.planted_layer if todo.planted else -1),
+        layers.planted(model, config.planted_layer if todo.candidate else -1),
     ):
-        candidate = make(model, member, where, inputs.tensors("layer"), Path(folder))
-        results = Exercise(config, member, model, candidate, inputs, where, tell).run(latency=todo.timed)
-        description = {**candidate.description, "switches": switched}
-        candidate.close()
+        executor = make(model, member, where, inputs.tensors("layer"), Path(folder))
+        results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=todo.candidate)
+        description = {**executor.description, "switches": switched}
+        executor.close()
+    device, software = device_name(where), versions()
     meta: dict[str, Any] = {
         "member": name,
         "backend": todo.backend,
-        "device": device_name(where),
+        "device": device,
         "precision": member.precision,
         "seconds": time.monotonic() - began,
         "model_sha256": model_sha256,
         "inputs_sha256": inputs.sha256,
-        "environment": _environment(where),
+        # What two recordings are told apart by: versions, processor, threads.
+        "environment": {
+            **{name: software[name] for name in software if name in _VERSIONS},
+            "platform": platform.platform(terse=True),
+            "processor": cpu_model(),
+            "device": device,
+            "threads": torch.get_num_threads(),
+            "thread_waiting": os.environ.get("OMP_WAIT_POLICY", ""),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
         "executor": description,
         "absent": results.absent,
         **results.facts,
     }
     recording.write(todo.folder, meta, results.outputs, results.gradients, results.layers)
-
-
-def _environment(where: torch.device) -> dict[str, Any]:
-    """Return what two recordings are told apart by: versions, processor, threads."""
-    return {
-        **{name: value for name, value in versions().items() if name in _VERSIONS},
-        "platform": platform.platform(terse=True),
-        "processor": cpu_model(),
-        "device": device_name(where),
-        "threads": torch.get_num_threads(),
-        "thread_waiting": os.environ.get("OMP_WAIT_POLICY", ""),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-    }

@@ -8,7 +8,7 @@ order that does not depend on who merged them when, so that a change in a reposi
 import datetime
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from benchlib.spec.tables import Rows
 
 KIND, SCHEMA = "benchlib.parity.results", 2
 FILE, CROSS, PAGE = "test_results.json", "cross_backend_validation.json", "PARITY.md"
-LATEST = 50  # runs of one machine and backend that are read, from the newest on: older ones hold no newest result
 WHOLE = "all"  # stands for a member where a run as a whole has an outcome and no member has one
 NOT_COMPARED = "NOT COMPARED"
 TEXTS = (
@@ -59,7 +58,7 @@ def read_file(path: Path) -> list[Row]:
     """Read a file of results; ``UserError`` where it is missing, cut, altered or of another kind."""
     values = read_object(path, {"kind": str, "backend": str, "results": list}, SCHEMA)
     if (values["kind"], values.get("schema_version")) != (KIND, SCHEMA):
-        raise UserError(f"{path}: not results of parity of this version: merge its runs again")
+        raise UserError(f"{path}: not results of parity of this version: restore the file, or merge its runs again")
     for row in values["results"]:
         if wrong := _misfits(row, values["backend"]):
             raise UserError(f"{path}: a result does not fit ({wrong}): restore the file, or merge its runs again")
@@ -67,13 +66,14 @@ def read_file(path: Path) -> list[Row]:
 
 
 def _misfits(row: Any, backend: str) -> str:
+    """Return what of a row cannot be: these files come from others, and their words are counted."""
     if not isinstance(row, dict) or row.keys() != EMPTY.keys():
         return "its fields"
     kinds = {name: type(value) if value is not None else int | float | None for name, value in EMPTY.items()}
     wrong = [name for name, kind in kinds.items() if not isinstance(row[name], kind)]
-    wrong += ["backend"] if row["backend"] != backend else []
+    wrong += ["backend"] if row["backend"] != backend or backend not in BACKENDS else []
     if not wrong and row["outcome"] == "PASS" and not (row["max_difference"] or 0.0) <= (row["limit"] or 0.0):
-        wrong = ["PASS, and its difference is above its limit"]
+        return "PASS, and its difference is above its limit"
     return ", ".join(wrong)
 
 
@@ -158,13 +158,13 @@ def _environment(machine: Mapping[str, Any], backend: str) -> dict[str, str]:
     return {name: str(text) for name, text in texts.items() if text}
 
 
-def collect(sources: Iterable[Path], machine: str = "") -> Merged:
-    """Read ``sources`` into the newest results: runs, folders of runs, files of results, folders of those.
+def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = ()) -> Merged:
+    """Read ``sources`` into the newest results beside the rows ``stored``: runs, folders of runs, files of results, folders of those.
 
     ``machine`` replaces the host names of runs. Raises ``UserError`` for a source that is not there at all.
     """
-    rows, left_out, uncounted = list[Row](), list[str](), list[str]()
-    for path in itertools.chain.from_iterable(map(_found, sources)):
+    rows, left_out, uncounted = list(stored), list[str](), list[str]()
+    for path in itertools.chain.from_iterable(map(of_source, sources)):
         short = "/".join(path.parts[-2:])
         try:
             own, why = read_run(Run(path), machine) if path.is_dir() else (read_file(path), "")
@@ -174,29 +174,22 @@ def collect(sources: Iterable[Path], machine: str = "") -> Merged:
             left_out.append(str(error).replace(str(path), short))
         except (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError) as error:
             left_out.append(f"{short}: not a result of parity of this version ({type(error).__name__}: {error})")
-    return newest(rows, left_out, uncounted)
+    return Merged(newest(rows), sorted(left_out), sorted(uncounted))
 
 
-def _found(path: Path) -> list[Path]:
-    """Return the runs and files that a source stands for; of a folder of runs the newest, by names that say their backend."""
+def of_source(path: Path) -> list[Path]:
+    """Return the runs and files that a source stands for."""
     if path.is_file() or (path.is_dir() and is_run(path)):
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such run, folder or file of results")
-    one_day = sorted((each.parent for each in path.glob("*/config.json")), reverse=True)
-    by_backend: dict[str, list[Path]] = {}
-    for run in (*find_runs(path), *one_day):
-        if run.name.startswith("parity-"):
-            by_backend.setdefault(run.name.split("-")[1], []).append(run)
-    runs = [run for runs in by_backend.values() for run in runs[:LATEST]]
-    files = sorted([*path.glob(FILE), *path.glob(f"*/{FILE}")])
-    if not runs and not files:
-        raise UserError(f"{path} holds neither runs of parity nor a {FILE}")
-    return [*runs, *files]
+    one_day = (each.parent for each in path.glob("*/config.json"))
+    runs = [run for run in (*find_runs(path), *one_day) if run.name.startswith("parity-")]
+    return [*runs, *path.glob(FILE), *path.glob(f"*/{FILE}")]
 
 
-def newest(rows: Iterable[Row], left_out: Sequence[str] = (), uncounted: Sequence[str] = ()) -> Merged:
-    """Keep of each machine, backend and member the newest row.
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Return of each machine, backend and member the newest row, in the order of backends, machines and members.
 
     A run as a whole (skipped, broken) counts where nothing newer is there of its machine and backend, one that only
     recorded the reference where no run of these compared anything.
@@ -211,12 +204,12 @@ def newest(rows: Iterable[Row], left_out: Sequence[str] = (), uncounted: Sequenc
         group = [row for row in group if row["outcome"] != NOT_COMPARED] or group
         latest = max(row["ended_at"] for row in group)
         latest_rows += [row for row in group if row["member"] != WHOLE or row["ended_at"] == latest]
-    ranks = [{name: place for place, name in enumerate(names)} for names in (BACKENDS, MEMBERS)]
+    order = {name: place for place, name in enumerate([*BACKENDS, *MEMBERS])}
 
     def place(row: Row) -> tuple[Any, ...]:
-        return ranks[0].get(row["backend"], 99), row["machine"], ranks[1].get(row["member"], 99), row["member"]
+        return order[row["backend"]], row["machine"], order.get(row["member"], len(order)), row["member"]
 
-    return Merged(sorted(latest_rows, key=place), *(sorted(dict.fromkeys(texts)) for texts in (left_out, uncounted)))
+    return sorted(latest_rows, key=place)
 
 
 def standing(merged: Merged, backend: str) -> tuple[str, str, list[str]]:
@@ -263,12 +256,12 @@ def agreement(merged: Merged) -> list[Row]:
     ]
 
 
-def write(merged: Merged, folder: Path, untouched: Iterable[str] = ()) -> list[Path]:
-    """Write the files of merged results and return them. Files of the backends ``untouched`` stay as they are."""
+def write(merged: Merged, folder: Path) -> list[Path]:
+    """Write the files of merged results and return them."""
     texts = dict[Path, str]()
     for backend in BACKENDS:
         rows = [row for row in merged.rows if row["backend"] == backend]
-        if rows and backend not in untouched:
+        if rows:
             texts[folder / backend / FILE] = _json(KIND, backend=backend, results=rows)
     fields = ("outcome", "reason", "machines")
     texts[folder / CROSS] = _json(

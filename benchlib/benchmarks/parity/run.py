@@ -8,13 +8,14 @@ import hashlib
 import shutil
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file
 
-from benchlib.benchmarks.parity import golden, inputs, member, recording, weights
-from benchlib.benchmarks.parity.compare import HEADS, Reference, compare, from_truth
+from benchlib.benchmarks.parity import golden, inputs, layers, member, recording, weights
+from benchlib.benchmarks.parity.compare import HEADS, Reference, compare
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.benchmarks.parity.exercise import LATENCY
 from benchlib.benchmarks.parity.recording import Recording
@@ -29,17 +30,17 @@ from benchlib.workloads import numerics
 from benchlib.workloads.executors import Member
 
 LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
+COMPARED = ("data", "edge", "layer")  # kinds of cases whose logits are recorded one by one
 RESERVE_S = 3.0  # of the budget, for the results
 Row = dict[str, Any]
 
 
 @dataclass
 class Bench:
-    """What a run has so far. ``fields`` are those of the golden folder's manifest, ``f1`` the scores of the dev set."""
+    """What a run has so far. ``fields`` are those of the golden folder's manifest, ``no_truth`` says why there is no fp64."""
 
     rank: Rank
     fields: dict[str, Any] = field(default_factory=dict)
-    f1: dict[str, float | None] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     no_truth: str = "there is no recording in double precision"
 
@@ -51,6 +52,16 @@ class Bench:
     def folder(self) -> Path:
         """The golden folder: the given one, which is only read, or the run's own."""
         return golden.place(self.rank.run_dir, self.config.golden)
+
+    @cached_property
+    def reference(self) -> Reference:
+        truth = Recording.open(self.folder / golden.TRUTH) if (self.folder / golden.TRUTH).is_dir() else None
+        return Reference(Recording.open(self.folder / golden.REFERENCE), truth, load_file(self.folder / golden.INPUTS))
+
+    @cached_property
+    def f1(self) -> float | None:
+        """The F1 of the reference on the dev set, None without one."""
+        return inputs.dev_f1(self.folder, self.reference.recording.outputs)
 
     def left_s(self) -> float:
         """Return what is left of the budget."""
@@ -87,21 +98,23 @@ def measure(rank: Rank) -> Tables:
     folder that is damaged, ``RunBroken`` where the reference itself could not be computed.
     """
     bench, config = Bench(rank), rank.config
-    clear(rank.run_dir)  # what an attempt before left, whose processes were killed
     _require(config)
-    reference = _prepared(bench)
+    _prepare(bench)
+    _require_logits(bench)
     tables: Tables = {"members": [], "differences": []}
     rank.events.emit("phase", name="members", text="computing and comparing members")
     for way in sorted([] if config.record else chosen(config), key=lambda way: way.slow):
-        row, differences = _member(bench, way, reference)
+        row, differences = _member(bench, way)
         tables["members"].append(row)
         tables["differences"] += differences
+    there, here = bench.reference.recording.meta["environment"], bench.environment
     if not config.golden:
-        _close_golden(bench, reference)
-    there, own = reference.recording.meta["environment"], bench.environment
-    names = {name: (str(there.get(name, "")), str(own.get(name, ""))) for name in [*there, *own]}
-    tables["environment"] = [{"fact": name, "reference": a, "members": b} for name, (a, b) in names.items()]
-    return tables | {"run": [_run(bench, reference)]}
+        _close_golden(bench, there)
+    tables["environment"] = [
+        {"fact": name, "reference": str(there.get(name, "")), "members": str(here.get(name, ""))}
+        for name in dict.fromkeys([*there, *here])
+    ]
+    return tables | {"run": [_run(bench)]}
 
 
 def _require(config: ParityConfig) -> None:
@@ -109,39 +122,35 @@ def _require(config: ParityConfig) -> None:
 
     Asked in another process: to ask some devices is to take them, and the members need them.
     """
-    wanted = {config.reference} if config.record else {config.backend, *([] if config.golden else [config.reference])}
+    wanted = {config.backend, config.backend if config.golden else config.reference_backend}
     backends = probe_devices()["backends"] if wanted != {"cpu"} else {}
     for name in sorted(wanted & set(backends)):
         if not backends[name]["available"]:
             raise BackendUnavailable(f"backend {name} is not available: {backends[name]['reason']}")
 
 
-def _prepared(bench: Bench) -> Reference:
-    """Make the golden folder, or hold the given one against its seal."""
-    config, folder = bench.config, bench.folder
+def _prepare(bench: Bench) -> None:
+    """Make the golden folder, or compare the given one with its seal."""
+    config, folder, tell = bench.config, bench.folder, bench.rank.events.emit
     if config.golden:
-        bench.rank.events.emit("phase", name="data")
-        bench.fields = golden.read(config.golden)
-        weights.require_layer(folder, config.planted_layer)
-        weights.require_left_out(config, folder)  # once, and not by every member
-    else:
-        bench.rank.events.emit("phase", name="model")
-        bench.fields = inputs.prepare(config, folder)
-        bench.rank.events.emit("phase", name="reference", text="computing the reference")
-        _compute_reference(bench)
-    truth = _recorded(bench, golden.TRUTH) if (folder / golden.TRUTH).is_dir() else None
-    return Reference.of(_recorded(bench, golden.REFERENCE), truth, load_file(folder / golden.INPUTS))
-
-
-def _compute_reference(bench: Bench) -> None:
-    """Compute the reference, which the run is nothing without, and the same in double precision where there is time."""
-    config = bench.config
-    # The reference may take the time of all others.
+        tell("phase", name="data")
+        bench.fields = golden.read(folder)
+        if config.planted_layer >= 0 or golden.WEIGHTS not in bench.fields["files"]:
+            layers.require_layer(
+                weights.loaded(config, folder, "eager")[0], config.planted_layer
+            )  # once, not by each member
+        return
+    tell("phase", name="model")
+    bench.fields = inputs.prepare(config, folder)
+    tell("phase", name="reference", text="computing the reference")
+    # The run is nothing without the reference: it may take the time of all others.
     ended = bench.computed(golden.REFERENCE, max(config.member_timeout_s, config.budget_s))
     if ended.status == "unavailable":
-        raise BackendUnavailable(f"the reference on {config.reference}: {ended.reason}")
+        raise BackendUnavailable(f"the reference on {config.reference_backend}: {ended.reason}")
     if ended.status != "done":
-        raise RunBroken(f"the reference on {config.reference} was not computed ({ended.status}): {ended.reason}")
+        raise RunBroken(
+            f"the reference on {config.reference_backend} was not computed ({ended.status}): {ended.reason}"
+        )
     left_s = config.budget_s if config.record else min(config.member_timeout_s, bench.left_s())
     if left_s <= 0:
         bench.no_truth = f"no time for double precision in the budget of {config.budget_s:g} s"
@@ -149,74 +158,61 @@ def _compute_reference(bench: Bench) -> None:
         bench.no_truth = f"double precision was not computed ({ended.status}): {ended.reason}"
 
 
-def _recorded(bench: Bench, name: str) -> Recording:
-    """Open a recording of the golden folder. ``UserError`` without the logits of a case: nothing could be compared."""
-    record = Recording.open(bench.folder / name)
-    cases = [case["id"] for case in bench.fields["cases"] if case["kind"] in ("data", "edge", "layer")]
-    for key in (f"{case}/{head}" for case in cases for head in HEADS):
-        if key not in record.outputs:
+def _require_logits(bench: Bench) -> None:
+    """Raise ``UserError`` where the reference, or the fp64 one, lacks the logits of a case: it would not be compared."""
+    keys = [f"{case['id']}/{head}" for case in bench.fields["cases"] if case["kind"] in COMPARED for head in HEADS]
+    for record in (record for record in (bench.reference.recording, bench.reference.truth) if record):
+        if missing := [key for key in keys if key not in record.outputs]:
             raise UserError(
-                f"{record.folder / recording.OUTPUTS}: the logits {key} are missing, so there is nothing to compare "
+                f"{record.folder / recording.OUTPUTS}: the logits {missing[0]} are missing, so there is nothing to compare "
                 f"with; {golden.REMEDY}"
             )
-    return record
 
 
-def _member(bench: Bench, way: Member, reference: Reference) -> tuple[Row, list[Row]]:
+def _member(bench: Bench, way: Member) -> tuple[Row, list[Row]]:
     """Compute and compare one member, whatever becomes of it."""
     config, left_s = bench.config, bench.left_s()
     row: Row = {name: getattr(way, name) for name in ("what", "precision", "mode", "gates")}
-    row = {"member": way.name, "backend": config.backend, **row, "status": "ok", "reason": ""}
+    row |= {"member": way.name, "backend": config.backend}
+
+    def without(status: str, reason: str) -> tuple[Row, list[Row]]:
+        return row | {"status": status, "reason": reason}, []
+
     if left_s <= 0:
-        return row | {"status": "skipped", "reason": f"no time is left in the budget of {config.budget_s:g} s"}, []
+        return without("skipped", f"no time is left in the budget of {config.budget_s:g} s")
     limit_s = min(config.member_timeout_s, left_s)
     ended = bench.computed(way.name, limit_s)
     row["seconds"] = ended.seconds
-    if ended.status == "unavailable":
-        return row | {"status": "skipped", "reason": ended.reason}, []
     if ended.status == "timeout" and limit_s < config.member_timeout_s:
-        reason = f"ended after {limit_s:.0f} s, when the budget of {config.budget_s:g} s was used up"
-        return row | {"status": "skipped", "reason": reason}, []
+        return without("skipped", f"ended after {limit_s:.0f} s, when the budget of {config.budget_s:g} s was used up")
     if ended.status != "done":
-        return row | {"status": "failed", "reason": ended.reason}, []
-    folder = bench.rank.run_dir / "members" / way.name
+        return without("skipped" if ended.status == "unavailable" else "failed", ended.reason)
     try:
-        candidate = Recording.open(folder)
-        differences = compare(
-            reference, candidate, way, config.ease, _f1(bench, reference, candidate), config.dev_questions
-        )
-        row |= _columns(bench, reference, candidate)
-    except (UserError, KeyError, ValueError, TypeError, ArithmeticError) as error:
-        reason = f"its recording cannot be compared: {type(error).__name__}: {error}"
-        return row | {"status": "failed", "reason": reason}, []
+        candidate = Recording.open(bench.rank.run_dir / "members" / way.name)
+        f1 = inputs.dev_f1(bench.folder, candidate.outputs)
+        scores = None if f1 is None or bench.f1 is None else (bench.f1, f1)
+        differences = compare(bench.reference, candidate, way, config.ease, scores, config.dev_questions)
+        row |= _columns(bench, candidate)
+    except (UserError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+        return without("failed", f"its recording cannot be compared: {type(error).__name__}: {error}")
     if not config.keep:
-        _drop(folder)
-    return row, differences
+        _drop(candidate.folder)
+    return row | {"status": "ok", "reason": ""}, differences
 
 
-def _columns(bench: Bench, reference: Reference, candidate: Recording) -> Row:
+def _columns(bench: Bench, candidate: Recording) -> Row:
     """Return what a member's row has of its recording."""
-    meta, absent = candidate.meta, candidate.meta.get("absent") or {}
+    meta, reference = candidate.meta, bench.reference
     bench.environment = meta["environment"]
     row: Row = {name: meta[name] for name in ("device", "model_sha256", "inputs_sha256", "executor")}
+    distances = reference.from_truth(candidate.outputs)
+    row["truth_max_abs"] = max(distances.values(), default=None)
+    row["reference_max_abs"] = max((reference.errors[case] for case in distances), default=None)
+    row["why"] = dict.fromkeys(("truth_max_abs", "reference_max_abs"), bench.no_truth) if not distances else {}
     row[LATENCY] = meta.get(LATENCY)
-    own = from_truth(candidate.outputs, reference.truth, reference.inputs)
-    row["truth_max_abs"] = max(own.values(), default=None)
-    row["reference_max_abs"] = max((reference.errors[case] for case in own), default=None)
-    row["why"] = dict.fromkeys(("truth_max_abs", "reference_max_abs"), bench.no_truth) if not own else {}
-    row["why"] |= {LATENCY: absent[LATENCY]} if LATENCY in absent else {}
+    if LATENCY in meta["absent"]:
+        row["why"][LATENCY] = meta["absent"][LATENCY]
     return row
-
-
-def _f1(bench: Bench, reference: Reference, candidate: Recording) -> tuple[float, float] | None:
-    """Return the F1 of the reference and of a candidate on the dev set; None where one has none."""
-    scores = []
-    for name, record in ((golden.REFERENCE, reference.recording), (candidate.meta["member"], candidate)):
-        if name not in bench.f1:
-            bench.f1[name] = inputs.dev_f1(bench.folder, record.outputs)
-        scores.append(bench.f1[name])
-    first, second = scores
-    return None if first is None or second is None else (first, second)
 
 
 def _drop(folder: Path) -> None:
@@ -224,35 +220,34 @@ def _drop(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _close_golden(bench: Bench, reference: Reference) -> None:
+def _close_golden(bench: Bench, environment: Row) -> None:
     """Remove what takes gigabytes from the run's own golden folder unless it is kept, and seal the rest."""
     if not bench.config.keep:
         (bench.folder / golden.WEIGHTS).unlink(missing_ok=True)
         for name in (golden.REFERENCE, golden.TRUTH):
             _drop(bench.folder / name)
-    more = {"work": golden.work(bench.config), "environment": reference.recording.meta["environment"]}
+    more = {"work": golden.work(bench.config), "environment": environment}
     bench.fields = golden.write(bench.folder, bench.fields | more)
 
 
-def _run(bench: Bench, reference: Reference) -> Row:
+def _run(bench: Bench) -> Row:
     """Return what there is one of: the model, the reference and how far it is from the fp64 reference."""
-    config, fields, meta = bench.config, bench.fields, reference.recording.meta
-    model, outputs = fields["model"], sha256(reference.recording.folder / recording.OUTPUTS)
+    config, fields, meta, errors = bench.config, bench.fields, bench.reference.recording.meta, bench.reference.errors
+    model, outputs = fields["model"], sha256(bench.folder / golden.REFERENCE / recording.OUTPUTS)
     row: Row = {name: model[name] for name in ("init", "description", "parameters")}
     row |= {"model": model["name"], "weights_sha256": model["sha256"], "cases_sha256": fields["inputs_sha256"]}
     row |= {"stand_in": _stand_in(config, model), "cases": len(fields["cases"]), "device": meta["device"]}
     row |= {"reference_backend": meta["backend"], "reference_torch": meta["environment"]["torch"]}
-    row |= {"outputs_sha256": outputs, "identity": _identity(bench, outputs), "dev_f1": bench.f1.get(golden.REFERENCE)}
-    worst = max(reference.errors, key=lambda case: reference.errors[case], default="")
+    row |= {"outputs_sha256": outputs, "identity": _identity(bench, outputs), "dev_f1": bench.f1}
+    row["reference_case"] = max(errors, key=lambda case: errors[case], default="")
+    row["reference_error"] = errors.get(row["reference_case"])
     limit = numerics.limit(config.backend, "fp32", numerics.LOGITS, meta["backend"])
-    row |= {"reference_error": reference.errors.get(worst), "reference_case": worst}
     row["reference_limit"] = numerics.MAX_EASED * limit.value
     row["golden"] = Path(config.golden).name
     row["golden_age_s"] = max(0.0, time.time() - fields["created_at"]) if config.golden else None
     reasons = {"reference_error": bench.no_truth, "golden_age_s": "it was computed in this run"}
-    row["why"] = {name: why for name, why in reasons.items() if row[name] is None}
-    row["why"] |= {"dev_f1": "there is no dev set"} if row["dev_f1"] is None else {}
-    return row
+    reasons["dev_f1"] = "there is no dev set"
+    return row | {"why": {name: why for name, why in reasons.items() if row[name] is None}}
 
 
 def _stand_in(config: ParityConfig, model: Row) -> str:

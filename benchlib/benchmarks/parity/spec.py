@@ -22,6 +22,11 @@ DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order
 NAMED = 3
 COMPARED = ("PASS", "FAIL")
 NOTHING = "No member was compared."
+COSTS = {  # of bf16
+    LOGITS: "moves a logit by up to {:.2g}",
+    SPANS: "changes the span of {:.0%} of the decided rows",
+    F1: "moves F1 by {:.2g} points",
+}
 
 
 def _accuracy(own: float, reference: float) -> str:
@@ -90,7 +95,8 @@ def _in_order(quantity: str, heading: str) -> Table:
 compared = members.ran()
 precise = compared.where(precision=("fp32", "fp64"))
 worst = differences.most("share", per="member quantity")
-logits, cosines = (differences.where(quantity=name).most("value", per="member") for name in (LOGITS, COSINE))
+largest = differences.most("value", per="member quantity")
+logits, cosines = largest.where(quantity=LOGITS), largest.where(quantity=COSINE)
 layers = _in_order(LAYERS, "embeddings, then layers")
 curve = _in_order(CURVE, "step")
 gradients = replace(worst.where(quantity=GRADIENTS), title="{member}: {at}")
@@ -158,15 +164,16 @@ def _sensitive(check: Check, run: Rows) -> Judged:
     """Compare bf16 with the limits of fp32, which it must miss: one that cannot fail proves nothing."""
     blind, words = list[str](), list[str]()
     for row in compared.where(precision="bf16", mode="exact").rows(run):
-        beyond = []
+        within_all = True
         for quantity in (LOGITS, COSINE):
-            ways = differences.where(quantity=quantity)
-            bounds = [ways["limit"].number(other, run) or 0.0 for other in ways.where(precision="fp32").rows(run)]
-            allowed = max([limit(run.config.backend, "fp32", quantity, run.run["reference_backend"]).value, *bounds])
-            values = [ways["value"].number(own, run) or 0.0 for own in ways.where(member=row["member"]).rows(run)]
-            beyond += [value for value in values if not within(value, allowed)]
-            words.append(f"{row['member']} {quantity} {write(max(values, default=0.0), 'error')}, fp32 {allowed:.2g}")
-        blind += [] if beyond else [row["member"]]
+            bounds = differences.where(quantity=quantity, precision="fp32").rows(run)
+            allowed = limit(run.config.backend, "fp32", quantity, run.run["reference_backend"]).value
+            allowed = max([allowed, *(differences["limit"].number(item, run) or 0.0 for item in bounds)])
+            items = largest.where(quantity=quantity, member=row["member"]).rows(run)
+            value = max((largest["value"].number(item, run) or 0.0 for item in items), default=0.0)
+            within_all &= within(value, allowed)
+            words.append(f"{row['member']} {quantity} {write(value, 'error')}, fp32 {allowed:.2g}")
+        blind += [row["member"]] if within_all else []
     if not words:
         return check.answer("SKIPPED", "no bf16 member was compared: whether the limits detect an error is unknown")
     reason = "; ".join(words)
@@ -224,8 +231,8 @@ def _of_outcome(run: Rows) -> list[dict[str, str]]:
         cells = {"member": row["member"], "outcome": answer.word, "computes": computes}
         cells |= {"difference": logits["value"].text(first, run), "limit": logits["limit"].text(first, run)}
         cells["1 - cosine"] = cosines["value"].text(angle, run)
-        for name in ("accuracy", "latency_ms", "queries_per_s"):
-            cells[members.col(name).heading] = members[name].text(row, run)
+        refs = (members[name] for name in ("accuracy", "latency_ms", "queries_per_s"))
+        cells |= {ref.col.heading: ref.text(row, run) for ref in refs}
         rows.append(cells | {"reason": answer.reason if answer.status != "PASS" else ""})
     return rows
 
@@ -238,11 +245,11 @@ def _limits(run: Rows) -> list[dict[str, str]]:
     for quantity, measures in QUANTITIES.items():
         of = dict[Limit, list[str]]()
         for precision in dict.fromkeys(way.precision for way in chosen(run.config)):
-            entry = limit(run.config.backend, precision, quantity, run.config.reference)
-            of.setdefault(entry, []).append(precision)
-        texts = ((", ".join(precisions), f"{entry.value:g}", entry.why) for entry, precisions in of.items())
-        rows += [(quantity, measures, *cells) for cells in texts]
-    return [dict(zip(("quantity", "measures", "precision", "limit", "why"), row, strict=True)) for row in rows]
+            of.setdefault(limit(run.config.backend, precision, quantity, run.config.reference), []).append(precision)
+        for entry, precisions in of.items():
+            row = {"quantity": quantity, "measures": measures, "precision": ", ".join(precisions)}
+            rows.append(row | {"limit": f"{entry.value:g}", "why": entry.why})
+    return rows
 
 
 def _executors(run: Rows) -> list[dict[str, str]]:
@@ -264,11 +271,8 @@ def _matching(run: Rows) -> str:
 def _diverging(run: Rows) -> str:
     """Title the picture of layers by the first one beyond its limit."""
     first = {row["member"]: row["at"] for row in reversed(_beyond(run, layers.rows(run)))}
-    if not first:
-        return "No layer is beyond its limit"
-    member = next(iter(first))
-    more = f"; so are layers of {len(first) - 1} other members" if len(first) > 1 else ""
-    return f"{member} is beyond its limit from {first[member]} on{more}"
+    words = listing([f"{name} from {at} on" for name, at in first.items()])
+    return f"Beyond its limit: {words}" if first else "No layer is beyond its limit"
 
 
 def _apart(run: Rows) -> str:
@@ -277,44 +281,34 @@ def _apart(run: Rows) -> str:
     return f"After {far['index']} steps the loss of {far['member']} is {curve['value'].text(far, run)} away"
 
 
-def _said(run: Rows) -> Iterator[str]:
+def _golden(run: Rows) -> Iterator[str]:
+    if run.run.get("golden"):
+        pairs = [(row["fact"], row["reference"], row["members"]) for row in environment.rows(run)]
+        other = "; ".join(f"{fact} {there} there, {here} here" for fact, there, here in pairs if here and here != there)
+        name, age = run.run["golden"], days(run.run["golden_age_s"])
+        yield f"The reference is the golden folder {name}, recorded {age} ago{other and f'; other: {other}'}."
+
+
+def _members(run: Rows) -> Iterator[str]:
     """Say what matches, what bf16 costs and what was not computed."""
     answers = outcomes(run)
-    passed = [row["member"] for row, answer in answers if answer.status == "PASS" and answer.gates]
-    if passed:
-        largest = {row["member"]: logits["value"].number(row, run) for row in logits.rows(run)}
-        bits = [name for name in passed if largest.get(name) == 0]
+    if passed := [row["member"] for row, answer in answers if answer.status == "PASS" and answer.gates]:
+        bits = [row["member"] for row in logits.rows(run) if row["member"] in passed and row["value"] == 0]
         yield f"Within the limits: {listing(passed)}" + (f"; equal bit by bit: {listing(bits)}." if bits else ".")
     for row in compared.where(precision="bf16").rows(run):
-        cells = {item["quantity"]: item for item in worst.where(member=row["member"]).rows(run)}
-        spans, points = (worst["value"].finite(cells[name], run) if name in cells else None for name in (SPANS, F1))
-        moved = ", ".join(logits["value"].text(item, run) for item in logits.where(member=row["member"]).rows(run))
-        costs = [f"moves a logit by up to {moved}"]
-        costs += [] if spans is None else [f"changes the span of {spans:.0%} of the decided rows"]
-        costs += [] if points is None else [f"moves F1 by {points:.2g} points"]
-        yield f"{row['member']} {listing(costs)}."
-    worse = [row["member"] for row in precise.where(accuracy="farther").rows(run)]
-    if worse:
+        items = largest.where(member=row["member"]).rows(run)
+        values = {
+            item["quantity"]: value for item in items if (value := largest["value"].finite(item, run)) is not None
+        }
+        costs = [words.format(values[quantity]) for quantity, words in COSTS.items() if quantity in values]
+        yield from [f"{row['member']} {listing(costs)}."] * bool(costs)
+    if worse := [row["member"] for row in precise.where(accuracy="farther").rows(run)]:
         yield f"More than twice as far from double precision as the reference, so worse and not only different: {listing(worse)}."
     missing: dict[str, list[str]] = {}
     for row, answer in answers:
         if answer.status not in COMPARED:
             missing.setdefault(answer.reason, []).append(row["member"])
     yield from (f"Not computed: {listing(names)} ({reason})." for reason, names in missing.items())
-
-
-def _golden(run: Rows) -> Iterator[str]:
-    if run.run.get("golden"):
-        rows = environment.rows(run)
-        other = [
-            f"{row['fact']} {row['reference']} there, {row['members']} here"
-            for row in rows
-            if row["members"] and row["reference"] != row["members"]
-        ]
-        age = days(run.run["golden_age_s"])
-        yield f"The reference is the golden folder {run.run['golden']}, recorded {age} ago" + (
-            f"; other: {'; '.join(other)}." if other else "."
-        )
 
 
 def _warnings(run: Rows) -> list[str]:
@@ -391,7 +385,7 @@ SPEC = Spec(
             "{model}, {parameters} parameters, computed on {cases} inputs; the reference is eager attention in fp32 on {reference_backend}.",
         ),
         _golden,
-        _said,
+        _members,
     ],
     shows=[
         Show("Outcomes", members, make=_of_outcome),

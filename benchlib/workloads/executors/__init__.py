@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from benchlib.core.errors import UserError
+
 DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")
 GPUS = ("cuda", "rocm")
 
@@ -40,6 +42,8 @@ class Member:
     @property
     def make(self) -> Callable[..., Any]:
         """The function that builds the executor, see ``eager.Make``. Raises ``BackendUnavailable`` where its package is lacking."""
+        if self.precision != "fp32" and self.executor.startswith(".") and self.executor != ".eager:eager":
+            raise UserError(f"member {self.name}: {self.executor} takes the model in fp32, not in {self.precision}")
         module, _, name = self.executor.partition(":")
         return getattr(importlib.import_module(module, __name__), name)  # type: ignore[no-any-return]
 

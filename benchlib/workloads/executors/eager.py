@@ -4,7 +4,7 @@ Eager is torch call by call, compiled is torch.compile (Dynamo's graph, Inductor
 was exported and compiled ahead of time and runs without Dynamo. Sizes are dynamic, with one exception that is torch's
 own: a size of 1 is a constant to torch.compile, so that a batch of one row gets a graph of its own.
 
-Letters: B rows, S tokens, H width.
+Notation: B rows, S tokens, H width.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.machine import cpu_model
 from benchlib.runtime import devices
 from benchlib.workloads.executors import Member
-from benchlib.workloads.stablehlo.export import Answers, pair, quiet, trace_inputs
+from benchlib.workloads.stablehlo.export import Answers, exported, pair, quiet, trace_inputs
 
 _NO_KERNEL = ("No available kernel", "No viable backend")  # how scaled_dot_product_attention says that none fits
 _XLA_BACKEND = "openxla"  # torch_xla's own name in torch.compile
@@ -33,7 +33,7 @@ Inputs = Mapping[str, torch.Tensor]
 Logits = tuple[torch.Tensor, torch.Tensor]
 
 
-class Executor(Protocol):
+class Executor:
     """One way to compute, made by a function of the type ``Make``.
 
     ``module`` is called with an input's keyword arguments on the device and returns start and end logits with gradients
@@ -42,20 +42,26 @@ class Executor(Protocol):
     really ran, in plain JSON values: kernel, versions, actual precision.
     """
 
-    module: torch.nn.Module | None
-    description: dict[str, Any]
+    module: torch.nn.Module | None = None
+
+    def __init__(self, where: torch.device, description: dict[str, Any]) -> None:
+        self.where, self.description = where, description
 
     def forward(self, inputs: Inputs) -> Logits:
         """Return (start, end), float32 or float64 (B, S) each, on the CPU and without gradients."""
+        raise NotImplementedError
 
     def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
         """Return what embeddings and layers put out, (B, S, H) each, on the CPU; nothing where a graph hides them."""
+        return []
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         """Return a call that does one forward pass and waits for it; the inputs are placed before, once."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what the executor holds. The model is not used after it."""
+        self.module = None
 
 
 # ``model`` is the question answering model with the weights to use, in eval mode, in fp32, on the CPU, its attention as
@@ -71,13 +77,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-class TorchExecutor:
+class TorchExecutor(Executor):
     """What torch's own executors share. ``run`` computes (start, end), (B, S) each, from inputs on the device."""
-
-    module: torch.nn.Module | None = None
-
-    def __init__(self, where: torch.device, description: dict[str, Any]) -> None:
-        self.where, self.description = where, description
 
     def run(self, placed: Inputs) -> Logits:
         raise NotImplementedError
@@ -85,9 +86,6 @@ class TorchExecutor:
     def forward(self, inputs: Inputs) -> Logits:
         start, end = map(plain, self.run(self.placed(inputs)))
         return start, end
-
-    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
-        return []
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         placed = self.placed(inputs)
@@ -97,9 +95,6 @@ class TorchExecutor:
             devices.synchronize(self.where)
 
         return once
-
-    def close(self) -> None:
-        self.module = None
 
     def placed(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self.where) for name, tensor in inputs.items()}
@@ -186,8 +181,6 @@ class Compiled(TorchExecutor):
         assert self.module is not None, "closed"
         with torch.no_grad(), quiet(), built():
             logits: Logits = self.module(**placed)
-        # The counter that torch's own guide to recompilations reads; there is no public name for it.
-        self.description["graphs"] = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         return logits
 
     def close(self) -> None:
@@ -196,32 +189,17 @@ class Compiled(TorchExecutor):
 
 
 def compiled(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Compiled:
-    """Compile for any B and S; see ``Make``. Raises ``BackendUnavailable`` without a C++ compiler.
-
-    ``description["graphs"]`` counts the graphs up to the last ``forward``: one for B > 1, one for B = 1, one for each
-    mode of training before it, and more where the model's code breaks them.
-    """
-    require_fp32(member)
+    """Compile for any B and S; see ``Make``. Raises ``BackendUnavailable`` without a C++ compiler."""
     description = described("torch.compile of {}", member)
     description["dynamic"] = "batch and length; batch 1 is compiled apart"
     if where.type != "xla":
         description["compiler"] = require_compiler()
     torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
     executor = Compiled(model, where, description)
     begin = time.monotonic()
     executor.forward(trace_inputs(example))
     description["compile_s"] = time.monotonic() - begin
     return executor
-
-
-def require_fp32(member: Member) -> None:
-    """Raise ``UserError`` where the member asks for another precision: what was exported in fp32 would pass for it."""
-    if member.precision != "fp32":
-        raise UserError(
-            f"member {member.name}: precision = {member.precision}, but {member.executor} takes the model in fp32: "
-            "use fp32"
-        )
 
 
 def require_package(name: str) -> Any:
@@ -264,11 +242,8 @@ def export(model: torch.nn.Module, example: Inputs, where: torch.device) -> torc
 
     Raises what ``torch.export`` raises where the model fixes B or S.
     """
-    inputs = {name: tensor.to(where) for name, tensor in trace_inputs(example).items()}
-    free = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)  # DYNAMIC: an error, not a constant, where it is not free
-    shapes = {name: dict(free) for name in inputs}
-    with torch.no_grad(), quiet():
-        return torch.export.export(Answers(model), (), inputs, dynamic_shapes=shapes, strict=False)
+    with torch.no_grad():
+        return exported(Answers(model), {name: tensor.to(where) for name, tensor in example.items()})
 
 
 class Packaged(TorchExecutor):
@@ -292,12 +267,11 @@ def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs
 
     Raises ``BackendUnavailable`` without a C++ compiler.
     """
-    require_fp32(member)
     compiler = require_compiler()
     path = folder / "model.pt2"
     begin = time.monotonic()
     program = export(model.to(where), example, where)
-    exported = time.monotonic()
+    export_s = time.monotonic() - begin
     # torch._inductor is where torch's documentation has these two functions: there is no other name.
     with torch.no_grad(), quiet(), built():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
@@ -305,8 +279,8 @@ def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs
     description = described("AOTInductor of {}", member) | {
         "dynamic": "batch and length",
         "compiler": compiler,
-        "export_s": exported - begin,
-        "compile_s": time.monotonic() - exported,
+        "export_s": export_s,
+        "compile_s": time.monotonic() - begin - export_s,
         "package_bytes": path.stat().st_size,
     }
     return Packaged(package, where, description)

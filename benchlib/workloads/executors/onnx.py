@@ -2,12 +2,11 @@
 
 OpenVINO by default computes in bfloat16 on a CPU that has the instructions, without saying so: here it is held to f32.
 
-Letters: B rows, S tokens.
+Notation: B rows, S tokens.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.executors import Member
-from benchlib.workloads.executors.eager import Inputs, Logits, export, require_fp32, require_package
+from benchlib.workloads.executors.eager import Executor, Inputs, Logits, export, require_package
 from benchlib.workloads.stablehlo.export import quiet
 
 OUTPUTS = ["start", "end"]
@@ -23,48 +22,36 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ERRORS_ONLY = 3
 
 
-@dataclass(frozen=True)
-class OnnxFile:
-    """A file whose inputs bear the names of the model's arguments and whose outputs are those of ``OUTPUTS``."""
+def write_onnx(model: torch.nn.Module, example: Inputs, path: Path) -> dict[str, Any]:
+    """Write a file for any B and S, its weights beside it; return the begin of an executor's description.
 
-    path: Path
-    description: dict[str, Any]
-
-
-def write_onnx(model: torch.nn.Module, example: Inputs, folder: Path) -> OnnxFile:
-    """Write ``folder/model.onnx``, its weights beside it, for any B and S.
-
-    Raises ``BackendUnavailable`` where the exporter's packages are lacking.
+    Inputs bear the names of the model's arguments, outputs those of ``OUTPUTS``. Raises ``BackendUnavailable`` where the
+    exporter's packages are lacking.
     """
     for name in ("onnx", "onnxscript"):
         require_package(name)
-    path = folder / "model.onnx"
     begin = time.monotonic()
-    program = export(model, example, torch.device("cpu"))
+    program = export(model.to("cpu"), example, torch.device("cpu"))
     with torch.no_grad(), quiet():
         converted = torch.onnx.export(
             program, dynamo=True, input_names=list(example), output_names=OUTPUTS, verbose=False
         )
         assert converted is not None  # only the old exporter returns nothing
         converted.save(str(path), external_data=True)
-    description = {
+    return {
         "export_s": time.monotonic() - begin,
         "opset": int(converted.model.opset_imports[""]),
         "dynamic": "batch and length",
         "onnx": require_package("onnx").__version__,
     }
-    return OnnxFile(path, description)
 
 
-class Graph:
-    """What both runtimes share: no gradients, and nothing to be seen of the layers."""
+class Graph(Executor):
+    """What both runtimes share: a loaded graph, whose inputs have ``names``."""
 
-    module = None
-    description: dict[str, Any]
-    _loaded: Any
-
-    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
-        return []
+    def __init__(self, loaded: Any, names: list[str], where: torch.device, description: dict[str, Any]) -> None:
+        super().__init__(where, description)
+        self._loaded, self._names = loaded, names
 
     def close(self) -> None:
         self._loaded = None
@@ -73,20 +60,16 @@ class Graph:
 class Session(Graph):
     """A session of ONNX Runtime on one provider."""
 
-    def __init__(self, session: Any, where: torch.device, description: dict[str, Any]) -> None:
-        self._loaded, self._where, self.description = session, where, description
-        self._takes = [argument.name for argument in session.get_inputs()]
-
     def forward(self, inputs: Inputs) -> Logits:
-        start, end = self._loaded.run(OUTPUTS, {name: inputs[name].numpy() for name in self._takes})
+        start, end = self._loaded.run(OUTPUTS, {name: inputs[name].numpy() for name in self._names})
         return torch.from_numpy(start), torch.from_numpy(end)
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         """Return a call on inputs and outputs that are on the device, which waits for it."""
         runtime = require_package("onnxruntime")
-        place = (self._where.type, self._where.index or 0)
+        place = (self.where.type, self.where.index or 0)
         binding = self._loaded.io_binding()
-        for name in self._takes:
+        for name in self._names:
             binding.bind_ortvalue_input(name, runtime.OrtValue.ortvalue_from_numpy(inputs[name].numpy(), *place))
         for name in OUTPUTS:
             binding.bind_output(name, *place)
@@ -99,29 +82,27 @@ class Session(Graph):
 
 
 def onnxruntime(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Session:
-    """Export to ``folder`` and open a session on it; see ``eager.Make``.
+    """Export to ``folder`` and open a session on ``where``, on a GPU without TF32; see ``eager.Make``.
 
-    Raises ``BackendUnavailable`` where the packages are lacking, and as ``start_onnxruntime`` does.
-    """
-    require_fp32(member)
-    _provider(require_package("onnxruntime"), where)
-    return start_onnxruntime(write_onnx(model.to("cpu"), example, folder), where)
-
-
-def start_onnxruntime(file: OnnxFile, where: torch.device) -> Session:
-    """Open a session on ``where``, on a GPU without TF32.
-
-    Raises ``BackendUnavailable`` where the provider of ``where`` is lacking or does not start: ONNX Runtime by itself
-    falls back to the CPU without an error.
+    Raises ``BackendUnavailable`` where the packages or the provider of ``where`` are lacking, and where that does not start:
+    ONNX Runtime by itself falls back to the CPU without an error.
     """
     runtime = require_package("onnxruntime")
-    provider = _provider(runtime, where)
+    provider, has = _PROVIDERS.get(where.type, f"provider for {where.type}"), runtime.get_available_providers()
+    if provider not in has:
+        gpu = "pip uninstall onnxruntime, then pip install onnxruntime-gpu"
+        remedy = gpu if where.type == "cuda" else "use cpu or cuda"
+        raise BackendUnavailable(
+            f"onnxruntime {runtime.__version__} has no {provider} (it has {', '.join(has)}): {remedy}"
+        )
+    path = folder / "model.onnx"
+    description = write_onnx(model, example, path)
     begin = time.monotonic()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = _ERRORS_ONLY
     settings = {"device_id": where.index or 0, "use_tf32": 0} if where.type == "cuda" else {}
-    session = runtime.InferenceSession(str(file.path), options, providers=[(provider, settings)])
+    session = runtime.InferenceSession(str(path), options, providers=[(provider, settings)])
     active = session.get_providers()
     if active[0] != provider:
         raise BackendUnavailable(
@@ -129,43 +110,27 @@ def start_onnxruntime(file: OnnxFile, where: torch.device) -> Session:
             "install the CUDA and cuDNN libraries of its version, for instance with "
             "pip install 'onnxruntime-gpu[cuda,cudnn]'"
         )
-    description = file.description | {
+    description |= {
         "runtime": f"ONNX Runtime {runtime.__version__}, {provider}",
         "precision": "fp32",
         "threads": torch.get_num_threads(),
         "load_s": time.monotonic() - begin,
     }
-    return Session(session, where, description)
-
-
-def _provider(runtime: Any, where: torch.device) -> str:
-    wanted = _PROVIDERS.get(where.type, f"provider for {where.type}")
-    has = runtime.get_available_providers()
-    if wanted not in has:
-        gpu = "pip uninstall onnxruntime, then pip install onnxruntime-gpu"
-        remedy = gpu if where.type == "cuda" else "use cpu or cuda"
-        raise BackendUnavailable(
-            f"onnxruntime {runtime.__version__} has no {wanted} (it has {', '.join(has)}): {remedy}"
-        )
-    return wanted
+    return Session(session, [argument.name for argument in session.get_inputs()], where, description)
 
 
 class Request(Graph):
     """A compiled model of OpenVINO with one request."""
 
-    def __init__(self, compiled: Any, description: dict[str, Any]) -> None:
-        self._loaded, self.description = compiled, description
-        self._takes = [argument.any_name for argument in compiled.inputs]
-
     def forward(self, inputs: Inputs) -> Logits:
-        outputs = self._loaded({name: inputs[name].numpy() for name in self._takes})
+        outputs = self._loaded({name: inputs[name].numpy() for name in self._names})
         start, end = (torch.from_numpy(outputs[name].copy()) for name in OUTPUTS)
         return start.float(), end.float()
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         runtime = require_package("openvino")
         request = self._loaded.create_infer_request()
-        for name in self._takes:
+        for name in self._names:
             request.set_tensor(name, runtime.Tensor(inputs[name].numpy()))
 
         def once() -> None:
@@ -175,29 +140,23 @@ class Request(Graph):
 
 
 def openvino(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Request:
-    """Export to ``folder`` and compile it; see ``eager.Make``.
+    """Export to ``folder`` and compile it for the CPU, held to f32; see ``eager.Make``.
 
     Raises ``BackendUnavailable`` where the packages are lacking, and for a device that is no CPU.
     """
-    require_fp32(member)
     if where.type != "cpu":
         raise BackendUnavailable(f"OpenVINO is compared on CPUs, not on {where.type}: use backend cpu")
-    require_package("openvino")
-    return start_openvino(write_onnx(model.to("cpu"), example, folder))
-
-
-def start_openvino(file: OnnxFile) -> Request:
-    """Compile a file for the CPU, held to f32."""
-    runtime = require_package("openvino")
+    runtime, path = require_package("openvino"), folder / "model.onnx"
+    description = write_onnx(model, example, path)
     begin = time.monotonic()
     core = runtime.Core()
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = core.compile_model(core.read_model(file.path), "CPU", settings)
+    compiled = core.compile_model(core.read_model(path), "CPU", settings)
     hint = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-    description = file.description | {
+    description |= {
         "runtime": f"OpenVINO {runtime.get_version()}",
         "precision": {"f32": "fp32"}.get(hint, hint),
         "threads": int(compiled.get_property("INFERENCE_NUM_THREADS")),
         "load_s": time.monotonic() - begin,
     }
-    return Request(compiled, description)
+    return Request(compiled, [argument.any_name for argument in compiled.inputs], where, description)

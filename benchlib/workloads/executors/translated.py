@@ -4,7 +4,7 @@ The text has static shapes: each batch and length is converted and compiled when
 one export. Weights are arguments, so gradients and training work as in torch: the backward pass is a second program,
 whose gradients are those of the logits times given slopes, and ``model`` stays the owner of the parameters.
 
-Letters: B rows, S tokens.
+Notation: B rows, S tokens.
 """
 
 import time
@@ -18,7 +18,7 @@ import torch
 from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.executors import Member
-from benchlib.workloads.executors.eager import Inputs, Logits, require_fp32
+from benchlib.workloads.executors.eager import Executor, Inputs, Logits
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.stablehlo.manifest import array
@@ -26,30 +26,23 @@ from benchlib.workloads.stablehlo.manifest import array
 SLOPES = ("start_slope", "end_slope")
 
 
-class Translated:
-    """See ``eager.Executor``. Its description has the seconds of each shape, in order."""
+class Translated(Executor):
+    """An executor whose description has the seconds of each shape, in order."""
 
     def __init__(self, model: torch.nn.Module, runtime: str, platform: str) -> None:
+        about = {"precision": "fp32", "dynamic": "no: compiled for each shape", "convert_s": [], "compile_s": []}
+        super().__init__(torch.device("cpu"), about)
         self._model, self._runtime, self._platform = model, runtime, platform
         self._forward, self._pullback = export.Answers(model), export.Pullback(model)
         self._families: dict[str, export.Family] = {}
         self._programs: dict[Any, runtimes.Runtime] = {}
         self._weights: dict[str, Any] = {}
         self._version = -1
-        self.module: torch.nn.Module | None = _Module(self)
-        self.description: dict[str, Any] = {
-            "precision": "fp32",
-            "dynamic": "no: compiled for each shape",
-            "convert_s": [],
-            "compile_s": [],
-        }
+        self.module = _Module(self)
 
     def forward(self, inputs: Inputs) -> Logits:
         start, end = (torch.from_numpy(np.array(side)) for side in self._call(self._forward, inputs))
         return start, end
-
-    def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
-        return []
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         program = self._program(self._forward, inputs)
@@ -155,21 +148,18 @@ def xla(model: Any, member: Member, where: torch.device, example: Inputs, folder
 
     Raises ``BackendUnavailable`` without jax or the plugin of the platform.
     """
-    require_fp32(member)
     mlir.jax()
     platform = {"cuda": "rocm" if torch.version.hip else "cuda", "xla": "tpu"}.get(where.type, where.type)
-    return _started(Translated(model.to("cpu"), "xla", platform), example)
+    executor = Translated(model.to("cpu"), "xla", platform)
+    executor.forward(example)  # what is lacking is reported here, before anything is measured
+    return executor
 
 
 def iree(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Translated:
     """Return the model in IREE, on a CPU; see ``eager.Make``. Raises ``BackendUnavailable`` without IREE's packages."""
-    require_fp32(member)
     if where.type != "cpu":
         raise BackendUnavailable(f"IREE computes on CPUs here, not on {where.type}: use backend cpu")
     runtimes.iree("runtime")
-    return _started(Translated(model.to("cpu"), "iree", "cpu"), example)
-
-
-def _started(executor: Translated, example: Inputs) -> Translated:
-    executor.forward(example)  # what is lacking is reported here, before anything is measured
+    executor = Translated(model.to("cpu"), "iree", "cpu")
+    executor.forward(example)
     return executor

@@ -64,12 +64,9 @@ class Family:
 
     def __init__(self, module: torch.nn.Module, example: Mapping[str, torch.Tensor], gradients: bool = False) -> None:
         _require_no_dropout(module)
-        inputs = trace_inputs(example)
-        free = torch.export.Dim.DYNAMIC
-        sizes = {name: dict.fromkeys(range(min(2, tensor.ndim)), free) for name, tensor in inputs.items()}
         with torch.set_grad_enabled(gradients), quiet(), sdpa_kernel(SDPBackend.MATH):
-            exported = torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
-            self._program = _joint(exported) if gradients else exported.run_decompositions()
+            program = exported(module, example)
+            self._program = _joint(program) if gradients else program.run_decompositions()
 
     def graph(self, inputs: Mapping[str, torch.Tensor]) -> Filled:
         """Return the graph for the shapes of ``inputs``: its operations are repeated on tensors without values."""
@@ -93,6 +90,15 @@ class Family:
                 nodes[node] = graph.node_copy(node, nodes.__getitem__)
                 nodes[node].meta = {"val": values.get(node)}
         return Filled(torch.fx.GraphModule({}, graph), program.graph_signature, program.state_dict, program.constants)
+
+
+def exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """Return the graph of ``module(**example)`` with the first two sizes of its inputs free."""
+    inputs = trace_inputs(example)
+    free = torch.export.Dim.DYNAMIC  # an error, not a constant, where a size is not free
+    sizes = {name: dict.fromkeys(range(min(2, tensor.ndim)), free) for name, tensor in inputs.items()}
+    with quiet():
+        return torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
 
 
 def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

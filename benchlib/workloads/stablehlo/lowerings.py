@@ -4,7 +4,7 @@ Arguments are those of the ATen operation: tensors are ``Value``, lists and numb
 have the shape and type of torch's own (``out``), which ``convert`` asserts after each node. Norms, softmax and GELU of
 16-bit numbers are computed in fp32 and rounded once, as torch does.
 
-To add an operation: a function with ``@lowers("aten.name.overload")``.
+To add an operation: a row of ``_TABLE``, or a function with ``@lowers("aten.name.overload")``.
 """
 
 import itertools
@@ -97,6 +97,31 @@ def _comparison(direction: str) -> Lowering:
     return lower
 
 
+_TABLE: dict[str, Lowering] = {
+    "logical_not.default bitwise_not.default": lambda w, node, x: w.op("not", w.convert(x, out(node)[1])),
+    "relu.default": lambda w, node, x: w.op("maximum", x, 0),
+    "clone.default alias.default detach.default lift_fresh_copy.default": lambda w, node, x, **_: x,
+    "_to_copy.default": lambda w, node, x, **_: w.convert(x, out(node)[1]),
+    "_assert_tensor_metadata.default": lambda *_, **__: None,  # ``convert`` asserts torch's types for every node
+    "full.default scalar_tensor.default": lambda w, node, *args, **_: w.splat(args[-1], *out(node)),
+    "full_like.default": lambda w, node, x, value, **_: w.splat(value, *out(node)),
+    "view.default reshape.default _unsafe_view.default unsqueeze.default squeeze.dims squeeze.dim squeeze.default": (
+        lambda w, node, x, *_: w.reshape(x, out(node)[0])
+    ),
+    "permute.default": lambda w, node, x, dims: w.transpose(x, _dims(dims, x)),
+    "expand.default": lambda w, node, x, *_, **__: w.broadcast(x, out(node)[0]),
+    "mm.default": lambda w, node, x, y: w.dot(x, y, (1, 0)),
+    "bmm.default": lambda w, node, x, y: w.dot(x, y, (2, 1), batch=[0]),
+    "amax.default": lambda w, node, x, dims=None, *_: w.reshape(
+        w.reduce("maximum", x, _dims(dims, x), -math.inf), out(node)[0]
+    ),
+    "any.dim any.default any.dims": lambda w, node, x, dims=None, *_: w.reshape(
+        w.reduce("or", w.convert(x, "i1"), _dims(dims, x), False), out(node)[0]
+    ),
+    "embedding.default": lambda w, node, weight, index, *_: _index(w, node, weight, [index]),
+}
+for _names, _lowering in _TABLE.items():
+    lowers(*(f"aten.{_name}" for _name in _names.split()))(_lowering)
 for _name, _kind in _UNARY.items():
     lowers(f"aten.{_name}.default")(_unary(_kind))
 for _name, _kind in _BINARY.items():
@@ -106,16 +131,6 @@ for _name in ("and", "or", "xor"):
     lowers(f"aten.logical_{_name}.default")(_logic(_name, bits=False))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name.upper()))
-
-
-@lowers("aten.logical_not.default", "aten.bitwise_not.default")
-def _not(w: Writer, node: Any, x: Value) -> Value:
-    return w.op("not", w.convert(x, out(node)[1]))
-
-
-@lowers("aten.relu.default")
-def _relu(w: Writer, node: Any, x: Value) -> Value:
-    return w.op("maximum", x, 0)
 
 
 @lowers("aten.clamp.default")
@@ -138,21 +153,6 @@ def _power(w: Writer, node: Any, x: Value, exponent: float) -> Value:
 def _where(w: Writer, node: Any, condition: Value, yes: Any, no: Any) -> Value:
     shape, element = out(node)
     return w.select(w.fit(condition, shape, "i1"), w.fit(yes, shape, element), w.fit(no, shape, element))
-
-
-@lowers("aten.clone.default", "aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default")
-def _same(w: Writer, node: Any, x: Value, **unused: Any) -> Value:
-    return x
-
-
-@lowers("aten._to_copy.default")
-def _to(w: Writer, node: Any, x: Value, **unused: Any) -> Value:
-    return w.convert(x, out(node)[1])
-
-
-@lowers("aten._assert_tensor_metadata.default")
-def _asserted(w: Writer, node: Any, *unused: Any, **more: Any) -> None:
-    return None  # of torch's own types, which ``convert`` asserts for every node
 
 
 @lowers("aten.erf.default")
@@ -191,16 +191,6 @@ def _gelu(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
 # Making tensors
 
 
-@lowers("aten.full.default", "aten.scalar_tensor.default")
-def _full(w: Writer, node: Any, *arguments: Any, **unused: Any) -> Value:
-    return w.splat(arguments[-1], *out(node))
-
-
-@lowers("aten.full_like.default")
-def _full_like(w: Writer, node: Any, x: Value, value: float, **unused: Any) -> Value:
-    return w.splat(value, *out(node))
-
-
 @lowers("aten.arange.start_step")
 def _arange(w: Writer, node: Any, start: float, end: float, step: float = 1, **unused: Any) -> Value:
     shape, element = out(node)
@@ -210,22 +200,6 @@ def _arange(w: Writer, node: Any, start: float, end: float, step: float = 1, **u
 
 
 # Shape
-
-
-@lowers("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.unsqueeze.default")
-@lowers("aten.squeeze.dims", "aten.squeeze.dim", "aten.squeeze.default")
-def _reshape(w: Writer, node: Any, x: Value, *unused: Any) -> Value:
-    return w.reshape(x, out(node)[0])
-
-
-@lowers("aten.permute.default")
-def _permute(w: Writer, node: Any, x: Value, dims: Sequence[int]) -> Value:
-    return w.transpose(x, _dims(dims, x))
-
-
-@lowers("aten.expand.default")
-def _expand(w: Writer, node: Any, x: Value, *unused: Any, **more: Any) -> Value:
-    return w.broadcast(x, out(node)[0])
 
 
 def _cut(w: Writer, x: Value, dim: int, first: int, last: int, step: int = 1) -> Value:
@@ -270,19 +244,9 @@ def _pad(w: Writer, node: Any, x: Value, amounts: Sequence[int], value: float = 
 # Products
 
 
-@lowers("aten.mm.default")
-def _mm(w: Writer, node: Any, x: Value, y: Value) -> Value:
-    return w.dot(x, y, (1, 0))
-
-
-@lowers("aten.bmm.default")
-def _bmm(w: Writer, node: Any, x: Value, y: Value) -> Value:
-    return w.dot(x, y, (2, 1), batch=[0])
-
-
 @lowers("aten.addmm.default")
 def _addmm(w: Writer, node: Any, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
-    product, offset = _mm(w, node, x, y), w.fit(bias, *out(node))
+    product, offset = w.dot(x, y, (1, 0)), w.fit(bias, *out(node))
     product = product if alpha == 1 else w.op("multiply", product, alpha)
     offset = offset if beta == 1 else w.op("multiply", offset, beta)
     return w.op("add", product, offset)
@@ -318,16 +282,6 @@ def _cumsum(w: Writer, node: Any, x: Value, dim: int, **unused: Any) -> Value:
     earlier = w.compare("GE", w.iota(at, square, "i32"), w.iota(at + 1, square, "i32"))
     kept = w.select(earlier, spread, w.splat(0, square, wide.element))
     return w.convert(w.reduce("add", kept, [at + 1], 0), element)
-
-
-@lowers("aten.amax.default")
-def _amax(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False) -> Value:
-    return w.reshape(w.reduce("maximum", x, _dims(dims, x), -math.inf), out(node)[0])
-
-
-@lowers("aten.any.dim", "aten.any.default", "aten.any.dims")
-def _any(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False) -> Value:
-    return w.reshape(w.reduce("or", w.convert(x, "i1"), _dims(dims, x), False), out(node)[0])
 
 
 def _kept(x: Value, dims: Sequence[int]) -> list[int]:
@@ -411,11 +365,6 @@ def _places(w: Writer, x: Value, indices: Sequence[Value | None]) -> tuple[Value
 def _index(w: Writer, node: Any, x: Value, indices: Sequence[Value | None]) -> Value:
     places, picked, others = _places(w, x, indices)
     return w.gather(x, places, others, picked, out(node)[0])
-
-
-@lowers("aten.embedding.default")
-def _embedding(w: Writer, node: Any, weight: Value, index: Value, *unused: Any) -> Value:
-    return _index(w, node, weight, [index])
 
 
 @lowers("aten.index_put.default")

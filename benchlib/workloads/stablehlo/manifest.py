@@ -1,24 +1,24 @@
 """What stands beside a .mlir file: each argument's name, role, shape and type, and what comes out.
 
     model.mlir         the text
-    model.mlir.json    {"name", "text": hash, "replicas", "arguments": [...], "results": [...], "torch"}
+    model.mlir.json    {"name", "text": SHA-256, "replicas", "arguments": [...], "results": [...]}
 
-Roles of arguments: parameter, buffer, input. Roles of results: output, loss, gradient (of the parameter
-``name``). The hash of the text is XXH3 (128 bits): against mistakes, not against intent.
+Roles of arguments: parameter, buffer, input. Roles of results: output, loss, gradient (of the parameter ``name``).
+The hash of the text is against mistakes, not against intent.
 """
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_object, write_json, write_text
+from benchlib.core.files import read_bytes, read_object, write_json, write_text
 from benchlib.workloads.stablehlo.emit import element_of, fits, type_of
 
-_FIELDS = {"name": str, "text": str, "replicas": int, "arguments": list, "results": list, "torch": str}
+_FIELDS = {"name": str, "text": str, "replicas": int, "arguments": list, "results": list}
 
 
 @dataclass(frozen=True)
@@ -43,31 +43,27 @@ class Manifest:
     def write(self, path: Path, text: str) -> None:
         """Write the text and, beside it, this manifest."""
         write_text(path, text)
-        write_json(beside(path), asdict(self) | {"text": _hash(text), "torch": torch.__version__})
+        write_json(_beside(path), asdict(self) | {"text": _hash(text)})
 
 
-def beside(path: Path) -> Path:
-    """Return where the manifest of a .mlir file lies."""
+def _beside(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
 def read(path: Path) -> tuple[str, Manifest]:
     """Read a .mlir file and its manifest; raises ``UserError`` where one is missing or the text was changed."""
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
-    text = path.read_text(encoding="utf-8")
-    fields = read_object(beside(path), _FIELDS)
+    fields, text = read_object(_beside(path), _FIELDS), read_bytes(path).decode()
     if fields["text"] != _hash(text):
         raise UserError(f"{path} was changed after its manifest was written: convert the model again")
-    try:
-        arguments, results = (
-            tuple(Item(**{**entry, "shape": tuple(entry["shape"])}) for entry in fields[name])
-            for name in ("arguments", "results")
-        )
-    except (TypeError, KeyError) as error:
-        where = f"{beside(path)}: an entry is no argument of a program ({error})"
-        raise UserError(f"{where}: convert the model again") from None
+    arguments, results = (
+        tuple(Item(**{**entry, "shape": tuple(entry["shape"])}) for entry in fields[name])
+        for name in ("arguments", "results")
+    )
     return text, Manifest(fields["name"], fields["replicas"], arguments, results)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def array(tensor: torch.Tensor, item: Item) -> np.ndarray:
@@ -89,7 +85,3 @@ def array(tensor: torch.Tensor, item: Item) -> np.ndarray:
 
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def _hash(text: str) -> str:
-    return xxhash.xxh3_128_hexdigest(text.encode())

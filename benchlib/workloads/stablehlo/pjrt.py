@@ -5,6 +5,7 @@ Platforms are the CPU, and CUDA, ROCm and TPU where their plugins are installed 
 """
 
 import importlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.workloads.stablehlo.manifest import Manifest
 
 PLUGINS = {"cuda": "'jax[cuda13]'", "rocm": "'jax[rocm7-local]'", "tpu": "'jax[tpu]'"}  # what brings a platform
 
@@ -27,48 +29,49 @@ def simulated(devices: int) -> None:
             raise UserError(f"{devices} {words}") from error
 
 
-class Program:
-    """A compiled module on as many devices as it has replicas."""
+class Xla:
+    """XLA on as many devices as the program has replicas; see ``runtimes.Runtime``."""
 
-    def __init__(self, text: str | bytes, replicas: int = 1, platform: str = "cpu") -> None:
+    def __init__(self, text: str, program: Manifest, platform: str = "cpu") -> None:
         """Compile for cpu, cuda, rocm or tpu.
 
         Raises ``BackendUnavailable`` without the platform's plugin, ``UserError`` with fewer devices than replicas.
         """
-        self._jax = mlir.jax()
+        self.manifest, self._jax, began = program, mlir.jax(), time.perf_counter()
         backend = importlib.import_module("jax.extend.backend")
         try:
             client = backend.get_backend(platform)
         except RuntimeError as error:
             package = PLUGINS.get(platform, "jax")
             raise BackendUnavailable(f"jax has no {platform} here: pip install {package}") from error
-        self.platform, self.devices = client.platform, client.local_devices()[:replicas]
-        if len(self.devices) < replicas:
-            there = f"{self.platform} has {len(self.devices)} devices: give both the same number"
-            raise UserError(f"the program has {replicas} replicas and {there}")
+        devices = client.local_devices()[: program.replicas]
+        if len(devices) < program.replicas:
+            available = f"{client.platform} has {len(devices)} devices: give both the same number"
+            raise UserError(f"the program has {program.replicas} replicas and {available}")
         options = backend.get_compile_options(
-            num_replicas=replicas, num_partitions=1, device_assignment=[device.id for device in self.devices]
+            num_replicas=program.replicas, num_partitions=1, device_assignment=[device.id for device in devices]
         )
-        self._program = client.compile_and_load(text, self.devices, options)
-        self.version = f"jax {self._jax.__version__}, {client.platform_version.splitlines()[0]}"
-        if replicas > 1:
-            mesh = self._jax.sharding.Mesh(np.array(self.devices), ("replica",))
-            spec = self._jax.sharding.PartitionSpec
-            self._same = self._jax.sharding.NamedSharding(mesh, spec())
-            self._apart = self._jax.sharding.NamedSharding(mesh, spec("replica"))
+        self._program = client.compile_and_load(text, devices, options)
+        self.compile_s = time.perf_counter() - began
+        version = f"jax {self._jax.__version__}, {client.platform_version.splitlines()[0]}"
+        self.description = {"runtime": f"XLA, {version}", "platform": client.platform}
+        self._places = devices
+        if program.replicas > 1:
+            sharding, mesh = self._jax.sharding, self._jax.sharding.Mesh(np.array(devices), ("replica",))
+            whole, rows = (sharding.NamedSharding(mesh, sharding.PartitionSpec(*dims)) for dims in ((), ("replica",)))
+            self._places = [rows if item.role == "input" else whole for item in program.arguments]
 
-    def place(self, array: np.ndarray, apart: bool = False) -> Any:
-        """Put an array on the devices: whole on each, or ``apart``, an equal part of its rows on each."""
-        if len(self.devices) == 1:
-            return self._jax.device_put(array, self.devices[0])
-        return self._jax.device_put(array, self._apart if apart else self._same)
+    def place(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
+        """See ``Runtime``; of several replicas each gets an equal part of the rows of the inputs, and all of the rest."""
+        places = self._places if self.manifest.replicas > 1 else self._places * len(arrays)
+        return [self._jax.device_put(array, place) for array, place in zip(arrays, places, strict=True)]
 
-    def run(self, placed: Sequence[Any]) -> list[list[Any]]:
+    def run(self, placed: Sequence[Any]) -> Sequence[Any]:
+        """See ``Runtime``; of several replicas the results of the first one."""
+        return [by_replica[0] for by_replica in self.run_replicas(placed)]
+
+    def run_replicas(self, placed: Sequence[Any]) -> list[list[Any]]:
         """Compute; return for each result its array on each device, ready."""
-        made = self._program.execute_sharded(list(placed)).disassemble_into_single_device_arrays()
-        self._jax.block_until_ready(made)
-        return made  # type: ignore[no-any-return]
-
-    def compiled_text(self) -> str:
-        """Return what the compiler made of it (HLO after optimisation)."""
-        return "\n".join(module.to_string() for module in self._program.hlo_modules())
+        results = self._program.execute_sharded(list(placed)).disassemble_into_single_device_arrays()
+        self._jax.block_until_ready(results)
+        return results  # type: ignore[no-any-return]

@@ -17,14 +17,17 @@ import torch
 
 from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.workloads.stablehlo import manifest, pjrt
+from benchlib.workloads.stablehlo import manifest
 from benchlib.workloads.stablehlo.manifest import Manifest
+from benchlib.workloads.stablehlo.pjrt import Xla
 
 IREE_INSTALL = "pip install 'benchlib[compiled]'"
 # Cross-compiled without the hardware: target, its flags. sm_89: for sm_90 IREE 3.13 says that the target is missing.
 TARGETS: dict[str, list[str]] = {"cuda": ["--iree-cuda-target=sm_89"], "rocm": ["--iree-rocm-target=gfx942"]}
 TARGETS |= {"vulkan-spirv": [], "metal-spirv": []}
-INTERPRETED = 50_000_000  # FLOPs of dots above which the interpreter, a million FLOPs per second, would take minutes
+MAX_INTERPRETED = (
+    50_000_000  # FLOPs of dots above which the interpreter, a million FLOPs per second, would take minutes
+)
 
 
 class Runtime(Protocol):
@@ -39,25 +42,6 @@ class Runtime(Protocol):
 
     def run(self, placed: Sequence[Any]) -> Sequence[Any]:
         """Compute and wait; return the results, of which ``np.asarray`` makes arrays."""
-
-
-class Xla:
-    """XLA through PJRT, on one device."""
-
-    def __init__(self, text: str, program: Manifest, platform: str = "cpu") -> None:
-        self.manifest = program
-        began = time.perf_counter()
-        self._program = pjrt.Program(text, program.replicas, platform)
-        self.compile_s = time.perf_counter() - began
-        self.description = {"runtime": f"XLA, {self._program.version}", "platform": self._program.platform}
-
-    def place(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        """See ``Runtime``."""
-        return [self._program.place(array) for array in arrays]
-
-    def run(self, placed: Sequence[Any]) -> Sequence[Any]:
-        """See ``Runtime``."""
-        return [by_device[0] for by_device in self._program.run(placed)]
 
 
 class Iree:
@@ -81,8 +65,8 @@ class Iree:
 
     def run(self, placed: Sequence[Any]) -> Sequence[Any]:
         """See ``Runtime``."""
-        made = self._main(*placed)
-        return [value.to_host() for value in (made if isinstance(made, list | tuple) else [made])]
+        results = self._main(*placed)
+        return [value.to_host() for value in (results if isinstance(results, list | tuple) else [results])]
 
 
 class Interpreter:
@@ -90,8 +74,8 @@ class Interpreter:
 
     def __init__(self, text: str, program: Manifest, platform: str = "cpu") -> None:
         flops = mlir.inspect(text).dot_flops
-        if flops > INTERPRETED:
-            most = f"the interpreter is for {INTERPRETED:,} at most: use a smaller input"
+        if flops > MAX_INTERPRETED:
+            most = f"the interpreter is for {MAX_INTERPRETED:,} at most: use a smaller input"
             raise UserError(f"{program.name} has {flops:,} FLOPs of dots, and {most}")
         self.manifest, self.compile_s, self._module = program, 0.0, mlir.parse(text)
         self.description = {"runtime": f"StableHLO reference interpreter of jaxlib {metadata.version('jaxlib')}"}
@@ -120,11 +104,10 @@ def arguments(
     program: Manifest, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> list[np.ndarray]:
     """Return the arrays of a program in its order. Raises ``UserError`` that names what is missing."""
-    given = {**weights, **inputs}
-    missing = [item.name for item in program.arguments if item.name not in given]
-    if missing:
+    tensors = {**weights, **inputs}
+    if missing := [item.name for item in program.arguments if item.name not in tensors]:
         raise UserError(f"{program.name} needs {', '.join(missing)}")
-    return [manifest.array(given[item.name], item) for item in program.arguments]
+    return [manifest.array(tensors[item.name], item) for item in program.arguments]
 
 
 def iree_compiled(text: str, target: str, flags: Sequence[str] = ()) -> bytes:
@@ -132,11 +115,11 @@ def iree_compiled(text: str, target: str, flags: Sequence[str] = ()) -> bytes:
     compiler = iree("compiler")
     try:
         options = {"input_type": "stablehlo", "extra_args": list(flags)}
-        made: bytes = compiler.compile_str(text, target_backends=[target], **options)
+        module: bytes = compiler.compile_str(text, target_backends=[target], **options)
     except compiler.CompilerToolError as error:
         reason = next((line for line in str(error).splitlines() if "error:" in line), str(error).splitlines()[0])
         raise UserError(f"IREE does not compile for {target}: {reason[:300]}") from error
-    return made
+    return module
 
 
 def iree(part: str) -> Any:

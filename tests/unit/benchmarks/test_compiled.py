@@ -2,24 +2,20 @@
 
 import copy
 
-import numpy as np
 import pytest
 
-from benchlib.benchmarks.compiled import models
 from benchlib.benchmarks.compiled.config import CompiledConfig
-from benchlib.benchmarks.compiled.spec import GRADIENTS, SPEC
+from benchlib.benchmarks.compiled.spec import SPEC
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.judge.baselines import Comparison
-from benchlib.judge.numbers import fault_of, within
 from benchlib.results.run import Run
-from benchlib.workloads.numerics import eased
 
 NONE = Comparison(status="NO_BASELINE")
 RUN = {
     "startup_s": 0.0, "total_s": 0.0, "collective": "gloo", "layout": "", "device": "cpu", "threads": 2, "torch": "2.13",
-    "jax": "0.10", "stand_in": "tiny", "peak_flops": 1e11, "all_reduces_text": 72, "all_reduces_compiled": 1,
+    "jax": "0.10", "stand_in": "tiny",
 }  # fmt: skip
 
 
@@ -28,7 +24,7 @@ RUN = {
     [
         ({"executors": ["xlb"]}, "no executor 'xlb'.*xla"),
         ({"executors": ["bf16"]}, "computes in bf16: name one in fp32"),
-        ({"lengths": [513]}, "positions for 512"),
+        ({"lengths": [513]}, "lengths"),
         ({"runtimes": ["tvm"]}, "runtimes"),
         ({"models": []}, "models"),
     ],
@@ -49,7 +45,7 @@ def tables():
     program = {"max_abs": 2e-6, "one_minus_cos": 1e-13, "reference_error": 1e-6, **sizes}
     graph = dict.fromkeys(("max_abs", "one_minus_cos", "reference_error"), None) | sizes
     graph |= {"why": dict.fromkeys(graph, "its gradients are compared")}
-    timed = {"batch": 1, "length": 32, "one_minus_cos": 0.0, "reference_error": 3e-6, "flops": 1e8, "what": "a way"}
+    timed = {"batch": 1, "length": 32, "one_minus_cos": 0.0, "reference_error": 3e-6, "what": "a way"}
     timed |= {"eager_ms": 4.0, "eager_ready_s": 1.0, "gates": True}
     apart = {"relative": 5e-7, "reference_error": 1e-7, "parameters": 71, "unequal": 0}
     ran = {"max_abs": 1e-7, "one_minus_cos": 0.0, "compile_s": 1.0, "run_s": 1.0}
@@ -100,8 +96,8 @@ def test_a_right_run_passes_and_is_read(tmp_path):
     assert failed(checks) == []
     sentences = " ".join(SPEC.reading(run))
     for words in (
-        "xla at 1 x 32: 2 ms, 0.25 of eager's CPU time, ready after 3 s, which pays after 1,000 calls; 50% of",
-        "72 all-reduces", "into 1", "iree did not run: pip install iree.", "IREE for cuda: no such target.",
+        "xla at 1 x 32: 2 ms, 0.25 of eager's CPU time, ready after 3 s, which pays after 1,000 calls.",
+        "iree did not run: pip install iree.", "IREE for cuda: no such target.",
     ):  # fmt: skip
         assert words in sentences
     assert run.result.value("cpu_over_eager_xla_b1_s32_tiny") == 0.25
@@ -122,33 +118,20 @@ def test_an_executor_that_is_no_faster_never_pays(tmp_path):
         ("programs", "programs", 0, {"max_abs": 2e-5}),
         ("programs", "programs", 0, {"one_minus_cos": 1e-9}),
         ("programs", "programs", 0, {"program": "other"}),
-        ("programs", "programs", 0, {"max_abs": 1e30}),
-        ("programs", "programs", 0, {"max_abs": float("inf")}),
-        ("programs", "programs", 0, {"max_abs": None}),
-        ("programs", "programs", 0, {"max_abs": -1e-6}),
-        ("programs", "programs", 0, {"one_minus_cos": float("nan")}),
         ("programs", "programs", 0, {"reference_error": 1e300}),
-        ("programs", "programs", 0, {"reference_error": None}),
-        ("FLOPs", "programs", 0, {"formula_flops": None}),
         ("FLOPs", "programs", 2, {"dot_flops": 299}),
-        ("FLOPs", "programs", 1, {"dot_flops": None}),
         ("FLOPs", "programs", 1, {"program": "other"}),
         ("FLOPs", "programs", 0, {"dot_flops": 101}),
         ("FLOPs", "programs", 1, {"dot_flops": 299}),
         ("gradients", "gradients", 0, {"relative": 2e-6}),
-        ("gradients", "gradients", 0, {"relative": None}),
         ("gradients", "gradients", 0, {"reference_error": 1e300}),
         ("data parallel", "gradients", 1, {"relative": 2e-6}),
         ("data parallel", "gradients", 1, {"unequal": 1}),
         ("data parallel", "gradients", 1, {"replicas": 3}),
         ("training", "curve", 3, {"xla": 3.001}),
-        ("training", "curve", 3, {"xla": None}),
         ("runtimes", "runtimes", 0, {"max_abs": 1e-4}),
-        ("runtimes", "runtimes", 0, {"max_abs": None}),
         ("executors", "executors", 1, {"max_abs": 1e-3}),
         ("executors", "executors", 1, {"max_abs": 1.1e-5}),  # parity's limit, and not ten times as much
-        ("executors", "executors", 1, {"max_abs": None}),
-        ("executors", "executors", 1, {"max_abs": -1e-6}),
         ("executors", "executors", 1, {"one_minus_cos": 1e-9}),
         ("executors", "executors", 1, {"reference_error": 1e-3}),
         ("executors", "executors", 1, {"length": 64}),
@@ -158,12 +141,7 @@ def test_a_wrong_number_fails_its_check_alone(tmp_path, check, table, row, chang
     stored = copy.deepcopy(tables())
     stored[table][row].update(change)
     _, checks = judged(tmp_path / "run", stored)
-    ((name, value),) = change.items()
-    if not within(value, least=0.0) and not isinstance(value, str):
-        assert (
-            f"{name} is {fault_of(value) if value else 'missing'} in row {row + 1} of {table}" in checks[check].reason
-        )
-    assert set(failed(checks)) - {"finite", "numbers agree"} == {check}
+    assert set(failed(checks)) - {"numbers agree"} == {check}
 
 
 def test_an_executor_that_only_informs_fails_nothing(tmp_path):
@@ -177,13 +155,6 @@ def test_a_limit_grows_with_the_references_own_error_and_not_for_ever(tmp_path):
         stored = tables()
         stored["executors"][1] |= {"max_abs": 2.9e-5, "reference_error": error}
         assert judged(tmp_path / f"run{error}", stored)[1]["executors"].status == status
-    for error, value in ((1e-7, 1e-6), (1e-6, 3e-6), (1.0, 1e-5)):
-        assert eased(GRADIENTS, "fp32", 0.0, error).value == pytest.approx(value)
-
-
-def test_one_minus_cosine_is_exact_where_the_formula_has_no_digit_left():
-    found = models.apart([np.array([1.0, 0.0])], [np.array([1.0, 1e-9])])
-    assert found == {"max_abs": 1e-9, "one_minus_cos": pytest.approx(5e-19, rel=1e-6, abs=0)}
 
 
 @pytest.mark.parametrize(
@@ -195,10 +166,7 @@ def test_a_row_too_few_fails(tmp_path, table, check):
     assert check in failed(judged(tmp_path / "run", stored)[1])
 
 
-@pytest.mark.parametrize(("apart", "words"), [(0.0, "steps are equal"), (1e-5, "steps are within 1e-05")])
-def test_the_picture_of_losses_says_how_far_they_are_apart(tmp_path, apart, words):
-    stored = tables()
-    stored["curve"] = [{"step": step + 1, "eager": 3.0, "xla": 3.0 + apart} for step in range(5)]
-    run, _ = judged(tmp_path / "run", stored)
-    assert words in SPEC.figures()["curve"](run).alt
+def test_pictures_are_titled_by_what_they_show(tmp_path):
+    run, _ = judged(tmp_path / "run", tables())
+    assert "steps are within 1e-05" in SPEC.figures()["curve"](run).alt
     assert "Fastest: xla at 1 x 32, 2 ms" in SPEC.figures()["latency"](run).alt

@@ -94,8 +94,7 @@ def test_the_same_config_gives_the_same_inputs_and_another_seed_others(golden, t
         ("lengths", [8, 600], "lengths = 600: tiny has positions for 512 tokens: set it to 512 or less"),
         ("train_length", 513, "train_length = 513"),
         ("latency_length", 513, "latency_length = 513"),
-        ("lengths", [7], "lengths = 7: a question and its context need 8 tokens"),
-        ("planted_layer", 900, "planted_layer = 900: the model has 4 layers: set it to 3 or less"),
+        ("planted_layer", 900, "planted_layer = 900: the model has 4 layers"),
     ],
 )
 def test_lengths_that_the_model_cannot_take_are_refused(tmp_path, field, value, text):
@@ -156,12 +155,12 @@ def test_weights_come_back_and_altered_ones_are_refused(golden, tmp_path):
     (copy / "model").symlink_to(folder / "model")
     state["qa_outputs.bias"][0] += 1e-6
     save_file(state, copy / "weights.safetensors")
-    with pytest.raises(UserError, match="the file was changed, copy the golden folder again"):
-        weights.loaded(CONFIG, copy, "eager")[0]
+    with pytest.raises(UserError, match="copy the folder again"):
+        weights.loaded(CONFIG, copy, "eager")
     del state["qa_outputs.bias"]
     save_file(state, copy / "weights.safetensors")
     with pytest.raises(UserError, match=r"do not fit.*qa_outputs\.bias"):
-        weights.loaded(CONFIG, copy, "eager")[0]
+        weights.loaded(CONFIG, copy, "eager")
 
 
 def test_left_out_weights_are_loaded_by_name_and_must_be_the_same(golden, tmp_path):
@@ -170,13 +169,12 @@ def test_left_out_weights_are_loaded_by_name_and_must_be_the_same(golden, tmp_pa
     for name in ("config.json", "facts.json"):
         (tmp_path / "model" / name).write_bytes((folder / "model" / name).read_bytes())
     assert weights.loaded(CONFIG, tmp_path, "sdpa")[0].qa_outputs.bias.shape == (2,)
-    weights.require_left_out(CONFIG, tmp_path)
     with pytest.raises(UserError, match=r"^model = bert-base: these weights do not fit"):
-        weights.require_left_out(CONFIG.model_copy(update={"model": "bert-base"}), tmp_path)
+        weights.loaded(CONFIG.model_copy(update={"model": "bert-base"}), tmp_path, "eager")
     facts = json.loads((folder / "model" / "facts.json").read_text())
     (tmp_path / "model" / "facts.json").write_text(json.dumps(facts | {"sha256": "0" * 64}))
-    with pytest.raises(UserError, match=r"recorded without weights.*give the same version of the model"):
-        weights.loaded(CONFIG, tmp_path, "eager")[0]
+    with pytest.raises(UserError, match=r"give the same version of the model"):
+        weights.loaded(CONFIG, tmp_path, "eager")
 
 
 def test_a_bert_base_that_cannot_be_reached_gets_random_weights_and_says_so(monkeypatch):
@@ -218,10 +216,3 @@ def test_the_fingerprint_sees_names_types_shapes_and_bytes():
     ]
     assert sha256(base) == sha256(dict(reversed(base.items())))
     assert len({sha256(base), *map(sha256, others)}) == 6
-
-
-def test_a_cut_file_of_inputs_is_refused(golden, tmp_path):
-    data = (golden[0] / "inputs.safetensors").read_bytes()
-    (tmp_path / "inputs.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match="not an inputs file of benchlib, or truncated"):
-        cases.Inputs(tmp_path)

@@ -14,14 +14,7 @@ def names(**values):
 
 def test_members_of_a_backend():
     assert names() == ["eager", "sdpa_math", "sdpa_flash", "fp64", "bf16", "native"]
-    assert set(names(slow=True)) - set(names()) == {
-        "compile",
-        "aotinductor",
-        "onnxruntime",
-        "openvino",
-        "xla",
-        "iree",
-    }
+    assert names(slow=True)[6:] == ["compile", "aotinductor", "onnxruntime", "openvino", "xla", "iree"]
     assert names(backend="mps") == ["bf16", "exact", "native"]
     assert names(members=["compile", "bf16"]) == ["bf16", "compile"]  # named: also a slow one
     for backend in BACKENDS:
@@ -36,11 +29,7 @@ def test_members_of_a_backend():
         ({"record": True, "members": ["bf16"]}, "omit members"),
         ({"record": True, "golden": "folder"}, "omit golden"),
         ({"record": True, "planted_layer": 0}, "omit planted_layer"),
-        ({"lengths": []}, "lengths"),
-        ({"batch_sizes": [0]}, "batch_sizes"),
-        ({"batch_sizes": [1025]}, "batch_sizes"),
-        ({"lengths": [8193]}, "lengths"),
-        ({"repeats": 1}, "repeats"),
+        ({"lengths": [7]}, "lengths"),
         ({"nproc": 2}, "one process"),
     ],
 )
@@ -63,19 +52,10 @@ def test_a_file_is_the_data_and_a_golden_folder_has_its_own():
 
 def test_the_work_is_said_and_is_what_the_members_compute():
     config = ParityConfig(lengths=[8, 64], batch_sizes=[1, 4], reference="cuda", backend="rocm", latency_runs=7)
-    for part in (
-        "exact",
-        "of rocm",
-        "fp32 on cuda",
-        "4 inputs",
-        "8 to 64 tokens",
-        "20 training steps",
-        "7 timed passes",
-    ):
+    for part in ("exact", "of rocm", "fp32 on cuda", "4 inputs", "8 to 64 tokens", "7 timed passes"):
         assert part in config.expected_work()
-    recording = ParityConfig(record=True, train_steps=0).expected_work()
-    assert recording.startswith("records") and "timed" not in recording and "training" not in recording
-    assert "the recording in h100" in ParityConfig(golden="/data/h100").expected_work()
+    recording = ParityConfig(record=True, train_steps=0, backend="cuda").expected_work()
+    assert recording.startswith("records eager attention in fp32 on cuda") and "training" not in recording
     same = ParityConfig(members=["bf16"], slow=True, keep=True, planted_layer=1, golden="", member_timeout_s=9)
     assert same.work() == ParityConfig().work()
     assert ParityConfig(golden="/a/h100").work() == ParityConfig(golden="/b/h100").work() != ParityConfig().work()

@@ -1,4 +1,4 @@
-"""Where an encoder's layers are found, and that a planted fault is where it was planted, in hidden states and in exports."""
+"""Where an encoder's layers are found, and that a planted fault is where it was injected, in hidden states and in exports."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_an_export_takes_a_planted_fault_along(bert):
     ("model", "layer", "says"),
     [
         (None, 3, "planted_layer = 3: the model has 3 layers: set it to 2 or less"),
-        (torch.nn.Linear(2, 2), 0, "Linear has no identifiable layers: omit it"),
+        (torch.nn.Linear(2, 2), 0, "no identifiable layers: omit it"),
     ],
 )
 def test_a_fault_in_a_layer_that_is_not_there_is_refused(bert, model, layer, says):

@@ -20,14 +20,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("encoder")
     words = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
     transformers.BertTokenizerFast(vocab=words).save_pretrained(path)
-    settings = transformers.BertConfig(
-        vocab_size=7,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-    )
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    settings = transformers.BertConfig(**sizes, vocab_size=7, max_position_embeddings=64)
     transformers.BertModel(settings).save_pretrained(path)
     return path
 
@@ -77,13 +71,10 @@ def test_a_pickled_checkpoint_is_never_opened(folder: Path, tmp_path: Path) -> N
     ],
 )
 def test_only_encoders_of_text(settings: Any, reason: str) -> None:
+    for name in ("Bert", "Roberta", "DistilBert", "Electra"):
+        encoders.check_kind("some/model", getattr(transformers, f"{name}Config")())
     with pytest.raises(UserError, match=reason):
         encoders.check_kind("some/model", settings)
-
-
-@pytest.mark.parametrize("name", ["Bert", "Roberta", "DistilBert", "Electra"])
-def test_encoders_are_accepted(name: str) -> None:
-    encoders.check_kind("some/model", getattr(transformers, f"{name}Config")())
 
 
 class _Tokenizer(SimpleNamespace):
@@ -97,11 +88,7 @@ class _Tokenizer(SimpleNamespace):
         ({"is_fast": False}, transformers.BertConfig(), "no character offsets"),
         ({"size": 30523}, transformers.BertConfig(), "30,523 tokens but the model has 30,522"),
         ({"pad_token_id": None}, transformers.BertConfig(), "no padding token"),
-        (
-            {},
-            transformers.RobertaConfig(vocab_size=50265, max_position_embeddings=514, pad_token_id=1),
-            "positions for 512 tokens",
-        ),
+        ({}, transformers.RobertaConfig(max_position_embeddings=514, pad_token_id=1), "positions for 512 tokens"),
     ],
 )
 def test_tokenizer_and_model_must_fit(changes: dict[str, Any], settings: Any, reason: str) -> None:
@@ -110,17 +97,10 @@ def test_tokenizer_and_model_must_fit(changes: dict[str, Any], settings: Any, re
         encoders.check_fit("some/model", settings, tokenizer, 513)
 
 
-HOSTILE = [
-    {"hidden_size": 0},
-    {"num_attention_heads": 7},
-    {"vocab_size": None},
-    {"hidden_act": "nope"},
-    {"model_type": "nope"},
-]
-
-
-@pytest.mark.parametrize("init", ["pretrained", "random"])
-@pytest.mark.parametrize("changes", HOSTILE, ids=str)
+@pytest.mark.parametrize(
+    ("changes", "init"),
+    [({"hidden_size": 0}, "pretrained"), ({"num_attention_heads": 7}, "random"), ({"model_type": "nope"}, "random")],
+)
 def test_a_hostile_config_is_refused_in_one_sentence(folder: Path, tmp_path: Path, changes: Any, init: str) -> None:
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -64,40 +64,41 @@ def worst(executor, model, kind, shapes=SHAPES):
     return found
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
-def exported(request, tmp_path_factory):
-    """One export of each kind of model: (kind, model, file)."""
-    model = network(request.param)
-    folder = tmp_path_factory.mktemp(request.param)
-    return request.param, model, onnx.write_onnx(model, inputs(request.param, 1, 16), folder)
-
-
-def test_runtimes_of_an_onnx_file_take_any_number_of_rows_and_tokens(exported):
-    kind, model, file = exported
-    for executor in (
-        onnx.start_onnxruntime(file, CPU),
-        onnx.start_openvino(file),
-    ):
-        assert worst(executor, model, kind) <= LIMIT
-        assert executor.description["precision"] == "fp32"
-        assert executor.description["threads"] == torch.get_num_threads()
-        assert executor.timed(inputs(kind, 1, 8))() is None
-        executor.close()
-
-
-def test_a_row_without_an_attended_token_leaves_the_others_alone(exported):
-    kind, model, file = exported
-    given = inputs(kind, 2, 8)
-    given["attention_mask"][1] = 0
+@pytest.mark.parametrize(
+    ("make", "kind"), [(onnx.onnxruntime, "bert"), (onnx.onnxruntime, "roberta"), (onnx.openvino, "distilbert")]
+)
+def test_runtimes_of_an_onnx_file_take_any_number_of_rows_and_tokens(make, kind, tmp_path, capfd, caplog):
+    model = network(kind)
+    with caplog.at_level(logging.WARNING):
+        executor = make(network(kind), MEMBERS["onnxruntime"], CPU, inputs(kind, 1, 16), tmp_path)
+    assert capfd.readouterr() == ("", "") and caplog.records == [], "exporters say nothing"
+    assert logging.getLogger("torch.onnx").level == logging.NOTSET
+    assert worst(executor, model, kind) <= LIMIT
+    assert (executor.description["precision"], executor.description["threads"]) == ("fp32", torch.get_num_threads())
+    assert executor.timed(inputs(kind, 1, 8))() is None
+    masked = inputs(kind, 2, 8)
+    masked["attention_mask"][1] = 0  # a row without an attended token leaves the others alone
     with torch.no_grad():
-        expected = model(**given).start_logits
-    for executor in (
-        onnx.start_onnxruntime(file, CPU),
-        onnx.start_openvino(file),
-    ):
-        start, _ = executor.forward(given)
-        assert (start - expected)[0].abs().max() <= LIMIT
-        assert torch.isfinite(start).all()  # transformers' eager mask is finfo.min, which softmax makes uniform
+        expected = model(**masked).start_logits
+    start, _ = executor.forward(masked)
+    assert (start - expected)[0].abs().max() <= LIMIT
+    assert torch.isfinite(start).all()  # transformers' eager mask is finfo.min, which softmax makes uniform
+    executor.close()
+
+
+def train(executor, model, plain):
+    """Compare gradients through the executor with those of torch, and outputs after the weights have changed in place."""
+    given = inputs("distilbert", 4, 16)
+    for pair in (executor.module, Answers(plain)):
+        start, end = pair(**given)
+        (start.square().mean() + end[:, 3].sum()).backward()
+    other = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad - other[name].grad).norm() <= 1e-5 * max(1.0, float(other[name].grad.norm())), name
+    with torch.no_grad():
+        for owner in (plain, model):
+            owner.qa_outputs.bias += torch.tensor([1.0, -1.0])
+    assert worst(executor, plain, "distilbert", [(4, 16)]) <= LIMIT
 
 
 @pytest.fixture
@@ -119,19 +120,8 @@ def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
     worst(executor, plain, "distilbert", [(1, 8)])
     with torch.compiler.set_stance("fail_on_recompile"):
         assert worst(executor, plain, "distilbert") <= LIMIT
-    assert executor.description["graphs"] == 2
 
-    given = inputs("distilbert", 4, 16)
-    for pair in (executor.module, Answers(plain)):
-        start, end = pair(**given)
-        (start.square().mean() + end[:, 3].sum()).backward()
-    other = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert (parameter.grad - other[name].grad).norm() <= 1e-5 * max(1.0, float(other[name].grad.norm())), name
-    with torch.no_grad():
-        for network_ in (plain, model):
-            network_.qa_outputs.bias += 1.0
-    assert worst(executor, plain, "distilbert", [(2, 16)]) <= LIMIT
+    train(executor, model, plain)
     executor.close()
 
 
@@ -146,13 +136,6 @@ def test_an_aotinductor_package_takes_any_number_of_rows_and_tokens(tmp_path):
     assert executor.timed(inputs("bert", 1, 8))() is None
     assert executor.description["package_bytes"] == (tmp_path / "model.pt2").stat().st_size
     executor.close()
-
-
-def test_exporters_say_nothing(tmp_path, capfd, caplog):
-    with caplog.at_level(logging.WARNING):
-        onnx.write_onnx(network("distilbert"), inputs("distilbert", 1, 16), tmp_path)
-    assert capfd.readouterr() == ("", "") and caplog.records == []
-    assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 2), (5, 16)])
@@ -179,11 +162,20 @@ def test_missing_headers_are_no_failure_of_the_compiler():
         raise RuntimeError("internal compiler error")
 
 
-@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_named_with_its_extra(package, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("package", "make", "extra"),
+    [
+        ("onnx", onnx.onnxruntime, "parity"),
+        ("onnxscript", onnx.openvino, "parity"),
+        ("onnxruntime", onnx.onnxruntime, "parity"),
+        ("jax", translated.xla, "xla"),
+        ("iree.runtime", translated.iree, "compiled"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(package, make, extra, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(BackendUnavailable, match=rf"{package} cannot be imported .*pip install 'benchlib\[parity\]'"):
-        onnx.onnxruntime(network("bert"), MEMBERS["onnxruntime"], CPU, inputs("bert", 1, 16), tmp_path)
+    with pytest.raises(BackendUnavailable, match=rf"{package} cannot be imported .*pip install 'benchlib\[{extra}\]'"):
+        make(network("bert"), MEMBERS["xla"], CPU, inputs("bert", 1, 16), tmp_path)
 
 
 def test_onnxruntime_without_the_cuda_provider_is_unavailable_and_never_the_cpu(monkeypatch, tmp_path):
@@ -195,66 +187,32 @@ def test_onnxruntime_without_the_cuda_provider_is_unavailable_and_never_the_cpu(
         SessionOptions=types.SimpleNamespace,
     )  # fmt: skip
     monkeypatch.setattr(onnx, "require_package", lambda name: runtime)
-    file = onnx.OnnxFile(tmp_path / "model.onnx", {})
+    monkeypatch.setattr(onnx, "write_onnx", lambda *_: {})
+
+    def start(device):
+        onnx.onnxruntime(None, MEMBERS["onnxruntime"], torch.device(device, 0), {}, tmp_path)
+
     with pytest.raises(BackendUnavailable, match=r"has no CUDAExecutionProvider .*onnxruntime-gpu"):
-        onnx.start_onnxruntime(file, torch.device("cuda", 0))
+        start("cuda")
     providers.insert(0, "CUDAExecutionProvider")
     with pytest.raises(BackendUnavailable, match=r"did not start \(active: CPUExecutionProvider\)"):
-        onnx.start_onnxruntime(file, torch.device("cuda", 0))
+        start("cuda")
     with pytest.raises(BackendUnavailable, match="no provider for xpu"):
-        onnx.start_onnxruntime(file, torch.device("xpu", 0))
+        start("xpu")
 
 
-def test_a_member_in_another_precision_is_refused(tmp_path):
-    member = Member("half", ("cpu",), "", ".eager:compiled", precision="bf16")
-    for make in (eager.compiled, eager.aotinductor, onnx.onnxruntime, onnx.openvino):
-        with pytest.raises(UserError, match="precision = bf16"):
-            make(network("bert"), member, CPU, inputs("bert", 1, 16), tmp_path)
+def test_a_member_in_another_precision_than_its_executor_has_is_refused():
+    with pytest.raises(UserError, match="takes the model in fp32, not in bf16"):
+        _ = Member("half", ("cpu",), "", ".eager:compiled", precision="bf16").make
 
 
-def test_xla_follows_the_model(tmp_path):
+def test_xla_computes_gradients_and_follows_the_model(tmp_path):
     pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        vocab_size=50,
-        max_position_embeddings=8,
-    )
-    model = transformers.AutoModelForQuestionAnswering.from_config(config, attn_implementation="eager").eval()
-    inputs = {"input_ids": torch.randint(0, 50, (2, 4)), "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])}
-    executor = translated.xla(model, MEMBERS["xla"], CPU, inputs, tmp_path)
-
-    def eager():
-        with torch.no_grad():
-            output = model(**inputs)
-        return output.start_logits, output.end_logits
-
-    assert all(torch.allclose(*sides, atol=1e-6) for sides in zip(executor.forward(inputs), eager(), strict=True))
-    with torch.no_grad():  # as an optimizer does
-        model.qa_outputs.bias += torch.tensor([1.0, -1.0])
-    assert all(torch.allclose(*sides, atol=1e-6) for sides in zip(executor.forward(inputs), eager(), strict=True))
-
-    def loss(pair):
-        return (pair[0] ** 2).sum() + pair[1].logsumexp(1).sum()
-
-    output = model(**inputs)
-    loss((output.start_logits, output.end_logits)).backward()
-    wanted = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    model.zero_grad()
-    loss(executor.module(**inputs)).backward()
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, wanted[name], rtol=1e-5, atol=1e-6), name
-    executor.timed(inputs)()
-    assert executor.description["runtime"].startswith("XLA") and len(executor.description["compile_s"]) == 2
+    plain, model = network("distilbert"), network("distilbert")
+    executor = translated.xla(model, MEMBERS["xla"], CPU, inputs("distilbert", 4, 16), tmp_path)
+    assert executor.hidden(inputs("distilbert", 1, 8)) == []
+    assert worst(executor, plain, "distilbert", [(4, 16), (2, 8)]) <= LIMIT
+    train(executor, model, plain)
+    executor.timed(inputs("distilbert", 2, 8))()
+    assert executor.description["runtime"].startswith("XLA") and len(executor.description["compile_s"]) == 3
     executor.close()
-
-
-def test_what_is_not_installed_is_named_with_its_remedy(monkeypatch, tmp_path):
-    for package, make, extra in (("jax", translated.xla, "xla"), ("iree", translated.iree, "compiled")):
-        monkeypatch.setitem(sys.modules, package, None)
-        monkeypatch.setitem(sys.modules, f"{package}.runtime", None)
-        with pytest.raises(BackendUnavailable, match=rf"pip install 'benchlib\[{extra}\]'"):
-            make(torch.nn.Linear(1, 1), MEMBERS["xla"], CPU, {}, tmp_path)
