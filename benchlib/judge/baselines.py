@@ -48,6 +48,7 @@ from benchlib.results.verdict import Verdict
 
 SCHEMA: Final = 3
 MAX_RUNS = 20
+MIN_SERIES = 5  # samples that no second run repeats to the last digit
 MAX_DETECTABLE_LOSS = 2.0  # as a multiple of the limit: 40% for a limit of 20%
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
@@ -124,14 +125,19 @@ class Baseline(BaseModel):
     def _faults(self) -> Iterator[str]:
         shares = {limit.metric for limit in self.limits if limit.share is not None}
         for record in self.runs:
-            for metric in record.metrics:
-                name, count = metric.name, len(record.samples.get(metric.name, []))
-                if count and count != min(metric.n, KEPT_SAMPLES):
-                    yield f"{record.run}: {count} samples of {name}, whose value is of {metric.n}"
-                if name in shares and is_timed(metric.unit) and metric.value == 0:
-                    yield f"{record.run}: {name} is {metric.text}, and nothing can be compared with that"
+            metrics = {metric.name: metric for metric in record.metrics}
+            for name, values in record.samples.items():
+                if name not in metrics:
+                    yield f"{record.run}: samples of {name}, which it did not measure"
+                elif len(values) != min(metrics[name].n, KEPT_SAMPLES):
+                    yield f"{record.run}: {len(values)} samples of {name}, whose value is of {metrics[name].n}"
+            for metric in metrics.values():
+                if metric.name in shares and is_timed(metric.unit) and metric.value == 0:
+                    yield f"{record.run}: {metric.name} is {metric.text}, and nothing can be compared with that"
         for first, second in itertools.combinations(self.runs, 2):
-            if first.is_copy_of(second):
+            series = {name: values for name, values in first.samples.items() if len(values) >= MIN_SERIES}
+            same = [values == second.samples.get(name) for name, values in series.items() if len(set(values)) > 1]
+            if first.is_copy_of(second) or any(same):
                 yield f"{second.run} is {first.run} once more: a run counts once"
 
 

@@ -1,4 +1,4 @@
-"""The kit's own files: run folders, results and shared reports."""
+"""The kit's own files: run folders, results, verdicts and shared reports."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,13 @@ def read_result(path: Path, result: Result) -> list[Claim]:
     run = Run(folder) if (folder / "config.json").exists() else None
     numbers = Numbers.of(result, load_samples(folder), run.config if run else None)
     return own_claims(replace(numbers, machine=run.machine, folder=folder) if run else numbers)
+
+
+def read_verdict(path: Path, content: object) -> list[Claim]:
+    """Return what the run of a verdict states: a verdict holds no raw numbers of its own."""
+    if not (path.parent / "result.json").exists():
+        raise UserError(f"{path}: a verdict is judged by the result.json beside it, and there is none")
+    return read_run(path.parent)
 
 
 def read_report(path: Path, text: str) -> list[Claim]:

@@ -27,6 +27,7 @@ NEEDS = re.compile(r"Need to process at least (\d+) queries")
 SERVER = re.compile(r"\* Processed (\d+) queries\.")
 SHORT = re.compile(r"at least (\d+) more queries")
 ERRORS = re.compile(r"^(No|\d+) errors? encountered", re.IGNORECASE | re.MULTILINE)
+SHARE = re.compile(r'"effective_target_latency_percentile", "value": (\d+(?:\.\d+)?)')
 DISCARD = re.compile(r"Would discard (\d+) highest")
 
 
@@ -110,16 +111,22 @@ def _loadgen(fields: _Fields, text: str, latencies: Mapping[str, Latency]) -> Lo
 def _token_limits(fields: _Fields, latencies: Mapping[str, Latency]) -> tuple[float, float | None, float | None]:
     """Return percentile, limit and measured time of the token latency that comes closest to its limit or is furthest above it.
 
-    The summary prints both limits and not their percentile: the median counts, since a higher one is above the limit, too.
+    The summary prints both limits and not their percentile, which the detail log beside it has; without it the lowest one
+    that is printed counts, since a higher one is above the limit, too.
     """
+    path = fields.path
+    detail = path.with_name(path.name.replace("summary", "detail"))
+    text = detail.read_text(encoding="utf-8", errors="replace") if detail != path and detail.is_file() else ""
+    match = SHARE.search(text)
+    percentile = round(100 * float(match[1]), 6) if match else 50.0
     pairs = []
     for kind, name in (("first token", "ttft_latency (ns)"), (TPOT, "tpot_latency (ns)")):
         limit = fields.number(name, NS)
-        value = latencies[kind].percentiles_s.get(50.0) if kind in latencies else None
+        value = latencies[kind].percentiles_s.get(percentile) if kind in latencies else None
         if limit and value is not None:
             pairs.append((value / limit, limit, value))
     _, limit_s, value_s = max(pairs, default=(0.0, None, None))
-    return 50.0, limit_s, value_s
+    return percentile, limit_s, value_s
 
 
 def _early_stopping(text: str) -> dict[str, int]:

@@ -30,6 +30,9 @@ PROGRAMS = {
     "reduce": "reduce",
     "sendrecv": "send_recv",
 }
+# NCCL's own numbers of its algorithms (NCCL_ALGO_* in nccl's src/include/nccl_common.h), as older logs print them.
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+WITHOUT_SWITCH = "ring or tree"
 PLACEMENTS = ("out of place", "in place")
 PREFIX = re.compile(r"^\s*(?:\[[\d, ]+\]\s*<std(?:out|err)>:|\[[\d, ]+\]:|\d+:\s)")  # of mpirun and srun --label
 ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
@@ -37,6 +40,7 @@ HEADER = re.compile(r"^#\s+size\s+count\s+type\b(.*)$")
 RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\S+\s+\[[^\]]*\]\s*(.*)$")
 PROGRAM = re.compile(r"Collective test (?:starting|concluded):\s*(\S+)")
 COMMAND = re.compile(r"(?:^|[\s/])(\w+_perf)\b")
+NVLS_READY = re.compile(r"NCCL INFO (?:Connected NVLS tree|NVLS comm 0x|NVLS multicast support is available)")
 STEPS = re.compile(r"minBytes (\d+) maxBytes (\d+) step: (\d+)\((factor|bytes)\)")
 MEASURES = ("time", "cputime", "algbw", "busbw", "#wrong", "error", "i_min", "i_max", "i_p99", "i_cv%")
 # Columns before those of a placement (size, count, type, redop, root), and its own.
@@ -50,9 +54,11 @@ def operation_of(program: str) -> str:
 
 
 def forced_algorithm(value: str) -> str:
-    """Return what NCCL_ALGO enforces; '' where it only forbids (``^NVLS``)."""
+    """Return what NCCL_ALGO leaves; ``^NVLS,NVLSTree`` forbids, ``Ring,Tree`` allows, '' where several kinds are left."""
     value = value.strip().strip('"')
-    return "" if value.startswith("^") else value
+    if value.startswith("^"):
+        return WITHOUT_SWITCH if {"NVLS", "NVLSTREE"} <= set(value[1:].upper().split(",")) else ""
+    return value
 
 
 def setting(
@@ -100,7 +106,12 @@ def footer(claims: list[Claim], average: float | None, wrong: float | None, comp
 
 # JSON
 
-Maybe = Annotated[float | None, BeforeValidator(lambda value: value if type(value) in (int, float) else None)]
+
+def _finite(value: Any) -> float | None:
+    return value if type(value) in (int, float) and math.isfinite(value) else None
+
+
+Maybe = Annotated[float | None, BeforeValidator(_finite)]
 
 
 class _Cells(BaseModel):
@@ -127,6 +138,14 @@ class _Config(BaseModel):
     ngpus: int = 0
 
 
+class _Average(BaseModel):
+    bandwidth: Maybe = None
+
+
+class _Wrong(BaseModel):
+    count: Maybe = None
+
+
 class File(BaseModel):
     """What is read of the JSON."""
 
@@ -134,28 +153,28 @@ class File(BaseModel):
     env: list[str] = []
     config: _Config = _Config()
     results: list[_Row] = []
-    average_bus_bandwidth: dict[str, Any] = {}
-    out_of_bounds: dict[str, Any] = {}
+    average_bus_bandwidth: _Average = _Average()
+    out_of_bounds: _Wrong = _Wrong()
 
 
 def read_json(path: Path, file: File) -> list[Claim]:
     config, claims = file.config, list[Claim]()
     # There is one entry per process, whatever its devices are.
     ranks, groups = len(config.devices) * config.nthreads * config.ngpus, {device.group for device in config.devices}
-    operation, env = (
-        operation_of(file.args[0]) if file.args else "",
-        dict(item.partition("=")[::2] for item in file.env),
-    )
+    operation = operation_of(file.args[0]) if file.args else ""
+    env = dict(item.partition("=")[::2] for item in file.env)
+    algorithm = forced_algorithm(env.get("NCCL_ALGO", ""))
+    if not env.get("NCCL_ALGO") and env.get("NCCL_NVLS_ENABLE") == "0":
+        algorithm = WITHOUT_SWITCH
     names = {device.device_info.strip() for device in config.devices} - {""}
-    common = setting(operation, ranks, groups, names, forced_algorithm(env.get("NCCL_ALGO", "")))
+    common = setting(operation, ranks, groups, names, algorithm)
     for row in file.results:
         for placement, cells in zip(PLACEMENTS, (row.out_of_place, row.in_place), strict=True):
             if cells:
                 claims.append(row_claim(common, placement, row.size, *vars(cells).values()))
     if not claims:
         raise UserError(f"{path}: JSON of nccl-tests without a row of results; the test failed or the file is cut")
-    average, wrong = file.average_bus_bandwidth.get("bandwidth"), file.out_of_bounds.get("count")
-    return footer(claims, average, wrong)
+    return footer(claims, file.average_bus_bandwidth.bandwidth, file.out_of_bounds.count)
 
 
 # Text
@@ -222,14 +241,18 @@ def _setting(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _algorithm(text: str) -> str:
-    """Return the algorithm that the environment enforces or the log of NCCL names, '' where neither does.
+    """Return the algorithm that the log of NCCL tells or the environment enforces, '' where neither does.
 
-    Where it is not known, rules take the one that asks least of the links.
+    A connected NVLS tree may be used and need not be: it stands for the algorithm that asks least of the links.
     """
     if forced := re.search(r"NCCL_ALGO[=: ]+(?:set by environment to )?\"?([\w^,:]+)", text):
         return forced_algorithm(forced[1])
-    used = set(re.findall(r"\bAlgo ([A-Za-z]\w*) proto", text, re.IGNORECASE))
-    return used.pop() if len(used) == 1 else ""
+    if used := set(re.findall(r"\bAlgo (\w+) proto", text, re.IGNORECASE)):
+        name = used.pop() if len(used) == 1 else ""
+        return ALGORITHMS[int(name)] if name.isdecimal() and int(name) < len(ALGORITHMS) else name
+    if re.search(r"NCCL_NVLS_ENABLE\s*(?:=|set by environment to)\s*0", text):
+        return WITHOUT_SWITCH
+    return "NVLS" if NVLS_READY.search(text) else ""
 
 
 def _columns(names: Sequence[str]) -> tuple[int, list[str]]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import read_bytes
+from benchlib.judge.baselines import Baseline
 from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
 from benchlib.judge.foreign.loadgen_summary import TITLE
 from benchlib.judge.impossible.claim import Claim, ClaimFile
@@ -47,6 +48,10 @@ READERS = {
     "claim": Reader(f"a claim file, {GUIDE}", lambda _, file: list(file.claims), "claim_version", model=ClaimFile),
     "result": Reader(
         "the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics", model=Result
+    ),
+    "verdict": Reader("the kit's verdict.json", kit.read_verdict, "schema_version verdict sentence checks"),
+    "baseline": Reader(
+        "the kit's baseline file", lambda _, file: file.claims(), "schema_version runs limits", model=Baseline
     ),
     "report": Reader("the kit's shared report.html", kit.read_report, sniff=lambda _, text: is_report(text)),
     "nccl-tests JSON": Reader("JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version", model=nccl.File),

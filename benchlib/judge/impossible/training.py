@@ -149,7 +149,7 @@ def tokens_and_samples(it: Any) -> Finding | None:
 
 @rule("speed", "scaling", "samples_per_s one_device_samples_per_s ranks")
 def scaling(it: Any) -> Finding:
-    """N devices that are faster than n times one."""
+    """More than n times the rate of one device on n devices."""
     total = it.samples_per_s * (it.ranks if it.stands_for == "one rank" else 1)
     efficiency = total / it.one_device_samples_per_s / it.ranks
     reason = (

@@ -193,6 +193,7 @@ IMPOSSIBLE = {
     "not its samples": (STEADY, lambda record, metrics: metrics["rate"].update(value=101.9), "the median of its 7 raw samples is 100"),
     "of fewer samples": (STEADY, lambda record, metrics: record["samples"]["rate"].pop(), "6 samples of rate, whose value is of 7"),
     "beside kept samples": (LONG, lambda record, metrics: metrics["rate"].update(value=103.9, ci_low=103.8, ci_high=103.95), "rate beside its kept samples"),
+    "of nothing": (STEADY, lambda record, metrics: record["samples"].update(other=[1.0]), "samples of other, which it did not measure"),
     "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0), record["samples"].update(f1=[188.0])), "a score is at most 100"),
 }  # fmt: skip
 
@@ -277,21 +278,25 @@ def test_a_spread_wider_than_the_limit_needs_force_leaves_the_gate_open_and_pass
         assert check.status == status and why in check.reason
 
 
-def test_the_command_judges_the_runs_again_and_names_disturbed_ones(make_run, tmp_path, monkeypatch, capsys):
+def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, tmp_path, monkeypatch, capsys):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
-    runs = [make_run(name).path for name in ("a", "b", "c")]
-    monkeypatch.setattr(baseline.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
-    with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
-        baseline.accept(runs, "night", add=False, if_improved=False)
-    assert not root.exists()
     monkeypatch.setattr(baseline.judging, "judged", lambda run: run.verdict)
+    runs = [make_run(name).path for name in ("a", "b", "c")]
+    odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
+    for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
+        with pytest.raises(UserError, match=said):
+            baseline.accept([*runs, wrong], "night", add=False, if_improved=False)
+    assert not root.exists()
     monkeypatch.setattr(baseline, "disturbances", lambda run: ["Others took 40%."] if run.run == "a" else [])
     baseline.accept(runs, "night", add=False, if_improved=False)
     ((_, stored),) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
+    monkeypatch.setattr(baseline.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
+    with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
+        baseline.accept(runs[:1], "night", add=False, if_improved=False)
     output = capsys.readouterr().out
-    assert output.count("disturbed") == 1 and "a: Others took 40%." in output
+    assert "accepted:" in output and output.count("disturbed") == 1 and "a: Others took 40%." in output
 
 
 def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):

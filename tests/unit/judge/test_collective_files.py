@@ -91,6 +91,15 @@ def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, record, ranks):
     assert failed == ["right results"]
 
 
+def test_the_counts_are_those_of_nccl_tests(tmp_path, record):
+    path = tmp_path / "out.txt"
+    export([record(tables(4), 4)], "nccl-tests", str(path))
+    lines = [line.split() for line in path.read_text().splitlines() if line.strip()[:1].isdigit()]
+    of = {(cells[1], cells[4]) for cells in lines if cells[0] == str(MIB)}
+    # 1 MiB of 4-byte elements is 262,144 in a buffer and 65,536 in the part of one of four ranks; -1 has no root.
+    assert of == {("262144", "-1"), ("262144", "0"), ("65536", "-1"), ("65536", "0")}
+
+
 def test_the_command_judges_a_run_by_its_folder_and_by_its_result_alone(tmp_path):
     run = stored(tmp_path / "run").path
     for path in (run, run / "result.json"):

@@ -114,6 +114,7 @@ def test_what_is_said_of_a_rate(make, old, new, word, gate, tone):
     contrast = only(make("20261120", *old), make("20261121", *new))
     told = row(contrast)
     assert (told.word, told.gate, contrast.tone) == (word, gate, tone)
+    assert f'<p class="note {tone}">' in comparing.html([contrast], [])
 
 
 @pytest.mark.parametrize(
@@ -263,6 +264,24 @@ def test_exit_codes_and_output(make, tmp_path):
         done = run(*arguments)
         assert done.exit_code == 2
         assert words in done.output
+
+
+def test_the_spread_that_a_calibration_measured_counts(make, monkeypatch):
+    from benchlib.judge import compare as comparison
+    from benchlib.judge.change import Spread
+
+    class Known:
+        def spread(self, name):
+            return Spread(0.1, 9)
+
+    folders = make("20261120", 100), make("20261121", 70)
+    assert row(only(*folders)).word == "regression"
+    asked = []
+    monkeypatch.setattr(comparison, "load_calibration", lambda *place: asked.append(place) or Known())
+    told = row(only(*folders))
+    assert told.band == pytest.approx(math.expm1(1.959964 * math.sqrt(2) * 0.1), rel=1e-6)
+    assert told.word == "undecided"
+    assert asked[0][1:3] == ("squad", "quick")
 
 
 def test_a_run_is_compared_with_the_spread_of_the_runs_beside_it_as_in_its_verdict(make):

@@ -75,7 +75,11 @@ def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
     ("line", "algorithm"),
     [
         ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE", "RING"),
-        ("NCCL_ALGO=^NVLS,NVLSTree", ""),
+        ("node-a:4000:4100 [0] NCCL INFO Connected NVLS tree", "NVLS"),
+        ("node-a:4000:4100 [0] NCCL INFO NVLS multicast support is not available on dev 0", ""),
+        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo 4 proto 2 time 3905.0", "NVLS"),
+        ("NCCL_ALGO=^NVLS,NVLSTree", "ring or tree"),
+        ("NCCL_ALGO=^Tree", ""),
         ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "Ring"),
     ],
 )
