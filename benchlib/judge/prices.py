@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import home, read_yaml
@@ -38,6 +38,16 @@ class Entry(Strict):
 
 class Sheet(Strict):
     prices: tuple[Entry, ...]
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Sheet":
+        keys = [(entry.device, entry.kind, entry.provider) for entry in self.prices]
+        for entry, key in zip(self.prices, keys, strict=True):
+            if keys.count(key) > 1:
+                raise ValueError(f"{entry.device} has two prices {entry.kind} of {entry.provider}: leave one")
+            if entry.date > datetime.date.today() + datetime.timedelta(days=1):  # a day for other time zones
+                raise ValueError(f"the price of {entry.device} is of {entry.date}, which is in the future")
+        return self
 
 
 def read_sheet() -> Sheet:

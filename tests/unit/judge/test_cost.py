@@ -114,8 +114,13 @@ def test_the_kits_sheet_fills_what_is_not_given_with_the_least_by_the_name_of_th
     assert {entry.kind for entry in read_sheet().prices} == {"on-demand", "spot"}
     with pytest.raises(UserError, match=r"no price for a .*prices spot of nothing"):
         assign(parse(["spot", "b=1"]), SIDES, EMPTY)
-    with pytest.raises(ValueError, match="not in `devices`"):
-        Sheet(prices=[least.model_dump() | {"device": "h1000"}])
+    for changes, words in (
+        ([{"device": "h1000"}], "not in `devices`"),
+        ([{"date": "2999-01-01"}], "in the future"),
+        ([{}, {}], "two prices"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Sheet(prices=[least.model_dump() | change for change in changes])
 
 
 # Definitions.
