@@ -17,6 +17,15 @@ from benchlib.show.headless import NOTEBOOK_S
 
 NUMBERS = ("budget", "ended after")
 
+# What a launcher needs of the nodes, beside its command.
+SHARED = "the run folder and the interpreter have to be at the same place on all {nnodes} nodes"
+ON_NODES = {
+    "torchrun": "start this command on each of the {nnodes} nodes, each with its own copy of the config; rank 0's node has the result",
+    "mpirun": f"mpirun reaches the nodes by the scheduler's job or a host file; {SHARED}",
+    "slurm": SHARED,
+    "torchx": SHARED,
+}
+
 
 def submission(planned: Plan, out: Path | None) -> str:
     """Return the manifest or script that the run would hand to its cluster, under the name of a run that begins now.
@@ -92,6 +101,8 @@ def _in_full(planned: Plan, folder: Path, everything: bool) -> None:
     settings = [f"with {name}={value}" for name, value in sorted(job.env.items())]
     for line in (shlex.join(job.command), *settings):
         say(f"  {line}")
+    if config.nnodes > 1 and config.launcher in ON_NODES:
+        say(f"  {ON_NODES[config.launcher].format(nnodes=config.nnodes)}", style="dim")
     for name, content in job.files.items():
         say("\n", (name, "bold"), " in the run folder")
         say(content)

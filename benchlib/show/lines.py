@@ -24,13 +24,16 @@ SVG = Markup(
 )
 
 
-def sparkline(trend: Trend) -> Markup:
-    values = trend.values[-NEWEST:]
+def svg(values: Sequence[float], words: str) -> Markup:
     if len(values) < 2:
         return Markup("")
     low, span = min(values), (max(values) - min(values)) or 1.0
     points = " ".join(f"{place},{100 - 100 * (value - low) / span:.1f}" for place, value in enumerate(values))
-    return SVG.format(len(values) - 1, describe_trend(trend), points)
+    return SVG.format(len(values) - 1, words, points)
+
+
+def sparkline(trend: Trend) -> Markup:
+    return svg(trend.values[-NEWEST:], describe_trend(trend))
 
 
 def describe_change(change: LevelChange, unit: str = "") -> str:
@@ -65,6 +68,7 @@ class Event(NamedTuple):
 
 
 def events(trends: Iterable[Trend], runs: Iterable[Record]) -> list[Event]:
+    """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
     changes = [
         Event(change.run, trend.label, change.word, describe_change(change, trend.unit))
         for trend in trends

@@ -12,6 +12,7 @@ there, as everywhere, interrupting the kernel stops the ranks as well.
 import dataclasses
 import functools
 import html
+import math
 import os
 import sys
 import threading
@@ -20,9 +21,11 @@ from collections.abc import Callable
 from typing import Any
 
 from benchlib.core.events import Progress
+from benchlib.show import lines
 
 LINE_EVERY_S = 10.0
 REFRESH_S = 0.25
+CURVE_POINTS = 120
 PRINT = functools.partial(print, flush=True)
 ENDS = {
     "complete": "finished",
@@ -91,13 +94,13 @@ class Lines:
 
 
 class Panel:
-    """Progress as a widget with a bar, the numbers and a Stop button."""
+    """Progress as a widget with a bar, the numbers, a small loss curve and a Stop button."""
 
     def __init__(self, launch: Any) -> None:
         import ipywidgets
         from IPython.display import display
 
-        self.launch, self.refreshed = launch, 0.0
+        self.launch, self.refreshed, self.losses = launch, 0.0, list[float]()
         self.bar = ipywidgets.FloatProgress(min=0, max=1, layout={"flex": "1 1 auto"})
         self.stop = ipywidgets.Button(
             description="Stop",
@@ -108,9 +111,9 @@ class Panel:
         )
         self.stop.on_click(self._stop)
         _answer_at_once(self.stop)
-        self.text = ipywidgets.HTML()
+        self.text, self.curve = ipywidgets.HTML(), ipywidgets.HTML()
         top = ipywidgets.HBox([self.bar, self.stop], layout={"align_items": "center"})
-        self.box = ipywidgets.VBox([top, self.text], layout={"max_width": "46em"})
+        self.box = ipywidgets.VBox([top, self.text, self.curve], layout={"max_width": "46em"})
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         bundle = {"application/vnd.jupyter.widget-view+json": view, **_forms(Progress(), "running")}
         self.handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
@@ -121,17 +124,22 @@ class Panel:
         threading.Thread(target=self.launch.stop, name="stop-button", daemon=True).start()
 
     def show(self, progress: Progress) -> None:
+        loss = progress.loss
+        if loss is not None and math.isfinite(loss) and [loss] != self.losses[-1:]:
+            self.losses.append(loss)
         now = time.monotonic()
         if now - self.refreshed < REFRESH_S:
             return
         self.refreshed = now
         self.bar.value = progress.done / progress.total if progress.total else 0.0
         self.text.value = _sentence(progress)
+        curve = lines.svg(self.losses[:: max(1, len(self.losses) // CURVE_POINTS)], "loss so far")
+        self.curve.value = f'<div style="width:300px;height:60px;color:#3d8fc4">{curve}</div>'
 
     def close(self, progress: Progress, ending: str) -> None:
         if self.handle is not None:
             self.handle.update(_forms(progress, ending), raw=True)
-        for widget in (self.bar, self.stop, self.text, *self.box.children[:1], self.box):
+        for widget in (self.bar, self.stop, self.text, self.curve, *self.box.children[:1], self.box):
             widget.close()
 
 
