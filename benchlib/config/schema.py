@@ -423,6 +423,13 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
 def load_config(run_dir: Path | str) -> BaseConfig:
     """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
     path = Path(run_dir) / "config.json"
+    status = path.stat() if path.exists() else None
+    return _read_config(path, status and (status.st_mtime_ns, status.st_size, status.st_ino))
+
+
+@functools.lru_cache(maxsize=8)
+def _read_config(path: Path, _version: tuple[int, ...] | None) -> BaseConfig:
+    """Read a config that did not change once in a process, whoever asks for it."""
     return stored(path, read_json(path))
 
 
