@@ -25,15 +25,15 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
 
 
 def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):
-    assert run_folder.claimed(tmp_path) is None
+    assert not run_folder.is_running(tmp_path)
     code = f"from benchlib.core import run_folder; import time; run_folder.claim({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
         assert holder.stdout.readline() == "held\n"
-        assert run_folder.claimed(tmp_path) is True
+        assert run_folder.is_running(tmp_path)
         with pytest.raises(UserError, match="is in use: another process works on this run"):
             run_folder.claim(tmp_path)
         holder.kill()
-    assert run_folder.claimed(tmp_path) is False
+    assert not run_folder.is_running(tmp_path)
     os.close(run_folder.claim(tmp_path))
 
 
