@@ -5,11 +5,12 @@ from pathlib import Path
 
 import click
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import one_line
 from benchlib.core.text import band_text, counted, day, quantity
-from benchlib.judge import baselines
+from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.change import LOG, Spread, own_spread, pooled
@@ -18,6 +19,7 @@ from benchlib.judge.regression import disturbances
 from benchlib.results.metrics import Metric
 from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run
+from benchlib.spec.tables import Rows
 
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
@@ -35,12 +37,40 @@ def verb() -> None:
 )
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
 @click.option("--force", is_flag=True, help="Accept runs whose spread makes a limit more than twice as wide.")
-def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, force: bool) -> None:
+@click.option(
+    "--reference", is_flag=True, help="Accept what RUN computed (losses, scores) for any machine, not its speed."
+)
+def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, force: bool, reference: bool) -> None:
     """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together.
 
     Of several runs it shows how much they differ and the smallest loss that the gate will find.
     """
-    accept(runs, reason, add, if_improved, force)
+    if reference:
+        accept_reference(runs, reason, add)
+    else:
+        accept(runs, reason, add, if_improved, force)
+
+
+def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
+    """Make what runs computed the reference of their work on any machine, or with ``add`` more runs of it."""
+    runs = _acceptable(folders)
+    values = [BENCHMARKS[run.config.benchmark].spec.quality(Rows.of(run)) for run in runs]
+    path = reference_values.accept(runs, values, reason, add)
+    bands = reference_values.load(path).bands(values[0])
+    show_table(
+        {"value": name, "median": f"{value:.6g}", "may differ by": f"{band:.2g}"} for name, _, value, band in bands
+    )
+    say(f"accepted as the reference: {path}\ncommit this file to share it.")
+
+
+def _acceptable(folders: Sequence[Path]) -> list[Run]:
+    runs = [Run(path) for path in folders]
+    for run in runs:
+        # The stored verdict may be older than what lies in the folder, or than the baselines.
+        verdict = judging.judged(run)
+        baselines.require_acceptable(run, verdict)
+        save_verdict(run.path, verdict)
+    return [run.refresh() for run in runs]
 
 
 def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, force: bool = False) -> None:
@@ -48,13 +78,7 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, f
 
     Several runs must be of one kind. Each is judged again first.
     """
-    runs = [Run(path) for path in folders]
-    for run in runs:
-        # The stored verdict may be older than what lies in the folder, or than the baselines.
-        verdict = judging.judged(run)
-        baselines.require_acceptable(run, verdict)
-        save_verdict(run.path, verdict)
-    runs = [run.refresh() for run in runs]
+    runs = _acceptable(folders)
     limits = limits_of(runs[0])
     for run in runs:
         for sentence in disturbances(load(run.path)):

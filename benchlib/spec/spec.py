@@ -19,6 +19,7 @@ from benchlib.judge.impossible.claim import Claim, Latency
 from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.numbers import faults_text
 from benchlib.judge.published import Measured, device_name, summary
+from benchlib.judge.reference_values import Quality, reference_checks
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Direction, measured, not_available
 from benchlib.results.metrics import Metric as Stated
@@ -94,7 +95,7 @@ class Metric:
 
     def state(self, name: str, row: Row, run: Rows) -> Stated:
         """Return the metric of a row: measured, derived, or not available for the reason that the row states."""
-        unit, samples = "" if (unit := self.of.col.unit) in ("number", "error") else unit, self.of.numbers(row, run)
+        unit, samples = self.of.col.stated_unit, self.of.numbers(row, run)
         reason = self.unless(row, run) if self.unless else ""
         reason = reason or ("" if samples else self.of.why(row))
         if reason:
@@ -270,8 +271,20 @@ class Spec:
             finite,
             agreement,
             budget_check(run),
+            *reference_checks(run, self.quality(Rows.of(run))),
             *regression_checks(run, self.limits(run), comparison),
         ]
+
+    def quality(self, run: Rows) -> dict[str, Quality]:
+        """Return the numbers that are the same on any hardware, by their row's title and their heading."""
+        refs = [table[col.name] for table in self.tables for col in table.cols if col.quality is not None]
+        return {
+            f"{'' if ref.table.name == 'run' else ref.table.name_of(row, run)} {ref.col.heading}".strip(): Quality(
+                ref.finite(row, run), ref.col.stated_unit, ref.col.quality or 0.0
+            )
+            for ref in refs
+            for row in ref.table.ran().rows(run)
+        }
 
     def _disagreements(self, run: Rows) -> list[str]:
         """Return which metrics are not what their rows give: altered or left out."""

@@ -113,7 +113,8 @@ class Col:
 
     ``of`` computes it from the columns ``needs`` of the row, else of the run: where one is missing so is this one, for the
     same reason. ``samples``: a list is several measurements of one number, whose median counts. ``role`` is the field of
-    a ``Claim`` that the numbers are, as in ``collective.wrong_elements``. ``words`` are readers' words for texts.
+    a ``Claim`` that the numbers are, as in ``collective.wrong_elements``. ``words`` are readers' words for texts. ``quality``: its
+    numbers are the same on any hardware, but for so much at least (``benchlib.judge.reference_values``).
     """
 
     name: str
@@ -126,6 +127,11 @@ class Col:
     derived: bool | None = None  # whether it follows from what was measured; None: where ``of`` computes it
     role: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
+    quality: float | None = None
+
+    @property
+    def stated_unit(self) -> str:
+        return "" if self.unit in ("number", "error") else self.unit
 
     @property
     def heading(self) -> str:

@@ -28,6 +28,7 @@ BURSTY = 1.5  # of the median step's rate over that of all steps together: neith
 RATE, THROUGHPUT = "samples/s", "Training throughput"
 LARGEST, HELD = "tensors of the largest rank", "largest rank"
 PARTS_S = " ".join(f"{name}_s" for name in PARTS)
+LOSS = 1e-3  # the same training differs by less on other hardware, and by more with other data
 series = partial(Col, samples=True)
 
 
@@ -135,8 +136,8 @@ def run_of_training(*more: Col) -> Table:
         Col("learning_rate_min", "error", "smallest learning rate", role="learning.learning_rate_min"),
         Col("learning_rate_max", "error"),
         series("loss", "number"),
-        Col("loss_first", "number", "", partial(_loss_at, 0), "loss"),
-        Col("loss_final", "number", "", partial(_loss_at, -1), "loss"),
+        Col("loss_first", "number", "first loss", partial(_loss_at, 0), "loss", quality=LOSS),
+        Col("loss_final", "number", "final loss", partial(_loss_at, -1), "loss", quality=LOSS),
         Col("window", "count", "", lambda losses: smoothing_window(len(losses)), "loss"),
         Col("end_to_end", RATE, "", truediv, "trained_samples train_s"),
         Col("peak_flops", "FLOP/s", "peak of matrix products"),

@@ -54,7 +54,7 @@ gradients = Table(
         *cols("gradients"),
         *cols("replicas parameters", "count"),
         Col("unequal", "count", "gradients that differ between replicas"),
-        Col("relative", "error", "relative difference"),
+        Col("relative", "error", "relative difference", quality=1e-6),
         *_eased(GRADIENTS),
     ],
 )

@@ -88,6 +88,7 @@ strategies = Table(
         *(Col(f"{part}_part_s", "s", words.removeprefix("the ")) for part, words in PARTS.items()),
         Col("bottleneck", words=PARTS),
         Col("faster_without", "number", "times as fast without"),
+        Col("final_loss", "number", "", lambda losses: losses[-1], "losses", quality=1e-4),
         Col("losses_apart", "error", "", LOSSES.get, "precision"),
         Col("because", "", "why", str, "reason"),
         Col("way", "", "", lambda *names: " ".join(filter(None, names)), "strategy schedule"),

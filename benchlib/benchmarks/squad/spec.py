@@ -56,8 +56,8 @@ BUS, RATE = partial(busbw_samples, "all_reduce"), "collective.{}_gbytes_per_s".f
 run = run_of_training(
     *cols("data fresh_weights checkpoint_faults"),
     *cols("train_questions eval_questions eval_windows questions_cut matmul_parameters bucket_bytes", "count"),
-    Col("f1", "points", "F1", role="learning.f1"),
-    Col("exact_match", "points", "exact match", role="learning.exact_match"),
+    Col("f1", "points", "F1", role="learning.f1", quality=0.5),
+    Col("exact_match", "points", "exact match", role="learning.exact_match", quality=0.5),
     Col("whole_f1", "points", "F1", _whole, "f1 epoch_share"),
     Col("whole_loss", "number", "final loss", _whole, "loss_final epoch_share"),
     *cols("features_s evaluate_s", "s"),

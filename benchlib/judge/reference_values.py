@@ -1,0 +1,149 @@
+"""Reference values: what a tier computes on any machine, in ``baselines/references/<benchmark>-<tier>.json``.
+
+A baseline is of one machine and holds speeds. A reference is of one piece of work and holds what training learns and what
+models answer: losses, scores, differences. Its key is the work and the versions that change numerics, not the hardware. It is
+accepted from several runs, on other processors, with other kernels or thread counts: a value may be off by ``SPREADS`` times
+what these runs differ by, and at least by what its column allows.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_model, write_json
+from benchlib.core.text import counted, listing, shortened
+from benchlib.judge.baselines import differences, folder
+from benchlib.judge.checks import Ask, Check
+from benchlib.results.run import Run
+
+SCHEMA: Final = 1
+SPREADS = 3
+VERSIONS = ("torch", "transformers")  # that change what is computed
+NO_VALUE = ("config.threads",)  # fields of the work that change no value
+
+
+class Quality(NamedTuple):
+    """A number that does not depend on the hardware: its value and unit, and how far off it may be at least."""
+
+    value: float | None
+    unit: str
+    least: float
+
+    def text(self, value: float) -> str:
+        return f"{value:.5g} {self.unit}".strip()
+
+
+class Accepted(BaseModel):
+    """An accepted run: its processor, backend and values by name."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    run: str
+    cpu: str
+    backend: str
+    accepted_at: float
+    values: dict[str, float] = Field(min_length=1)
+
+
+class Reference(BaseModel):
+    """The values of runs with the same ``factors``: what has to be done, and by which versions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1] = SCHEMA
+    factors: dict[str, str]
+    reason: str
+    runs: list[Accepted] = Field(min_length=1)
+
+    def bands(self, qualities: Mapping[str, Quality]) -> Iterator[tuple[str, Quality, float, float]]:
+        """Yield name, the number of a run, the accepted value and its tolerance; the number is missing where a run has none."""
+        for name in dict.fromkeys(name for run in self.runs for name in run.values):
+            values = [run.values[name] for run in self.runs if name in run.values]
+            quality = qualities.get(name, Quality(None, "", 0.0))
+            yield name, quality, median(values), max(quality.least, SPREADS * (max(values) - min(values)))
+
+
+def path_of(run: Run, root: Path | None = None) -> Path:
+    """Return the file of the reference of a run's benchmark and tier, below the folder of the baselines."""
+    return (root or folder()) / "references" / f"{run.config.benchmark}-{run.config.tier}.json"
+
+
+def load(path: Path) -> Reference:
+    return read_model(path, Reference, "a reference", SCHEMA)
+
+
+def _factors(run: Run) -> dict[str, str]:
+    own = (*VERSIONS, "world_size")
+    return {
+        name: value
+        for name, value in run.fingerprint.items()
+        if name in own or (name.startswith("config.") and name not in NO_VALUE)
+    }
+
+
+def accept(
+    runs: Sequence[Run],
+    values: Sequence[Mapping[str, Quality]],
+    reason: str,
+    add: bool = False,
+    root: Path | None = None,
+) -> Path:
+    """Write what runs computed as the reference of their work, or ``add`` it. Raises ``UserError`` for runs of different work."""
+    path, factors = path_of(runs[0], root), _factors(runs[0])
+    accepted = list[Accepted]()
+    if add and path.exists():
+        reference = load(path)
+        factors, accepted = reference.factors, reference.runs
+    for run, qualities in zip(runs, values, strict=True):
+        if differing := differences(_factors(run), factors):
+            name, here, there = differing[0]
+            raise UserError(
+                f"{run.path} cannot be in one reference with the others: {name} is {here} here, {there} there"
+            )
+        finite = {name: quality.value for name, quality in qualities.items() if quality.value is not None}
+        if not finite:
+            raise UserError(f"{run.path}: {run.config.benchmark} computes nothing that is the same on any machine")
+        cpu, backend = str(run.machine.get("cpu", {}).get("model")), run.config.backend
+        accepted = [item for item in accepted if item.run != run.path.name]
+        accepted.append(Accepted(run=run.path.name, cpu=cpu, backend=backend, accepted_at=time.time(), values=finite))
+    write_json(path, Reference(factors=factors, reason=reason, runs=accepted).model_dump(mode="json"))
+    return path
+
+
+def reference_checks(run: Run, values: Mapping[str, Quality], root: Path | None = None) -> list[Check]:
+    """Compare the values of a run with the reference of its work; nothing where there is none.
+
+    Other versions leave it open. A backend on which no run was accepted is compared, but its check gates nothing.
+    """
+    ask = Ask("reference values", "Does this stack compute what it computes on other machines?")
+    path = path_of(run, root)
+    if not path.exists():
+        return []
+    try:
+        reference = load(path)
+    except UserError as error:
+        return [ask.fact(False, str(error))]
+    if differing := differences(_factors(run), reference.factors):
+        versions = [f"{name} {there}, this run of {here}" for name, here, there in differing if name in VERSIONS]
+        same_work = len(versions) == len(differing)
+        return [ask.answer("NOT_COMPARABLE", f"the reference is of {listing(versions)}")] if same_work else []
+    wrong, right = list[str](), list[str]()
+    for name, quality, expected, tolerance in reference.bands(values):
+        of = f"{expected:.5g} ± {tolerance:.2g}" if tolerance else f"exactly {expected:.5g}"
+        if quality.value is None:
+            wrong.append(f"no {name}, the reference is {of}")
+        elif abs(quality.value - expected) > tolerance:
+            wrong.append(f"{name} {quality.text(quality.value)}, the reference is {of}")
+        else:
+            right.append(f"{name} {quality.text(quality.value)} ({of})")
+    source = f"{counted(len(reference.runs), 'run')}: {reference.reason}"
+    reason = f"this stack computes something else: {shortened(wrong, 3, '; ')}"
+    if not wrong:
+        reason = f"{counted(len(right), 'value')} as the reference: {shortened(right, 3, '; ')}"
+    gates = run.config.backend in {item.backend for item in reference.runs}
+    return [ask.fact(not wrong, reason, gates=gates, source=source)]
