@@ -14,7 +14,7 @@ from benchlib.core.interrupts import EXIT_INTERRUPTED
 MAY_BE_EMPTY = "--planted"  # of calibrate: no injected slow-down
 VERBS = (  # by their modules in ``commands``
     *("baseline", "calibrate", "compare", "doctor", "export", "history", "inspect"),
-    *("judge", "list", "references", "report", "run", "serve"),
+    *("judge", "list", "page", "references", "report", "run", "serve"),
 )
 
 

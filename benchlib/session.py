@@ -24,12 +24,13 @@ from benchlib.launch.plan import plan, prepare, prepare_again
 from benchlib.results.record import load
 from benchlib.results.run import Run, find_runs
 from benchlib.results.verdict import GATE
-from benchlib.show import notebook
+from benchlib.show import machine_page, notebook
+from benchlib.show.machine_page import Page
 
 if TYPE_CHECKING:
     import pandas
 
-Subject = Run | History | Offers
+Subject = Run | History | Offers | Page
 
 
 def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: Mapping[str, Any], **named: Any) -> Run:
@@ -58,6 +59,11 @@ def open_history(store: str, **asked: str) -> History:
 def open_offers(runs: str, prices: str, deadline: str) -> Offers:
     notebook.begin()
     return read_offers(runs, prices, deadline)
+
+
+def open_machine(folder: str, price: float) -> Page:
+    notebook.begin()
+    return machine_page.read(folder, price)
 
 
 def execute(run: Run) -> Run:
@@ -97,8 +103,10 @@ def execute(run: Run) -> Run:
 def judge(run: Subject) -> Verdict:
     """Check a run and write its verdict; by hand also the report and the list of runs, unless they show this verdict already.
 
-    A history and a comparison by price are judged and nothing is written.
+    What looks at stored runs is judged and nothing is written.
     """
+    if isinstance(run, Page):
+        return machine_page.judge(run)
     if isinstance(run, History | Offers):
         return judge_history(run) if isinstance(run, History) else judge_worth(run.items)
     from benchlib.show.widgets import headless
@@ -152,7 +160,9 @@ def _word(run: Run, verdict: Verdict) -> str:
 # What the cells show.
 
 
-def _about(subject: History | Offers) -> Any:
+def _about(subject: History | Offers | Page) -> Any:
+    if isinstance(subject, Page):
+        return machine_page
     from benchlib.show import cost, history  # with matplotlib: only who shows it pays
 
     return history if isinstance(subject, History) else cost
@@ -184,7 +194,7 @@ def config_table(run: Subject) -> "pandas.DataFrame":
 
     Of a history and of offers, what was asked for.
     """
-    if isinstance(run, History | Offers):
+    if isinstance(run, History | Offers | Page):
         return _frame({"": name, "asked for": value} for name, value in _about(run).asked(run).items())
     rows = [
         {
@@ -251,7 +261,7 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
     """
     from benchlib.show.figures import show
 
-    if isinstance(run, History | Offers):
+    if isinstance(run, History | Offers | Page):
         pictures = _named(_about(run).figures(run), name, "picture")()
     else:
         pictures = [_named(BENCHMARKS[run.config.benchmark].spec.figures(), name, "picture")(run)]
@@ -261,7 +271,7 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
 
 
 def table(run: Subject, name: str) -> "pandas.DataFrame":
-    if isinstance(run, History | Offers):
+    if isinstance(run, History | Offers | Page):
         return _frame(_named(_about(run).tables(run), name, "table"))
     frame: pandas.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()
     return frame
@@ -280,7 +290,7 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
 
 
 def reading(run: Subject) -> Any:
-    if isinstance(run, History | Offers):
+    if isinstance(run, History | Offers | Page):
         sentences = [html.escape(sentence, quote=False) for sentence in _about(run).reading(run)]
     else:
         sentences = BENCHMARKS[run.config.benchmark].spec.reading(run)
@@ -293,7 +303,7 @@ def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
 
 def provenance(run: Subject) -> "pandas.DataFrame":
     """Return machine and versions of the run, and the command that repeats it; of others what they were made from."""
-    if isinstance(run, History | Offers):
+    if isinstance(run, History | Offers | Page):
         return _frame(_about(run).provenance(run))
     from benchlib.show.digest import machine_rows
 

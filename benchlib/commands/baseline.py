@@ -56,10 +56,8 @@ def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
     runs = _acceptable(folders)
     values = [BENCHMARKS[run.config.benchmark].spec.quality(Rows.of(run)) for run in runs]
     path = reference_values.accept(runs, values, reason, add)
-    bands = reference_values.load(path).bands(values[0])
-    show_table(
-        {"value": name, "median": f"{value:.6g}", "may differ by": f"{band:.2g}"} for name, _, value, band in bands
-    )
+    compared = reference_values.load(path).compared(values[0])
+    show_table({"value": item.name, "here": item.here.text, "reference": item.text} for item in compared)
     say(f"accepted as the reference: {path}\ncommit this file to share it.")
 
 

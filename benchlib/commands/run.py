@@ -281,12 +281,21 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
 
 
 def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
-    rows = []
+    from benchlib.show import machine_page
+
+    rows, folders = [], list[Path]()
     for outcome in outcomes:
+        folders.append(outcome.run_dir)
         record = seen(outcome.run_dir, outcome.verdict)
         word = Text(record.word, look(record.word).colour)
         rows.append({"benchmark": record.benchmark, "verdict": word, "summary": outcome.verdict.sentence})
     show_table(rows)
+    try:
+        page = machine_page.render(folders[0].parent, folders)
+    except (StorageError, UserError) as error:  # the runs and their reports are whole without it
+        say(("no page", "red"), f"  {error}")
+    else:
+        say(("page", "bold"), f"  {place(page)}")
     say(f"index: {place(store / 'index.html')}")
 
 

@@ -23,6 +23,7 @@ from benchlib.results.run import Run
 
 SCHEMA: Final = 1
 SPREADS = 3
+NAME = "reference values"  # of the check
 VERSIONS = ("torch", "transformers")  # that change what is computed
 NO_VALUE = ("config.threads",)  # fields of the work that change no value
 
@@ -30,12 +31,30 @@ NO_VALUE = ("config.threads",)  # fields of the work that change no value
 class Quality(NamedTuple):
     """A number that does not depend on the hardware: its value and unit, and how far off it may be at least."""
 
-    value: float | None
+    value: float
     unit: str
     least: float
 
-    def text(self, value: float) -> str:
-        return f"{value:.5g} {self.unit}".strip()
+    @property
+    def text(self) -> str:
+        return f"{self.value:.5g} {self.unit}".strip()
+
+
+class Compared(NamedTuple):
+    """An accepted value with its tolerance, and that of a run."""
+
+    name: str
+    here: Quality
+    value: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.here.value - self.value) <= self.tolerance
+
+    @property
+    def text(self) -> str:
+        return f"{self.value:.5g} ± {self.tolerance:.2g}" if self.tolerance else f"exactly {self.value:.5g}"
 
 
 class Accepted(BaseModel):
@@ -60,12 +79,12 @@ class Reference(BaseModel):
     reason: str
     runs: list[Accepted] = Field(min_length=1)
 
-    def bands(self, qualities: Mapping[str, Quality]) -> Iterator[tuple[str, Quality, float, float]]:
-        """Yield name, the number of a run, the accepted value and its tolerance; the number is missing where a run has none."""
-        for name in dict.fromkeys(name for run in self.runs for name in run.values):
-            values = [run.values[name] for run in self.runs if name in run.values]
-            quality = qualities.get(name, Quality(None, "", 0.0))
-            yield name, quality, median(values), max(quality.least, SPREADS * (max(values) - min(values)))
+    def compared(self, qualities: Mapping[str, Quality]) -> Iterator[Compared]:
+        """Yield each value of a run that was accepted as well."""
+        for name, quality in qualities.items():
+            if values := [run.values[name] for run in self.runs if name in run.values]:
+                tolerance = max(quality.least, SPREADS * (max(values) - min(values)))
+                yield Compared(name, quality, median(values), tolerance)
 
 
 def path_of(run: Run, root: Path | None = None) -> Path:
@@ -105,14 +124,29 @@ def accept(
             raise UserError(
                 f"{run.path} cannot be in one reference with the others: {name} is {here} here, {there} there"
             )
-        finite = {name: quality.value for name, quality in qualities.items() if quality.value is not None}
-        if not finite:
+        if not qualities:
             raise UserError(f"{run.path}: {run.config.benchmark} computes nothing that is the same on any machine")
         cpu, backend = str(run.machine.get("cpu", {}).get("model")), run.config.backend
         accepted = [item for item in accepted if item.run != run.path.name]
-        accepted.append(Accepted(run=run.path.name, cpu=cpu, backend=backend, accepted_at=time.time(), values=finite))
+        accepted.append(
+            Accepted(
+                run=run.path.name,
+                cpu=cpu,
+                backend=backend,
+                accepted_at=time.time(),
+                values={name: quality.value for name, quality in qualities.items()},
+            )
+        )
     write_json(path, Reference(factors=factors, reason=reason, runs=accepted).model_dump(mode="json"))
     return path
+
+
+def compared(run: Run, values: Mapping[str, Quality], root: Path | None = None) -> list[Compared]:
+    """Return the values of a run beside the reference of the same work and versions; nothing where there is none."""
+    path = path_of(run, root)
+    reference = load(path) if path.exists() else None
+    same = reference is not None and not differences(_factors(run), reference.factors)
+    return list(reference.compared(values)) if reference and same else []
 
 
 def reference_checks(run: Run, values: Mapping[str, Quality], root: Path | None = None) -> list[Check]:
@@ -120,7 +154,7 @@ def reference_checks(run: Run, values: Mapping[str, Quality], root: Path | None 
 
     Other versions leave it open. A backend on which no run was accepted is compared, but its check gates nothing.
     """
-    ask = Ask("reference values", "Does this stack compute what it computes on other machines?")
+    ask = Ask(NAME, "Does this stack compute what it computes on other machines?")
     path = path_of(run, root)
     if not path.exists():
         return []
@@ -132,15 +166,11 @@ def reference_checks(run: Run, values: Mapping[str, Quality], root: Path | None 
         versions = [f"{name} {there}, this run of {here}" for name, here, there in differing if name in VERSIONS]
         same_work = len(versions) == len(differing)
         return [ask.answer("NOT_COMPARABLE", f"the reference is of {listing(versions)}")] if same_work else []
-    wrong, right = list[str](), list[str]()
-    for name, quality, expected, tolerance in reference.bands(values):
-        of = f"{expected:.5g} ± {tolerance:.2g}" if tolerance else f"exactly {expected:.5g}"
-        if quality.value is None:
-            wrong.append(f"no {name}, the reference is {of}")
-        elif abs(quality.value - expected) > tolerance:
-            wrong.append(f"{name} {quality.text(quality.value)}, the reference is {of}")
-        else:
-            right.append(f"{name} {quality.text(quality.value)} ({of})")
+    items = list(reference.compared(values))
+    if not items:
+        return [ask.skipped("the run has none of the values of its reference")]
+    wrong = [f"{item.name} {item.here.text}, the reference is {item.text}" for item in items if not item.agrees]
+    right = [f"{item.name} {item.here.text} ({item.text})" for item in items if item.agrees]
     source = f"{counted(len(reference.runs), 'run')}: {reference.reason}"
     reason = f"this stack computes something else: {shortened(wrong, 3, '; ')}"
     if not wrong:

@@ -14,14 +14,15 @@ from benchlib.benchmarks import spec_of
 from benchlib.core.files import write_text
 from benchlib.core.text import duration, quantity
 from benchlib.judge import trends
-from benchlib.results.record import VERSIONS, Record, load_all
-from benchlib.show import lines, markup
+from benchlib.results.record import DAY, VERSIONS, Record, load_all
+from benchlib.show import lines, machine_page, markup
 
 NAME = "index.html"
 SHOWN = 4  # key numbers of a run
 SERIES = 12  # with trends on the page, those with the newest runs
 FACTORS = 4  # named of a series that looks like another one
 EVENTS = 12  # changes and regressions on the page
+PAGES = 6  # of the machine, one for each tier and day
 LISTED = 250  # runs on the page
 
 
@@ -76,6 +77,12 @@ def _apart(alike: list[Record]) -> list[str]:
     ]
 
 
+def _pages(store: Path) -> list[Path]:
+    """Return the newest pages of the machine, by the day in the name of their folder."""
+    pages = [page for page in store.glob(f"*-*/{machine_page.NAME}") if DAY.match(page.parent.name)]
+    return sorted(pages, key=lambda page: (page.parent.name.rpartition("-")[2], page.parent.name), reverse=True)[:PAGES]
+
+
 def render(outputs: Path | str) -> Path:
     path, runs = Path(outputs) / NAME, load_all(outputs)
     series = groups(runs)
@@ -92,6 +99,7 @@ def render(outputs: Path | str) -> Path:
         events=[(event, row(event.run)) for event in happened[:EVENTS]],
         events_left=max(0, len(happened) - EVENTS),
         machines=lines.machines(runs),
+        pages=[quote(f"{page.parent.name}/{page.name}") for page in _pages(Path(outputs))],
         lines=lines,
         spanned=trends.spanned,
         quantity=quantity,

@@ -12,6 +12,7 @@ from typing import Any
 from benchlib.core.errors import UserError
 from benchlib.core.events import Event, Moment
 from benchlib.core.stats import percentile, percentile_interval
+from benchlib.core.stats import summary as spread
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.checks import Check as Judged
@@ -180,10 +181,37 @@ class Said:
         return f"{self.stated.value:{form}}" if form else self.stated.text
 
 
+@dataclass(frozen=True)
+class Bound:
+    """How near a rate comes to what the machine can do: a row of the page of a machine.
+
+    ``work`` names what was done, ``of`` says what the ``share`` is of, or without one why no bound was measured, and ``says`` what
+    holds the rate back: format strings over the row. The first row of the selection counts.
+    """
+
+    work: str
+    rate: Ref
+    share: Ref | None
+    of: str
+    says: str = ""
+
+    def reached(self, run: Rows) -> dict[str, Any] | None:
+        """Return texts and the share with the ends of its interval; None where the rate was not measured."""
+        table = self.rate.table
+        row = next((row for row in table.rows(run) if self.rate.finite(row, run) is not None), None)
+        if row is None:
+            return None
+        words = {name: table.text(getattr(self, name), row, run) for name in ("work", "of", "says")}
+        numbers = self.share.numbers(row, run) if self.share and self.share.finite(row, run) is not None else []
+        share = spread(numbers) if numbers else None
+        ends = {"share": share.median, "low": share.ci_low, "high": share.ci_high} if share else {"share": None}
+        return words | {"rate": self.rate.text(row, run)} | ends
+
+
 Say = str | Callable[[Rows], Iterable[str]]
 
 
-def each(table: Table, form: str) -> Say:
+def each(table: Table, form: str) -> Callable[[Rows], list[str]]:
     """Say a sentence, a format string over the columns, of each row of a selection."""
     return lambda run: [table.text(form, row, run) for row in table.rows(run)]
 
@@ -197,6 +225,7 @@ class Spec:
     rows that pictures of a run without a result can show. ``listing()`` gives tables of what it can run for `benchlib
     list`, ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``. ``rate`` makes its runs
     comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
+    ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do;
     ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
     change how the work is done and not what is done.
     """
@@ -214,6 +243,8 @@ class Spec:
     recorded: Callable[[Sequence[Event]], Tables] = lambda events: {}
     listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
     exports: Sequence[tuple[str, str, str]] = ()
+    verified: Callable[[Rows], Iterable[str]] = lambda run: []
+    bounds: Sequence[Bound] = ()
     rate: str = ""
     batch: Sequence[str] = ()
     ways: Sequence[str] = ()
@@ -276,15 +307,15 @@ class Spec:
         ]
 
     def quality(self, run: Rows) -> dict[str, Quality]:
-        """Return the numbers that are the same on any hardware, by their row's title and their heading."""
-        refs = [table[col.name] for table in self.tables for col in table.cols if col.quality is not None]
-        return {
-            f"{'' if ref.table.name == 'run' else ref.table.name_of(row, run)} {ref.col.heading}".strip(): Quality(
-                ref.finite(row, run), ref.col.stated_unit, ref.col.quality or 0.0
-            )
-            for ref in refs
-            for row in ref.table.ran().rows(run)
-        }
+        """Return the finite numbers that are the same on any hardware, by their heading and, of several rows, the row's title."""
+        values = dict[str, Quality]()
+        for table in self.tables:
+            rows = table.ran().rows(run)
+            for col, row in ((col, row) for col in table.cols if col.quality is not None for row in rows):
+                if (value := table[col.name].finite(row, run)) is not None:
+                    name = f"{table.name_of(row, run)} {col.heading}" if rows[1:] else col.heading
+                    values[name] = Quality(value, col.stated_unit, col.quality or 0.0)
+        return values
 
     def _disagreements(self, run: Rows) -> list[str]:
         """Return which metrics are not what their rows give: altered or left out."""
@@ -350,13 +381,13 @@ class Spec:
 
     def report(self, run: Run) -> dict[str, list[dict[str, str]]]:
         """Return the tables of the report, by heading; those without rows are left out."""
-        shown = {show.heading: show.rows(_shown(run)) for show in self.shows if show.report}
+        shown = {show.heading: show.rows(undamaged(run)) for show in self.shows if show.report}
         return {heading: lines for heading, lines in shown.items() if lines}
 
     def frames(self, run: Run) -> dict[str, Callable[[], Any]]:
         """Return the tables of the notebook by heading, each as a function that makes the frame."""
         pandas = functools.partial(importlib.import_module, "pandas")
-        return {show.heading: lambda show=show: pandas().DataFrame(show.rows(_shown(run))) for show in self.shows}  # type: ignore[misc]
+        return {show.heading: lambda show=show: pandas().DataFrame(show.rows(undamaged(run))) for show in self.shows}  # type: ignore[misc]
 
     def figures(self, report: bool | None = None) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run) -> Picture``: of the ``report``, of the notebook alone, or all."""
@@ -365,7 +396,7 @@ class Spec:
 
     def _drawn(self, run: Run) -> Rows:
         """Return the rows of a run for pictures: of one that left no result what its events recorded."""
-        return _shown(run) if _whole(lambda: run.result, None) else Rows(None, 1, self.recorded(run.events))
+        return undamaged(run) if _whole(lambda: run.result, None) else Rows(None, 1, self.recorded(run.events))
 
     def warned(self, config: Any, result: Result | None) -> list[str]:
         """Return what limits the meaning of a result; nothing where the run left none."""
@@ -426,7 +457,7 @@ def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
     return value
 
 
-def _shown(run: Run) -> Rows:
+def undamaged(run: Run) -> Rows:
     """Return the rows of a run without its damaged parts, which the reader is told of elsewhere."""
     if (result := _whole(lambda: run.result, None)) is None:
         return Rows(_whole(lambda: run.config, None), 1, {})

@@ -19,7 +19,7 @@ from benchlib.core.text import counted
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Chart, cumulative, stacked, steps
 from benchlib.spec.checks import Check, rule
-from benchlib.spec.spec import Metric, Say, Show, each, run_table
+from benchlib.spec.spec import Bound, Metric, Say, Show, each, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, Tables, cols, why, write
 
 PARTS = {name: name for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")}
@@ -40,6 +40,11 @@ def _rates(amounts: list[float], step_s: list[float]) -> list[float]:
 
 def _shares(rates: list[float], peak: float) -> list[float]:
     return [rate / peak for rate in rates]
+
+
+def as_planned(value: float, cut_by: str) -> float | None:
+    """Return a value where the work was what the config says, and not what the budget left of it."""
+    return None if cut_by == "budget" else value
 
 
 def _pace(rates: list[float], step_s: list[float], drift: str) -> str:
@@ -136,8 +141,10 @@ def run_of_training(*more: Col) -> Table:
         Col("learning_rate_min", "error", "smallest learning rate", role="learning.learning_rate_min"),
         Col("learning_rate_max", "error"),
         series("loss", "number"),
-        Col("loss_first", "number", "first loss", partial(_loss_at, 0), "loss", quality=LOSS),
-        Col("loss_final", "number", "final loss", partial(_loss_at, -1), "loss", quality=LOSS),
+        Col("loss_first", "number", "", partial(_loss_at, 0), "loss"),
+        Col("loss_final", "number", "", partial(_loss_at, -1), "loss"),
+        Col("planned_loss_first", "number", "first loss", as_planned, "loss_first cut_by", quality=LOSS),
+        Col("planned_loss_final", "number", "final loss", as_planned, "loss_final cut_by", quality=LOSS),
         Col("window", "count", "", lambda losses: smoothing_window(len(losses)), "loss"),
         Col("end_to_end", RATE, "", truediv, "trained_samples train_s"),
         Col("peak_flops", "FLOP/s", "peak of matrix products"),
@@ -232,6 +239,12 @@ SPEED: list[Say] = [
     ),
     each(counted_steps.where(largest=bool), "The largest part of a step is {largest}."),
 ]
+
+
+def bound(work: str) -> Bound:
+    """Return how near a training comes to the peak of its ranks' matrix products."""
+    own, of = counted_steps, "of the measured peak of matrix products"
+    return Bound(work, own["samples_per_s"], own["mfu"], of, "the largest part of a step is {largest}")
 
 
 def warnings(run: Rows) -> list[str]:

@@ -45,7 +45,7 @@ LOOKING = [
 ]
 NOTEBOOKS = sorted((home() / "notebooks").glob("*.ipynb"))
 # Notebooks that run no benchmark: their parameters are not fields of a config.
-ABOUT_RUNS = {"70_cost.ipynb", "90_history.ipynb"}
+ABOUT_RUNS = {"70_cost.ipynb", "90_history.ipynb", "95_machine_page.ipynb"}
 # Further ones of a benchmark, which ask another question of it.
 FURTHER = {"31_unlike_nodes.ipynb": BENCHMARKS["squad"]}
 OF_BENCHMARKS = {benchmark.notebook.name: benchmark for benchmark in BENCHMARKS.values()} | FURTHER
@@ -101,8 +101,11 @@ def test_parameters_are_fields_of_the_config(path):
 def test_what_nbval_compares_is_for_readers_and_names_the_checks(notebook, path):
     compared = [cell for cell in code(notebook) if "nbval-ignore-output" not in cell.metadata.get("tags", [])]
     kinds = {kind for cell in compared for output in cell.outputs for kind in output.get("data", {})}
-    history = path.stem == "90_history"  # it shows what is stored, under a test other runs than the recorded ones
-    assert kinds == {"text/html", "text/plain"} | (set() if history else {"text/markdown"})
+    stored = path.stem in (
+        "90_history",
+        "95_machine_page",
+    )  # they show what is stored: under a test other runs than the recorded ones
+    assert kinds == {"text/html", "text/plain"} | (set() if stored else {"text/markdown"})
     assert not any(cell.metadata.keys() - {"tags"} for cell in notebook.cells), (
         "a folded cell shows its output once it runs"
     )

@@ -11,7 +11,7 @@ from benchlib.core.definitions import BUS_FACTORS, algbw_samples, busbw_samples,
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Chart, Line, bars, grid, lines, stacked
 from benchlib.spec.checks import Check, above_zero, below, reached, rule, zero
-from benchlib.spec.spec import Metric, Published, Show, Spec, each, run_metrics, run_table
+from benchlib.spec.spec import Bound, Metric, Published, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS, Op
 
@@ -135,6 +135,7 @@ EVERY = (series, bounds, shares, pairs, overlap, buckets)  # tables of what was 
 curves = series.where(curve=True)
 largest, smallest = curves.most("bytes", "operation variant"), curves.most("bytes", "operation variant", least=True)
 library, asked = curves.where(variant="library"), shares.most("bytes", "operation variant")
+whole = asked.where(operation="all_reduce", variant="library")
 start_up = fits.where(operation="all_reduce", variant="library")
 of_all_reduce = library.where(operation="all_reduce")
 crossed, uncrossed = crossover.where(faster=("above", "below")), crossover.unless(faster=("above", "below"))
@@ -370,6 +371,8 @@ SPEC = Spec(
     ],
     # What is published of other operations the registry does not hold.
     published=[Published("allreduce_gbps", of_all_reduce.most("bytes")["busbw_gbps"], "all-reduce", _conditions)],
+    verified=each(run, "{checked_elements} elements of every result, bit by bit"),
+    bounds=[Bound("{operation} of {bytes}", whole["busbw_gbps"], whole["share"], "of the {bound}", "{no_limit}")],
     refuse=_refuse,
     missed=_not_compared,
     exports=[("nccl-tests", "collectives as nccl-tests prints them", f"{__package__}.nccl_tests:write")],

@@ -10,7 +10,7 @@ from benchlib.core.text import listing, stand_ins
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Line, dots, lines
 from benchlib.spec.checks import Check, below, compare, near
-from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
+from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Ref, Rows, Table, cols, write
 from benchlib.workloads.numerics import COSINE, CURVE, LOGITS, MAX_EASED, Limit, eased, limit
 
@@ -87,6 +87,7 @@ converted = programs.where(program=("bert", "encdec", "llama"))
 one, all_ranks = gradients.where(replicas=1), gradients.unless(replicas=1)
 ranks = gradients.pick(lambda run, rows: [row for row in rows if row.get("replicas") == run.world])
 gating = executors.unless(gates=False)
+xla = executors.where(executor="xla").ran()
 others = executors.unless(executor=REFERENCE)
 
 
@@ -146,6 +147,7 @@ def _warnings(run: Rows) -> list[str]:
 
 
 lower = partial(Metric, better="lower")
+NO_BOUND = "no bound was measured; {cpu_over_eager} of eager's CPU time"
 SPEC = Spec(
     tables=[programs, gradients, curve, runtimes, targets, executors, run],
     metrics=[
@@ -249,6 +251,8 @@ SPEC = Spec(
             even=True,
         ),
     ],
+    verified=lambda run: ["logits, gradients, replicas and a loss curve against eager torch"],
+    bounds=[Bound("XLA, one call of {batch} × {length}", xla["wall_ms"], None, NO_BOUND, "compiling pays {pays}")],
     warnings=_warnings,
     ways=("executors", "runtimes", "targets", "rounds"),
 )

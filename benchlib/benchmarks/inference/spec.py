@@ -10,7 +10,7 @@ from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, R
 from benchlib.core.stats import percentile
 from benchlib.spec.charts import cumulative
 from benchlib.spec.checks import above, above_zero, below, within, zero
-from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
+from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.llm import served
 
@@ -324,6 +324,12 @@ SPEC = Spec(
         _latencies("latency", "latency", OPEN),
         _latencies("latency-closed-loop", "latency", CLOSED),
         in_flight,
+    ],
+    verified=each(accuracy.ran(), "{answered} of {samples} answers scored by ROUGE, validity by LoadGen"),
+    bounds=[
+        Bound(
+            "LLM inference, {test}", tests.where(valid=True)["tokens_per_s"], None, "no bound was measured", "{engine}"
+        )
     ],
     warnings=_warnings,
     refuse=_refuse,

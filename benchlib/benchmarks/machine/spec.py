@@ -140,6 +140,7 @@ SPEC = Spec(
         ),
     ],
     warnings=_left_out,
+    verified=each(fastest, "every element of the all-reduces, up to {bytes}"),
     published=[
         Published("matmul_flops", products.ran()["alone_flops"], "matrix products in {precision}", _one_device),
         Published("allreduce_gbps", largest.ran()["busbw_gbps"], "all-reduce", _message),

@@ -14,7 +14,7 @@ from benchlib.core.text import listing, quantity
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Chart, Line, bars, lines, stacked
 from benchlib.spec.checks import Check, below, near, ran, rule, same, within, zero
-from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
+from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 
 LOSS_FP64, WEIGHT_FP64, FP32 = 1e-12, 1e-9, 1e-5  # how far from one device; rounding alone is 1e-15, 1e-11 and 5e-7
@@ -139,6 +139,7 @@ main = asked.ran()
 fastest = main.most("samples_per_s")
 spread = main.pick(lambda run, rows: [row for row in rows if row["world"] > 1] or rows).most("samples_per_s")
 last = points.pick(lambda run, rows: [row for row in rows if row["world"] == run.world])
+best = last.most("efficiency")
 drawn = points.pick(_most_efficient)
 # What checks compare, with its limit.
 fp64 = ((main["loss_error"], LOSS_FP64), (main["weight_error"], WEIGHT_FP64))
@@ -280,6 +281,17 @@ SPEC = Spec(
             log=False,
         ),
         Chart("stages", "No pipeline was measured.", partial(pictures.stages, main, stages)),
+    ],
+    verified=each(fastest, "every strategy against one device in fp64, every timed exchange"),
+    bounds=[
+        Bound(
+            "{way} over {world} ranks",
+            spread["samples_per_s"],
+            spread["mfu"],
+            "of the ranks' measured peak",
+            "most of the time goes to {bottleneck}",
+        ),
+        Bound("Scaling of {key} ({kind})", best["samples_per_s"], best["efficiency"], "of {world} times one rank"),
     ],
     warnings=_warnings,
     missed=lambda run: {"strategies": [row["strategy"] for row in asked.unless(obstacle="").rows(run)]},

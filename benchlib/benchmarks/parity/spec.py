@@ -434,6 +434,7 @@ SPEC = Spec(
             even=True,
         ),
     ],
+    verified=each(run, "{cases} inputs: logits, layers, gradients and a loss curve, against fp64"),
     warnings=_warnings,
     refuse=golden.refuse,
     missed=_missed,

@@ -9,13 +9,14 @@ from benchlib.core.stats import summary
 from benchlib.core.text import stand_ins
 from benchlib.spec.charts import bars
 from benchlib.spec.checks import below, same
-from benchlib.spec.spec import Metric, Show, Spec, each
+from benchlib.spec.spec import Bound, Metric, Show, Spec, each
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.training_spec import (
     RATE,
     SHOWS,
     SPEED,
     TABLES,
+    bound,
     charts,
     checks,
     counted_steps,
@@ -200,6 +201,17 @@ SPEC = Spec(
         *charts(run),
         bars("batches", batches["peak_gb"], title=FIT, empty=UNTRIED),
         bars("disk", *(disk[f"{name}_mb_per_s"] for name in ("raw", "loader", "asked")), title=ASKS, empty=NO_DISK),
+    ],
+    verified=each(run, "{trained_samples} samples, the loss between entropy and guessing, equal weights on all ranks"),
+    bounds=[
+        bound("Encoder-decoder training"),
+        Bound(
+            "Loading samples",
+            disk.ran()["loader_mb_per_s"],
+            disk["over_raw"],
+            "of reading the same shards raw",
+            "{limit} holds it back",
+        ),
     ],
     warnings=_warnings,
     recorded=recorded,

@@ -9,7 +9,7 @@ from benchlib.core.stats import percentile
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Line, lines
 from benchlib.spec.checks import Check, below, reached, zero
-from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics
+from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.llm import served
 
@@ -304,6 +304,11 @@ SPEC = Spec(
             log=False,
         ),
         in_flight,
+    ],
+    verified=each(run, "every query answered once, by the token counts of the servers"),
+    bounds=[
+        Bound("All {size} workers together", scaled["samples_per_s"], scaled["efficiency"], "of the sum of each alone"),
+        Bound("One service", knee["rate"], None, "no bound was measured", "both limits met at p{percentile}"),
     ],
     warnings=_warnings,
     refuse=_refuse,

@@ -1,0 +1,296 @@
+"""One page for a machine: is this stack right, fast and worth its price? From the runs of one tier.
+
+What differs stands first. Each row links to the report of its run.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
+from benchlib.core.definitions import share_text
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_text
+from benchlib.core.text import badness, counted, duration, quantity
+from benchlib.judge.checks import Ask, Status, verdict_of
+from benchlib.judge.prices import Names, Price, listed, read_sheet
+from benchlib.judge.reference_values import Compared, compared
+from benchlib.judge.trends import choose_store
+from benchlib.results.record import Record, load, load_all, store_folders
+from benchlib.results.run import Run
+from benchlib.results.verdict import Verdict
+from benchlib.spec.spec import undamaged
+from benchlib.spec.tables import MISSING
+
+NAME = "machine.html"
+VALUES = 3  # of a reference that a row shows
+MILLION = 1e6
+HOUR_S = 3600.0
+STATUS: dict[str, Status] = {"PASS": "PASS", "AMBIGUOUS": "AMBIGUOUS", "SKIPPED": "SKIPPED"}  # others are a FAIL
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page of a machine states; each list is a table, ``Row`` by ``Row``."""
+
+    folder: Path
+    runs: list[Record]
+    word: str
+    sentence: str
+    hardware: str
+    header: list[str]
+    right: list[Row] = field(default_factory=list)
+    fast: list[Row] = field(default_factory=list)
+    peaks: str = ""
+    worth: list[Row] = field(default_factory=list)
+    price: Price | None = None
+    undone: list[Row] = field(default_factory=list)
+    demo: bool = False
+
+
+def newest(folder: Path) -> list[Path]:
+    """Return the newest run of each benchmark in the folder of a tier's day, in the order of the benchmarks."""
+    paths = [path for path in folder.iterdir() if path.is_dir() and (path / "config.json").exists()]
+    runs = {run.benchmark: Path(run.folder) for run in load_all(folder, paths) if not run.copy_of}
+    return [runs[name] for name in BENCHMARKS if name in runs]
+
+
+def read(folder: str, usd_per_hour: float) -> Page:
+    """Read the page of a tier's day: '' takes the newest of the outputs, and the demo runs of the kit where there are none.
+
+    Raises ``UserError`` for a folder that holds no run.
+    """
+    store, demo, _ = choose_store("")
+    days = sorted({path.parent for path in store_folders(store)}, key=lambda day: (day.name[-8:], day.stat().st_mtime))
+    chosen = Path(folder).expanduser() if folder else days[-1]
+    if not chosen.is_dir() or not (runs := newest(chosen)):
+        raise UserError(f"folder = {folder!r}: holds no run; name the day of a tier, such as outputs/quick-20261126")
+    return replace(content(runs, usd_per_hour or None), demo=demo and not folder)
+
+
+def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
+    """Read runs of one tier. ``usd_per_hour`` is the price of a device (of a CPU the machine), else that of the price sheet counts."""
+    runs = [load(folder) for folder in folders]
+    whole = [run for run in runs if run.complete and not run.problems]
+    right, fast = [_right(run) for run in runs], [row for run in whole for row in _fast(run)]
+    worst = min((run.word for run in runs if run.word != "SKIPPED"), key=badness, default="SKIPPED")
+    price = _price(whole, usd_per_hour)
+    right.sort(key=lambda row: (badness(row["run"].word), all(value.agrees for value in row["values"])))
+    fast.sort(key=lambda row: row["share"] is None)
+    return Page(
+        folder=folders[0].parent if folders else Path(),
+        runs=runs,
+        word=worst,
+        sentence=_sentence(right, fast),
+        hardware=runs[0].hardware if runs else "",
+        header=_header(runs),
+        right=right,
+        fast=fast,
+        peaks=_peaks(whole),
+        worth=list(_worth(whole, price)) if price else [],
+        price=price,
+        undone=list(_undone(runs)),
+    )
+
+
+def _link(run: Record) -> str:
+    return quote(os.fsencode(f"{Path(run.folder).name}/report.html")) if run.report else ""
+
+
+def _right(run: Record) -> Row:
+    """Return what a run verified, and what it computed beside the reference: what differs first."""
+    values, verified = list[Compared](), list[str]()
+    if run.complete and not run.problems:
+        spec, stored = spec_of(run.benchmark), Run(run.folder)
+        rows = undamaged(stored)
+        verified, values = list(spec.verified(rows)), compared(stored, spec.quality(rows))
+    values.sort(key=lambda value: value.agrees)
+    return {"run": run, "link": _link(run), "verified": "; ".join(verified), "values": values}
+
+
+def _fast(run: Record) -> Iterator[Row]:
+    rows = undamaged(Run(run.folder))
+    for bound in spec_of(run.benchmark).bounds:
+        if reached := bound.reached(rows):
+            yield reached | {"run": run, "link": _link(run)}
+
+
+def _peaks(runs: Sequence[Record]) -> str:
+    """Say what the machine itself reached: the bounds that the shares are of."""
+    words = []
+    for run in (run for run in runs if run.benchmark == "machine"):
+        first = spec_of(run.benchmark).first(metric.name for metric in run.measured)
+        words = [f"{label} {metric.text}" for name, label in first.items() if (metric := run.metric(name))]
+    return "; ".join(words)
+
+
+def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
+    if usd_per_hour is not None:
+        return Price(usd_per_hour, "given")
+    devices = frozenset(name for run in runs for name in run.device_names)
+    offers = [entry for entry in read_sheet().prices if entry.kind == "on-demand"] if devices else []
+    return listed(Names("this machine", frozenset(), devices=devices), offers)
+
+
+def _worth(runs: Sequence[Record], price: Price) -> Iterator[Row]:
+    """Yield what a million items of work cost at the rate that was measured."""
+    for run in runs:
+        prefix = spec_of(run.benchmark).rate
+        rates = [metric for metric in run.measured if prefix and f"{metric.name}_".startswith(f"{prefix}_")]
+        for metric in rates[:1]:
+            if metric.value:
+                devices = int(run.fingerprint.get("nodes" if run.backend == "cpu" else "world_size") or 1)
+                usd = price.usd_per_device_hour * devices / HOUR_S * MILLION / metric.value
+                work = f"1 million {metric.unit.removesuffix('/s')}, {run.benchmark}"
+                yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": _link(run)}
+
+
+def _undone(runs: Sequence[Record]) -> Iterator[Row]:
+    """Yield what was not done, why, and the command that does it."""
+    for run in runs:
+        command = f"benchlib run {run.benchmark} --tier {run.tier}"
+        if run.word == "SKIPPED":
+            yield {"what": run.benchmark, "why": run.sentence, "command": "benchlib doctor"}
+        for check in run.verdict.checks if run.verdict else []:
+            if check.word == "INCOMPLETE":
+                yield {"what": f"{run.benchmark}, {check.name}", "why": check.reason, "command": command}
+    tier, ran = next((run.tier for run in runs), "quick"), {run.benchmark for run in runs}
+    for benchmark in loadable():
+        if benchmark.name not in ran:
+            larger = "nightly" if tier in ("smoke", "quick") else tier
+            command = f"benchlib run {benchmark.name} --tier {larger}"
+            yield {"what": benchmark.question, "why": f"not part of {tier}", "command": command}
+    uncompared = [run for run in runs if run.verdict and any(c.status == "NO_BASELINE" for c in run.verdict.checks)]
+    if uncompared:
+        place = Path(uncompared[0].folder).parent
+        why = "no earlier run of this machine was accepted"
+        command = f'benchlib baseline accept {place}/{uncompared[0].benchmark}-* --reason "first"'
+        yield {
+            "what": f"Speed against earlier runs, {counted(len(uncompared), 'benchmark')}",
+            "why": why,
+            "command": command,
+        }
+
+
+def _sentence(right: Sequence[Row], fast: Sequence[Row]) -> str:
+    """Say in a sentence or two what a reader needs who stops here."""
+    wrong = [row["run"] for row in right if row["run"].word not in ("PASS", "SKIPPED")]
+    referenced = [row for row in right if row["values"]]
+    differing = [row["run"].benchmark for row in referenced if not all(value.agrees for value in row["values"])]
+    words = [f"{run.benchmark}: {run.sentence.rstrip('.')}" for run in wrong[:2]]
+    if len(wrong) > 2:
+        words.append(f"{len(wrong) - 2} more did not pass")
+    if not wrong:
+        words.append(f"{counted(sum(row['run'].word == 'PASS' for row in right), 'benchmark')} passed")
+    if referenced:
+        same = len(referenced) - len(differing)
+        words.append(f"{same} of {len(referenced)} compute what the references say")
+    if shares := [row for row in fast if row["share"] is not None]:
+        least = min(shares, key=lambda row: row["share"])
+        words.append(f"Farthest from its bound: {least['work']}, {share_text(least['share'])} {least['of']}")
+    return f"{'. '.join(words)}." if words else "There is no run to show."
+
+
+def _header(runs: Sequence[Record]) -> list[str]:
+    if not runs:
+        return []
+    first, versions = runs[0], runs[0].machine.get("versions", {})
+    ended = [run.ended_at for run in runs if run.ended_at]
+    took = duration(max(ended) - min(run.started_at for run in runs)) if ended else ""
+    ranks = max(run.ranks for run in runs)
+    return [
+        f"{first.tier} tier",
+        f"{first.backend}, {counted(ranks, 'rank')}",
+        f"torch {versions.get('torch', '?')}, transformers {versions.get('transformers', '?')}",
+        first.moment.strftime("%Y-%m-%d %H:%M"),
+        f"{counted(len(runs), 'benchmark')}{f' in {took}' if took else ''}",
+    ]
+
+
+def judge(page: Page) -> Verdict:
+    """Judge a page by the verdicts of its runs."""
+    words = [(run, STATUS.get(run.word, "FAIL")) for run in page.runs]
+    asks = [(Ask(run.benchmark, "Did the run pass?", "target"), run, status) for run, status in words]
+    return verdict_of(
+        [ask.answer(status, run.sentence, gates=status != "SKIPPED") for ask, run, status in asks], remedy=""
+    )
+
+
+# What the notebook shows, by `session`.
+
+
+def asked(page: Page) -> dict[str, str]:
+    place = "the demo runs of the kit" if page.demo else str(page.folder)
+    return {"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"}
+
+
+def tables(page: Page) -> dict[str, list[dict[str, Any]]]:
+    right = [
+        {"benchmark": row["run"].benchmark, "verified": row["verified"], "value": value.name if value else ""}
+        | {"here": value.here.text if value else "", "reference": value.text if value else "none"}
+        | {"verdict": row["run"].word}
+        for row in page.right
+        for value in row["values"] or [None]
+    ]
+    heads = {"work": "work", "rate": "rate", "of": "of", "says": "what holds it back"}
+    fast = [{"share": _share(row)} | {head: row[name] for name, head in heads.items()} for row in page.fast]
+    worth = [{"work": row["work"], "rate": row["rate"], "price": row["usd"]} for row in page.worth]
+    return {"right": right, "fast": fast, "worth": worth, "not done": page.undone}
+
+
+def _share(row: Row) -> str:
+    if row["share"] is None:
+        return MISSING
+    ends = f" ({share_text(row['low'])} to {share_text(row['high'])})" if row["low"] is not None else ""
+    return share_text(row["share"]) + ends
+
+
+def figures(page: Page) -> dict[str, Callable[[], list[Any]]]:
+    return {"fast": lambda: [_picture(page.fast)]}
+
+
+def _picture(rows: Sequence[Row]) -> Any:
+    """Draw what was reached beside the bounds that were measured, a bar a row."""
+    from benchlib.show import figures as on
+
+    bounded = [row for row in rows if row["share"] is not None]
+    with on.in_style():
+        figure, axes = on.blank("machine")
+        if not bounded:
+            return on.leave_empty(figure, axes, "No bound was measured.")
+        bars = on.grouped_bars(axes, {"share": [row["share"] for row in bounded]}, across=True)[0]
+        for place, (bar, row) in enumerate(zip(bars, bounded, strict=True)):
+            if row["low"] is not None:
+                axes.plot([row["low"], row["high"]], [place, place], color=on.PALETTE.text, linewidth=1.4)
+            end = max(row["share"], row["high"] or 0.0)
+            on.note(axes, share_text(row["share"]), (end, bar.get_y() + bar.get_height() / 2), (5, 0), fontsize=8)
+        axes.axvline(1.0, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
+        on.label_rows(axes, [row["work"] for row in bounded])
+        axes.set_xlim(0, 1.15 * max(1.0, *(row["share"] for row in bounded)))
+        axes.set_xlabel("share of the measured bound")
+        least = min(bounded, key=lambda row: row["share"])
+        alt = "; ".join(f"{row['work']}: {_share(row)} {row['of']}" for row in bounded)
+        return on.head(figure, f"{least['work']} is farthest from its bound: {share_text(least['share'])}", f"{alt}.")
+
+
+def reading(page: Page) -> list[str]:
+    return [page.sentence, *([f"This machine: {page.peaks}."] if page.peaks else [])]
+
+
+def provenance(page: Page) -> list[dict[str, str]]:
+    made = [(run, f"benchlib {run.version}") for run in page.runs]
+    return [{"run": run.run, "benchmark": run.benchmark, "hardware": run.hardware, "made by": by} for run, by in made]
+
+
+def render(folder: Path, folders: Sequence[Path] | None = None, usd_per_hour: float | None = None) -> Path:
+    """Write the page of the runs of ``folder``, the day of a tier: those given, else the newest of each benchmark."""
+    from benchlib.show import markup
+
+    page = content(newest(folder) if folders is None else folders, usd_per_hour)
+    path = folder / NAME
+    write_text(path, markup.page("machine.html.j2", page=page, share_text=share_text, values=VALUES, counted=counted))
+    return path

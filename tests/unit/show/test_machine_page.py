@@ -1,0 +1,82 @@
+"""One page for a machine: every run stands in it, what differs first, and its numbers are those of the runs."""
+
+import json
+import re
+
+import pytest
+from make_smoke import unpack
+from pages import Page, assert_self_contained_and_accessible
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
+from benchlib.judge import reference_values
+from benchlib.judge.verdict import judge
+from benchlib.results.run import Run
+from benchlib.show import machine_page
+from benchlib.spec.tables import Rows
+
+NAMES = [name for name in BENCHMARKS if name != "serving"]
+
+
+@pytest.fixture
+def day(tmp_path, monkeypatch):
+    """The smoke runs of all benchmarks but one, judged where no baseline and no reference lies."""
+    monkeypatch.setattr(reference_values, "folder", lambda: tmp_path / "baselines")
+    folder = tmp_path / "smoke-20261126"
+    for name in NAMES:
+        judge(unpack(name, folder / f"{name}-cpu-101500-aaaaaa").path)
+    return folder
+
+
+def rendered(day, **more):
+    page = Page(machine_page.render(day, **more))
+    page.source = re.sub(r'<a href="[\w-]+/report.html">', '<a href="#">', page.source)
+    page.elements = [(tag, attrs) for tag, attrs in page.elements if tag != "a"]
+    assert_self_contained_and_accessible(page)
+    return page
+
+
+def metric(day, benchmark, start):
+    metrics = json.loads((day / f"{benchmark}-cpu-101500-aaaaaa" / "result.json").read_text())["metrics"]
+    return next(item["value"] for item in metrics if item["name"].startswith(start))
+
+
+def test_every_run_stands_there_with_its_share_of_the_bound_and_its_price(day):
+    page = machine_page.content(machine_page.newest(day), usd_per_hour=0.36)
+    assert [row["run"].benchmark for row in page.right if row["run"].word == "PASS"] and len(page.right) == len(NAMES)
+    shares = {row["run"].benchmark: row["share"] for row in page.fast if row["share"] is not None}
+    assert shares["squad"] == pytest.approx(metric(day, "squad", "mfu"))
+    assert shares["collectives"] == pytest.approx(metric(day, "collectives", "allreduce_socket_share"))
+    worth = {row["work"]: row["usd"] for row in page.worth}
+    usd = 1e-4 * 1e6 / metric(day, "squad", "train_samples_per_s")  # 0.36 USD an hour are 1e-4 a second
+    assert float(worth["1 million samples, squad"].split()[0]) == pytest.approx(usd, rel=0.01)
+    assert "benchlib run serving --tier nightly" in [row["command"] for row in page.undone]
+    assert rendered(day).text.count("no reference") == len(NAMES)
+
+
+def test_what_differs_from_its_reference_fails_the_page_and_stands_first(day):
+    for name, change in (("seq2seq", 0.0), ("parallel", 0.5)):
+        run = Run(day / f"{name}-cpu-101500-aaaaaa")
+        values = BENCHMARKS[name].spec.quality(Rows.of(run))
+        moved = {key: value._replace(value=value.value + change) for key, value in values.items()}
+        reference_values.accept([run], [moved], "made up")
+        judge(run.path)
+    page = machine_page.content(machine_page.newest(day))
+    assert page.word == "FAIL" and page.right[0]["run"].benchmark == "parallel"
+    assert "1 of 2 compute what the references say" in page.sentence
+    assert page.sentence.startswith("parallel: 1 check failed: reference values")
+    text = rendered(day).text
+    assert "≠" in text and text.index("parallel") < text.index("seq2seq")
+
+
+def test_damaged_and_skipped_runs_and_an_empty_folder(day, tmp_path):
+    (day / "machine-cpu-101500-aaaaaa" / "result.json").write_text("{")
+    write_json(
+        day / "squad-cpu-101500-aaaaaa" / "verdict.json", {"verdict": "SKIPPED", "sentence": "no disk", "checks": []}
+    )
+    page = machine_page.content(machine_page.newest(day))
+    assert page.word == "DAMAGED" and page.right[0]["run"].benchmark == "machine" and page.peaks == ""
+    assert "DAMAGED" in rendered(day).text
+    with pytest.raises(UserError, match="holds no run"):
+        machine_page.read(str(tmp_path), 0.0)
