@@ -19,7 +19,6 @@ from benchlib.judge.regression import disturbances
 from benchlib.results.metrics import Metric
 from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run
-from benchlib.spec.tables import Rows
 
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
@@ -54,7 +53,7 @@ def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, f
 def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
     """Make what runs computed the reference of their work on any machine, or with ``add`` more runs of it."""
     runs = _acceptable(folders)
-    values = [BENCHMARKS[run.config.benchmark].spec.quality(Rows.of(run)) for run in runs]
+    values = [BENCHMARKS[run.config.benchmark].spec.quality_of(run) for run in runs]
     path = reference_values.accept(runs, values, reason, add)
     compared = reference_values.load(path).compared(values[0])
     show_table({"value": item.name, "here": item.here.text, "reference": item.text} for item in compared)

@@ -143,7 +143,7 @@ def assign(asked: Asked, sides: Sequence[Names], sheet: Sheet | None = None) -> 
     if count:
         return [Price(usd, "given") for usd in asked.plain]
     offers = [entry for entry in (sheet or read_sheet()).prices if entry.kind == asked.kind]
-    prices = [_named(asked, side) or listed(side, offers) for side in sides]
+    prices = [_named(asked, side) or listed_price(side, offers) for side in sides]
     if lacking := [side.text() for side, price in zip(sides, prices, strict=True) if price is None]:
         listed = ", ".join(sorted({entry.device for entry in offers})) or "nothing"
         remedy = f"add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices {asked.kind} of {listed}"
@@ -159,7 +159,7 @@ def _named(asked: Asked, side: Names) -> Price | None:
     return Price(asked.named[closest[0]], "given") if closest else None
 
 
-def listed(side: Names, offers: Iterable[Entry]) -> Price | None:
+def listed_price(side: Names, offers: Iterable[Entry]) -> Price | None:
     """Return the least of the offers for a side's device, by the name that torch reports; None where there is none."""
     ids = {name for device in side.devices for name in registry().devices_of(device)}
     fitting = sorted((entry for entry in offers if entry.device in ids), key=lambda entry: entry.usd_per_device_hour)

@@ -16,14 +16,12 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import badness, counted, duration, quantity
 from benchlib.judge.checks import Ask, Status, verdict_of
-from benchlib.judge.prices import Names, Price, listed, read_sheet
+from benchlib.judge.prices import Names, Price, listed_price, read_sheet
 from benchlib.judge.reference_values import Compared, compared
 from benchlib.judge.trends import choose_store
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
 from benchlib.results.verdict import Verdict
-from benchlib.spec.spec import undamaged
-from benchlib.spec.tables import MISSING
 
 NAME = "machine.html"
 VALUES = 3  # of a reference that a row shows
@@ -105,18 +103,16 @@ def _right(run: Record) -> Row:
     """Return what a run verified, and what it computed beside the reference: what differs first."""
     values, verified = list[Compared](), list[str]()
     if run.complete and not run.problems:
-        spec, stored = spec_of(run.benchmark), Run(run.folder)
-        rows = undamaged(stored)
-        verified, values = list(spec.verified(rows)), compared(stored, spec.quality(rows))
+        stored = Run(run.folder)
+        verified, qualities, _ = spec_of(run.benchmark).page(stored)
+        values = compared(stored, qualities)
     values.sort(key=lambda value: value.agrees)
     return {"run": run, "link": _link(run), "verified": "; ".join(verified), "values": values}
 
 
 def _fast(run: Record) -> Iterator[Row]:
-    rows = undamaged(Run(run.folder))
-    for bound in spec_of(run.benchmark).bounds:
-        if reached := bound.reached(rows):
-            yield reached | {"run": run, "link": _link(run)}
+    *_, reached = spec_of(run.benchmark).page(Run(run.folder))
+    yield from (item | {"run": run, "link": _link(run)} for item in reached)
 
 
 def _peaks(runs: Sequence[Record]) -> str:
@@ -133,7 +129,7 @@ def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
         return Price(usd_per_hour, "given")
     devices = frozenset(name for run in runs for name in run.device_names)
     offers = [entry for entry in read_sheet().prices if entry.kind == "on-demand"] if devices else []
-    return listed(Names("this machine", frozenset(), devices=devices), offers)
+    return listed_price(Names("this machine", frozenset(), devices=devices), offers)
 
 
 def _worth(runs: Sequence[Record], price: Price) -> Iterator[Row]:
@@ -244,7 +240,7 @@ def tables(page: Page) -> dict[str, list[dict[str, Any]]]:
 
 def _share(row: Row) -> str:
     if row["share"] is None:
-        return MISSING
+        return "–"
     ends = f" ({share_text(row['low'])} to {share_text(row['high'])})" if row["low"] is not None else ""
     return share_text(row["share"]) + ends
 

@@ -306,6 +306,9 @@ class Spec:
             *regression_checks(run, self.limits(run), comparison),
         ]
 
+    def quality_of(self, run: Run) -> dict[str, Quality]:
+        return self.quality(Rows.of(run))
+
     def quality(self, run: Rows) -> dict[str, Quality]:
         """Return the finite numbers that are the same on any hardware, by their heading and, of several rows, the row's title."""
         values = dict[str, Quality]()
@@ -378,6 +381,12 @@ class Spec:
                     parts["latencies"] = [Latency(name=table.name, **parts["latencies"])]
                 if parts:
                     yield Claim(subject=table.name_of(row, run), **parts)
+
+    def page(self, run: Run) -> tuple[list[str], dict[str, Quality], list[dict[str, Any]]]:
+        """Return what was verified, the values that are the same on any hardware, and how near each speed came to its bound."""
+        rows = undamaged(run)
+        reached = [item for bound in self.bounds if (item := bound.reached(rows))]
+        return list(self.verified(rows)), self.quality(rows), reached
 
     def report(self, run: Run) -> dict[str, list[dict[str, str]]]:
         """Return the tables of the report, by heading; those without rows are left out."""

@@ -1,6 +1,7 @@
 """LoadGen against engines that misbehave, rules read back from it, and the cases in which it prints VALID for nonsense."""
 
 import dataclasses
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -300,6 +301,8 @@ def over_two_workers(fault, kind, pair, folder):
                 server.cut()
 
 
+# A server that is cut as SIGKILL does it may leave a connection that was just accepted to the collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["Offline", "Server", "accuracy"])
 def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path, request):
     """All faults at once, each with two workers and a LoadGen of its own: they mostly wait.
@@ -310,6 +313,7 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path,
     with ThreadPoolExecutor() as pool:
         runs = pool.map(lambda fault: over_two_workers(fault, kind, pair, tmp_path), FAULTS)
         ended = dict(zip(FAULTS, runs, strict=True))
+    gc.collect()
     for fault, (test, outcome) in ended.items():
         table, record = outcome.table, outcome.facts["dispatch"]
         assert len(table) >= SAMPLES and len(set(table["query"])) == len(table), fault
