@@ -225,7 +225,8 @@ class Spec:
     rows that pictures of a run without a result can show. ``listing()`` gives tables of what it can run for `benchlib
     list`, ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``. ``rate`` makes its runs
     comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
-    ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do;
+    ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do,
+    ``whole`` whether a run did the work that its config says, without which its values are not compared with a reference;
     ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
     change how the work is done and not what is done.
     """
@@ -245,6 +246,7 @@ class Spec:
     exports: Sequence[tuple[str, str, str]] = ()
     verified: Callable[[Rows], Iterable[str]] = lambda run: []
     bounds: Sequence[Bound] = ()
+    whole: Callable[[Rows], bool] = lambda run: True
     rate: str = ""
     batch: Sequence[str] = ()
     ways: Sequence[str] = ()
@@ -312,7 +314,7 @@ class Spec:
     def quality(self, run: Rows) -> dict[str, Quality]:
         """Return the finite numbers that are the same on any hardware, by their heading and, of several rows, the row's title."""
         values = dict[str, Quality]()
-        for table in self.tables:
+        for table in self.tables if self.whole(run) else ():
             rows = table.ran().rows(run)
             for col, row in ((col, row) for col in table.cols if col.quality is not None for row in rows):
                 if (value := table[col.name].finite(row, run)) is not None:

@@ -42,11 +42,6 @@ def _shares(rates: list[float], peak: float) -> list[float]:
     return [rate / peak for rate in rates]
 
 
-def as_planned(value: float, cut_by: str) -> float | None:
-    """Return a value where the work was what the config says, and not what the budget left of it."""
-    return None if cut_by == "budget" else value
-
-
 def _pace(rates: list[float], step_s: list[float], drift: str) -> str:
     """Say what the rate is of, and how it moved if it was no steady one."""
     text = "median step" if len(rates) == len(step_s) else "all steps together, which come in bursts"
@@ -141,10 +136,8 @@ def run_of_training(*more: Col) -> Table:
         Col("learning_rate_min", "error", "smallest learning rate", role="learning.learning_rate_min"),
         Col("learning_rate_max", "error"),
         series("loss", "number"),
-        Col("loss_first", "number", "", partial(_loss_at, 0), "loss"),
-        Col("loss_final", "number", "", partial(_loss_at, -1), "loss"),
-        Col("planned_loss_first", "number", "first loss", as_planned, "loss_first cut_by", quality=LOSS),
-        Col("planned_loss_final", "number", "final loss", as_planned, "loss_final cut_by", quality=LOSS),
+        Col("loss_first", "number", "first loss", partial(_loss_at, 0), "loss", quality=LOSS),
+        Col("loss_final", "number", "final loss", partial(_loss_at, -1), "loss", quality=LOSS),
         Col("window", "count", "", lambda losses: smoothing_window(len(losses)), "loss"),
         Col("end_to_end", RATE, "", truediv, "trained_samples train_s"),
         Col("peak_flops", "FLOP/s", "peak of matrix products"),
@@ -239,6 +232,11 @@ SPEED: list[Say] = [
     ),
     each(counted_steps.where(largest=bool), "The largest part of a step is {largest}."),
 ]
+
+
+def whole(run: Rows) -> bool:
+    """Return whether the work was what the config says, and not what the budget left of it."""
+    return run.run.get("cut_by") != "budget"
 
 
 def bound(work: str) -> Bound:

@@ -25,6 +25,7 @@ from benchlib.workloads.training_spec import (
     run_of_training,
     series,
     warnings,
+    whole,
 )
 
 # How far losses of the two engines may lie apart after some steps, as a share: sums in another order, and with mixed
@@ -213,6 +214,7 @@ SPEC = Spec(
             "{limit} holds it back",
         ),
     ],
+    whole=whole,
     warnings=_warnings,
     recorded=recorded,
     exports=[("bench", FILE, "benchlib.benchmarks.seq2seq.export:write")],
