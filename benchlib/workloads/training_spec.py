@@ -24,6 +24,7 @@ from benchlib.spec.tables import Col, Row, Rows, Table, Tables, cols, why, write
 
 PARTS = {name: name for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")}
 PARTS["exchange_exposed"] = "exchange"
+LESS = {"max_steps": "planned_steps", "samples": "samples_per_epoch"}  # fields of the config that ask for less work
 BURSTY = 1.5  # of the median step's rate over that of all steps together: neither a hiccup nor noise does that
 RATE, THROUGHPUT = "samples/s", "Training throughput"
 LARGEST, HELD = "tensors of the largest rank", "largest rank"
@@ -200,10 +201,15 @@ def plan_text(row: Row) -> str:
 
 
 def _whole(check: Check, run: Rows) -> Judged:
-    """Judge whether all of the training ran: a cut by the budget leaves the run incomplete."""
+    """Judge whether all of the training ran. Runs that the budget cut did other work than the rest, so none can be compared."""
     row = run.run
+    if row["epoch_share"] < 1 and row["cut_by"] == "budget":
+        less = next((f"{name}={row[fact]}" for name, fact in LESS.items() if hasattr(run.config, name)), "")
+        remedy = f"`--set {less}` asks for this much, `--set budget_s=N` for more time"
+        reason = f"too slow for this tier: {plan_text(row)}; {remedy}"
+        return check.answer("FAIL", reason, value=row["epoch_share"])
     if row["epoch_share"] < 1 and row["cut_by"]:
-        return check.answer("SKIPPED", plan_text(row), gates=row["cut_by"] == "budget", value=row["epoch_share"])
+        return check.answer("SKIPPED", plan_text(row), value=row["epoch_share"])
     whole = row["epoch_share"] == 1 and row["planned_steps"] == row["total_steps"]
     return check.answer("PASS" if whole else "FAIL", plan_text(row))
 

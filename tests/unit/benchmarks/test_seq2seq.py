@@ -138,7 +138,7 @@ CASES = [  # those of any training: tests/unit/judge/test_planted_numbers.py
     ("engines agree", "FAIL", "engines", 1, {"loss": []}),
     ("engines agree", "SKIPPED", "engines", 1, {"loss": None, "status": "skipped", "reason": "engine = plain"}),
     ("whole set", "FAIL", "run", 0, {"planned_steps": 15}),
-    ("whole set", "INCOMPLETE", "run", 0, CUT),
+    ("whole set", "FAIL", "run", 0, CUT),
     ("page cache", "SKIPPED", "run", 0, COLD),
     *(
         ("page cache", status, "epochs", 1, {"cached": share, "why": {}})

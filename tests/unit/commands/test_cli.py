@@ -78,7 +78,7 @@ def test_a_dry_run_of_a_tier_is_a_table_and_with_all_every_benchmark_in_full(cal
     rows = {line.split()[0]: line.split() for line in lines if not line.startswith(" ")}
     names = [name for name in BENCHMARKS if name in read_params("tiers", "quick")]
     assert [name for name in rows if name in BENCHMARKS] == names
-    assert "120" in rows["squad"] and "45" in rows["machine"], "the budgets"
+    assert "300" in rows["squad"] and "120" in rows["machine"], "the budgets"
     whole = call("run", "quick", "--dry-run", "--all").output
     assert whole.index("machine, tier quick") < whole.index("squad, tier quick")
 
