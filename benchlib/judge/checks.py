@@ -1,5 +1,6 @@
 """Checks and verdicts: named questions with a status, a reason and the numbers behind it."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ class Ask(NamedTuple):
             return self.fact(False, f"{why}: the result is foreign, altered or of another version")
 
 
+MAX_REASON = 240  # letters
 NOTHING_EVALUATED = "Nothing that the run was for could be evaluated"
 _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
 
@@ -85,7 +87,9 @@ def verdict_of(
     if skipped:
         return verdict("SKIPPED", f"Nothing ran: {skipped}")
     if failed := [check for check in checks if check.gates and check.status == "FAIL"]:
-        return verdict("FAIL", f"{counted(len(failed), 'check')} failed: {names(failed)}.")
+        first, *others = failed
+        rest = f". Also: {names(others)}" if others else ""
+        return verdict("FAIL", f"{counted(len(failed), 'check')} failed: {first.name}: {clipped(first.reason)}{rest}.")
     passed = [check for check in checks if check.status == "PASS"]
     if unsure := [check for check in checks if check.gates and check.status == "AMBIGUOUS"]:
         if remedy is not None:
@@ -102,6 +106,12 @@ def verdict_of(
     rest = f"; {alone} not compared (no comparable baseline)" * bool(alone)
     rest += f"; incomplete: {names(incomplete)}" * bool(incomplete)
     return verdict("PASS", f"{counted(len(passed), 'check')} passed{rest}.")
+
+
+def clipped(reason: str) -> str:
+    """Return a reason short enough for a sentence: its first part where it lists several."""
+    first = reason if len(reason) <= MAX_REASON else reason.split("; ")[0]
+    return textwrap.shorten(first, MAX_REASON, placeholder=" …").rstrip(".")
 
 
 def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:

@@ -78,6 +78,17 @@ def _requested(benchmark: str, tier: str, backend: str, overrides: Mapping[str, 
     return Plan(resolved, auto=auto, overrides=overrides)
 
 
+def _check_limits(overrides: Mapping[str, Any], benchmarks: Iterable[str]) -> None:
+    """Raise ``UserError`` for a limit of the gate that no metric of these benchmarks has: who sets one believes that it gates."""
+    specs = [BENCHMARKS[name].spec for name in benchmarks]
+    stated = overrides.get("limits")
+    names = [name.removeprefix("limits.") for name in overrides if name.startswith("limits.")]
+    for name in [*names, *(stated if isinstance(stated, Mapping) else ())]:
+        if not any(spec.has_limit(name) for spec in specs):
+            known = [item for spec in specs for item in spec.limited]
+            raise UserError(f"limits.{name}: no metric with a limit has this name: {nearest(name, known)}")
+
+
 def _settled(request: Plan, probe: dict[str, Any]) -> Plan:
     """Return the plan for the machine that ``probe`` describes. Raises ``UserError`` for values that do not fit it."""
     resolved, config = request.resolved, request.config
@@ -103,6 +114,7 @@ def plan(
     Without ``probe`` torch is asked for it, after all that needs no device was checked. Raises ``UserError``.
     """
     request = _requested(benchmark, tier, backend, overrides)
+    _check_limits(overrides, [benchmark])
     return _settled(request, probe_devices() if probe is None else probe)
 
 
@@ -123,6 +135,7 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
         single = of_tier and config_class(name).ONE_PROCESS
         values = {key: value for key, value in overrides.items() if not (single and key == "nproc")}
         requests.append(_requested(name, level, backend, values))
+    _check_limits(overrides, names)
     probe = probe_devices()
     return [replace(_settled(request, probe), of_tier=of_tier) for request in requests]
 

@@ -279,6 +279,18 @@ class Spec:
         """Return the metrics of a run, each once."""
         return [metric.state(name, row, run) for metric in self.metrics for name, row in metric.rows(run)]
 
+    @functools.cached_property
+    def limited(self) -> dict[str, str]:
+        """The names of the metrics with a limit: without their columns in braces, and as they are declared."""
+        names = [item.name for item in self.metrics if (item.may_lose, item.amount) != (None, None)]
+        return {re.sub(r"{\w+}", "", name).strip("_"): name for name in names}
+
+    def has_limit(self, name: str) -> bool:
+        """Tell whether a metric with a limit has this name, or one that begins so."""
+        metric = self.metric(name)
+        known = metric is not None and metric.name in self.limited.values()
+        return known or any(item.startswith(f"{name}_") for item in self.limited)
+
     def limits(self, run: Run) -> list[RegressionLimit]:
         """Return how much worse each metric may get than the baseline."""
         assert run.result is not None

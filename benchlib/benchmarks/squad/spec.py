@@ -102,9 +102,10 @@ splits = Table("splits", "from step {from_step}", of_split)
 of_last = [
     *cols("slowest_s", "s"),
     Col("best_s", "s", "the best split"),
-    Col("other_split_s", "s", "another split than the best"),
+    # Differences of measured times, which noise may turn.
+    Col("other_split_s", "s", "another split than the best", signed=True),
     Col("differing_steps_s", "s", "steps that differ"),
-    Col("exchange_s", "s", "exchange and the rest"),
+    Col("exchange_s", "s", "exchange and the rest", signed=True),
     Col("calibration_s", "s", "calibration"),
     series("wait_shares", "ratio", "waiting for the slowest rank", derived=True),
     Col("distance", "number", "slowest rank over the best split", truediv, "slowest_s best_s"),

@@ -50,6 +50,8 @@ def call(monkeypatch):
         (["run", "squad", "epochs=2", "seed=3"], "unexpected extra arguments (epochs=2 seed=3)"),
         (["run", "squad", "--set", "epochs=-1"], "Input should be greater than 0"),
         (["run", "quick", "--set", "nonsense=1"], "unknown parameter"),
+        (["run", "squad", "--set", "limits.trian_samples=0.1"], "did you mean train_samples_per_s"),
+        (["run", "smoke", "--set", "limits.nonsense=0.1"], "no metric with a limit has this name"),
         (["run", "quick", "--tier", "nightly"], "is a tier itself"),
     ],
 )
