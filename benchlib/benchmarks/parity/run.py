@@ -245,7 +245,9 @@ def _run(bench: Bench) -> Row:
     row["reference_limit"] = numerics.MAX_EASED * limit.value
     row["golden"] = Path(config.golden).name
     row["golden_age_s"] = max(0.0, time.time() - fields["created_at"]) if config.golden else None
+    row["last_loss"] = next(iter(meta.get("curve", ())[-1:]), None)
     reasons = {"reference_error": bench.no_truth, "golden_age_s": "it was computed in this run"}
+    reasons["last_loss"] = "nothing was trained: train_steps = 0"
     reasons["dev_f1"] = "there is no dev set"
     return row | {"why": {name: why for name, why in reasons.items() if row[name] is None}}
 

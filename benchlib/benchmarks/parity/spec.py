@@ -12,7 +12,7 @@ from benchlib.core.text import days, listing, stand_ins
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.numbers import within
 from benchlib.spec.charts import Line, bars, grid, lines
-from benchlib.spec.checks import Check, below, compare, judge, zero
+from benchlib.spec.checks import Check, above_zero, below, compare, judge, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
 from benchlib.workloads.numerics import COSINE, CURVE, F1, GRADIENTS, LAYERS, LOGITS, QUANTITIES, SPANS, Limit, limit
@@ -79,6 +79,7 @@ run = run_table(
     *cols("reference_backend reference_torch reference_case"),
     *cols("parameters cases", "count"),
     Col("dev_f1", "number", "F1 of the reference", quality=0.5),
+    Col("last_loss", "number", "last loss of the reference", quality=1e-4),
     Col("reference_error", "error", "distance of the reference from fp64"),
     Col("reference_limit", "error"),
     Col("golden_age_s", "s", "age of the recording"),
@@ -327,6 +328,10 @@ def _missed(run: Rows) -> dict[str, list[str]]:
     return {"members": [name for name in run.config.members if name not in ran]}
 
 
+def _records(config: Any) -> bool:
+    return bool(config.record)
+
+
 def _asked(config: Any) -> bool:
     return not config.record
 
@@ -341,8 +346,11 @@ SPEC = Spec(
         *run_metrics(run),
     ],
     checks=[
-        Check("parity", "Does this backend match the reference?", judge=_whole, kind="target", informs=True),
+        Check(
+            "parity", "Does this backend match the reference?", judge=_whole, kind="target", informs=True, when=_asked
+        ),
         MATCHES,
+        above_zero("recorded", "Did the reference compute the inputs of the recording?", run["cases"], when=_records),
         zero(
             "same weights and inputs",
             "Did every member use the reference's weights and inputs?",

@@ -111,7 +111,7 @@ def skip_all(found):
     found["differences"] = []
 
 
-def nothing(found):
+def nothing(found):  # what a recording has
     found["members"], found["differences"] = [], []
 
 
@@ -119,7 +119,6 @@ def nothing(found):
     ("change", "values", "words"),
     [
         (skip_all, {}, "eager is not installed; sdpa_flash is not installed"),
-        (nothing, {"record": True}, "only the reference was asked for"),
         (lambda found: None, {"names": ("native",)}, "native only informs: name a member that gates"),
     ],
 )
@@ -131,6 +130,12 @@ def test_what_was_not_compared_never_passes(tmp_path, change, values, words):
     if "names" not in values:
         assert verdict.verdict == "SKIPPED" and "no member that gates" in verdict.sentence
     assert verdict.exit_code(strict=True) == 3
+
+
+def test_a_recording_compares_nothing_and_passes_where_its_inputs_were_computed(tmp_path):
+    found = judged(run_of(tmp_path / "run", nothing, record=True), tmp_path)
+    assert "parity" not in found and found["recorded"].status == "PASS"
+    assert verdict_of(list(found.values())).verdict == "PASS"
 
 
 @pytest.mark.parametrize(
