@@ -29,6 +29,16 @@ from benchlib.judge.regression import Side
 from benchlib.judge.trends import demo_worth
 
 DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
+# Parts of the work that leave an item what it is.
+SAME_ITEM = (
+    "items of an epoch",
+    "effective batch",
+    "epochs",
+    "max_steps",
+    "train_questions",
+    "precision",
+    "learning_rate",
+)
 NO_SAMPLES = "so few samples have no interval"
 
 
@@ -178,9 +188,9 @@ class Ranking:
         level = [machines[place].label for place, ratio in ratios.items() if ratio.log <= ratio.below]
         self.doubt = self.sure = ""
         if any(ratio.low is None for ratio in ratios.values()):
-            self.doubt = f"The order is open: {NO_SAMPLES}."
+            self.doubt = f"{text.capitalized(NO_SAMPLES)}."
         elif level:
-            self.doubt = f"The order is open: {text.listing(level)} may be as good."
+            self.doubt = f"{text.capitalized(text.listing(level))} may be as good."
         elif ratios:
             self.sure = f"The order is certain{' as far as single runs show' * (not of_runs)}."
 
@@ -252,14 +262,18 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         effort.row("wh_per_million", f"Energy per million {items}", "Wh", energy),
         Row("break_even", "Break-even price", "USD per device hour", even, direction="none"),
     ]
-    senseless = {"usd_per_exaflop"} if differences else set()
-    senseless |= set() if epoch else {"epoch_s", "usd_per_epoch"}
-    rows = [row for row in rows if row.name not in senseless]
+    other_items = [name for name in differences if name not in SAME_ITEM]
+    if other_items:  # no item is worth another one: nothing per item has a best machine
+        rows = [row if row.name == "usd_per_exaflop" else replace(row, best=None, certain=False) for row in rows]
+    rows = [row for row in rows if epoch or row.name not in ("epoch_s", "usd_per_epoch")]
     same_price = f"costs {{}} as much, and would cost the same at {even[price.order[1]].text('USD')} per device hour"
     answers = [
         _first(machines, time, f"{seconds[time.order[0]].text('s')} for {amount}", "fastest", "takes {} as long"),
         _first(machines, price, f"{usd[price.order[0]].text('USD')} for {amount}", "cheapest", same_price),
     ]
+    if other_items:
+        lasts = [Estimate.exact(1e18) / rate for rate in flops]
+        answers = _per_flop(machines, Ranking(machines, lasts, of_runs), useful, lasts, work, other_items)
     open_ = "Open: the work differs or has no epochs, so no time for it is known."
     within: tuple[str, str, bool | None] = ("", open_, None)
     if deadline_s is not None and epoch:
@@ -284,6 +298,29 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     )
 
 
+def _per_flop(
+    machines: Sequence[Machine],
+    time: Ranking,
+    price: Ranking,
+    seconds: Sequence[Estimate],
+    usd: Sequence[Estimate],
+    differing: Sequence[str],
+) -> list[Answer]:
+    """Compare machines whose items are different work by the FLOPs of it, where all of them are known."""
+    if len(time.order) < len(machines) or len(price.order) < len(machines):
+        reason = f"Open: an item is other work in {text.listing(differing)}, and not all runs state their FLOPs."
+        return [Answer(f"Which is the {word}?", "", reason, None) for word in ("fastest", "cheapest")]
+    amount = "1e18 useful FLOPs"
+    return [
+        _first(
+            machines, time, f"{seconds[time.order[0]].text('s')} for {amount}", "fastest per FLOP", "takes {} as long"
+        ),
+        _first(
+            machines, price, f"{usd[price.order[0]].text('USD')} for {amount}", "cheapest per FLOP", "costs {} as much"
+        ),
+    ]
+
+
 def _first(machines: Sequence[Machine], ranks: Ranking, takes: str, word: str, verb: str) -> Answer:
     first, second = ranks.order[:2]
     label, other, question = machines[first].label, machines[second].label, f"Which is the {word}?"
@@ -293,7 +330,8 @@ def _first(machines: Sequence[Machine], ranks: Ranking, takes: str, word: str, v
         return Answer(question, both, f"{both} do not differ: {takes} each.", False)
     ends = "" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})"
     behind = f"{other} {verb.format(f'{ratio.value:.3g} times{ends}')}"
-    sentence = f"{label} is the {word}: {takes}; {behind}. {ranks.doubt or ranks.sure}"
+    looks = f"{label} looks {word} ({takes}), but noise leaves it open; {behind}. {ranks.doubt}"
+    sentence = looks if ranks.doubt else f"{label} is the {word}: {takes}; {behind}. {ranks.sure}"
     return Answer(question, label, sentence, not ranks.doubt)
 
 
@@ -329,7 +367,7 @@ def _within(
 def _notes(machines: Sequence[Machine], of_runs: bool, items: str, differs: bool, epoch: float | None) -> Iterator[str]:
     if differs:
         item = items.removesuffix("s")
-        yield f"The work differs, so only what is per {item} is compared: no time or cost per epoch, no cost per FLOP."
+        yield f"The work differs: no time or cost per epoch is compared, and what is per {item} only where a {item} is the same work."
     elif not epoch:
         yield f"The runs do not say how many {items} an epoch has: nothing is compared per epoch."
     if not of_runs:

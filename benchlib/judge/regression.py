@@ -250,8 +250,13 @@ def check_of(limit: RegressionLimit, new: Side, old: Side, change: Change) -> Ch
 
 
 def shift_text(shift: Disturbance) -> str:
-    places = " and ".join(f"{start / shift.n:.0%} to {end / shift.n:.0%}" for start, end in shift.parts)
-    return f"its level shifted by {shift.ratio - 1:+.0%} from {places} of the samples"
+    """Say where in a run a level shifted, and by how much: ``it was 37% lower in the first 25% of the run``."""
+    places = []
+    for start, end in ((start / shift.n, end / shift.n) for start, end in shift.parts):
+        inner = f"from {start:.0%} to {end:.0%}"
+        places.append(f"in the first {end:.0%}" if not start else f"in the last {1 - start:.0%}" if end == 1 else inner)
+    word = "lower" if shift.ratio < 1 else "higher"
+    return f"it was {abs(shift.ratio - 1):.0%} {word} {' and '.join(places)} of the run"
 
 
 def disturbances(run: Record) -> list[str]:
@@ -259,14 +264,16 @@ def disturbances(run: Record) -> list[str]:
     sentences = list[str]()
     if run.others >= NOTICED:
         share = f"{run.others:.0%} of the processors"
-        sentences.append(f"Others took {share} while this ran: its speeds are those of the rest.")
+        sentences.append(
+            f"Others took {share} while this ran: speeds are what the remaining {1 - run.others:.0%} gave."
+        )
     shifts = dict[tuple[Any, ...], str]()
     for limit in run.limits:
         side = side_of([run], limit.metric)
         for item in side.readings(LINEAR) if side else ():
             if side and item.disturbed:
                 label = spec_of(run.benchmark).label(side.metric.name)
-                text = f"{label}: {shift_text(item.disturbed)}. The gate takes the undisturbed part and asks the whole run too."
+                text = f"{label}: {shift_text(item.disturbed)}. The gate uses the undisturbed part and checks that the whole run agrees."
                 shifts.setdefault(item.disturbed.parts, text)
     return [*sentences, *shifts.values()][:MAX_SENTENCES]
 

@@ -239,12 +239,30 @@ def test_single_numbers_leave_the_order_open_and_one_run_at_two_prices_does_not(
 def test_unlike_work_is_compared_per_item_and_the_difference_is_named(other, name, shown):
     item = compared(machine("a", 1, [100.0]), machine("b", 1, [200.0], **other), deadline_s=60)
     assert item.differences == {name: shown}
-    assert [row.name for row in item.rows] == ["rate", "usd_per_million", "wh_per_million", "break_even"]
+    assert [row.name for row in item.rows] == [
+        "rate",
+        "usd_per_million",
+        "usd_per_exaflop",
+        "wh_per_million",
+        "break_even",
+    ]
     assert item.amount == "a million samples"
     ways = machine("b", 1, [200.0], ranks=2, batch_size=4, threads=3, compile=True, seed=9)
     assert compared(machine("a", 1, [100.0]), ways).differences == {}
     assert item.answers[2].certain is None
     assert "work differs" in " ".join(item.notes)
+    assert item.answers[0].question == "Which is the fastest?"
+
+
+def test_items_that_are_other_work_are_compared_by_their_flops_alone():
+    item = compared(machine("a", 1, [100.0], flops=[2e9]), machine("b", 1, [200.0], flops=[3e9], max_length=64))
+    assert list(item.differences) == ["max_length"] and item.row("rate").best is None
+    assert [answer.question for answer in item.answers] == [
+        f"Which is the {word} per FLOP?" for word in ("fastest", "cheapest")
+    ]
+    unknown = compared(machine("a", 1, [100.0]), machine("b", 1, [200.0], max_length=64))
+    assert [answer.certain for answer in unknown.answers] == [None, None]
+    assert "an item is other work in max_length" in unknown.answers[0].sentence
 
 
 # Doors.
@@ -270,7 +288,10 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     page = tmp_path / "page.html"
     done = call(*stored, "--cost", "old=1", "--cost", "new=3", "--deadline", "1h", "--html", str(page))
     assert done.exit_code == 0, done.output
-    assert "old is the cheapest: 0.00833 USD for an epoch; new costs 2 times as much" in " ".join(done.output.split())
+    assert (
+        "old looks cheapest (0.00833 USD for an epoch), but noise leaves it open; new costs 2 times as much"
+        in " ".join(done.output.split())
+    )
     assert_self_contained_and_accessible(Page(page))
     item = json.loads(call(*stored, "--cost", "1,3", "--json").stdout)["worth"][0]
     (even,) = (row for row in item["rows"] if row["name"] == "break_even")

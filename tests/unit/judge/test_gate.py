@@ -185,7 +185,7 @@ def test_a_report_tells_of_others_and_of_shifts_once():
     )
     others, shift = disturbances(run)
     assert others.startswith("Others took 70% of the processors")
-    assert shift.startswith("rate: its level shifted by -33% from 25% to 75% of the samples")
+    assert shift.startswith("rate: it was 33% lower from 25% to 75% of the run")
 
 
 # What holds for every input
