@@ -5,6 +5,7 @@ do any more is done here, then the report is rendered and the terminal shows the
 """
 
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -109,6 +110,12 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
             save_repeats(run_dir, earlier)
         what = f"tier {config.tier}  backend {config.backend}  {counted(config.world_size, 'rank')}"
         say((config.benchmark, "bold"), f"  {what}  ", (place(run_dir), "dim"))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if config.backend == "cpu" and config.nproc > cores and config.launcher not in clusters.ELSEWHERE:
+            words = (
+                f"{config.nproc} ranks share {counted(cores, 'core')}: their speeds say little about ranks of their own"
+            )
+            say(("note", "yellow"), f"  {words}")
         if planned.unavailable:
             judging.mark_skipped(Run(run_dir), planned.unavailable)
         else:
@@ -306,6 +313,7 @@ def shown(path: Path) -> str:
 
 @click.command()
 @click.argument("target")
+@click.argument("words", nargs=-1, metavar="")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
 @click.option("--backend", "-b", default="auto", show_default=True, help=f"Where: {', '.join(['auto', *BACKENDS])}.")
 @SET
@@ -337,8 +345,12 @@ def shown(path: Path) -> str:
     help="With --dry-run: every benchmark of a tier in full, every parameter with its meaning.",
 )
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
+def verb(target: str, words: tuple[str, ...], pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
+    for word in words:
+        name, sign, value = word.partition("=")
+        remedy = f"write --{name} {value}" if name in ("tier", "backend") else f"write --set {word}"
+        raise UserError(f"{word}: {remedy if sign else 'one run has one target'}")
     dry_run, manifest, max_restarts = options["dry_run"], options["manifest"], options["max_restarts"]
     if options["everything"] and not dry_run:
         raise UserError("--all: shows every parameter of a plan, with --dry-run")

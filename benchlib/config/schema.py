@@ -381,7 +381,9 @@ def resolve(
     Raises ``UserError`` for unknown names and for values out of their type or range.
     """
     if backend not in BACKENDS:
-        raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
+        raise UserError(
+            f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}; there are auto, {', '.join(BACKENDS)}"
+        )
     cls = config_class(benchmark)
     fixed = {"benchmark": benchmark, "tier": tier, "backend": backend}
     values, origins = dict[str, Any](fixed), dict[str, str]()

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchlib.core.errors import BackendUnavailable, UserError
 
-INSTALL = "pip install 'benchlib[xla]'"
+INSTALL = "pip install -e '.[xla]'"
 # jax of this range has what is called here and in benchlib/workloads/stablehlo/pjrt.py; tried with 0.10.2.
 OLDEST, BEFORE = (0, 8), (0, 11)
 BEFORE_LAYERS = "inputs"  # operations that depend on no weight

@@ -147,6 +147,11 @@ def _of_tier(tier: str, overrides: Mapping[str, Any]) -> list[str]:
     fitting = [name for name in names if wanted <= set(config_class(name).model_fields)]
     if not fitting:
         schema.check_names(names[-1], wanted)
+    if others := [name for name in names if name not in fitting]:
+        lacking = "; ".join(
+            f"{name} has no {', '.join(sorted(wanted - set(config_class(name).model_fields)))}" for name in others
+        )
+        print(f"left out: {lacking}", file=sys.stderr)
     single = [name for name in fitting if config_class(name).ONE_PROCESS]
     if str(overrides.get("nnodes", "1")) == "1" or single == fitting:
         return fitting

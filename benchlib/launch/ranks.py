@@ -264,7 +264,7 @@ class Attempts:
         """Return what to add to the reason of a run that failed although it was started again as often as allowed."""
         if ending.outcome not in BROKEN or not self.restarts or self.left:
             return ""
-        return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the 1 restart was used"
+        return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the only restart was used"
 
     def begins(self, event: Event, record: RankRecord | None) -> bool:
         """Whether a rank's start belongs to a new attempt; ``record`` is that of the rank in the present one."""

@@ -49,7 +49,7 @@ def measure(rank: Rank) -> Tables:
     """Run all tests; one that does not end leaves the results of the others."""
     config = rank.config
     if find_spec("mlperf_loadgen") is None:
-        raise BackendUnavailable("LoadGen is not installed: pip install 'benchlib[inference]' (wheels for Linux)")
+        raise BackendUnavailable("LoadGen is not installed: pip install -e '.[inference]' (wheels for Linux)")
     devices.require(config.backend)
     rank.events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)

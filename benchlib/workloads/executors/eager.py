@@ -207,7 +207,7 @@ def require_package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BackendUnavailable(f"{name} cannot be imported ({error}): pip install 'benchlib[parity]'") from error
+        raise BackendUnavailable(f"{name} cannot be imported ({error}): pip install -e '.[parity]'") from error
 
 
 def require_compiler() -> str:

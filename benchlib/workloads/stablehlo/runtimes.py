@@ -21,7 +21,7 @@ from benchlib.workloads.stablehlo import manifest
 from benchlib.workloads.stablehlo.manifest import Manifest
 from benchlib.workloads.stablehlo.pjrt import Xla
 
-IREE_INSTALL = "pip install 'benchlib[compiled]'"
+IREE_INSTALL = "pip install -e '.[compiled]'"
 # Cross-compiled without the hardware: target, its flags. sm_89: for sm_90 IREE 3.13 says that the target is missing.
 TARGETS: dict[str, list[str]] = {"cuda": ["--iree-cuda-target=sm_89"], "rocm": ["--iree-rocm-target=gfx942"]}
 TARGETS |= {"vulkan-spirv": [], "metal-spirv": []}

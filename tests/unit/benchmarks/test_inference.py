@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("mlperf_loadgen", reason="pip install 'benchlib[inference]'")
+pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 
 from llm_servers import LONG_S, TOKEN, Faulty, own, until
 

@@ -47,7 +47,7 @@ def test_what_does_not_go_together_or_went_is_refused(values, message):
 def test_xla_without_jax_says_what_to_install_before_any_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.setattr(run, "load_data", lambda _: pytest.fail("data were read"))
-    with pytest.raises(BackendUnavailable, match=r"pip install 'benchlib\[xla\]'"):
+    with pytest.raises(BackendUnavailable, match=r"pip install -e '\.\[xla\]'"):
         run.measure(SimpleNamespace(config=SquadConfig(engine="compiled"), world=None, events=None))
 
 

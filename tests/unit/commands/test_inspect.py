@@ -15,7 +15,7 @@ TEXT = """func.func @main(%w: tensor<3x4xf32>, %x: tensor<2x3xf32>) -> tensor<2x
 
 
 def test_a_program_is_counted(tmp_path):
-    pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
+    pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
     path = tmp_path / "m.mlir"
     path.write_text(TEXT)
     arguments = [{"name": "[/red].head.weight", "role": "parameter"}, {"name": "x", "role": "input"}]
@@ -47,7 +47,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_program_is_refused_in_one_sentence(tmp_path, case):
-    pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
+    pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
     text, manifest, words = HOSTILE[case]
     (tmp_path / "m.mlir").write_text(text)
     if manifest:

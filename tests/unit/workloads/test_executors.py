@@ -174,7 +174,7 @@ def test_missing_headers_are_no_failure_of_the_compiler():
 )
 def test_a_missing_package_is_named_with_its_extra(package, make, extra, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(BackendUnavailable, match=rf"{package} cannot be imported .*pip install 'benchlib\[{extra}\]'"):
+    with pytest.raises(BackendUnavailable, match=rf"{package} cannot be imported .*pip install -e '\.\[{extra}\]'"):
         make(network("bert"), MEMBERS["xla"], CPU, inputs("bert", 1, 16), tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_a_member_in_another_precision_than_its_executor_has_is_refused():
 
 
 def test_xla_computes_gradients_and_follows_the_model(tmp_path):
-    pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
+    pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
     plain, model = network("distilbert"), network("distilbert")
     executor = translated.xla(model, MEMBERS["xla"], CPU, inputs("distilbert", 4, 16), tmp_path)
     assert executor.hidden(inputs("distilbert", 1, 8)) == []

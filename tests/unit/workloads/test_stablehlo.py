@@ -17,7 +17,7 @@ from benchlib.workloads import encdec
 from benchlib.workloads.stablehlo import emit, export, lowerings, manifest, runtimes
 from benchlib.workloads.stablehlo.convert import Unsupported, convert
 
-pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
+pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 32}  # fmt: skip
 HIDDEN, LAYERS, INTERMEDIATE, B, S = 32, 2, 64, 2, 8
