@@ -35,9 +35,11 @@ baseline: $(SETUP)
 report: $(SETUP)
 	$(BIN)/benchlib report $(ARGS)
 
-# The root is the checkout, so that links from a notebook to its report work.
+# On copies in lab/, which git ignores: running or changing one leaves no trace. Delete one to get it anew. The root is the
+# checkout, so that links from a notebook to its report work.
 lab: $(SETUP)
-	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ROOT) $(ARGS)
+	@mkdir -p lab && for path in notebooks/*.ipynb; do test -e lab/$${path##*/} || cp $$path lab/; done
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lab $(ROOT) $(ARGS)
 
 # The history with its explorer in the browser, without code.
 explorer: $(SETUP)

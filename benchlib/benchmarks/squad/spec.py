@@ -177,6 +177,10 @@ def _warnings(rows: Rows) -> list[str]:
         times = ",".join(map(str, config.planted_work))
         turned = f", in reverse order after {config.planted_drift_step} steps" if config.planted_drift_step else ""
         sentences.append(f"The ranks did their work {times} times on purpose{turned}, and counted it once.")
+    if config.train_file and Path(config.train_file).resolve() == Path(config.eval_file).resolve():
+        sentences.append(
+            "Training and evaluation used the same questions: the scores say what was memorised, not what was learnt."
+        )
     if row.get("restarts"):
         started = counted(row["restarts"], "time")
         sentences.append(
