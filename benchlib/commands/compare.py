@@ -13,7 +13,7 @@ from benchlib.commands.output import console, say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
 from benchlib.core.text import band_text, counted, listing, quantity
-from benchlib.judge.compare import Contrast, Row, contrast, read_argument
+from benchlib.judge.compare import Contrast, Line, Row, contrast, headline, line, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
@@ -60,7 +60,9 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
             )
             why = "different benchmarks measure different things; compare runs of one"
             raise UserError(f"runs of two kinds, {kinds}: {why}")
-        contrasts += [contrast(reference[name], other[name]) for name in common]
+        equal = [name for name in common if common[1:] and reference[name].runs == other[name].runs]
+        notes += [f"{name}: the same runs on both sides" for name in equal]
+        contrasts += [contrast(reference[name], other[name]) for name in common if name not in equal]
         for name in sorted(reference.keys() ^ other.keys()):
             notes.append(f"{name}: only {first if name in reference else argument} has runs of it")
     return contrasts, list(dict.fromkeys(notes))
@@ -109,8 +111,28 @@ def side_text(contrast: Contrast) -> tuple[str, str]:
     return names[0], names[1]
 
 
+def summaries(contrasts: Sequence[Contrast]) -> dict[str, list[Line]]:
+    """Return a line a benchmark for each side that is compared in several."""
+    sides: dict[str, list[Line]] = {}
+    for item in contrasts:
+        sides.setdefault(item.other.label, []).append(line(item))
+    return {label: lines for label, lines in sides.items() if lines[1:]}
+
+
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
     """Print the comparison: metrics with a limit, key numbers and regressions; all where there are none, or with ``all_metrics``."""
+    for label, lines in summaries(contrasts).items():
+        say((headline(lines, label), "bold"))
+        show_table(
+            {
+                "benchmark": row.benchmark,
+                "speed": stacked(row.word, row.speed),
+                "times as fast": stacked(*row.ends),
+                "computes": row.computes,
+            }
+            for row in lines
+        )
+        say()
     for item in contrasts:
         say(item.heading, style="bold")
         for what, name, side in zip(
@@ -158,7 +180,10 @@ def _show_metrics(rows: Sequence[Row]) -> None:
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     sides = [(item, *side_text(item)) for item in contrasts]
-    return markup.page("compare.html.j2", contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells)
+    tops = [(headline(lines, label), lines) for label, lines in summaries(contrasts).items()]
+    return markup.page(
+        "compare.html.j2", tops=tops, contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells
+    )
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:

@@ -124,6 +124,8 @@ class Row(BaseModel):
     reference: str
     other: str
     kind: Literal["ratio", "difference"] = "ratio"
+    before: float | None = None
+    after: float | None = None
     change: float | None = None
     low: float | None = None
     high: float | None = None
@@ -172,6 +174,7 @@ class Contrast(BaseModel):
     reference: Named
     other: Named
     comparable: bool
+    same_work: bool
     sentence: str
     rows: list[Row]
     factors: list[Factor]
@@ -197,6 +200,75 @@ class Contrast(BaseModel):
         return "calm" if not any(row.limit for row in self.rows) else "good"
 
 
+class Line(BaseModel):
+    """One benchmark of two sides in a line: ``ratio`` says how many times as fast the other side is, with its interval."""
+
+    benchmark: str
+    speed: str = ""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    word: str
+    computes: str
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The ratio and its interval as texts, '' where there is none."""
+        between = "" if self.low is None or self.high is None else f"{self.low:.3g} to {self.high:.3g}"
+        return ("" if self.ratio is None else f"{self.ratio:.3g}"), between
+
+    @property
+    def text(self) -> str:
+        ratio, between = self.ends
+        return f"{between or ratio} times as fast"
+
+
+def is_speed(row: Row) -> bool:
+    """Tell whether a metric is a time or a rate of the work; those of the whole run hold its start-up and say less."""
+    timed = row.unit.endswith("/s") or row.unit in ("s", "ms", "us", "Gbps")
+    return timed and row.direction != "none" and row.metric not in ("total_s", "startup_s")
+
+
+def line(item: Contrast) -> Line:
+    """Say of a benchmark whether the other side is faster, and whether it computes the same."""
+    spec, computes = spec_of(item.benchmark), "not known"
+    if not item.same_work:
+        decisive = shortened([factor.name for factor in item.factors if factor.decides], 3)
+        return Line(benchmark=item.benchmark, word=f"not comparable because of {decisive}", computes=computes)
+    qualities = [(row, spec.metric(row.metric).of.col.quality) for row in item.rows if spec.metric(row.metric)]
+    both = [(row, least) for row, least in qualities if least is not None and None not in (row.before, row.after)]
+    if both:
+        apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
+        differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
+        computes = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
+    timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_speed(row)]
+    timed.sort(
+        key=lambda row: (not f"{row.metric}_".startswith(f"{spec.rate or '?'}_"), not row.limit, not row.headline)
+    )
+    if not (row := next(iter(timed), None)):
+        return Line(benchmark=item.benchmark, word="no speed on both sides", computes=computes)
+    ends = [row.change, row.low, row.high]
+    if row.direction == "lower":
+        ends = [end and 1 / end for end in (row.change, row.high, row.low)]
+    ratio, low, high = ends
+    known = low is not None and high is not None and row.basis != "none"
+    sure = known and not (low or 0.0) <= 1 <= (high or 0.0)
+    word = ("faster" if (ratio or 0.0) > 1 else "slower") if sure else "no difference found" if known else "no interval"
+    found = {"ratio": ratio, "low": low if known else None, "high": high if known else None, "word": word}
+    return Line(benchmark=item.benchmark, speed=spec.label(row.metric), computes=computes, **found)
+
+
+def headline(lines: Sequence[Line], other: str) -> str:
+    """Return one sentence on all benchmarks that a reader can forward."""
+    parts = [f"{item.benchmark} {item.text}" for item in lines if item.word in ("faster", "slower")]
+    level = [item.benchmark for item in lines if item.word in ("no difference found", "no interval")]
+    parts += [f"no difference found in the speed of {', '.join(level)}"] if level else []
+    known = [item for item in lines if item.computes != "not known"]
+    same = [item for item in known if item.computes.startswith("the same")]
+    parts += [f"it computes the same in {len(same)} of {counted(len(known), 'benchmark')}"] if known else []
+    return f"{other}: {'; '.join(parts or ['nothing can be compared'])}."
+
+
 def contrast(reference: RunSet, other: RunSet) -> Contrast:
     here, there = reference.first, other.first
     pairs = [("tier", here.tier, there.tier)] if here.tier != there.tier else []
@@ -215,6 +287,7 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
         reference=Named.of(reference),
         other=Named.of(other),
         comparable=not decisive,
+        same_work=same_work,
         sentence=_sentence(rows, decisive, same_work),
         rows=rows,
         factors=[
@@ -271,6 +344,8 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
             change = difference(limit, after, before, spreads.get(name), chance)
             check, scale = check_of(limit, after, before, change) if limit and comparable else None, change.scale
             update = {
+                "before": before.value(change.scale),
+                "after": after.value(change.scale),
                 "reference": _value(before, scale),
                 "other": _value(after, scale),
                 "kind": scale.name,

@@ -17,7 +17,8 @@ from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import baselines
-from benchlib.judge.compare import read_argument
+from benchlib.judge.compare import Contrast, Factor, Named, Row, headline, read_argument
+from benchlib.judge.compare import line as line_of
 from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, regression_check, side_of
 from benchlib.results.metrics import not_available
 from benchlib.results.record import load
@@ -303,3 +304,39 @@ def test_a_run_is_compared_with_the_spread_of_the_runs_beside_it_as_in_its_verdi
     assert compared.word == "undecided"
     assert f"{compared.low:.3f} to {compared.high:.3f}" in check.reason
     assert (compared.gate, compared.reason) == (check.status, check.reason)
+
+
+def of_benchmark(benchmark, *rows, same_work=True):
+    side = Named(label="B", runs=["run"], verdicts=["PASS"], machines=["CPU"])
+    factors = [] if same_work else [Factor(name="config.samples", reference="64", other="32", decides=True)]
+    about = {"tier": "quick", "reference": side, "other": side, "comparable": same_work, "same_work": same_work}
+    return Contrast(benchmark=benchmark, **about, sentence="", rows=rows, factors=factors, notes=[])
+
+
+def in_a_row(metric, unit, direction, before, after, low=None, high=None, **more):
+    change = {"before": before, "after": after, "change": after / before, "low": low, "high": high, "basis": "runs"}
+    return Row(
+        metric=metric, unit=unit, direction=direction, reference=f"{before:g}", other=f"{after:g}", **(change | more)
+    )
+
+
+def test_a_tier_is_compared_in_a_line_a_benchmark_and_one_sentence():
+    rate = ("train_samples_per_s_minisquad_tiny", "samples/s", "higher", 100.0)
+    f1 = ("f1_minisquad_tiny", "points", "higher", 92.6)
+    cases = [
+        (of_benchmark("squad", in_a_row(*rate, 200.0, 1.8, 2.2), in_a_row(*f1, 92.4)), "faster", (2, 1.8, 2.2), "the same (1 value)"),
+        (of_benchmark("squad", in_a_row(*rate, 90.0, 0.8, 1.1), in_a_row(*f1, 80.0)), "no difference found", (0.9, 0.8, 1.1), "differs: F1 92.6 → 80"),
+        (of_benchmark("squad", in_a_row(*rate, 90.0, basis="none")), "no interval", (0.9, None, None), "not known"),
+        # Twice the time is half as fast, and the ends of the interval change places.
+        (of_benchmark("compiled", in_a_row("latency_ms_xla_b1_s128_tiny", "ms", "lower", 2.0, 4.0, 1.6, 2.5)), "slower", (0.5, 0.4, 0.625), "not known"),
+        (of_benchmark("seq2seq", same_work=False), "not comparable because of config.samples", (None, None, None), "not known"),
+        (of_benchmark("parity", in_a_row("total_s", "s", "lower", 9.0, 8.0)), "no speed on both sides", (None, None, None), "not known"),
+    ]  # fmt: skip
+    lines = [line_of(item) for item, *_ in cases]
+    for found, (_, word, ends, computes) in zip(lines, cases, strict=True):
+        assert (found.word, found.computes) == (word, computes)
+        assert (found.ratio, found.low, found.high) == tuple(end and pytest.approx(end) for end in ends)
+    assert headline([lines[0], lines[1], lines[3], lines[4]], "B") == (
+        "B: squad 1.8 to 2.2 times as fast; compiled 0.4 to 0.625 times as fast; no difference found in the speed of squad; "
+        "it computes the same in 1 of 2 benchmarks."
+    )
