@@ -89,6 +89,18 @@ class Codec:
         """Return the tokens of a prompt, with the one that begins a text."""
         return list(self.tokenizer(prompt)["input_ids"])
 
+    def chat(self, messages: Any) -> list[int]:
+        """Return the tokens of a conversation, by the model's chat template, else a line a message. ``ValueError`` for others."""
+        try:
+            said = [{"role": str(item["role"]), "content": _text(item["content"])} for item in messages]
+        except (TypeError, KeyError) as error:
+            raise ValueError("messages: a list of objects with `role` and `content` as text is needed") from error
+        if not said:
+            raise ValueError("messages: there is none")
+        if self.tokenizer.chat_template:
+            return list(self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False))
+        return self.encode("\n".join(item["content"] for item in said))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -100,6 +112,11 @@ class Codec:
         """
         ids, end = list(self.tokenizer(answer, add_special_tokens=False)["input_ids"]), self.tokenizer.eos_token_id
         return ids + [end] * (stopped and isinstance(end, int))
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message: as it is, or as a list of parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int = 0, shrink: int = 1) -> Decoder:

@@ -4,7 +4,8 @@
 
 ``POST /v1/completions`` takes ``prompt`` (token ids, or text where the engine has a tokenizer) and ``max_tokens`` and answers
 greedily, as one object or, with ``stream``, as server-sent events: each token as the engine gives it. ``return_token_ids`` adds
-the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/models`` says which engine answers, ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this
+the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/chat/completions`` takes ``messages`` in place of a prompt, by
+the model's chat template where it has one. ``/v1/models`` says which engine answers, ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this
 machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
 """
 
@@ -36,6 +37,7 @@ from benchlib.workloads.llm.engines import MEMORY, Local, Settings, codec, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 MAX_NEW = 8192  # tokens of an answer
+MAX_CHAT = 256  # of an answer in a conversation that states no limit
 BACKLOG = 4096  # connections that the system may hold until they are accepted
 # A client that goes on sending what was refused is cut off soon; it has this long to read the reason.
 # One that goes away ends its request, and with it the work on its query.
@@ -89,6 +91,20 @@ class Ask(BaseModel):
         return info.context.encode(value) if info.context and value and isinstance(value, str) else value
 
 
+class Chat(Ask):
+    """A conversation in place of a prompt; the names of its fields are those of OpenAI's chat completions."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_messages(cls, values: Any, info: ValidationInfo) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if not info.context:
+            raise ValueError("messages: this engine has no tokenizer; send token ids as `prompt` to /v1/completions")
+        most = values.get("max_completion_tokens") or values.get("max_tokens") or MAX_CHAT
+        return values | {"prompt": info.context.chat(values.get("messages")), "max_tokens": most}
+
+
 Events = asyncio.Queue[tuple[list[int], bool, str]]  # of a query: new tokens, whether that is all, why it failed
 
 
@@ -110,6 +126,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         application = web.Application(client_max_size=self.options.max_body, middlewares=[self._guard])
         application.router.add_post("/v1/completions", self._complete)
+        application.router.add_post("/v1/chat/completions", self._complete)
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/metrics", self._metrics)
         return application
@@ -139,7 +156,8 @@ class Server:
         rid, events = next(self._ids), Events()
         self.open += 1
         try:
-            ask = Ask.model_validate_json(await request.read(), context=self.codec)
+            kind = Chat if request.path == "/v1/chat/completions" else Ask
+            ask = kind.model_validate_json(await request.read(), context=self.codec)
             vocabulary = self.engine.facts.get("vocabulary", 2**31)
             if max(ask.prompt) >= vocabulary:  # such an id would end more than its own query
                 raise ValueError(f"prompt: token id {max(ask.prompt)}, this model has 0 to {vocabulary - 1}")
@@ -213,10 +231,17 @@ class Server:
             text = (whole if done else whole.rstrip("\ufffd"))[len(old) :]
         else:
             text = "".join(f" {item}" for item in new)  # a word for each token: clients of text count something
-        choice = {"index": 0, "text": text, "finish_reason": None} | (
-            {"token_ids": new} if ask.return_token_ids else {}
-        )
-        common = {"id": f"cmpl-{rid}", "object": "text_completion", "created": int(time.time()), "model": self.name}
+        part, kind, first = {"text": text}, "text_completion", "cmpl"
+        if isinstance(ask, Chat):
+            message = {"role": "assistant", "content": text}
+            part, kind = (
+                ({"delta": message}, "chat.completion.chunk")
+                if ask.stream
+                else ({"message": message}, "chat.completion")
+            )
+            first = "chatcmpl"
+        choice = {"index": 0, **part, "finish_reason": None} | ({"token_ids": new} if ask.return_token_ids else {})
+        common = {"id": f"{first}-{rid}", "object": kind, "created": int(time.time()), "model": self.name}
         if not done:
             return common | {"choices": [choice]}
         choice["finish_reason"] = "length" if len(ids) >= ask.max_tokens else "stop"
