@@ -10,10 +10,13 @@ newest run lie within its band, and did a level get worse while nothing that is 
 
 import datetime
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import nearest
@@ -34,6 +37,8 @@ LOOKBACK_RUNS = 10  # before a change, whose facts are no news
 POSITION_TOLERANCE = 2  # runs by which the place of a change may be off
 COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
 SOURCE = "history"
+MIN_DECLINE_RUNS, DECLINE_RUNS = 8, 10  # that a steady decline shows in
+DECLINE_P = 0.01  # false alarms of a series of which nothing changes
 
 
 @dataclass(frozen=True)
@@ -281,6 +286,7 @@ def judge_history(history: History) -> Verdict:
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = {limit.metric: limit for limit in load(newest.folder).limits}
         checks += [_level_check(where, trends, len(members), limits), _newest_check(where, trends, newest, limits)]
+        checks.append(_decline_check(where, trends))
     verdict = verdict_of(checks, remedy="")
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
         # That files can be read says nothing about what was measured.
@@ -317,6 +323,33 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     worse = f"; worse, but within the limit: {'; '.join(within)}" if within else ""
     reason = f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}"
     return ask.answer("PASS", reason, source=SOURCE)
+
+
+def _decline_check(where: str, trends: Iterable[Trend]) -> Check:
+    """Look for a metric that gets worse from run to run, too little each time to be a change of level: Kendall's test of rank
+    order over the newest runs, one-sided, at ``DECLINE_P`` for all metrics of a series together. What changed its level is judged by that.
+    """
+    from scipy.stats import kendalltau, theilslopes  # take half a second to import
+
+    ask = Ask(f"decline of {where}", "Is no metric getting steadily worse?", "regression")
+    shown = [item for item in trends if len(item.values) >= MIN_DECLINE_RUNS and item.direction != "none"]
+    shown = [item for item in shown if min(item.values[-DECLINE_RUNS:]) > 0]
+    if not shown:
+        return ask.skipped(f"fewer than {MIN_DECLINE_RUNS} runs", source=SOURCE)
+    failed = []
+    for item in shown:
+        if any(change.word == "worse" and change.index > len(item.values) - DECLINE_RUNS for change in item.changes):
+            continue
+        worse = np.log(item.values[-DECLINE_RUNS:]) * (1 if item.direction == "lower" else -1)
+        if kendalltau(range(len(worse)), worse, alternative="greater").pvalue < DECLINE_P / len(shown):
+            slope = float(theilslopes(worse).slope)
+            step = abs(math.expm1(slope if item.direction == "lower" else -slope))
+            ends = item.values[-len(worse)], item.values[-1]
+            failed.append(
+                f"{item.label} degrading by {step:.1%} a run: {quantity(ends[0])} to {quantity(ends[1], item.unit)}"
+            )
+    of = f"over the newest {DECLINE_RUNS} runs"
+    return ask.fact(not failed, f"{'; '.join(failed) or 'none'} {of}", source=SOURCE)
 
 
 def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mapping[str, RegressionLimit]) -> Check:

@@ -1,7 +1,9 @@
 """The store of runs: read once, cached, never stale; and the verdict on a past."""
 
+import itertools
 import re
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from make_run import START, _metric, make_run
@@ -11,6 +13,7 @@ from benchlib.cli import main
 from benchlib.commands import history as history_page
 from benchlib.core.errors import UserError
 from benchlib.judge import trends
+from benchlib.judge.changepoints import levels
 from benchlib.results.record import load_all
 from benchlib.show import index
 
@@ -142,3 +145,28 @@ def test_an_unreadable_baseline_is_no_regression(tmp_path):
     page = index.render(tmp_path).read_text()
     assert page.count("regression: ") == 1
     assert "not readable, nothing compared: key.json is cut" in page
+
+
+def declining(values, direction="higher"):
+    runs, split = [object() for _ in values], levels(list(values))
+    changes = [
+        trends.LevelChange(runs[new.start], new.start, old.median, new.median, None, trends._word(new.median, old.median, direction))
+        for old, new in itertools.pairwise(split.levels)
+    ]  # fmt: skip
+    item = trends.Trend("m", "m", "samples/s", direction, runs, list(values), split, changes, [])
+    found = trends._decline_check("series", [item])
+    return found, any(change.word == "worse" for change in changes)
+
+
+def test_a_steady_decline_is_found_by_the_tenth_run_and_steady_series_raise_no_alarm():
+    source = np.random.default_rng(1)
+    steady = [declining(100 * np.exp(source.normal(0, 0.015, 10)))[0].status for _ in range(500)]
+    assert steady.count("FAIL") <= 5, "at most 1%"
+    for share in (0.02, 0.04, 0.08):
+        for direction, step in (("higher", 1 - share), ("lower", 1 + share)):
+            check, stepped = declining(100 * step ** np.arange(10) * np.exp(source.normal(0, 0.01, 10)), direction)
+            assert check.status == "FAIL" or stepped, (share, direction)
+    check, _ = declining(100 * 0.98 ** np.arange(10))
+    assert "m degrading by 2.0% a run: 100.0 to 83.37 samples/s" in check.reason
+    assert declining(100 * 1.02 ** np.arange(10))[0].status == "PASS", "better is no decline"
+    assert declining([100.0] * 7)[0].status == "SKIPPED"
