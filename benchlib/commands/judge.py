@@ -16,6 +16,7 @@ from benchlib.judge.impossible.rules import Judgement, judge_claims
 
 POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
 WORST = (UNREADABLE, IMPOSSIBLE, NO_RULE, POSSIBLE)
+NO_RESULT = "LoadGen verdict"  # a rule that says nothing of what is possible
 MAX_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
 
@@ -62,6 +63,8 @@ def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]
     failed = [judgement.rule.name for judgement in judgements if judgement.failures]
     applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
     of, rules = counted(statements, "statement"), f"{counted(applied, 'rule')} applied"
+    if failed == [NO_RESULT]:
+        return IMPOSSIBLE, f"INVALID by LoadGen's own rules, so it is no result. Nothing impossible in {of}; {rules}."
     if failed:
         return IMPOSSIBLE, f"Impossible: {', '.join(failed)}. {rules} to {of}."
     if applied:

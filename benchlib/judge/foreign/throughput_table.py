@@ -1,6 +1,7 @@
 """Tables of throughput as published: one row per machine, one column per model or figure. CSV, TSV or Markdown.
 
-A column (``num_gpu``, ``nodes``) says how many devices a row is of, else a count before the row's name (``8x H200``). Rows of
+A column (``num_gpu``, ``nodes``) says how many devices a row is of, else a count before the row's name (``8x H200``). A row
+named as several together ("Parallel (Both)") is of as many as single rows stand above it. Rows of
 several devices are compared with the row of one such device. A heading says what its column holds: rates, times, counts,
 ratios, MFU; ``not_read`` names the others. Where no heading names a rate, every column of numbers that are not below zero is
 one, as in tables with a column per model.
@@ -21,7 +22,9 @@ from benchlib.judge.impossible.findings import span
 
 MAX_COLUMNS, MAX_ROWS, MAX_CHARACTERS, MAX_DIGITS = 100, 1_000, 10_000, 40  # characters of a line, of a number
 COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.IGNORECASE)
-NUMBER = re.compile(r"([-+]?(?:inf|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,3})?))\s*([a-z%×]*)$", re.I)
+NUMBER = re.compile(
+    r"([-+]?(?:inf|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,3})?))\s*([a-z%×]*(?:/[a-z]+)?)$", re.I
+)
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 UNITS = {86400.0: "d day days", 3600.0: "h hr hrs hour hours", 60.0: "min mins minute minutes"}
@@ -36,12 +39,13 @@ KINDS = {
     "features": r"^features$",
     "epochs": r"^epochs$",
     "samples_counted": r"^samples( counted)?$",
-    "wall_s": r"^(total |wall |run ?)?(time|duration|wall|hours?|minutes|seconds|h)( \w+)?$",
-    "speed-up": r"^(speed[- ]?up|scaling\b)(?! efficiency)",
+    "wall_s": r"^(total |wall |run ?|(full )?dataset )?(time|duration|wall|hours?|minutes|seconds|h)( \w+)?$",
+    "speed-up": r"^(speed[- ]?up|improvement|scaling\b)(?! efficiency)",
     "efficiency": r"^(scaling |parallel )?efficiency",
     "mfu": r"^(mfu|model flops? utili[sz]ation)\b",
 }
 NEVER_NEGATIVE = ("rate", "wall_s", "samples_counted", "features", "epochs", "ranks", "mfu")
+TOGETHER = re.compile(r"^parallel\b|\b(both|combined|together|all (nodes|machines|gpus))\b", re.IGNORECASE)
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
 SCALED = re.compile(r"\b([km]|thousands?|millions?)\b|/ ?(min|h|hour|day)\b|\bper (min|h|day)")
 
@@ -72,6 +76,7 @@ class _Row:
     ranks: int
     device: str  # the name without the count
     cells: Mapping[str, tuple[float, str]]  # by heading: the number, and the unit behind it, else that of the column
+    together: bool = False  # of all single rows of the table
 
     def value(self, column: _Column) -> float:
         """Return a cell's finite number, 0 where there is none: the sign of a benchmark that was not run."""
@@ -174,6 +179,8 @@ def _alone(row: _Row, rows: Sequence[_Row], rate: _Column) -> _Row | None:
 
     A maker's or a cloud's name stands before that of the device. A slow machine would make an honest row look too fast.
     """
+    if row.together:
+        return max((other for other in rows if other.ranks == 1), key=lambda other: other.value(rate), default=None)
     single = {other.device: other for other in rows if other.ranks == 1}
     near = [name for name in single if row.device.endswith(f" {name}") or name.endswith(f" {row.device}")]
     device = min([*near, row.device], key=len)
@@ -212,11 +219,17 @@ def _table(path: Path, text: str) -> _Table:
                 values[column.head] = cell
             elif words.lower() not in EMPTY:
                 unread.append(column.head)
+        together = ranks_at is None and count is None and bool(TOGETHER.search(cells[0]))
+        ranks = max(1, sum(row.ranks == 1 for row in rows)) if together else ranks
         name, device = (f"{header[0]} = {cells[0]}", "") if ranks_at == 0 else (cells[0], COUNT.sub("", cells[0]))
-        rows.append(_Row(name, max(1, int(ranks)), " ".join(device.split()), values))
+        rows.append(_Row(name, max(1, int(ranks)), " ".join(device.split()), values, together))
     if not any(column.kind == "rate" for column in columns):
         columns = [replace(column, kind="rate") if _may_be_rate(column, rows) else column for column in columns]
-    if ranks_at is None and not any(COUNT.search(row.name) for row in rows) and "mfu" not in [c.kind for c in columns]:
+    if (
+        ranks_at is None
+        and not any(COUNT.search(row.name) or row.together for row in rows)
+        and "mfu" not in [c.kind for c in columns]
+    ):
         how = "no row names its number of devices, as in 8x H100, and no column num_gpu or nodes does"
         raise UserError(f"{path}: {how}")
     unread += [column.head for column in columns if not column.kind and any(column.head in row.cells for row in rows)]

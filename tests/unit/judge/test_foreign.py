@@ -332,3 +332,19 @@ def test_the_command_speaks_to_machines(tmp_path):
     assert "0.36 samples/s" in found["findings"][0]["failures"][0]
     assert absent["exit_code"] == 2 and "no such file" in absent["error"]
     assert result.exit_code == 2
+
+
+def test_a_row_of_both_machines_is_compared_with_the_single_rows_above_it(tmp_path):
+    path = tmp_path / "table.md"
+    rows = ["Configuration | Throughput | Full Dataset Time | Improvement", "---|---|---|---"]
+    rows += [
+        "Node A | 0.18 samples/s | 20.6 h | -",
+        "Node B | 0.18 | 20.5 h | -",
+        "Parallel (Both) | 0.36 | 10.3 h | 4.3x",
+    ]
+    path.write_text("".join(f"| {row} |\n" for row in rows))
+    *single, both = read_claims(path)[1]
+    assert [claim.speed.ranks for claim in single] == [1, 1] and both.speed.ranks == 2
+    (stated,) = both.speedups
+    assert (stated.stated, stated.new, stated.old) == (4.3, 0.36, 0.18)
+    assert [item.rule.name for item in judge_claims([both]) if item.failures] == ["speed-up"]
