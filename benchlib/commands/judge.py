@@ -35,6 +35,8 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
                 errors.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
             continue
         code, sentence = _conclusion(judgements, len(claims))
+        if any(claim.loadgen and claim.loadgen.valid is False for claim in claims):
+            sentence += " LoadGen calls the run INVALID: it is no result."
         sentence += f" Not read: {', '.join(unread)}." if unread else ""
         document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
         documents.append(document | {"findings": [_finding(judgement) for judgement in judgements]})
