@@ -16,7 +16,6 @@ from benchlib.judge.impossible.rules import Judgement, judge_claims
 
 POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
 WORST = (UNREADABLE, IMPOSSIBLE, NO_RULE, POSSIBLE)
-NO_RESULT = "LoadGen verdict"  # a rule that says nothing of what is possible
 MAX_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
 
@@ -36,6 +35,8 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
                 errors.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
             continue
         code, sentence = _conclusion(judgements, len(claims))
+        if any(claim.loadgen and claim.loadgen.valid is False for claim in claims):
+            sentence += " LoadGen calls the run INVALID: it is no result."
         sentence += f" Not read: {', '.join(unread)}." if unread else ""
         document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
         documents.append(document | {"findings": [_finding(judgement) for judgement in judgements]})
@@ -63,8 +64,6 @@ def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]
     failed = [judgement.rule.name for judgement in judgements if judgement.failures]
     applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
     of, rules = counted(statements, "statement"), f"{counted(applied, 'rule')} applied"
-    if failed == [NO_RESULT]:
-        return IMPOSSIBLE, f"INVALID by LoadGen's own rules, so it is no result. Nothing impossible in {of}; {rules}."
     if failed:
         return IMPOSSIBLE, f"Impossible: {', '.join(failed)}. {rules} to {of}."
     if applied:

@@ -97,6 +97,7 @@ def _loadgen(fields: _Fields, text: str, latencies: Mapping[str, Latency]) -> Lo
         satisfied={name: word for name, word in fields.items() if name.endswith("satisfied")},
         errors=(0 if errors[1].lower() == "no" else int(errors[1])) if errors else None,
         samples_per_s=fields.number("Samples per second" if offline else "Completed samples per second"),
+        target_per_s=fields.number("target_qps") if scenario == "Server" else None,
         scheduled_per_s=fields.number("Scheduled samples per second"),
         samples=int(samples) if offline and samples and samples == int(samples) else None,
         duration_s=latency.max_s if offline and latency and (latency.max_s or 0) > 0 else None,

@@ -98,7 +98,9 @@ def _object(path: Path, text: str) -> dict[str, Any]:
 
 
 def not_read(path: Path, name: str) -> list[str]:
-    """Return what no rule saw of a file that was read under this format; only a table has columns of any kind."""
+    """Return what no rule saw of a file that was read under this format: columns of a table, samples of a lone result."""
+    if name == "result" and not (path.parent / "samples.parquet").exists():
+        return ["raw samples, there is no samples.parquet beside it"]
     return list(throughput_table.not_read(path, _text(path))) if name == "table" else []
 
 

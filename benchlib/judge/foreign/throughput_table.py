@@ -1,7 +1,6 @@
 """Tables of throughput as published: one row per machine, one column per model or figure. CSV, TSV or Markdown.
 
-A column (``num_gpu``, ``nodes``) says how many devices a row is of, else a count before the row's name (``8x H200``). A row
-named as several together ("Parallel (Both)") is of as many as single rows stand above it. Rows of
+A column (``num_gpu``, ``nodes``) says how many devices a row is of, else a count before the row's name (``8x H200``). Rows of
 several devices are compared with the row of one such device. A heading says what its column holds: rates, times, counts,
 ratios, MFU; ``not_read`` names the others. Where no heading names a rate, every column of numbers that are not below zero is
 one, as in tables with a column per model.
@@ -22,9 +21,8 @@ from benchlib.judge.impossible.findings import span
 
 MAX_COLUMNS, MAX_ROWS, MAX_CHARACTERS, MAX_DIGITS = 100, 1_000, 10_000, 40  # characters of a line, of a number
 COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.IGNORECASE)
-NUMBER = re.compile(
-    r"([-+]?(?:inf|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,3})?))\s*([a-z%×]*(?:/[a-z]+)?)$", re.I
-)
+BOTH = re.compile(r"\bboth\b", re.IGNORECASE)  # of the two single rows above it
+NUMBER = re.compile(r"([-+]?(?:inf|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,3})?))\s*([a-z%×/]*)$", re.I)
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 UNITS = {86400.0: "d day days", 3600.0: "h hr hrs hour hours", 60.0: "min mins minute minutes"}
@@ -45,7 +43,6 @@ KINDS = {
     "mfu": r"^(mfu|model flops? utili[sz]ation)\b",
 }
 NEVER_NEGATIVE = ("rate", "wall_s", "samples_counted", "features", "epochs", "ranks", "mfu")
-TOGETHER = re.compile(r"^parallel\b|\b(both|combined|together|all (nodes|machines|gpus))\b", re.IGNORECASE)
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
 SCALED = re.compile(r"\b([km]|thousands?|millions?)\b|/ ?(min|h|hour|day)\b|\bper (min|h|day)")
 
@@ -76,7 +73,7 @@ class _Row:
     ranks: int
     device: str  # the name without the count
     cells: Mapping[str, tuple[float, str]]  # by heading: the number, and the unit behind it, else that of the column
-    together: bool = False  # of all single rows of the table
+    singles: Sequence["_Row"] = ()  # the two rows whose machines work together in this one
 
     def value(self, column: _Column) -> float:
         """Return a cell's finite number, 0 where there is none: the sign of a benchmark that was not run."""
@@ -151,7 +148,11 @@ def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
     if single and alone:
         stated = [value for _, value in table.above_zero(row, "speed-up")]
         stated += [row.ranks * share for share in table.shares(row, "efficiency")]
-        ratios = [SpeedUp(stated=value, new=row.value(rate), old=alone.value(rate), unit="items/s") for value in stated]
+        new, singles = row.value(rate), [single.value(rate) for single in row.singles or [alone]]
+        for ratio in stated:
+            # Of two different machines the publisher may mean either.
+            old, *others = sorted(singles, key=lambda value: abs(new - ratio * value))
+            ratios.append(SpeedUp(stated=ratio, new=new, old=old, others=others, unit="items/s"))
     return Claim(subject=f"{row.name}, {rate.head}", speed=speed, speedups=ratios)
 
 
@@ -179,8 +180,8 @@ def _alone(row: _Row, rows: Sequence[_Row], rate: _Column) -> _Row | None:
 
     A maker's or a cloud's name stands before that of the device. A slow machine would make an honest row look too fast.
     """
-    if row.together:
-        return max((other for other in rows if other.ranks == 1), key=lambda other: other.value(rate), default=None)
+    if row.singles:
+        return max(row.singles, key=lambda other: other.value(rate))
     single = {other.device: other for other in rows if other.ranks == 1}
     near = [name for name in single if row.device.endswith(f" {name}") or name.endswith(f" {row.device}")]
     device = min([*near, row.device], key=len)
@@ -204,7 +205,7 @@ def _table(path: Path, text: str) -> _Table:
         raise UserError(f"{path}, row {cut[0]}: {size}; the file may be cut")
     first, *columns = map(_Column.of, header)
     ranks_at = next((place for place, column in enumerate((first, *columns)) if column.kind == "ranks"), None)
-    rows, unread = [], list[str]()
+    rows, unread = list[_Row](), list[str]()
     for cells in lines:
         count, values = COUNT.search(cells[0]), {}
         stated, _ = (_number(cells[ranks_at], "") if ranks_at is not None else None) or (0.0, "")
@@ -215,19 +216,19 @@ def _table(path: Path, text: str) -> _Table:
                 cell
                 and (cell[1] in SECONDS) == (column.kind == "wall_s")
                 and (column.kind, cell[1]) != ("speed-up", "%")
+                and (column.words != "improvement" or cell[1] in ("x", "×"))
             ):
                 values[column.head] = cell
             elif words.lower() not in EMPTY:
                 unread.append(column.head)
-        together = ranks_at is None and count is None and bool(TOGETHER.search(cells[0]))
-        ranks = max(1, sum(row.ranks == 1 for row in rows)) if together else ranks
         name, device = (f"{header[0]} = {cells[0]}", "") if ranks_at == 0 else (cells[0], COUNT.sub("", cells[0]))
-        rows.append(_Row(name, max(1, int(ranks)), " ".join(device.split()), values, together))
+        singles = rows[:] if BOTH.search(name) and [other.ranks for other in rows] == [1, 1] else ()
+        rows.append(_Row(name, max(1, int(ranks), len(singles)), " ".join(device.split()), values, singles))
     if not any(column.kind == "rate" for column in columns):
         columns = [replace(column, kind="rate") if _may_be_rate(column, rows) else column for column in columns]
     if (
         ranks_at is None
-        and not any(COUNT.search(row.name) or row.together for row in rows)
+        and not any(COUNT.search(row.name) or row.singles for row in rows)
         and "mfu" not in [c.kind for c in columns]
     ):
         how = "no row names its number of devices, as in 8x H100, and no column num_gpu or nodes does"
@@ -259,7 +260,7 @@ def _cells(path: Path, text: str) -> list[list[str]]:
 
 def _number(text: str, unit: str) -> tuple[float, str] | None:
     """Return a cell's number and the unit behind it, else that of the column; None for other text."""
-    match = NUMBER.match(text.partition("±")[0].strip()) if len(text) <= MAX_DIGITS else None
+    match = NUMBER.match(text.partition("±")[0].strip(" ~≈")) if len(text) <= MAX_DIGITS else None
     if not match:
         return None
     value, behind = float(match[1].replace(",", "")), match[2]

@@ -148,6 +148,7 @@ class LoadGen(Part):
     errors: Count | None = _of("errors in the log")
     samples_per_s: float | None = _of("stated rate")
     raw_samples_per_s: float | None = _of("the rate that the raw samples of the queries give")
+    target_per_s: float | None = _of("the rate that was asked for, in scenario Server")
     scheduled_per_s: float | None = _of("the rate at which the queries were due, of the same samples")
     samples: Count | None = _of("samples that were processed, where the summary states it")
     duration_s: float | None = _of("from the first sample to the last, in s, where the summary states it")

@@ -74,10 +74,6 @@ class Numbers:
         samples = list(self.samples.get(metric.name, [])) if metric else []
         return samples if metric and len(samples) == metric.n else []
 
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        rows = self.tables.get(table)
-        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
 
 class OwnClaims(Sequence[Claim]):
     """What a result states; it is read when a rule asks for it, so that what is missing fails the check that asks."""
@@ -128,9 +124,6 @@ def quantities(numbers: Numbers) -> list[Quantity]:
             ordered, fifth = sorted(raw), (len(raw) - 1) / 10
             ends = {"low": ordered[math.floor(4 * fifth)], "high": ordered[math.ceil(6 * fifth)]}
             stated.append(Quantity(name=f"{metric.name} beside its kept samples", value=metric.value, **ends))
-    for row in numbers.rows("devices"):
-        if isinstance(used := row.get("utilization_percent"), (int, float)):
-            stated.append(Quantity(name=f"use of device {row.get('device')}", value=used, unit="%", most=100.0))
     return stated
 
 

@@ -177,6 +177,8 @@ def recorded_samples(it: Any) -> Finding:
     if not other:
         return finding(True, "as recorded")
     here, there = max(other, key=lambda pair: abs(pair[0] - pair[1]))
+    if count == 1:
+        return finding(False, f"{it.name} is {figure(here, it.unit)}, its row says {figure(there, it.unit)}")
     such = f"such as {figure(here, it.unit)} for {figure(there, it.unit)}"
     return finding(False, f"{it.name}: {len(other):,} of {count:,} samples are not the recorded ones, {such}")
 

@@ -167,10 +167,16 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
-        assert len(judged) == 14
+        assert len(judged) == 15
     alone = tmp_path / "alone.json"
     alone.write_text((folder / "result.json").read_text())
-    assert 5 < len(judge_claims(read_claims(alone)[1])) < 14  # without raw samples and config fewer rules apply
+    judged = judge_claims(read_claims(alone)[1])  # without raw samples and config fewer rules apply
+    assert 5 < len(judged) < 14 and not any(judgement.failures for judgement in judged)
+    result = json.loads(alone.read_text())
+    Edit(result, {}).scale("step_s", 1.001, raw=False)
+    alone.write_text(json.dumps(result))
+    answer = CliRunner().invoke(main, ["judge", str(alone)])
+    assert (answer.exit_code, "Not read: raw samples" in answer.output) == (1, True)
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
