@@ -7,7 +7,7 @@ what these runs differ by, and at least by what its column allows.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final, Literal, NamedTuple
@@ -149,7 +149,7 @@ def compared(run: Run, values: Mapping[str, Quality], root: Path | None = None) 
     return list(reference.compared(values)) if reference and same else []
 
 
-def reference_checks(run: Run, values: Mapping[str, Quality], root: Path | None = None) -> list[Check]:
+def reference_checks(run: Run, values: Callable[[], Mapping[str, Quality]], root: Path | None = None) -> list[Check]:
     """Compare the values of a run with the reference of its work; nothing where there is none.
 
     Other versions leave it open. A backend on which no run was accepted is compared, but its check gates nothing.
@@ -166,7 +166,7 @@ def reference_checks(run: Run, values: Mapping[str, Quality], root: Path | None 
         versions = [f"{name} {there}, this run of {here}" for name, here, there in differing if name in VERSIONS]
         same_work = len(versions) == len(differing)
         return [ask.answer("NOT_COMPARABLE", f"the reference is of {listing(versions)}")] if same_work else []
-    items = list(reference.compared(values))
+    items = list(reference.compared(values()))
     if not items:
         return [ask.skipped("the run has none of the values of its reference")]
     wrong = [f"{item.name} {item.here.text}, the reference is {item.text}" for item in items if not item.agrees]

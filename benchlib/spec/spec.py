@@ -301,7 +301,8 @@ class Spec:
     def judge(self, run: Run, comparison: Comparison) -> list[Judged]:
         """Judge a run by its own checks, by what all runs are judged by, and against the baseline."""
         assert run.result is not None
-        (rows, faults), claims = judged(self.tables, Rows.of(run)), OwnClaims(Numbers.of_run(run))
+        stored = Rows.of(run)
+        (rows, faults), claims = judged(self.tables, stored), OwnClaims(Numbers.of_run(run))
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
         rows = replace(rows, comparison=comparison)
         asked = [check for check in self.checks if check.when(run.config)]
@@ -309,14 +310,14 @@ class Spec:
         finite, agreement = finite_check(claims), agreement_check(claims, shown)
         if faults:
             finite = fact_check(FINITE, finite.question, False, faults_text(faults))
-        if wrong := self._disagreements(Rows.of(run)):
+        if wrong := self._disagreements(stored):
             agreement = fact_check(agreement.name, agreement.question, False, faults_text(wrong))
         return [
             *(answer for check in asked for answer in judge(check, rows, claims)),
             finite,
             agreement,
             budget_check(run),
-            *reference_checks(run, self.quality(Rows.of(run))),
+            *reference_checks(run, lambda: self.quality(stored)),
             *regression_checks(run, self.limits(run), comparison),
         ]
 

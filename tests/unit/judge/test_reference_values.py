@@ -44,10 +44,10 @@ def test_values_are_compared_within_three_times_their_spread_or_what_a_column_al
             "1 value as the reference",
         ),
     ]
-    (check,) = reference_checks(run_of("cut"), {}, tmp_path)
+    (check,) = reference_checks(run_of("cut"), dict, tmp_path)
     assert (check.status, check.gates) == ("SKIPPED", False)
     for number, (seen, status, words) in enumerate(cases):
-        (check,) = reference_checks(run_of(f"run{number}"), seen, tmp_path)
+        (check,) = reference_checks(run_of(f"run{number}"), lambda seen=seen: seen, tmp_path)
         assert (check.status, check.gates, check.source) == (status, True, "2 runs: two processors"), words
         assert words in check.reason
 
@@ -55,13 +55,13 @@ def test_values_are_compared_within_three_times_their_spread_or_what_a_column_al
 def test_other_work_has_no_reference_other_versions_leave_it_open_and_another_backend_gates_nothing(run_of, tmp_path):
     accept([run_of("a")], [values(0.2)], "one processor", root=tmp_path)
     for name, changes in (("seed", {"seed": 8}), ("questions", {"train_questions": 3}), ("tier", {"tier": "nightly"})):
-        assert reference_checks(run_of(name, **changes), values(0.9), tmp_path) == [], name
-    (check,) = reference_checks(run_of("torch", "2.12.0"), values(0.9), tmp_path)
+        assert reference_checks(run_of(name, **changes), lambda: values(0.9), tmp_path) == [], name
+    (check,) = reference_checks(run_of("torch", "2.12.0"), lambda: values(0.9), tmp_path)
     assert (check.status, check.reason) == ("NOT_COMPARABLE", "the reference is of torch 2.13, this run of 2.12")
-    (check,) = reference_checks(run_of("cuda", backend="cuda"), values(0.9), tmp_path)
+    (check,) = reference_checks(run_of("cuda", backend="cuda"), lambda: values(0.9), tmp_path)
     assert (check.word, check.gates) == ("DIFFERS", False)
     path_of(run_of("damaged"), tmp_path).write_text("{")
-    (check,) = reference_checks(run_of("reader"), values(0.2), tmp_path)
+    (check,) = reference_checks(run_of("reader"), lambda: values(0.2), tmp_path)
     assert check.status == "FAIL" and "squad-quick.json" in check.reason
 
 
