@@ -89,6 +89,20 @@ class Codec:
         """Return the tokens of a prompt, with the one that begins a text."""
         return list(self.tokenizer(prompt)["input_ids"])
 
+    def chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the tokens of a conversation, by the model's chat template or, without one, as a line per message.
+
+        Raises ``ValueError`` for messages that the template refuses.
+        """
+        if not self.tokenizer.chat_template:
+            turns = [f"{message['role']}: {message['content']}\n" for message in messages]
+            return self.encode("".join([*turns, "assistant:"]))
+        try:
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # a template raises whatever it likes
+            raise ValueError(f"messages: the model's chat template refuses them: {error}") from None
+        return [int(token) for token in ids]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -133,6 +133,27 @@ def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place):
     assert TOKEN not in record and "who is ..." in record
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',
+        b'event: error\ndata: {"error": "out of memory"}',
+        b'data: {"object": "error", "message": "out of memory"}\n\ndata: [DONE]\n\n',
+        b'{"error": {"message": "out of memory"}}',
+    ],
+)
+def test_an_error_with_status_200_before_the_first_token_is_counted_with_its_text(place, body):
+    async def other(request):
+        if request.path != "/v1/completions" or (await request.json())["prompt"] == wire.WARM_UP:
+            return None
+        return web.Response(body=body)
+
+    client = place.client(place.faulty(other=other))
+    table = client.at_once(1)
+    assert whole(client, table, 1) and np.isnan(table["first_s"]).all()
+    assert ": out of memory (attempt 8)" in next(iter(client.log.errors.values()))
+
+
 def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
     client = place.client(place.faulty(lambda number: "hang"))
     ended = []
