@@ -98,7 +98,7 @@ class Codec:
             turns = [f"{message['role']}: {message['content']}\n" for message in messages]
             return self.encode("".join([*turns, "assistant:"]))
         try:
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            ids: Any = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         except Exception as error:  # a template raises whatever it likes
             raise ValueError(f"messages: the model's chat template refuses them: {error}") from None
         return [int(token) for token in ids]

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.llm import wire
 from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Query, Worker, in_flight
 from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
@@ -217,7 +217,7 @@ def test_a_redirect_takes_the_token_nowhere(place):
             return await there(request) if request.path == path else None
 
         worker = place.faulty(other=other)
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(BackendUnavailable):
             place.client(worker, policy=replace(PATIENT, start_s=0.5)).engine.counters()
         assert path in worker.paths and not thief.headers
 
@@ -294,11 +294,11 @@ def test_a_query_that_no_worker_can_answer_ends(place):
 
 
 def test_a_wrong_token_or_nobody_is_refused_at_the_start(place):
-    with pytest.raises(UserError, match="refuses the bearer token"):
+    with pytest.raises(BackendUnavailable, match="refuses the bearer token"):
         place.client(place.own(), token="another")
     dead = place.own()
     dead.cut()
-    with pytest.raises(UserError, match=r"not ready within 0.2 s \(/health: .*[Cc]onnect"):
+    with pytest.raises(BackendUnavailable, match=r"not ready within 0.2 s \(/health: .*[Cc]onnect"):
         place.client(dead, policy=Policy(start_s=0.2))
 
 
@@ -318,7 +318,7 @@ def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(pl
     assert whole(client, table) and set(table["worker"]) == {0, 1}
     gone = place.own()
     gone.cut()
-    with pytest.raises(UserError, match="no worker is left: worker"):
+    with pytest.raises(BackendUnavailable, match="no worker is left: worker"):
         place.client(gone, policy=policy)
 
 
