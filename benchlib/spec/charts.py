@@ -120,6 +120,7 @@ def lines(
     """Curves by size on a logarithmic axis, named at their ends; limits and claims of other tables lie behind them.
 
     ``y`` is written at its axis: by default the heading of the first layer's column. ``even``: places in an order, from 1.
+    Without ``log`` y begins at 0, but for ``even`` places.
     """
     y = y or _heading(layers[0].ref)
 
@@ -147,6 +148,8 @@ def lines(
             ends.append(_curve(on, axes, layer, words, points, colours.get(key, on.PALETTE.muted)))
         if log:
             on.log_values(axes)
+        elif not even:
+            axes.set_ylim(bottom=0)
         on.name_ends(axes, ends)
         words = _title(title, ref, about, max(own, key=lambda point: point[1])[2], run)
         values = "; ".join(f"{end.words} {write(end.y, ref.col.unit)}" for end in ends)

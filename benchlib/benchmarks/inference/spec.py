@@ -304,7 +304,7 @@ SPEC = Spec(
     checks=CHECKS,
     says=[
         each(tests.where(valid=True), "{test}: {samples_per_s} and {tokens_per_s} on {engine}."),
-        each(streamed.where(limit_s=bool), "{test}: {kind} p99 {p99_s}, of a limit of {limit_s}."),
+        each(streamed.where(limit_s=bool), "{test}: {kind} p99 {p99_s}, limit {limit_s}."),
         each(accuracy.ran(), SAYS),
     ],
     shows=[

@@ -1,4 +1,4 @@
-"""Parameters of the serving benchmark. The defaults are those of the smoke tier, with two unlike workers that compute nothing."""
+"""Parameters of the serving benchmark. The defaults are those of the smoke tier, with two heterogeneous workers that compute nothing."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -6,6 +6,7 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
+from benchlib.core.text import counted
 
 _NOT_WORK = ("target_efficiency", "project_samples")
 
@@ -92,10 +93,11 @@ class ServingConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be sent to whom."""
-        started = f"{self.worker_count} workers ({self.engine}) started here"
-        who = f"{len(self.workers)} servers" if self.workers else started
-        runs = {"single": "each alone", "distributed": "all together", "both": "each alone and all together"}[self.mode]
-        work = f"{who}: {self.rounds} rounds of {self.queries} queries per worker, {runs}, {self.concurrency} at once per worker"
+        count = len(self.workers) or self.worker_count
+        who = counted(count, "server") if self.workers else f"{counted(count, 'worker')} ({self.engine}) started here"
+        runs = {"single": "each alone, ", "distributed": "all together, ", "both": "each alone and all together, "}
+        work = f"{who}: {counted(self.rounds, 'round')} of {self.queries} queries per worker, "
+        work += f"{runs[self.mode] if count > 1 else ''}{self.concurrency} at once per worker"
         if self.mode != "single":
             loads = ", ".join(f"{load:g}" for load in self.loads)
             work += (

@@ -56,10 +56,14 @@ class Bench:
         """Open a dispatcher to some workers, and a client that drives it."""
         config = self.config
         limits = {name: getattr(config, name) for name in ("deadline_s", "stall_s", "gone_s")}
-        policy = Policy(cap=config.concurrency, start_s=config.startup_timeout_s, **limits)
+        policy = Policy(cap=config.concurrency, start_s=config.startup_timeout_s, partial=True, **limits)
         dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
         with keep_alive(self.events, config.startup_timeout_s):
             dispatcher.start()
+        for worker in dispatcher.workers:
+            if not worker.ready and worker.reason not in [row["because"] for row in self.tables["losses"]]:
+                lost = {"t_s": 0.0, "worker": worker.index, "event": "down", "because": worker.reason, "times": 1}
+                self.tables["losses"].append(lost)
         try:
             alive = lambda: self.events.emit("heartbeat")  # noqa: E731
             yield Client(dispatcher, self.prompts, config.max_new, config.deadline_s + 1, alive), dispatcher
@@ -83,7 +87,7 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
     with contextlib.ExitStack() as stack:
         bench = _prepare(config, run_dir, events, stack)
         with bench.client(bench.urls) as (client, dispatcher):  # names become addresses; nobody is measured cold
-            bench.urls = [worker.url for worker in dispatcher.workers]
+            bench.urls = [worker.url for worker in dispatcher.workers if worker.ready]
             simulated = any(worker.engine == "sim" for worker in dispatcher.workers)
             client.at_once(2 * len(bench.urls))
         gc.freeze()  # what is loaded stays for good: collections look at queries alone, and seldom
@@ -136,8 +140,9 @@ def _rates(bench: Bench) -> None:
     config, count = bench.config, len(bench.urls)
     workers: list[Row] = [{"worker": index, "url": url, "answered": 0} for index, url in enumerate(bench.urls)]
     sizes = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
-    joint: dict[int, list[Row]] = {size: [] for size in [*sizes, count] if config.mode != "single"}
     alone: list[list[Row]] = [[] for _ in workers] if config.mode != "distributed" else []
+    together = config.mode != "single" and (count > 1 or not alone)  # one worker is not compared with itself
+    joint: dict[int, list[Row]] = {size: [] for size in [*sizes, count] if together}
     numbers, total = itertools.count(1), config.rounds * (len(alone) + len(joint))
 
     def at_once(chosen: list[Row]) -> Row:
@@ -158,8 +163,9 @@ def _rates(bench: Bench) -> None:
     bench.tables["workers"] = workers
     for size, rows in sorted((({1: alone[0]} if alone else {}) | joint).items()):
         row: Row = {name: [run[name] for run in rows] for name in ("samples_per_s", "tokens_per_s")}
-        sums = [sum(values) for values in zip(*rates[:size], strict=True)]
-        row |= {"size": size, "all": size == count, "sum_per_s": sums, "why": {} if sums else {"sum_per_s": unmeasured}}
+        sums = [sum(values) for values in zip(*rates[:size], strict=True)] if count > 1 else []
+        why = unmeasured if count > 1 else "one worker: there is nothing to add up"
+        row |= {"size": size, "all": size == count, "sum_per_s": sums, "why": {} if sums else {"sum_per_s": why}}
         bench.tables["scaling"].append(row)
 
 

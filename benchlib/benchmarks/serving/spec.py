@@ -155,8 +155,14 @@ def _knee(check: Check, run: Rows) -> Judged:
     if late := [row for row in rows if row["outcome"] == "late"]:
         why = text("undecided: at {rate} the client sent {late_p99_ms} late (p99) or at another rate", late[-1])
         return check.answer("SKIPPED", f"{why}; a quieter machine for the client decides it", gates=True)
-    why = "{rate}: {failed} failed, p99 of the first token {ttft_p99_ms}, of further ones {tpot_p99_ms}"
-    missed = text(why, rows[-1]) if rows else ""
+    missed = ""
+    for row in rows[-1:]:
+        part = next((part for part in (50, 90, 99) if part >= row["percentile"]), 99)
+        times = [
+            f"{TIMES[kind]} {{{kind}_p{part}_ms}} (p{part}), limit {{{kind}_limit_ms}}" for kind in ("ttft", "tpot")
+        ]
+        failed = "{failed} of {queries} failed; " * bool(row["failed"])
+        missed = text(f"at {{rate}}: {failed}{'; '.join(times)}", row)
     return check.answer("FAIL", missed or "no rate was tried")
 
 
@@ -177,6 +183,8 @@ def _warnings(run: Rows) -> list[str]:
     if run.config and not run.config.workers and run.config.worker_count > 1 and not simulated:
         words.append("All workers share this machine: what one of them gains, another may lose.")
     words += served.in_texts(workers, run)
+    away = losses.where(event="down") if run.config and run.config.workers else None
+    words += [f"The numbers are those of the other workers: {row['because']}" for row in away.rows(run)] if away else []
     few = min((row["queries"] for row in opened.rows(run)), default=100)
     if few < 100:
         words.append(f"The shortest run of the sweep has {few} queries: its p99 is the largest. Set point_s higher.")

@@ -89,17 +89,19 @@ class Codec:
         """Return the tokens of a prompt, with the one that begins a text."""
         return list(self.tokenizer(prompt)["input_ids"])
 
-    def chat(self, messages: Any) -> list[int]:
-        """Return the tokens of a conversation, by the model's chat template, else a line a message. ``ValueError`` for others."""
+    def chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the tokens of a conversation, by the model's chat template or, without one, as a line per message.
+
+        Raises ``ValueError`` for messages that the template refuses.
+        """
+        if not self.tokenizer.chat_template:
+            turns = [f"{message['role']}: {message['content']}\n" for message in messages]
+            return self.encode("".join([*turns, "assistant:"]))
         try:
-            said = [{"role": str(item["role"]), "content": _text(item["content"])} for item in messages]
-        except (TypeError, KeyError) as error:
-            raise ValueError("messages: a list of objects with `role` and `content` as text is needed") from error
-        if not said:
-            raise ValueError("messages: there is none")
-        if self.tokenizer.chat_template:
-            return list(self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False))
-        return self.encode("\n".join(item["content"] for item in said))
+            ids: Any = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # a template raises whatever it likes
+            raise ValueError(f"messages: the model's chat template refuses them: {error}") from None
+        return [int(token) for token in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
@@ -112,11 +114,6 @@ class Codec:
         """
         ids, end = list(self.tokenizer(answer, add_special_tokens=False)["input_ids"]), self.tokenizer.eos_token_id
         return ids + [end] * (stopped and isinstance(end, int))
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message: as it is, or as a list of parts."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int = 0, shrink: int = 1) -> Decoder:

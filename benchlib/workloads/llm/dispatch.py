@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.workloads.llm.engines import MEMORY, OnDone, OnFirst, OnMore, Policy, Settings
 from benchlib.workloads.llm.wire import Answer, RefusedQuery, Server, Wire, addresses
 
@@ -98,13 +98,16 @@ class Dispatcher:
     def start(self) -> None:
         """Find the workers, wait until each is healthy, and send each a query to see how it answers.
 
-        Raises ``UserError`` for one that is not ready in time or gives no answer; with ``Policy.partial`` only where all are so.
+        Raises ``BackendUnavailable`` for one that is not ready in time or gives no answer; with ``Policy.partial`` only where
+        all are so.
         """
         self._thread.start()
         try:
             self._do(self._begin())
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, UserError):  # no rank is dead, and nothing was measured
+                raise BackendUnavailable(str(error)) from None
             raise
 
     def _do(self, work: Any) -> Any:

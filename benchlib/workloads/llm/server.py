@@ -4,9 +4,9 @@
 
 ``POST /v1/completions`` takes ``prompt`` (token ids, or text where the engine has a tokenizer) and ``max_tokens`` and answers
 greedily, as one object or, with ``stream``, as server-sent events: each token as the engine gives it. ``return_token_ids`` adds
-the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/chat/completions`` takes ``messages`` in place of a prompt, by
-the model's chat template where it has one. ``/v1/models`` says which engine answers, ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this
-machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
+the ids, as vLLM and SGLang do. ``POST /v1/chat/completions`` takes ``messages`` instead. A query whose client has gone is cancelled. ``/v1/models`` says which engine answers, ``/health``
+answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this machine alone
+unless it is given an address and a token. SIGTERM lets it finish what it accepted.
 """
 
 import asyncio
@@ -21,12 +21,22 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import psutil
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from benchlib.config.addresses import TOKEN
 from benchlib.core.errors import BackendUnavailable, UserError, explained
@@ -37,7 +47,6 @@ from benchlib.workloads.llm.engines import MEMORY, Local, Settings, codec, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 MAX_NEW = 8192  # tokens of an answer
-MAX_CHAT = 256  # of an answer in a conversation that states no limit
 BACKLOG = 4096  # connections that the system may hold until they are accepted
 # A client that goes on sending what was refused is cut off soon; it has this long to read the reason.
 # One that goes away ends its request, and with it the work on its query.
@@ -91,18 +100,41 @@ class Ask(BaseModel):
         return info.context.encode(value) if info.context and value and isinstance(value, str) else value
 
 
-class Chat(Ask):
-    """A conversation in place of a prompt; the names of its fields are those of OpenAI's chat completions."""
+class Part(BaseModel):
+    """A part of a message."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reads_messages(cls, values: Any, info: ValidationInfo) -> Any:
-        if not isinstance(values, dict):
-            return values
+    text: str
+
+
+class Message(BaseModel):
+    """A turn of a conversation."""
+
+    role: str
+    content: str | list[Part]
+
+
+class Chat(Ask):
+    """The body of a request for a chat; ``prompt`` is what the model's template makes of its messages."""
+
+    prompt: list[int] = []
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int = Field(128, ge=1, le=MAX_NEW, validation_alias=AliasChoices("max_completion_tokens", "max_tokens"))
+
+    @model_validator(mode="after")
+    def _apply_template(self, info: ValidationInfo) -> Self:
         if not info.context:
-            raise ValueError("messages: this engine has no tokenizer; send token ids as `prompt` to /v1/completions")
-        most = values.get("max_completion_tokens") or values.get("max_tokens") or MAX_CHAT
-        return values | {"prompt": info.context.chat(values.get("messages")), "max_tokens": most}
+            raise ValueError(
+                "messages: this engine has no tokenizer; serve a model (--engine static), or send token ids"
+            )
+        texts = [
+            item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)
+            for item in self.messages
+        ]
+        roles = [item.role for item in self.messages]
+        self.prompt = info.context.chat(
+            [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        )
+        return self
 
 
 Events = asyncio.Queue[tuple[list[int], bool, str]]  # of a query: new tokens, whether that is all, why it failed
@@ -126,7 +158,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         application = web.Application(client_max_size=self.options.max_body, middlewares=[self._guard])
         application.router.add_post("/v1/completions", self._complete)
-        application.router.add_post("/v1/chat/completions", self._complete)
+        application.router.add_post("/v1/chat/completions", partial(self._complete, form=Chat))
         application.router.add_get("/v1/models", self._models)
         application.router.add_get("/metrics", self._metrics)
         return application
@@ -148,7 +180,7 @@ class Server:
         self.counts["refused"] += 1
         return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _complete(self, request: web.Request, form: type[Ask] = Ask) -> web.StreamResponse:
         if self.draining or self.engine.failure:
             return self._refuse(503, self.engine.failure or "this worker is shutting down")
         if self.open >= self.options.max_queue:
@@ -156,8 +188,7 @@ class Server:
         rid, events = next(self._ids), Events()
         self.open += 1
         try:
-            kind = Chat if request.path == "/v1/chat/completions" else Ask
-            ask = kind.model_validate_json(await request.read(), context=self.codec)
+            ask = form.model_validate_json(await request.read(), context=self.codec)
             vocabulary = self.engine.facts.get("vocabulary", 2**31)
             if max(ask.prompt) >= vocabulary:  # such an id would end more than its own query
                 raise ValueError(f"prompt: token id {max(ask.prompt)}, this model has 0 to {vocabulary - 1}")
@@ -231,17 +262,13 @@ class Server:
             text = (whole if done else whole.rstrip("\ufffd"))[len(old) :]
         else:
             text = "".join(f" {item}" for item in new)  # a word for each token: clients of text count something
-        part, kind, first = {"text": text}, "text_completion", "cmpl"
+        said: dict[str, Any] = {"text": text}
+        kind = "text_completion"
         if isinstance(ask, Chat):
-            message = {"role": "assistant", "content": text}
-            part, kind = (
-                ({"delta": message}, "chat.completion.chunk")
-                if ask.stream
-                else ({"message": message}, "chat.completion")
-            )
-            first = "chatcmpl"
-        choice = {"index": 0, **part, "finish_reason": None} | ({"token_ids": new} if ask.return_token_ids else {})
-        common = {"id": f"{first}-{rid}", "object": kind, "created": int(time.time()), "model": self.name}
+            kind = f"chat.completion{'.chunk' * bool(ask.stream)}"
+            said = {"delta" if ask.stream else "message": {"role": "assistant", "content": text}}
+        choice = {"index": 0, **said, "finish_reason": None} | ({"token_ids": new} if ask.return_token_ids else {})
+        common = {"id": f"cmpl-{rid}", "object": kind, "created": int(time.time()), "model": self.name}
         if not done:
             return common | {"choices": [choice]}
         choice["finish_reason"] = "length" if len(ids) >= ask.max_tokens else "stop"

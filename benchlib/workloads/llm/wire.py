@@ -69,7 +69,9 @@ class Answer:
     def take(self, data: bytes) -> None:
         """Read more bytes, all their events by one call of the parser. Raises ``LostAttempt`` for what is no answer."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        events = [line[5:].strip() for line in lines if line.startswith(b"data:")] if not self.done else []
+        # An error may also come as a plain object with status 200.
+        lines = [line.removeprefix(b"data:").strip() for line in lines if line.startswith((b"data:", b"{"))]
+        events = lines if not self.done else []
         if b"[DONE]" in events:
             self.done, events = True, events[: events.index(b"[DONE]")]
         text = b"[%b]" % b",".join(events)
@@ -86,8 +88,9 @@ class Answer:
             raise LostAttempt(what)
 
     def _event(self, values: Any) -> None:
-        if "error" in values:
-            raise LostAttempt(str(values["error"]))
+        if values.get("error") or values.get("object") == "error":
+            error = values.get("error") or values
+            raise LostAttempt(str(error.get("message", error) if isinstance(error, dict) else error))
         if usage := values.get("usage"):
             self.stated = int(usage["completion_tokens"])
         for choice in values["choices"]:
@@ -208,6 +211,7 @@ class Wire:
                 answer.take(await content.readany())
                 if not new and (new := self.codec.count(answer.words, False) if answer.words else answer.ids):
                     first(new[0])
+        answer.take(b"\n")
         if not answer.done and not answer.reason:
             raise aiohttp.ClientPayloadError("the stream ended before its end")
         if server.text:

@@ -133,6 +133,14 @@ def test_what_is_wrong_does_not_pass(change, check, status):
     assert statuses(rows)[check] == status
 
 
+def test_a_missed_limit_is_named_with_what_was_measured():
+    rows = rows_of(points(point("sweep", 6.0, "missed", ttft_ms=[13_900.0] * 100, percentile=90.0)))
+    (answer,) = [
+        answer for check in SPEC.checks if check.name == "limits met" for answer in checks.judge(check, rows, [])
+    ]
+    assert "first token 13,900 ms (p90), limit 500.0 ms" in answer.reason and "failed" not in answer.reason
+
+
 def test_a_target_and_tokens_of_texts_are_judged():
     assert statuses(rows_of(target_efficiency=0.9))["target efficiency"] == "FAIL"
     for counted, status in ((100, "PASS"), (96, "PASS"), (94, "FAIL"), (106, "FAIL")):
@@ -197,7 +205,24 @@ def test_the_sizes_that_are_measured_are_those_of_the_mode(monkeypatch, mode, wo
     assert rows == [(done, len(rows)) for done in range(1, len(rows) + 1)]
     scaling = bench.tables["scaling"]
     assert [(row["size"], row["all"]) for row in scaling] == [(size, size == workers) for size in sizes]
-    assert all(row["sum_per_s"] == ([] if mode == "distributed" else [row["size"]] * 2) for row in scaling)
+    assert workers > 1 or len(rows) == 2, "one worker is not compared with itself"
+    nothing = mode == "distributed" or workers == 1
+    assert all(row["sum_per_s"] == ([] if nothing else [row["size"]] * 2) for row in scaling)
+
+
+def test_a_run_goes_on_without_a_worker_that_stays_away_and_names_it():
+    server, dead = own(), own()
+    dead.cut()
+    values = config(workers=f"{server.url},{dead.url}", startup_timeout_s=1)
+    bench = Bench(values, SimpleNamespace(emit=lambda *_, **__: None), [server.url, dead.url], TOKEN, [[3, 4, 5]])
+    try:
+        for _ in range(2):  # each client finds it missing; it is named once
+            with bench.client(bench.urls) as (client, _):
+                assert not client.at_once(4)["failed"].any()
+    finally:
+        server.cut()
+    (warning,) = [words for words in SPEC.warnings(Rows(values, 1, tables() | bench.tables)) if dead.url in words]
+    assert "numbers are those of the other workers" in warning and "start it, or correct workers=" in warning
 
 
 def test_rates_are_those_of_servers_whose_rate_is_known():

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.llm import wire
 from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Query, Worker, in_flight
 from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
@@ -133,6 +133,27 @@ def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place):
     assert TOKEN not in record and "who is ..." in record
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',
+        b'event: error\ndata: {"error": "out of memory"}',
+        b'data: {"object": "error", "message": "out of memory"}\n\ndata: [DONE]\n\n',
+        b'{"error": {"message": "out of memory"}}',
+    ],
+)
+def test_an_error_with_status_200_before_the_first_token_is_counted_with_its_text(place, body):
+    async def other(request):
+        if request.path != "/v1/completions" or (await request.json())["prompt"] == wire.WARM_UP:
+            return None
+        return web.Response(body=body)
+
+    client = place.client(place.faulty(other=other))
+    table = client.at_once(1)
+    assert whole(client, table, 1) and np.isnan(table["first_s"]).all()
+    assert ": out of memory (attempt 8)" in next(iter(client.log.errors.values()))
+
+
 def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
     client = place.client(place.faulty(lambda number: "hang"))
     ended = []
@@ -196,7 +217,7 @@ def test_a_redirect_takes_the_token_nowhere(place):
             return await there(request) if request.path == path else None
 
         worker = place.faulty(other=other)
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(BackendUnavailable):
             place.client(worker, policy=replace(PATIENT, start_s=0.5)).engine.counters()
         assert path in worker.paths and not thief.headers
 
@@ -273,11 +294,11 @@ def test_a_query_that_no_worker_can_answer_ends(place):
 
 
 def test_a_wrong_token_or_nobody_is_refused_at_the_start(place):
-    with pytest.raises(UserError, match="refuses the bearer token"):
+    with pytest.raises(BackendUnavailable, match="refuses the bearer token"):
         place.client(place.own(), token="another")
     dead = place.own()
     dead.cut()
-    with pytest.raises(UserError, match=r"not ready within 0.2 s \(/health: .*[Cc]onnect"):
+    with pytest.raises(BackendUnavailable, match=r"not ready within 0.2 s \(/health: .*[Cc]onnect"):
         place.client(dead, policy=Policy(start_s=0.2))
 
 
@@ -297,7 +318,7 @@ def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(pl
     assert whole(client, table) and set(table["worker"]) == {0, 1}
     gone = place.own()
     gone.cut()
-    with pytest.raises(UserError, match="no worker is left: worker"):
+    with pytest.raises(BackendUnavailable, match="no worker is left: worker"):
         place.client(gone, policy=policy)
 
 

@@ -121,6 +121,15 @@ def test_a_worker_takes_over_when_transformers_serve_is_killed(served, client, w
     assert texts(asked.answers[sample] for sample in range(len(answers))) == texts(answers)
 
 
+def test_a_chat_template_of_the_model_is_applied():
+    codec = Codec("tiny")
+    codec.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert codec.decode(codec.chat([{"role": "user", "content": "News"}])).strip() == "<user>News"
+    codec.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(ValueError, match="no system role"):
+        codec.chat([{"role": "system", "content": "x"}])
+
+
 def test_openais_client_reads_whole_and_streamed_answers(worker, prompts, answers):
     openai = pytest.importorskip("openai")
     (text,), asked = texts(answers[:1]), {"model": "tiny", "prompt": prompts[0], "max_tokens": NEW, "temperature": 0}
@@ -130,6 +139,23 @@ def test_openais_client_reads_whole_and_streamed_answers(worker, prompts, answer
         assert (whole.choices[0].text, whole.usage.completion_tokens) == (text, len(answers[0]))
         events = list(client.completions.create(**asked, stream=True))
         assert "".join(event.choices[0].text for event in events) == text and len(events) > 3
+        # What the plain template makes of the messages is a prompt of text like any other.
+        article = Codec("tiny").decode(prompts[0])
+        messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": article}]
+        text = f"system: Be short.\nuser: {article}\nassistant:"
+        expected = client.completions.create(model="tiny", prompt=text, max_tokens=NEW).choices[0].text
+        parts = [messages[0], {"role": "user", "content": [{"type": "text", "text": article}]}]
+        for turns, limit in ((messages, "max_tokens"), (parts, "max_completion_tokens")):
+            answer = client.chat.completions.create(model="tiny", messages=turns, **{limit: NEW})
+            assert (answer.choices[0].message.content, answer.choices[0].message.role) == (expected, "assistant")
+            options = {"include_usage": True}
+            events = list(
+                client.chat.completions.create(
+                    model="tiny", messages=turns, stream=True, stream_options=options, **{limit: NEW}
+                )
+            )
+            assert "".join(event.choices[0].delta.content for event in events) == expected and len(events) > 1
+            assert events[-1].usage == answer.usage
     with (
         openai.OpenAI(base_url=f"{worker.url}/v1", api_key="wrong") as client,
         pytest.raises(openai.AuthenticationError),

@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 from llm_servers import LONG_S, TOKEN, own, until
-from openai import BadRequestError, OpenAI
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm.dispatch import Dispatcher
@@ -207,21 +206,6 @@ def test_a_client_that_goes_away_frees_its_slot(worker):
     assert worker.server.counts["cancelled"] == before + 1
 
 
-def in_conversation(hosted, text):
-    """OpenAI's own client gets one answer, whole and streamed; the embedded model has no chat template, so that of the text."""
-    with OpenAI(base_url=f"{hosted.url}/v1", api_key=TOKEN, max_retries=0) as client:
-        talk = {"model": "tiny", "max_completion_tokens": 12, "messages": [{"role": "user", "content": text}]}
-        whole = client.chat.completions.create(**talk)
-        with client.chat.completions.create(**talk, stream=True) as stream:
-            words = "".join(chunk.choices[0].delta.content for chunk in stream)
-        plain = client.completions.create(model="tiny", prompt=text, max_tokens=12)
-        assert whole.choices[0].message.content == words == plain.choices[0].text != ""
-        assert whole.usage.completion_tokens == plain.usage.completion_tokens <= 12
-        assert client.models.list().data[0].id
-        with pytest.raises(BadRequestError, match="list of objects with `role` and `content`"):
-            client.chat.completions.create(model="tiny", messages=["hello"])
-
-
 def test_texts_are_counted_as_the_tokens_that_the_engine_made_and_tokens_come_one_by_one(monkeypatch):
     """The same worker asked with token ids and, where it refuses them, in words: answers and counts are the same."""
     from benchlib.workloads.llm import articles, server
@@ -236,7 +220,6 @@ def test_texts_are_counted_as_the_tokens_that_the_engine_made_and_tokens_come_on
         assert body.count("token_ids") > 3
         _, body = ask(hosted, prompt=data.codec.decode(data.prompts[0]), max_tokens=40, stream=True)
         events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
-        in_conversation(hosted, data.codec.decode(data.prompts[0]))
         for asked_in in ("ids", "text"):
             if asked_in == "text":
                 monkeypatch.setitem(server.GREEDY, "return_token_ids", (None,))
