@@ -14,7 +14,7 @@ from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
-from benchlib.core.text import badness, counted, duration, quantity
+from benchlib.core.text import badness, capitalized, counted, duration, quantity
 from benchlib.judge.checks import Ask, Status, verdict_of
 from benchlib.judge.prices import Names, Price, listed_price, read_sheet
 from benchlib.judge.reference_values import Compared, compared
@@ -112,7 +112,7 @@ def _right(run: Record) -> Row:
 
 def _fast(run: Record) -> Iterator[Row]:
     *_, reached = spec_of(run.benchmark).page(Run(run.folder))
-    yield from (item | {"run": run, "link": _link(run)} for item in reached)
+    yield from (item | {"work": capitalized(item["work"]), "run": run, "link": _link(run)} for item in reached)
 
 
 def _peaks(runs: Sequence[Record]) -> str:
@@ -120,7 +120,11 @@ def _peaks(runs: Sequence[Record]) -> str:
     words = []
     for run in (run for run in runs if run.benchmark == "machine"):
         first = spec_of(run.benchmark).first(metric.name for metric in run.measured)
-        words = [f"{label} {metric.text}" for name, label in first.items() if (metric := run.metric(name))]
+        words = [
+            f"{label} {metric.text}"
+            for name, label in first.items()
+            if name != "total_s" and (metric := run.metric(name))
+        ]
     return "; ".join(words)
 
 
