@@ -13,7 +13,7 @@ from benchlib.commands.output import console, say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
 from benchlib.core.text import band_text, counted, listing, quantity
-from benchlib.judge.compare import Contrast, Line, Row, contrast, headline, line, read_argument
+from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, headline, line, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
@@ -60,12 +60,17 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
             )
             why = "different benchmarks measure different things; compare runs of one"
             raise UserError(f"runs of two kinds, {kinds}: {why}")
-        equal = [name for name in common if common[1:] and reference[name].runs == other[name].runs]
+        equal = [name for name in common if common[1:] and _same_runs(reference[name], other[name])]
         notes += [f"{name}: the same runs on both sides" for name in equal]
         contrasts += [contrast(reference[name], other[name]) for name in common if name not in equal]
         for name in sorted(reference.keys() ^ other.keys()):
             notes.append(f"{name}: only {first if name in reference else argument} has runs of it")
     return contrasts, list(dict.fromkeys(notes))
+
+
+def _same_runs(one: RunSet, other: RunSet) -> bool:
+    alike = len(one.runs) == len(other.runs)
+    return alike and all(any(run.is_copy_of(copy) for copy in other.runs) for run in one.runs)
 
 
 def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
