@@ -364,11 +364,13 @@ def stored_runs(run: Record) -> list[Record]:
 class Width:
     """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there.
 
-    ``too_wide``: it surely finds only losses more than ``MAX_DETECTABLE_LOSS`` times as large as the limit. ``others`` is the share
-    of the processors that others took where the assumed spread grew with it.
+    ``times`` is that loss as a multiple of the limit, and ``too_wide`` tells that it is more than ``MAX_DETECTABLE_LOSS`` for a
+    reason that another run may not have. ``others`` is the share of the processors that others took where the assumed spread grew
+    with it.
     """
 
     cells: dict[str, str]
+    times: float
     too_wide: bool
     others: float
 
@@ -395,7 +397,8 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         of = abs(side.value(scale)) if scale is LINEAR else 1.0
         allowed = limit.amount if limit.amount is not None else (limit.share or 0.0) * of
         scatters = measured is not None and measured.s >= (default or 0.0)
-        rows.append(Width(cells, bool(scatters or others) and 0 < MAX_DETECTABLE_LOSS * allowed < effect, others))
+        times = effect / allowed if allowed else 0.0
+        rows.append(Width(cells, times, bool(scatters or others) and times > MAX_DETECTABLE_LOSS, others))
     return rows
 
 

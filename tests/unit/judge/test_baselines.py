@@ -314,6 +314,18 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
     assert "accepted:" in output and output.count("disturbed") == 1 and "a: Others took 40%." in output
 
 
+def test_what_others_took_the_smallest_loss_and_what_to_do_are_told(make_run, tmp_path):
+    for percent in (140.0, 0.0):  # of one of two cores
+        run = watched(make_run(f"run{percent}", f1=None), 60.0, percent)
+        path = baselines.accept(run, "first", LIMITS, force=True, root=tmp_path / "accepted" / run.path.name)
+        accepted = baselines.load_baseline(path)
+        (row,) = rows = baselines.widths(accepted, LIMITS, {})
+        text = baseline._reach(accepted, rows)
+        assert f"Others took {percent / 2:.0f}% of the processors" in text
+        assert f"a loss in rate from {row.cells['smallest loss found']} on; the limit is -20%" in text
+        assert ("quiet machine" in text) == (percent > 0) and "benchlib calibrate squad --tier smoke" in text
+
+
 def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):
     root = tmp_path / "baselines"
     first = make_run("a", rate=100.0)
