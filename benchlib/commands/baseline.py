@@ -10,7 +10,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import one_line
-from benchlib.core.text import band_text, counted, day, quantity
+from benchlib.core.text import band_text, day, quantity
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
@@ -94,10 +94,10 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, f
 def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str:
     """Say what others took while the runs ran, the smallest loss that the gate finds in its widest metric, and what to do."""
     others = float(np.median([run.others for run in accepted.runs]))
-    words = [f"Others took {others:.0%} of the processors while {counted(len(accepted.runs), 'accepted run')} ran."]
+    words = [f"Others took {others:.0%} of the processors while the accepted runs ran."]
     if rows:
         widest = max(rows, key=lambda row: row.times)
-        form = "The gate finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
+        form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
         words.append(form.format_map(widest.cells))
     if any(row.others for row in rows):
         words.append("To find smaller losses, run again on a quiet machine and accept those runs instead.")
