@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import one_line
-from benchlib.core.text import band_text, counted, day, quantity
+from benchlib.core.text import band_text, day, quantity
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
@@ -84,12 +85,26 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, f
     accepted = baselines.load_baseline(path)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
     spreads = baselines.known_spreads(load(runs[0].path), limits, calibration, accepted.runs)
-    show_table(row.cells for row in baselines.widths(accepted, limits, spreads))
+    rows = baselines.widths(accepted, limits, spreads)
+    show_table(row.cells for row in rows)
     say(f"accepted: {path}\ncommit this file to share it.")
+    say(_reach(accepted, rows), style="dim")
+
+
+def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str:
+    """Say what others took while the runs ran, the smallest loss that the gate finds in its widest metric, and what to do."""
+    others = float(np.median([run.others for run in accepted.runs]))
+    words = [f"Others took {others:.0%} of the processors while the accepted runs ran."]
+    if rows:
+        widest = max(rows, key=lambda row: row.times)
+        form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
+        words.append(form.format_map(widest.cells))
+    if any(row.others for row in rows):
+        words.append("To find smaller losses, run again on a quiet machine and accept those runs instead.")
     if len(accepted.runs) < ENOUGH_RUNS:
-        remedy = f"From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, the gate knows how much unchanged runs differ"
-        words = f"The baseline holds {counted(len(accepted.runs), 'run')}. {remedy}; until then it assumes a default."
-        say(words, style="dim")
+        more = f"accept {ENOUGH_RUNS} or more (--add), or run `benchlib calibrate {accepted.benchmark} --tier {accepted.tier}`"
+        words.append(f"The gate assumes how much unchanged runs differ: to measure it, {more}.")
+    return " ".join(words)
 
 
 @verb.command("list")

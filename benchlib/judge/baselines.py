@@ -364,11 +364,13 @@ def stored_runs(run: Record) -> list[Record]:
 class Width:
     """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there.
 
-    ``too_wide``: it surely finds only losses more than ``MAX_DETECTABLE_LOSS`` times as large as the limit. ``others`` is the share
-    of the processors that others took where the assumed spread grew with it.
+    ``times`` is that loss as a multiple of the limit, and ``too_wide`` tells that it is more than ``MAX_DETECTABLE_LOSS`` for a
+    reason that another run may not have. ``others`` is the share of the processors that others took where the assumed spread grew
+    with it.
     """
 
     cells: dict[str, str]
+    times: float
     too_wide: bool
     others: float
 
@@ -395,7 +397,8 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         of = abs(side.value(scale)) if scale is LINEAR else 1.0
         allowed = limit.amount if limit.amount is not None else (limit.share or 0.0) * of
         scatters = measured is not None and measured.s >= (default or 0.0)
-        rows.append(Width(cells, bool(scatters or others) and 0 < MAX_DETECTABLE_LOSS * allowed < effect, others))
+        times = effect / allowed if allowed else 0.0
+        rows.append(Width(cells, times, bool(scatters or others) and times > MAX_DETECTABLE_LOSS, others))
     return rows
 
 
@@ -438,13 +441,17 @@ def accept(
     accepted = list(current.runs) if current and add else []
     for run in chosen:
         record = load(run.path).kept(limits, reason.strip(), time.time())
-        if if_improved and current and (worse := [limit.metric for limit in limits if _worse(limit, record, current)]):
-            raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
         # A run that counts twice would make the spread between runs look smaller than it is.
         for other in (other for other in accepted if other.is_copy_of(record)):
             twice = "is in the baseline already" if other.run == record.run else f"is a copy of {other.run}"
             raise UserError(f"{record.run} {twice}: accept runs of their own")
         accepted.append(record)
+    if (
+        if_improved
+        and current
+        and (worse := [item.metric for item in limits if _worse(item.metric, accepted, current)])
+    ):
+        raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
     if len(accepted) > MAX_RUNS:
         many = f"a baseline holds {MAX_RUNS} runs at most, these would be {len(accepted)}"
         raise UserError(f"{many}: accept fewer, or leave out --add")
@@ -462,14 +469,15 @@ def accept(
     return path
 
 
-def _worse(limit: RegressionLimit, record: Record, current: Baseline) -> bool:
-    new, old = record.metric(limit.metric), current.side(limit.metric)
+def _worse(name: str, runs: Sequence[Record], current: Baseline) -> bool:
+    """Compare the undisturbed runs of both sides; a run that lost the metric is worse."""
+    new, old = side_of(runs, name), current.side(name)
     if old is None or not old.runs:
         return False
-    if new is None or new.value is None:
+    if new is None or len(new.runs) < len(runs):
         return True
-    before = old.value(LINEAR)
-    return new.value < before if new.direction == "higher" else new.value > before
+    after, before = (side.undisturbed().value(LINEAR) for side in (new, old))
+    return after < before if new.metric.direction == "higher" else after > before
 
 
 def _refusal(wide: Sequence[Width]) -> str:
@@ -497,11 +505,12 @@ def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
     if names := planted(run):
         raise UserError(f"{run.path} was slowed down or changed on purpose ({', '.join(names)}) and cannot be accepted")
     if verdict.verdict in ("FAIL", "SKIPPED"):
-        others = [check.name for check in verdict.checks if check.gates and check.status == "FAIL"]
-        raise UserError(
-            f"{run.path} did not pass ({verdict.verdict}: {', '.join(others) or verdict.sentence}): "
-            "fix it, or delete the outdated baseline and run again"
-        )
+        failed = [check for check in verdict.checks if check.gates and check.status == "FAIL"]
+        why = ", ".join(check.name for check in failed) or verdict.sentence
+        # A regression check fails only against a baseline.
+        stale = any(check.kind == "regression" for check in failed)
+        remedy = "; where its baseline is outdated, delete that file and accept this run" if stale else ""
+        raise UserError(f"{run.path} did not pass ({verdict.verdict}: {why}): fix it and run again{remedy}")
 
 
 def planted(run: Run) -> list[str]:

@@ -11,7 +11,7 @@ from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import baselines
-from benchlib.judge.checks import save_verdict, verdict_of
+from benchlib.judge.checks import Check, save_verdict, verdict_of
 from benchlib.judge.regression import RegressionLimit, save_repeats
 from benchlib.results.metrics import measured
 from benchlib.results.record import load
@@ -154,6 +154,15 @@ def test_what_is_refused_leaves_the_baseline_as_it_was(make_run, tmp_path, case)
     assert path.read_text() == before and [*(tmp_path / "b").rglob("*.json")] == [path]
 
 
+def test_the_baseline_is_named_only_where_a_regression_failed(make_run):
+    words = {"question": "?", "status": "FAIL", "reason": "", "gates": True}
+    for kind in ("sanity", "regression"):
+        verdict = verdict_of([Check(name="rate", kind=kind, **words)])
+        with pytest.raises(UserError, match=r"did not pass \(FAIL: rate\): fix it") as refused:
+            baselines.require_acceptable(make_run(kind), verdict)
+        assert ("outdated" in str(refused.value)) == (kind == "regression")
+
+
 def test_a_run_counts_once_under_whatever_name(make_run, tmp_path):
     root, first = tmp_path / "baselines", make_run("a")
     shutil.copytree(first.path, tmp_path / "copy")
@@ -167,8 +176,14 @@ def test_a_run_counts_once_under_whatever_name(make_run, tmp_path):
             baselines.accept(run, "again", LIMITS, add=True, root=root)
 
 
-def test_if_improved_replaces_by_what_is_better(make_run, tmp_path):
-    baselines.accept(make_run("first"), "first", LIMITS, root=tmp_path / "b")
+def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_itself(make_run, tmp_path):
+    """The median of the half-slowed run is 81, that of its undisturbed part 100."""
+    shifted = make_run(
+        "first", samples=[100.0 + number % 3 for number in range(30)] + [60.0 + number % 3 for number in range(30)]
+    )
+    path = baselines.accept(shifted, "first", LIMITS, root=tmp_path / "b")
+    assert baselines.load_baseline(path).side("rate").readings(baselines.LINEAR)[0].disturbed
+    baselines.accept(shifted, "itself", LIMITS, if_improved=True, root=tmp_path / "b")
     baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True, root=tmp_path / "b")
     assert baselines.stored(tmp_path / "b")[0][1].latest.metric("rate").value == pytest.approx(201.0)
 
@@ -297,6 +312,18 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
         baseline.accept(runs[:1], "night", add=False, if_improved=False)
     output = capsys.readouterr().out
     assert "accepted:" in output and output.count("disturbed") == 1 and "a: Others took 40%." in output
+
+
+def test_what_others_took_the_smallest_loss_and_what_to_do_are_told(make_run, tmp_path):
+    for percent in (140.0, 0.0):  # of one of two cores
+        run = watched(make_run(f"run{percent}", f1=None), 60.0, percent)
+        path = baselines.accept(run, "first", LIMITS, force=True, root=tmp_path / "accepted" / run.path.name)
+        accepted = baselines.load_baseline(path)
+        (row,) = rows = baselines.widths(accepted, LIMITS, {})
+        text = baseline._reach(accepted, rows)
+        assert f"Others took {percent / 2:.0f}% of the processors" in text
+        assert f"a loss in rate from {row.cells['smallest loss found']} on; the limit is -20%" in text
+        assert ("quiet machine" in text) == (percent > 0) and "benchlib calibrate squad --tier smoke" in text
 
 
 def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):
