@@ -22,12 +22,14 @@ HUB_NAME = "rajpurkar/squad"
 class Split:
     """Questions to train on and to evaluate on, after the caps.
 
-    ``sha256`` is of the content of both lists: equal means equal questions in equal order.
+    ``shared`` counts ids that are in both lists: such questions do not measure generalisation. ``sha256`` is of the
+    content of both lists: equal means equal questions in equal order.
     """
 
     train: list[Example]
     eval: list[Example]
     description: str
+    shared: int
     sha256: str
 
 
@@ -54,9 +56,7 @@ def load(
         f"{source}: {_counts(train, len(whole[0]))} to train on, {_counts(evaluation, len(whole[1]))} to evaluate on"
     )
     shared = len({example.id for example in train} & {example.id for example in evaluation})
-    if shared:
-        description += f"; {shared} questions are in both, so the scores do not measure generalisation"
-    return Split(train, evaluation, description, content_sha256([*train, *evaluation]))
+    return Split(train, evaluation, description, shared, content_sha256([*train, *evaluation]))
 
 
 def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple[list[Example], list[Example]]:

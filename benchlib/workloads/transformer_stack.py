@@ -22,7 +22,7 @@ class Embed(nn.Module):
 
     def __init__(self, form: Any, dropout: float) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(form.vocabulary, form.hidden)
+        self.tokens = _padded(nn.Embedding(form.rows, form.hidden), form)
         self.places = nn.Embedding(form.positions, form.hidden) if form.learned_positions else None
         encoder = form.kind == "encoder"
         self.types = nn.Embedding(2, form.hidden) if encoder else None
@@ -97,7 +97,7 @@ class Stack(nn.Module):
     """The whole model, or a pipeline's stage, under the same names: ``embed``, ``blocks.K``, ``norm``, ``head``.
 
     ``form`` has the fields of a shape: kind (decoder, encoder), hidden, layers, heads, kv_width, ffn, positions,
-    vocabulary, gated, norm (layer, rms), biases, learned_positions, tied.
+    vocabulary, rows (with those that pad it), gated, norm (layer, rms), biases, learned_positions, tied.
     """
 
     places: torch.Tensor  # (S,)
@@ -110,7 +110,9 @@ class Stack(nn.Module):
         self.embed: Embed | None = Embed(form, dropout)
         self.blocks = nn.ModuleDict({str(layer): Block(form, dropout) for layer in range(form.layers)})
         self.norm: nn.Module | None = None if encoder else _norm(form)
-        self.head: nn.Module | None = nn.Linear(form.hidden, 2 if encoder else form.vocabulary, bias=encoder)
+        self.outputs = form.outputs
+        head = nn.Linear(form.hidden, 2) if encoder else _padded(nn.Linear(form.hidden, form.rows, bias=False), form)
+        self.head: nn.Module | None = head
         self.register_buffer("places", torch.arange(length), persistent=False)
         self._tie()
 
@@ -154,7 +156,11 @@ class Stack(nn.Module):
                 x = block(x, turns)
         if self.norm is not None:
             x = self.norm(x)
-        return x if self.head is None else self.head(x)  # type: ignore[no-any-return]
+        if self.head is None:
+            return x
+        logits: torch.Tensor = self.head(x)
+        # Outputs of the padding are cut off: they are in no loss, and its rows get no gradient.
+        return logits if logits.shape[2] == self.outputs else logits[..., : self.outputs]
 
 
 def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -169,9 +175,15 @@ def _norm(form: Any) -> nn.Module:
     return nn.LayerNorm(form.hidden) if form.norm == "layer" else nn.RMSNorm(form.hidden, eps=1e-5)
 
 
+def _padded(module: Any, form: Any) -> Any:
+    module.vocabulary = form.vocabulary
+    return module
+
+
 def _start(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INIT_STD)
+        weight, drawn = module.weight.detach(), getattr(module, "vocabulary", None)
+        nn.init.zeros_(weight)[:drawn].normal_(std=INIT_STD)  # padding draws nothing: the others start as without it
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):

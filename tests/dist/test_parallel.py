@@ -25,7 +25,7 @@ from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank
 from benchlib.workloads import transformer_stack
 
-NARROW = Shape("narrow", "decoder", 32, 8, 8, 8, 64, 32, 64)
+NARROW = Shape("narrow", "decoder", 32, 8, 8, 8, 64, 32, 61)  # 64 rows where tensor-parallel ranks share them
 CPU = torch.device("cpu")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 TENSOR_PLAN, PREPARE = strategies.tensor_plan, proofs.prepare
@@ -144,7 +144,7 @@ def counts(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
                 patch.setattr(DTensor, "to_local", lambda self: TO_LOCAL(self)[:0])
             empty = measure.held(way) if way else {}
         sums = [measure.counted(all_gather_objects(sizes)) for sizes in (held, empty)]
-        seen[name] = [*sums, any(all_gather_objects(held != empty))]
+        seen[name] = [job.shape.parameters, *sums, any(all_gather_objects(held != empty))]
     return seen
 
 
@@ -203,8 +203,9 @@ def test_an_injected_slow_down_lands_in_its_part_of_the_step(ranks: dict[int, di
 def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks: dict[int, dict[str, Any]]) -> None:
     seen = ranks[4]["counts"]
     assert {name.split()[0] for name in seen} == {*STRATEGIES} - {"context"}
-    for name, (held, empty, injected) in seen.items():
-        assert held == NARROW.parameters and (empty < held) == injected, name
+    for name, (parameters, held, empty, injected) in seen.items():
+        assert parameters == NARROW.parameters + 2 * 3 * NARROW.hidden * ("tensor" in name or name == "sequence"), name
+        assert held == parameters and (empty < held) == injected, name
     plain = {name.split()[0] for name, (*_, injected) in seen.items() if not injected}
     assert plain == {"single", "data", "pipeline"}  # tensors that no mesh cuts
 

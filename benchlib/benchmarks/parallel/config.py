@@ -128,9 +128,10 @@ class ParallelConfig(BaseConfig):
         if STRATEGIES[strategy] and world < 2:
             raise UserError(f"{strategy} spreads a model over ranks and there is one: set nproc=2 or more")
         layout, seq = self.layout(strategy, world), self.seq_len or min(self.shape.positions, 512)
+        shape = self.shape.padded(layout.tensor)
         names = ("precision", "checkpointing", "compile", "dropout", "learning_rate", "seed")
         same = {name: getattr(self, name) for name in names} | {"micro_batches": self.micro_batches if schedule else 1}
-        job = Job(self.shape, strategy, layout, schedule, batch or self.batch_size, seq, scaling=scaling, **same)
+        job = Job(shape, strategy, layout, schedule, batch or self.batch_size, seq, scaling=scaling, **same)
         for fault in _faults(job):
             raise UserError(f"{strategy} on {world} ranks: {fault}")
         return job

@@ -107,7 +107,7 @@ def memory(job: Job) -> dict[str, float]:
     shape, layout, parameters = job.shape, job.layout, rank_parameters(job)
     weights = WEIGHT_BYTES * parameters
     # AdamW's square root and quotient of one matrix.
-    largest = shape.hidden * max(shape.vocabulary, shape.ffn)
+    largest = shape.hidden * max(shape.rows, shape.ffn)
     buffers = 2 * WEIGHT_BYTES * largest / layout.shard / layout.tensor
     if layout.shard > 1:
         layer = shape.layer_parameters(layout.tensor)
@@ -136,7 +136,7 @@ def messages(job: Job) -> Iterator[Message]:
         else:  # also of embedding and head
             yield Message("all_reduce", "tensor", (calls + 2) * states, (calls + 2) * job.micro_batches)
         if shape.kind == "decoder":
-            yield Message("all_gather", "tensor", job.tokens * shape.vocabulary * width, job.micro_batches)
+            yield Message("all_gather", "tensor", job.tokens * shape.rows * width, job.micro_batches)
     if layout.context > 1:
         keys, hops = 2 * job.tokens * shape.kv_width * width * layers, layout.context - 1
         yield Message("send_recv", "context", 3 * keys * hops, 3 * hops * layers)

@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Shape:
-    """A transformer. ``gated``: three feed-forward matrices instead of two; ``tied``: the head is the embedding."""
+    """A transformer. ``gated``: three feed-forward matrices instead of two; ``tied``: the head is the embedding.
+
+    ``padding`` rows follow those of the vocabulary in embedding and head, so that ranks can share them.
+    """
 
     name: str
     kind: Literal["decoder", "encoder"]
@@ -27,6 +30,7 @@ class Shape:
     biases: bool = True
     learned_positions: bool = True
     tied: bool = False
+    padding: int = 0
 
     @property
     def kv_width(self) -> int:
@@ -47,6 +51,14 @@ class Shape:
         return self.hidden * (2 if self.norm == "layer" else 1)
 
     @property
+    def rows(self) -> int:
+        return self.vocabulary + self.padding
+
+    def padded(self, tensor: int) -> "Shape":
+        """Fill a vocabulary that ``tensor`` ranks cannot share up to a multiple of 64 that they can, as Megatron-LM does."""
+        return replace(self, padding=-self.vocabulary % math.lcm(64, tensor) if self.vocabulary % tensor else 0)
+
+    @property
     def outputs(self) -> int:
         """Numbers that the head gives for a token: of an encoder the scores of a span's start and end."""
         return 2 if self.kind == "encoder" else self.vocabulary
@@ -60,14 +72,14 @@ class Shape:
 
     def embedding_parameters(self, tensor: int = 1) -> int:
         """Parameters in front of the layers; an encoder has two segments and a norm there."""
-        rows = self.vocabulary // tensor + (self.positions if self.learned_positions else 0)
+        rows = self.rows // tensor + (self.positions if self.learned_positions else 0)
         return self.hidden * rows + (2 * self.hidden + self.norm_parameters if self.kind == "encoder" else 0)
 
     def head_parameters(self, tensor: int = 1) -> int:
         """Parameters behind the layers: a norm and the vocabulary's matrix, of an encoder two outputs with biases."""
         if self.kind == "encoder":
             return 2 * self.hidden + 2
-        return self.norm_parameters + (0 if self.tied else self.hidden * self.vocabulary // tensor)
+        return self.norm_parameters + (0 if self.tied else self.hidden * self.rows // tensor)
 
     @property
     def parameters(self) -> int:
@@ -80,7 +92,7 @@ class Shape:
 
     def uneven(self, tensor: int) -> str:
         """Return the first of its sizes that ``tensor`` ranks cannot share evenly; '' where they can share all."""
-        sizes = ("heads", "kv_heads", "ffn", "vocabulary")
+        sizes = ("heads", "kv_heads", "ffn")
         return next((f"{name} = {getattr(self, name):,}" for name in sizes if getattr(self, name) % tensor), "")
 
 
@@ -207,13 +219,14 @@ class Job:
 
     def alone(self, **changes: Any) -> "Job":
         single: dict[str, Any] = {"strategy": "single", "layout": Layout(), "schedule": "", "micro_batches": 1}
-        return replace(self, **single | changes)
+        return replace(self, shape=self.shape.padded(1), **single | changes)
 
     def narrow(self) -> "Job":
         """Return a job of the same kind whose model is so narrow that it has hardly any products and is soon proved."""
         shape, layout, t = self.shape, self.layout, self.layout.tensor
         seq, kv_heads = 8 * max(t, layout.context), 2 * t if shape.kv_heads == shape.heads else t
-        widths = {"hidden": 16 * t, "ffn": 32 * t, "heads": 2 * t, "kv_heads": kv_heads, "vocabulary": 24 * t}
+        widths = {"hidden": 16 * t, "ffn": 32 * t, "heads": 2 * t, "kv_heads": kv_heads}
+        widths |= {"padding": int(shape.padding > 0), "vocabulary": 24 * t - (shape.padding > 0)}
         own = replace(shape, layers=2 * layout.pipeline, positions=seq, **widths)  # type: ignore[arg-type]
         samples = self.micro_batches if self.schedule else 4
         return replace(self, shape=own, batch=layout.feeds * samples, seq=seq)
@@ -222,5 +235,6 @@ class Job:
         """Return the part of its row that is known before anything runs."""
         names = "key strategy schedule scaling micro_batches precision checkpointing compile flops"
         row = {name: getattr(self, name) for name in names.split()} | vars(self.layout)
-        row |= {"model": self.shape.name, "parameters": self.shape.parameters, "world": self.layout.world}
-        return row | {"batch_size": self.batch, "seq_len": self.seq, "status": "ok", "obstacle": "", "why": {}}
+        row |= {"model": self.shape.name, "parameters": self.shape.parameters, "padding": self.shape.padding}
+        row |= {"world": self.layout.world, "batch_size": self.batch, "seq_len": self.seq}
+        return row | {"status": "ok", "obstacle": "", "why": {}}

@@ -74,7 +74,7 @@ strategies = Table(
         Col("world", "number", "ranks", role="compute.ranks"),
         Col("batch_size", "number", role="speed.batch_per_rank"),
         Col("seq_len", "number", role="speed.sequence_length"),
-        *cols("parameters counted_parameters", "count"),
+        *cols("parameters counted_parameters padding", "count"),
         Col("steps_s", "s", "step", samples=True, role="speed.step_s"),
         *cols("forward_s backward_s optimizer_s data_s", "s"),
         *cols("rank_own_s exposed_s compute_s predicted_step_s", "s"),
@@ -171,6 +171,18 @@ def _advice(run: Rows) -> Iterator[str]:
         yield missed if off > MAX_ERROR else f"The model predicted the steps to {off:.0%} (median)."
 
 
+def _padded(run: Rows) -> Iterator[str]:
+    """Say which strategies padded the vocabulary, and to how many rows."""
+    rows = [row for row in main.rows(run) if row.get("padding")]
+    for padding in sorted({row["padding"] for row in rows}):
+        size = run.config.shape.vocabulary
+        names = listing([row["strategy"] for row in rows if row["padding"] == padding])
+        yield (
+            f"The vocabulary of {size:,} is padded to {size + padding:,} rows, which tensor-parallel ranks can share "
+            f"({names}); the outputs of the added rows are cut off before the loss."
+        )
+
+
 def _side_by_side(run: Rows) -> str:
     """Name the fastest strategy, and those that the noise does not tell from it."""
     best, *others = sorted(main.whole(run), key=lambda row: -row["samples_per_s"])
@@ -252,6 +264,7 @@ SPEC = Spec(
             "{largest_batch} samples are the largest batch of one device that was found ({search_complete}), "
             "{too_large_batch} are too many or were not tried.",
         ),
+        _padded,
         each(run.where(largest_batch=0), "Not even one sample fits one device, as far as was searched."),
         _advice,
     ],

@@ -106,13 +106,17 @@ class Way:
         self.optimizer.zero_grad(set_to_none=True)
 
     def named(self, gradients: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield whole weights, or their gradients, by name. A collective: all ranks of the mesh call it alike."""
+        """Yield whole weights, or their gradients, by name, without rows that pad the vocabulary.
+
+        A collective: all ranks of the mesh call it alike.
+        """
         for part in self.parts:
             for name, parameter in part.named_parameters():
                 tensor = parameter.grad if gradients else parameter.detach()
                 if tensor is not None:
                     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-                    yield name.replace("_orig_mod.", ""), whole
+                    vocabulary = name in ("embed.tokens.weight", "head.weight")
+                    yield name.replace("_orig_mod.", ""), whole[: self.job.shape.vocabulary] if vocabulary else whole
 
     def _draw(self) -> None:
         """Draw the weights piece by piece, and cut or drop each before the next: a rank never holds the whole model."""

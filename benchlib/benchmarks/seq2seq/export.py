@@ -69,6 +69,10 @@ class Bench(_Part):
 
     format: Literal["benchlib-bench"] = "benchlib-bench"
     schema_version: Literal[1] = 1
+    gpu_name: str | None = Field(None, description="name of a device; null for a CPU backend")
+    wall_time_s: float | None = Field(None, ge=0, description="the training, all of its epochs")
+    total_samples: int | None = Field(None, ge=0, description="samples trained on in that time, all ranks")
+    throughput_samples_per_s: float | None = Field(None, ge=0, description="total_samples / wall_time_s")
     metadata: Metadata
     config: dict[str, Any] = Field(description="every parameter with the value that ran")
     epochs: list[Epoch]
@@ -79,12 +83,18 @@ def bench(run: Record) -> Bench:
     small = run.thin(most_bytes=KEPT_BYTES)
     assert run.result is not None and small.result is not None
     processor, gpu = str(run.machine.get("cpu", {}).get("model") or "cpu"), run.backend != "cpu"
+    device = next(iter(run.device_names), run.backend if gpu else processor)
     same = ("run", "benchmark", "tier", "backend", "sentence", "machine", "fingerprint")
     ended = run.result.ended_at
+    wall_s, samples = (run.result.facts.get(name) for name in ("train_s", "trained_samples"))
     return Bench(
+        gpu_name=device if gpu else None,
+        wall_time_s=wall_s,
+        total_samples=samples,
+        throughput_samples_per_s=samples / wall_s if samples is not None and wall_s else None,
         metadata=Metadata(
             **{name: getattr(run, name) for name in same},
-            device=next(iter(run.device_names), run.backend if gpu else processor),
+            device=device,
             gpus=run.result.world_size if gpu else 0,
             ranks=run.result.world_size,
             verdict=run.word,

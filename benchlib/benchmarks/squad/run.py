@@ -142,6 +142,7 @@ def _facts(
         "fresh_weights": ", ".join(loaded.fresh),
         "train_questions": len(split.train),
         "eval_questions": len(split.eval),
+        "shared_questions": split.shared,
         "eval_windows": len(cut[1]),
         "questions_cut": cut[0].questions_cut + cut[1].questions_cut,
         "bucket_bytes": trained.bucket_bytes,

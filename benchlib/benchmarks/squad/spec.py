@@ -57,7 +57,8 @@ def _off(own: float, expected: float) -> float:
 BUS, RATE = partial(busbw_samples, "all_reduce"), "collective.{}_gbytes_per_s".format
 run = run_of_training(
     *cols("data fresh_weights checkpoint_faults"),
-    *cols("train_questions eval_questions eval_windows questions_cut matmul_parameters bucket_bytes", "count"),
+    *cols("train_questions eval_questions shared_questions eval_windows questions_cut", "count"),
+    *cols("matmul_parameters bucket_bytes", "count"),
     Col("f1", "points", "F1", role="learning.f1", quality=0.5),
     Col("exact_match", "points", "exact match", role="learning.exact_match", quality=0.5),
     Col("whole_f1", "points", "F1", _whole, "f1 epoch_share"),
@@ -177,9 +178,10 @@ def _warnings(rows: Rows) -> list[str]:
         times = ",".join(map(str, config.planted_work))
         turned = f", in reverse order after {config.planted_drift_step} steps" if config.planted_drift_step else ""
         sentences.append(f"The ranks did their work {times} times on purpose{turned}, and counted it once.")
-    if config.train_file and Path(config.train_file).resolve() == Path(config.eval_file).resolve():
+    if row.get("shared_questions"):
+        of_all = run.text("{shared_questions} of {eval_questions} evaluation questions", row, rows)
         sentences.append(
-            "Training and evaluation used the same questions: the scores say what was memorised, not what was learnt."
+            f"The model trained on {of_all}: on these, the scores say what was memorised, not what was learnt."
         )
     if row.get("restarts"):
         started = counted(row["restarts"], "time")

@@ -119,7 +119,8 @@ def test_flops_are_counted_as_the_field_counts_them() -> None:
         ({"nproc": 6, "strategies": "data_tensor_pipeline"}, "set data=3,pipeline=2,tensor=1"),
         ({"nproc": 2, "strategies": "hybrid_sharded"}, "shard 2 leaves one copy: set nproc=4"),
         ({"nproc": 3, "strategies": "data"}, "batch_size = 8 has to be a multiple of 3: set batch_size=9"),
-        ({"nproc": 2, "strategies": "tensor", "model": "gpt2"}, "tensor = 2 does not divide vocabulary = 50,257 of gpt2: set model to one of tiny, small"),
+        ({"nproc": 2, "strategies": "tensor", "model": "gpt2"}, "share weights: set untie=true"),
+        ({"nproc": 8, "strategies": "tensor", "model": "gpt2"}, "tensor = 8 does not divide heads = 12 of gpt2: set model to one of medium, large"),
         ({"nproc": 8, "strategies": "pipeline"}, "8 stages (1f1b) for 4 layers of tiny: set model to one of medium, large"),
         ({"nproc": 2, "strategies": "pipeline", "micro_batches": 3}, "set micro_batches=2"),
         ({"nproc": 2, "strategies": "pipeline", "schedules": "interleaved", "micro_batches": 1}, "a multiple of 2: set micro_batches=2"),
@@ -132,6 +133,31 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values: dict[st
     with pytest.raises(UserError) as caught:
         build("parallel", {"benchmark": "parallel", **values})
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor", "rows"), [("gpt2", 2, 50304), ("bert-base", 4, 30528), ("small", 2, 50304)]
+)
+def test_an_odd_vocabulary_is_padded_and_trains_as_without(model: str, tensor: int, rows: int) -> None:
+    shape = replace(MODELS[model], tied=False)
+    assert ParallelConfig(model=model, untie=True, nproc=tensor).job("tensor", "", tensor).shape.rows == rows
+    assert shape.padded(tensor).rows == rows and shape.padded(1) == shape
+    losses, gradients, odd = [], [], replace(shape, **WIDTHS | {"vocabulary": 41})
+    for form in (odd, odd.padded(2)):
+        with torch.device("meta"):
+            stack = Stack(form, 16)
+        torch.manual_seed(0)
+        list(stack.fill(torch.device("cpu"), torch.float64))
+        stack.places = torch.arange(16)
+        tokens = torch.randint(41, (2, 16), generator=torch.Generator().manual_seed(0))
+        losses.append(loss(stack(tokens), tokens[:, :2] % 16 if form.kind == "encoder" else tokens))
+        losses[-1].backward()
+        gradients.append({name: weight.grad for name, weight in stack.named_parameters()})
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+    for name, plain in gradients[0].items():
+        padded = gradients[1][name]
+        torch.testing.assert_close(padded[: len(plain)], plain, rtol=1e-9, atol=1e-15)
+        assert not padded[len(plain) :].any(), name
 
 
 def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from make_smoke import unpack
 
-from benchlib.benchmarks.squad import run, spec
+from benchlib.benchmarks.squad import passes, run, spec
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.train import learning_rates, make_plan
 from benchlib.config.schema import build, save_config
@@ -221,6 +221,20 @@ def test_targets_hold_for_what_they_were_set(smoke, judged_rows, name, word, con
 def test_what_was_trained_is_called_what_it_is(smoke, settings, row, expected):
     rows = edited(smoke, settings, run=row)
     assert spec._trained(rows.run, rows)["training"] == expected
+
+
+@pytest.mark.parametrize(("first", "shared"), [(8, 0), (7, 1), (0, 4)])
+def test_questions_of_both_files_are_counted_whatever_the_paths_and_warned_of(smoke, tmp_path, first, shared):
+    questions = [{"id": str(n), "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]} for n in range(12)]
+    for name, part in (("train", questions[:8]), ("eval", questions[first : first + 4])):
+        content = {"data": [{"title": "t", "paragraphs": [{"context": "Ada wrote.", "qas": part}]}]}
+        write_json(tmp_path / name, content | {"version": "1.1"})
+    files = {"train_file": str(tmp_path / "train"), "eval_file": str(tmp_path / "eval"), "data": "files"}
+    split = passes.load_data(smoke.config.model_copy(update=files))
+    assert split.shared == shared and Rows.of(smoke).run["shared_questions"] == 0
+    rows = edited(smoke, run={"shared_questions": split.shared, "eval_questions": len(split.eval)})
+    sentences = [text for text in spec.SPEC.warnings(rows) if "memorised" in text]
+    assert [f"{shared} of 4" in text for text in sentences] == [True] * bool(shared)
 
 
 def balanced(smoke, **changes):

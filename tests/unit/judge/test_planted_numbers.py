@@ -242,7 +242,7 @@ FORGED = {  # a change of rows from which all else follows, and what gives it aw
     "speed": (faster, "samples are not the recorded ones"),
     "losses": (scaled("run", 0.25, "loss"), "loss of each step: 1"),
     "a forward pass": (scaled("steps", 100, "forward_s"), "forward_s"),
-    "parts together": (scaled("steps", 1.9, "forward_s", "backward_s"), "together, the mean step is"),
+    "parts together": (scaled("steps", 1.6, "forward_s", "backward_s"), "together, the mean step is"),
     "use of processors": (scaled("run", 900, "utilization"), "at most 220% is possible"),
     "the whole run": (scaled("run", 900, "evaluate_s"), "is more than the run"),
 }
