@@ -57,19 +57,24 @@ class View:
         names = [metric.name for run in members for metric in run.measured]
         return list(dict.fromkeys([*(trends.key_metrics(members) if members else []), *names]))
 
+    def words(self, metric: str) -> str:
+        """Return a metric's name for a reader, in the words of the benchmark that is shown."""
+        return trends.label(metric, "" if self.benchmark == ALL else self.benchmark)
+
     def settle(self) -> None:
         """Drop picks that the filters no longer allow, and pick something where nothing is left."""
         runs, available = self.runs(), self.available_metrics()
         self.picked = tuple(path for path in self.picked if path in [run.path for run in runs])
         self.metrics = tuple(name for name in self.metrics if name in available)
-        if not self.picked:
-            # The newest runs of the longest series: they have a trend to lie in.
-            keys = [run.series for run in runs if not trends.exclusion(run)]
-            longest = max(keys, key=keys.count, default="")
-            members = [run for run in runs if run.series == longest and not trends.exclusion(run)]
-            self.picked = tuple(run.path for run in (members or runs)[:PICKED])
         if not self.metrics:
             self.metrics = tuple([*(name for name in available if name.startswith(SPEED)), *available][:1])
+        if not self.picked:
+            # The newest runs of the longest series that have the metric: they have a trend to lie in.
+            measured = [run for run in runs if any(run.headline(name) for name in self.metrics)] or runs
+            keys = [run.series for run in measured if not trends.exclusion(run)]
+            longest = max(keys, key=keys.count, default="")
+            members = [run for run in measured if run.series == longest and not trends.exclusion(run)]
+            self.picked = tuple(run.path for run in (members or measured)[:PICKED])
 
     def chosen(self) -> list[Record]:
         return [run for run in self.runs() if run.path in self.picked]
@@ -91,7 +96,7 @@ class View:
         rows = []
         for run in self.chosen():
             facts = {"run": _label(run), "verdict": run.word, "machine": run.hardware, "ranks": run.ranks}
-            metrics = {trends.label(name): run.headline(name) for name in self.metrics}
+            metrics = {self.words(name): run.headline(name) for name in self.metrics}
             values = {label: metric.text if metric else "" for label, metric in metrics.items()}
             rows.append(facts | {"torch": run.setup.get("torch", "")} | values)
         return pd.DataFrame(rows or {"no run is picked": []})
@@ -139,7 +144,7 @@ class Explorer:
         try:
             self.view.settle()
             names = self.view.available_metrics()
-            _offer(self.metrics, [(trends.label(name), name) for name in names], self.view.metrics)
+            _offer(self.metrics, [(self.view.words(name), name) for name in names], self.view.metrics)
             words = [
                 (f"{_label(run)} {run.word}, {run.tier}, {counted(run.ranks, 'rank')}", run.path)
                 for run in self.view.runs()

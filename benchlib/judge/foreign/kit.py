@@ -1,6 +1,5 @@
 """The kit's own files: run folders, results, verdicts and shared reports."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from benchlib.judge.impossible.claim import Claim, Quantity
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.results.run import Result, Run, load_samples
 from benchlib.results.shared import read_html
-from benchlib.spec.tables import Rows
 
 
 def read_run(folder: Path) -> list[Claim]:
@@ -38,18 +36,12 @@ def read_result(path: Path, result: Result) -> list[Claim]:
 
 
 def _beside_rows(result: Result) -> Iterator[Quantity]:
-    """Yield the metrics that a column of a table holds as they are, beside that column, which needs no raw samples.
-
-    Medians of derived columns and percentiles do not follow from the medians that a result holds.
-    """
-    rows, own = Rows.bare(None, result), of_run(result.benchmark)
-    for metric in own.spec.metrics if own else []:
-        for name, row in metric.rows(rows) if metric.of.col.of is None and metric.percentile is None else []:
-            stated, number = rows.metrics.get(name), metric.number(row, rows)
-            if stated and stated.value is not None and number is not None and math.isfinite(number):
-                yield Quantity(
-                    name=name, value=stated.value, unit=stated.unit, samples=[stated.value], recorded=[number]
-                )
+    """Yield the metrics that a column of a table holds as they are, beside that column, which needs no raw samples."""
+    own = of_run(result.benchmark)
+    for stated, number in own.spec.beside_rows(result) if own else ():
+        yield Quantity(
+            name=stated.name, value=stated.value, unit=stated.unit, samples=[stated.value], recorded=[number]
+        )
 
 
 def read_verdict(path: Path, content: object) -> list[Claim]:
