@@ -166,7 +166,8 @@ def _undone(runs: Sequence[Record]) -> Iterator[Row]:
             yield {"what": benchmark.question, "why": f"not part of {tier}", "command": command}
     uncompared = [run for run in runs if run.verdict and any(c.status == "NO_BASELINE" for c in run.verdict.checks)]
     if uncompared:
-        place = Path(uncompared[0].folder).parent
+        folder = Path(uncompared[0].folder).parent.absolute()
+        place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else folder
         why = "no earlier run of this machine was accepted"
         command = f'benchlib baseline accept {place}/{uncompared[0].benchmark}-* --reason "first"'
         yield {
