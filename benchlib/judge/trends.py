@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
@@ -286,7 +287,7 @@ def judge_history(history: History) -> Verdict:
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = {limit.metric: limit for limit in load(newest.folder).limits}
         checks += [_level_check(where, trends, len(members), limits), _newest_check(where, trends, newest, limits)]
-        checks.append(_decline_check(where, trends))
+        checks.append(_decline_check(where, trends, limits))
     verdict = verdict_of(checks, remedy="")
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
         # That files can be read says nothing about what was measured.
@@ -305,11 +306,11 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
         )
     failed, explained, within = list[str](), list[str](), list[str]()
     for trend in trends:
-        lost = list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))
+        lost = _lost(trend)
         if not lost:
             continue
         first, last = trend.levels.levels[-1 - len(lost)], trend.levels.levels[-1]
-        status = _judged(trend, first, last.median, last.end - last.start, limits)
+        status = _level_status(trend, limits)
         values = f"{quantity(first.median)} to {quantity(last.median, trend.unit)}"
         reason = f"{trend.label} from {values} since {lost[0].run.moment:%Y-%m-%d}"
         for name, before, after in lost[0].factors[:1]:
@@ -325,31 +326,48 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     return ask.answer("PASS", reason, source=SOURCE)
 
 
-def _decline_check(where: str, trends: Iterable[Trend]) -> Check:
-    """Look for a metric that gets worse from run to run, too little each time to be a change of level: Kendall's test of rank
-    order over the newest runs, one-sided, at ``DECLINE_P`` for all metrics of a series together. What changed its level is judged by that.
-    """
-    from scipy.stats import kendalltau, theilslopes  # take half a second to import
+def _lost(trend: Trend) -> list[LevelChange]:
+    """Return the changes for the worse that the newest level ends, the newest first."""
+    return list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))
 
+
+def _level_status(trend: Trend, limits: Mapping[str, RegressionLimit]) -> Status:
+    """Judge what the newest levels lost together; PASS where they lost nothing."""
+    if not (lost := _lost(trend)):
+        return "PASS"
+    first, last = trend.levels.levels[-1 - len(lost)], trend.levels.levels[-1]
+    return _judged(trend, first, last.median, last.end - last.start, limits)
+
+
+def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, RegressionLimit]) -> Check:
+    """Look for a metric that gets worse from run to run, too little each time to be a change of level.
+
+    Kendall's test of rank order over the newest runs, one-sided, with pairs of one level alone, so that a single step is no
+    decline; at ``DECLINE_P`` for all metrics of a series together, where their noise is independent. What lost more than its
+    limit by its levels is judged there.
+    """
     ask = Ask(f"decline of {where}", "Is no metric getting steadily worse?", "regression")
     shown = [item for item in trends if len(item.values) >= MIN_DECLINE_RUNS and item.direction != "none"]
     shown = [item for item in shown if min(item.values[-DECLINE_RUNS:]) > 0]
     if not shown:
         return ask.skipped(f"fewer than {MIN_DECLINE_RUNS} runs", source=SOURCE)
-    failed = []
+    least, failed = NormalDist().inv_cdf(1 - DECLINE_P / len(shown)), list[str]()
     for item in shown:
-        if any(change.word == "worse" and change.index > len(item.values) - DECLINE_RUNS for change in item.changes):
-            continue
-        worse = np.log(item.values[-DECLINE_RUNS:]) * (1 if item.direction == "lower" else -1)
-        if kendalltau(range(len(worse)), worse, alternative="greater").pvalue < DECLINE_P / len(shown):
-            slope = float(theilslopes(worse).slope)
-            step = abs(math.expm1(slope if item.direction == "lower" else -slope))
-            ends = item.values[-len(worse)], item.values[-1]
+        start = max(0, len(item.values) - DECLINE_RUNS)
+        worse = np.log(item.values) * (1 if item.direction == "lower" else -1)
+        parts = [worse[max(level.start, start) : level.end] for level in item.levels.levels if level.end > start]
+        order = sum(float(np.sign(part[at + 1 :] - part[at]).sum()) for part in parts for at in range(len(part)))
+        spread = math.sqrt(sum(len(part) * (len(part) - 1) * (2 * len(part) + 5) / 18 for part in parts))
+        if spread and (order - 1) / spread > least and _level_status(item, limits) == "PASS":
+            slope = float(np.median(np.diff(worse[start:])))
+            step, ends = (
+                abs(math.expm1(slope if item.direction == "lower" else -slope)),
+                (item.values[start], item.values[-1]),
+            )
             failed.append(
                 f"{item.label} degrading by {step:.1%} a run: {quantity(ends[0])} to {quantity(ends[1], item.unit)}"
             )
-    of = f"over the newest {DECLINE_RUNS} runs"
-    return ask.fact(not failed, f"{'; '.join(failed) or 'none'} {of}", source=SOURCE)
+    return ask.fact(not failed, f"{'; '.join(failed) or 'none'} over the newest {DECLINE_RUNS} runs", source=SOURCE)
 
 
 def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mapping[str, RegressionLimit]) -> Check:

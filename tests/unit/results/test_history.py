@@ -14,6 +14,7 @@ from benchlib.commands import history as history_page
 from benchlib.core.errors import UserError
 from benchlib.judge import trends
 from benchlib.judge.changepoints import levels
+from benchlib.judge.regression import RegressionLimit
 from benchlib.results.record import load_all
 from benchlib.show import index
 
@@ -147,6 +148,9 @@ def test_an_unreadable_baseline_is_no_regression(tmp_path):
     assert "not readable, nothing compared: key.json is cut" in page
 
 
+LIMITS = {"m": RegressionLimit(metric="m", share=0.2)}
+
+
 def declining(values, direction="higher"):
     runs, split = [object() for _ in values], levels(list(values))
     changes = [
@@ -154,8 +158,7 @@ def declining(values, direction="higher"):
         for old, new in itertools.pairwise(split.levels)
     ]  # fmt: skip
     item = trends.Trend("m", "m", "samples/s", direction, runs, list(values), split, changes, [])
-    found = trends._decline_check("series", [item])
-    return found, any(change.word == "worse" for change in changes)
+    return trends._decline_check("series", [item], LIMITS), trends._level_status(item, LIMITS)
 
 
 def test_a_steady_decline_is_found_by_the_tenth_run_and_steady_series_raise_no_alarm():
@@ -164,9 +167,13 @@ def test_a_steady_decline_is_found_by_the_tenth_run_and_steady_series_raise_no_a
     assert steady.count("FAIL") <= 5, "at most 1%"
     for share in (0.02, 0.04, 0.08):
         for direction, step in (("higher", 1 - share), ("lower", 1 + share)):
-            check, stepped = declining(100 * step ** np.arange(10) * np.exp(source.normal(0, 0.01, 10)), direction)
-            assert check.status == "FAIL" or stepped, (share, direction)
+            check, level = declining(100 * step ** np.arange(10) * np.exp(source.normal(0, 0.01, 10)), direction)
+            assert "FAIL" in (check.status, level), (share, direction)
     check, _ = declining(100 * 0.98 ** np.arange(10))
     assert "m degrading by 2.0% a run: 100.0 to 83.37 samples/s" in check.reason
     assert declining(100 * 1.02 ** np.arange(10))[0].status == "PASS", "better is no decline"
+    step = np.repeat([100.0, 90.0], 5) * np.exp(source.normal(0, 0.01, 10))
+    assert (declining(step)[0].status, declining(step)[1]) == ("PASS", "PASS"), (
+        "one step within the limit is no decline"
+    )
     assert declining([100.0] * 7)[0].status == "SKIPPED"
