@@ -5,7 +5,6 @@ do any more is done here, then the report is rendered and the terminal shows the
 """
 
 import contextlib
-import os
 import shlex
 import signal
 import sys
@@ -33,7 +32,7 @@ from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
 from benchlib.core.interrupts import EXIT_INTERRUPTED, Interrupts
-from benchlib.core.machine import BACKENDS
+from benchlib.core.machine import BACKENDS, usable_cores
 from benchlib.core.text import counted, look, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
@@ -110,7 +109,7 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
             save_repeats(run_dir, earlier)
         what = f"tier {config.tier}  backend {config.backend}  {counted(config.world_size, 'rank')}"
         say((config.benchmark, "bold"), f"  {what}  ", (place(run_dir), "dim"))
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         if config.backend == "cpu" and config.nproc > cores and config.launcher not in clusters.ELSEWHERE:
             words = (
                 f"{config.nproc} ranks share {counted(cores, 'core')}: their speeds say little about ranks of their own"

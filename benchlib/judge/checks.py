@@ -89,7 +89,8 @@ def verdict_of(
     if failed := [check for check in checks if check.gates and check.status == "FAIL"]:
         first, *others = failed
         rest = f". Also: {names(others)}" if others else ""
-        return verdict("FAIL", f"{counted(len(failed), 'check')} failed: {first.name}: {clipped(first.reason)}{rest}.")
+        why = textwrap.shorten(first.reason, MAX_REASON, placeholder=" …").rstrip(".")
+        return verdict("FAIL", f"{counted(len(failed), 'check')} failed: {first.name}: {why}{rest}.")
     passed = [check for check in checks if check.status == "PASS"]
     if unsure := [check for check in checks if check.gates and check.status == "AMBIGUOUS"]:
         if remedy is not None:
@@ -108,12 +109,6 @@ def verdict_of(
     return verdict("PASS", f"{counted(len(passed), 'check')} passed{rest}.")
 
 
-def clipped(reason: str) -> str:
-    """Return a reason short enough for a sentence: its first part where it lists several."""
-    first = reason if len(reason) <= MAX_REASON else reason.split("; ")[0]
-    return textwrap.shorten(first, MAX_REASON, placeholder=" …").rstrip(".")
-
-
 def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
     """Write ``verdict.json``, and its checksum to the list of the run's files."""
     write_json(Path(run_dir) / "verdict.json", verdict.model_dump(mode="json"))
@@ -129,10 +124,10 @@ def budget_check(run: Run) -> Check:
     budget, total_s = run.config.budget_s, run.result.value("total_s") if run.result else None
     if total_s is None:
         return ask.fact(False, "the run does not say how long it took (total_s)")
-    kept = within(total_s, budget)
-    took = f"{total_s:.0f} s" if kept else f"{total_s:.1f} s"  # 60.2 s are not 60 s of 60 s
+    in_time = within(total_s, budget)
+    took = f"{total_s:.0f} s" if in_time else f"{total_s:.1f} s"  # 60.2 s are not 60 s of 60 s
     reason = f"{took} of {budget:.0f} s from the launch of the ranks to their result"
-    return ask.fact(kept, reason, limit=f"<= {budget:.0f} s", value=total_s, unit="s")
+    return ask.fact(in_time, reason, limit=f"<= {budget:.0f} s", value=total_s, unit="s")
 
 
 def finite_check(claims: Sequence[Claim]) -> Check:

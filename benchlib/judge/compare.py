@@ -209,7 +209,8 @@ class Line(BaseModel):
     low: float | None = None
     high: float | None = None
     word: str
-    computes: str
+    same: bool | None = None  # whether it computes the same; None: not known
+    computes: str = "not known"
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -231,31 +232,32 @@ def is_speed(row: Row) -> bool:
 
 def line(item: Contrast) -> Line:
     """Say of a benchmark whether the other side is faster, and whether it computes the same."""
-    spec, computes = spec_of(item.benchmark), "not known"
+    spec, results = spec_of(item.benchmark), dict[str, Any]()
     if not item.same_work:
         decisive = shortened([factor.name for factor in item.factors if factor.decides], 3)
-        return Line(benchmark=item.benchmark, word=f"not comparable because of {decisive}", computes=computes)
+        return Line(benchmark=item.benchmark, word=f"not comparable because of {decisive}")
     qualities = [(row, spec.metric(row.metric).of.col.quality) for row in item.rows if spec.metric(row.metric)]
     both = [(row, least) for row, least in qualities if least is not None and None not in (row.before, row.after)]
     if both:
         apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
         differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
-        computes = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
+        words = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
+        results = {"same": not apart, "computes": words}
     timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_speed(row)]
     timed.sort(
         key=lambda row: (not f"{row.metric}_".startswith(f"{spec.rate or '?'}_"), not row.limit, not row.headline)
     )
     if not (row := next(iter(timed), None)):
-        return Line(benchmark=item.benchmark, word="no speed on both sides", computes=computes)
+        return Line(benchmark=item.benchmark, word="no speed on both sides", **results)
     ends = [row.change, row.low, row.high]
     if row.direction == "lower":
         ends = [end and 1 / end for end in (row.change, row.high, row.low)]
     ratio, low, high = ends
-    known = low is not None and high is not None and row.basis != "none"
-    sure = known and not (low or 0.0) <= 1 <= (high or 0.0)
-    word = ("faster" if (ratio or 0.0) > 1 else "slower") if sure else "no difference found" if known else "no interval"
-    found = {"ratio": ratio, "low": low if known else None, "high": high if known else None, "word": word}
-    return Line(benchmark=item.benchmark, speed=spec.label(row.metric), computes=computes, **found)
+    speed: dict[str, Any] = {"speed": spec.label(row.metric), "ratio": ratio}
+    if low is None or high is None or row.basis == "none":
+        return Line(benchmark=item.benchmark, word="no interval", **speed, **results)
+    word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
+    return Line(benchmark=item.benchmark, low=low, high=high, word=word, **speed, **results)
 
 
 def headline(lines: Sequence[Line], other: str) -> str:
@@ -263,9 +265,8 @@ def headline(lines: Sequence[Line], other: str) -> str:
     parts = [f"{item.benchmark} {item.text}" for item in lines if item.word in ("faster", "slower")]
     level = [item.benchmark for item in lines if item.word in ("no difference found", "no interval")]
     parts += [f"no difference found in the speed of {', '.join(level)}"] if level else []
-    known = [item for item in lines if item.computes != "not known"]
-    same = [item for item in known if item.computes.startswith("the same")]
-    parts += [f"it computes the same in {len(same)} of {counted(len(known), 'benchmark')}"] if known else []
+    results = [item.same for item in lines if item.same is not None]
+    parts += [f"it computes the same in {sum(results)} of {counted(len(results), 'benchmark')}"] if results else []
     return f"{other}: {'; '.join(parts or ['nothing can be compared'])}."
 
 

@@ -85,8 +85,8 @@ def _check_limits(overrides: Mapping[str, Any], benchmarks: Iterable[str]) -> No
     names = [name.removeprefix("limits.") for name in overrides if name.startswith("limits.")]
     for name in [*names, *(stated if isinstance(stated, Mapping) else ())]:
         if not any(spec.has_limit(name) for spec in specs):
-            known = [item for spec in specs for item in spec.limited]
-            raise UserError(f"limits.{name}: no metric with a limit has this name: {nearest(name, known)}")
+            limited = [item for spec in specs for item in spec.limited]
+            raise UserError(f"limits.{name}: no metric with a limit has this name: {nearest(name, limited)}")
 
 
 def _settled(request: Plan, probe: dict[str, Any]) -> Plan:

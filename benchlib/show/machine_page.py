@@ -74,7 +74,12 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
     """Read runs of one tier. ``usd_per_hour`` is the price of a device (of a CPU the machine), else that of the price sheet counts."""
     runs = [load(folder) for folder in folders]
     whole = [run for run in runs if run.complete and not run.problems]
-    right, fast = [_right(run) for run in runs], [row for run in whole for row in _fast(run)]
+    right, fast = list[Row](), list[Row]()
+    for run in runs:
+        verified, values, reached = _stated(run) if run in whole else ([], [], [])
+        about = {"run": run, "link": _link(run)}
+        right.append(about | {"verified": "; ".join(verified), "values": values})
+        fast += [item | {"work": capitalized(item["work"])} | about for item in reached]
     worst = min((run.word for run in runs if run.word != "SKIPPED"), key=badness, default="SKIPPED")
     price = _price(whole, usd_per_hour)
     right.sort(key=lambda row: (badness(row["run"].word), all(value.agrees for value in row["values"])))
@@ -99,20 +104,11 @@ def _link(run: Record) -> str:
     return quote(os.fsencode(f"{Path(run.folder).name}/report.html")) if run.report else ""
 
 
-def _right(run: Record) -> Row:
-    """Return what a run verified, and what it computed beside the reference: what differs first."""
-    values, verified = list[Compared](), list[str]()
-    if run.complete and not run.problems:
-        stored = Run(run.folder)
-        verified, qualities, _ = spec_of(run.benchmark).page(stored)
-        values = compared(stored, qualities)
-    values.sort(key=lambda value: value.agrees)
-    return {"run": run, "link": _link(run), "verified": "; ".join(verified), "values": values}
-
-
-def _fast(run: Record) -> Iterator[Row]:
-    *_, reached = spec_of(run.benchmark).page(Run(run.folder))
-    yield from (item | {"work": capitalized(item["work"]), "run": run, "link": _link(run)} for item in reached)
+def _stated(run: Record) -> tuple[list[str], list[Compared], list[Row]]:
+    """Return what a run verified, its values beside the reference, what differs first, and how near it came to its bounds."""
+    stored = Run(run.folder)
+    verified, qualities, reached = spec_of(run.benchmark).page(stored)
+    return verified, sorted(compared(stored, qualities), key=lambda value: value.agrees), reached
 
 
 def _peaks(runs: Sequence[Record]) -> str:
@@ -283,8 +279,10 @@ def reading(page: Page) -> list[str]:
 
 
 def provenance(page: Page) -> list[dict[str, str]]:
-    made = [(run, f"benchlib {run.version}") for run in page.runs]
-    return [{"run": run.run, "benchmark": run.benchmark, "hardware": run.hardware, "made by": by} for run, by in made]
+    return [
+        {"run": run.run, "benchmark": run.benchmark, "hardware": run.hardware, "benchlib": run.version}
+        for run in page.runs
+    ]
 
 
 def render(folder: Path, folders: Sequence[Path] | None = None, usd_per_hour: float | None = None) -> Path:

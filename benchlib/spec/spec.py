@@ -288,8 +288,8 @@ class Spec:
     def has_limit(self, name: str) -> bool:
         """Tell whether a metric with a limit has this name, or one that begins so."""
         metric = self.metric(name)
-        known = metric is not None and metric.name in self.limited.values()
-        return known or any(item.startswith(f"{name}_") for item in self.limited)
+        declared = metric is not None and metric.name in self.limited.values()
+        return declared or any(item.startswith(f"{name}_") for item in self.limited)
 
     def limits(self, run: Run) -> list[RegressionLimit]:
         """Return how much worse each metric may get than the baseline."""
@@ -320,9 +320,6 @@ class Spec:
             *reference_checks(run, lambda: self.quality(stored)),
             *regression_checks(run, self.limits(run), comparison),
         ]
-
-    def quality_of(self, run: Run) -> dict[str, Quality]:
-        return self.quality(Rows.of(run))
 
     def quality(self, run: Rows) -> dict[str, Quality]:
         """Return the finite numbers that are the same on any hardware, by their heading and, of several rows, the row's title."""

@@ -262,12 +262,12 @@ class Server:
             text = (whole if done else whole.rstrip("\ufffd"))[len(old) :]
         else:
             text = "".join(f" {item}" for item in new)  # a word for each token: clients of text count something
-        said: dict[str, Any] = {"text": text}
+        part: dict[str, Any] = {"text": text}
         kind = "text_completion"
         if isinstance(ask, Chat):
             kind = f"chat.completion{'.chunk' * bool(ask.stream)}"
-            said = {"delta" if ask.stream else "message": {"role": "assistant", "content": text}}
-        choice = {"index": 0, **said, "finish_reason": None} | ({"token_ids": new} if ask.return_token_ids else {})
+            part = {"delta" if ask.stream else "message": {"role": "assistant", "content": text}}
+        choice = {"index": 0, **part, "finish_reason": None} | ({"token_ids": new} if ask.return_token_ids else {})
         common = {"id": f"cmpl-{rid}", "object": kind, "created": int(time.time()), "model": self.name}
         if not done:
             return common | {"choices": [choice]}

@@ -8,6 +8,7 @@ from make_smoke import unpack
 from pages import Page, assert_self_contained_and_accessible
 
 from benchlib.benchmarks import BENCHMARKS
+from benchlib.commands.baseline import accept_reference
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import reference_values
@@ -68,6 +69,8 @@ def test_what_differs_from_its_reference_fails_the_page_and_stands_first(day):
     assert page.sentence.startswith("parallel: 1 check failed: reference values")
     text = rendered(day).text
     assert "≠" in text and text.index("parallel") < text.index("seq2seq")
+    accept_reference([run.path], "another machine", add=True)  # what differs is what widens a reference
+    assert {item.agrees for item in reference_values.compared(run, values)} == {True}
 
 
 def test_damaged_and_skipped_runs_and_an_empty_folder(day, tmp_path):
