@@ -88,13 +88,9 @@ class Benchmark:
         return self.part("command", "command", None)
 
 
-def _all() -> dict[str, Benchmark]:
-    own = {name: f"{__name__}.{name}" for name in NAMES}
-    joined = {entry.name: entry.value for entry in entry_points(group=__name__)}
-    return {name: Benchmark(name, package, joined=name not in own) for name, package in {**joined, **own}.items()}
-
-
-BENCHMARKS: dict[str, Benchmark] = _all()
+_PACKAGES = {entry.name: entry.value for entry in entry_points(group=__name__)}
+_PACKAGES |= {name: f"{__name__}.{name}" for name in NAMES}
+BENCHMARKS = {name: Benchmark(name, package, name not in NAMES) for name, package in _PACKAGES.items()}
 
 
 def loadable() -> list[Benchmark]:

@@ -89,6 +89,8 @@ class BaseConfig(BaseModel):
     OMP_WAIT_POLICY: ClassVar[str] = ""
     # Fields that another one decides where that is set: both by hand contradict each other.
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
+    # Fields that change no work, besides limits, places and targets.
+    ASIDE: ClassVar[tuple[str, ...]] = ()
     # Fields that there were, with what to use instead.
     GONE: ClassVar[dict[str, str]] = {}
     # Fields that a validator sets, by the field that decides: the origin of such a value names it.
@@ -221,7 +223,8 @@ class BaseConfig(BaseModel):
     def work(self) -> dict[str, Any]:
         """Return the fields that change the work, and with it what results may be compared."""
         # A field that came later is left out where it is not used: what was accepted before it stays comparable.
-        return self.model_dump(exclude={*_NOT_WORK, *([] if self.exchange_groups else ["exchange_groups"])})
+        aside = {*_NOT_WORK, *self.ASIDE, *([] if self.exchange_groups else ["exchange_groups"])}
+        return self.model_dump(exclude=aside | {name for name in type(self).model_fields if name.startswith("target_")})
 
 
 BY_HAND = "set by hand"

@@ -187,13 +187,9 @@ def start(operation: str, give: torch.Tensor, get: torch.Tensor, reduction: str,
 
     Raises ``ValueError`` for a tensor that is not contiguous: gloo silently corrupts such tensors.
     """
-    require_contiguous(give, get)
-    return CALLS[operation](give, get, reduction, at, {"group": at.group, "async_op": asynchronous})
-
-
-def require_contiguous(give: torch.Tensor, get: torch.Tensor) -> None:
     exchange.flat(give, "input")
     exchange.flat(get, "output")
+    return CALLS[operation](give, get, reduction, at, {"group": at.group, "async_op": asynchronous})
 
 
 def copied(give: torch.Tensor, get: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from benchlib.spec.tables import Row, Rows
 
 # Types of the elements by their names in torch, and their bytes.
 TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32", "int64": "int64", "uint8": "uint8"}
@@ -85,3 +87,9 @@ VARIANTS: Mapping[str, Variant] = {
         Variant("flat", "gloo without groups", ("all_reduce",)),  # which only a hierarchy has beside it
     )
 }
+
+
+def bus_conditions(row: Row, run: Rows) -> dict[str, Any]:
+    """Return under which conditions a bus bandwidth was measured, for the figures published of others."""
+    ranks = {"devices": run.world, "nodes": run.config.nnodes}
+    return ranks | {"definition": "bus bandwidth", "message_bytes": row["bytes"]}

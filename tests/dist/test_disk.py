@@ -28,19 +28,6 @@ def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: Path) -> None:
-    output = on_small_disk(
-        tmp_path / "disk",
-        "20m",
-        """
-        from benchlib.benchmarks.machine import run
-        print("FULL", run.write_rates(disk, 64 * run.MIB))
-        print("SMALL", [rate > 0 for rate in run.write_rates(disk, run.MIB)], list(disk.iterdir()))
-        """,
-    )
-    assert output.splitlines() == ["FULL []", "SMALL [True, True, True] []"]
-
-
 def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
     output = on_small_disk(
         tmp_path / "disk",

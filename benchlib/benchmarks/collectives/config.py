@@ -28,6 +28,7 @@ class CollectivesConfig(BaseConfig):
     """Every collective operation by size, verified and timed, beside what the machine's network reaches."""
 
     PATHS: ClassVar[dict[str, bool]] = {"nccl_tests": True}
+    ASIDE: ClassVar[tuple[str, ...]] = ("planted_fault_rank", "nccl_tests")
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "variants": "collective"}
 
     benchmark: Literal["collectives"] = "collectives"
@@ -114,9 +115,3 @@ class CollectivesConfig(BaseConfig):
             f"from {size_text(sizes[0])} to {size_text(sizes[-1])}, {self.seconds:g} s each; types {', '.join(self.dtypes)} and "
             f"reductions {', '.join(self.reductions)} at {self.type_sizes}; variants {', '.join(self.variants)}; every result is verified"
         )
-
-    def work(self) -> dict[str, Any]:
-        """Return the fields that change the work; targets, an injected fault and foreign results do not."""
-        skip = {name for name in type(self).model_fields if name.startswith("target_")}
-        skip |= {"planted_fault_rank", "nccl_tests"}
-        return {name: value for name, value in super().work().items() if name not in skip}

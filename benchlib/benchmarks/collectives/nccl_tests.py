@@ -13,7 +13,7 @@ from benchlib.core.definitions import algbw_gbps, busbw_gbps
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.judge.foreign.nccl import PROGRAMS
-from benchlib.judge.foreign.readers import READERS, UnknownFormat, read_claims
+from benchlib.judge.foreign.readers import READERS, read_claims
 from benchlib.judge.published import device_name
 from benchlib.results.record import Record
 from benchlib.show.exports import put
@@ -34,10 +34,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     expected = "expected the text or JSON output of nccl-tests"
     try:
         name, claims = read_claims(path)
-    except UnknownFormat as error:
-        raise UserError(f"nccl_tests = {error}; {expected}") from None
     except UserError as error:
-        raise UserError(f"nccl_tests = {error}") from None
+        raise UserError(f"nccl_tests = {error}; {expected}") from None
     if name not in ("nccl-tests", "nccl-tests JSON"):
         what = READERS[name].what if name in READERS else "a run of the kit"
         raise UserError(f"nccl_tests = {path}: this is {what}; {expected}")

@@ -13,7 +13,7 @@ from benchlib.spec.charts import Chart, Line, bars, grid, lines, stacked
 from benchlib.spec.checks import Check, above_zero, below, reached, rule, zero
 from benchlib.spec.spec import Bound, Metric, Published, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
-from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS, Op
+from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS, Op, bus_conditions
 
 MIN_TIME_SHARE = 0.5  # of what a series was to get; with less, its percentiles are those of a handful of rounds
 # A share of a limit that was measured interleaved with the operation exceeds 1 by noise, but not by more than this. Above it the
@@ -111,8 +111,8 @@ others = replace(variant, words=WAYS | {"library": "library"})
 ratios = Table("ratios", "{variant}, {bytes}", [others, size, Col("ratio", "ratio", "time / the library's")])
 crossover = Table("crossover", "{variant}", [variant, Col("faster", words=FASTER), size, Col("points", "count")])
 
-apart = [Col("max_difference", "error", "largest difference"), *cols("gloo_difference tolerance", "error")]
-gradients = Table("gradients", "{collective}", [Col("collective", label="library"), *apart, *cols("status reason")])
+apart = [Col("max_difference", "error", "largest difference"), Col("tolerance", "error"), *cols("status reason")]
+gradients = Table("gradients", "{collective}", [Col("collective", label="library"), *apart])
 ends = [*cols("source target", "number"), size, times, rate, *cols("latency_us", "us", samples=True)]
 pairs = Table("pairs", "rank {source} to {target}", [*ends, *compared], note="{first}")
 hidden = [*cols("alone_us compute_us together_us", "us", samples=True), Col("hidden_share", "ratio"), Col("hidden")]
@@ -217,11 +217,6 @@ def _few_sizes(run: Rows, rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.get("bytes") in chosen]
 
 
-def _conditions(row: Row, run: Rows) -> dict[str, Any]:
-    size = {"message_bytes": row["bytes"]}
-    return size | {"definition": "bus bandwidth", "devices": run.world, "nodes": run.config.nnodes}
-
-
 def _refuse(config: CollectivesConfig) -> None:
     if config.nccl_tests:
         from benchlib.benchmarks.collectives import nccl_tests  # which imports the exports of all benchmarks
@@ -249,15 +244,6 @@ def _bandwidth(name: str, operations: Sequence[str], wire: str) -> Chart:
     )
 
 
-def _hidden(run: Rows) -> str:
-    most_hidden = overlap.most("hidden_share")
-    texts = [
-        most_hidden.text("{hidden_share} of the {operation} of {bytes} is hidden", row, run)
-        for row in most_hidden.rows(run)
-    ]
-    return next(iter(texts), "Exchange and computation, one after the other and together")
-
-
 def _share_check(op: Op) -> Check:
     large = shares.where(operation=op.name, variant=op.target, bytes=lambda size: size >= op.target_bytes)
     name, question = f"{op.name.replace('_', '-')} share", f"Does {op.label} reach its share of what raw sockets carry?"
@@ -268,7 +254,7 @@ def _share_check(op: Op) -> Check:
 all_wrong = [table["wrong_elements"] for table in (*EVERY, run)]
 with_data = series.unless(operation="barrier")
 to_one_process = (gradients["max_difference"], gradients["tolerance"])
-to_gloo = (gradients.unless(collective="gloo")["gloo_difference"], gradients["tolerance"])
+ALL_RIGHT = "Is every element of every result correct, on every rank?"
 FASTER_THAN_LINKS = "Does no operation move more than the links are claimed to carry?"
 SAME_GRADIENTS = "Does training over each library give the gradients of a single process?"
 FAST_ENOUGH = "Do gradients travel fast enough, over all buckets of a step?"
@@ -289,15 +275,10 @@ SPEC = Spec(
         *run_metrics(run),
     ],
     checks=[
-        zero(
-            "right results",
-            "Is every element of every result correct, on every rank?",
-            *all_wrong,
-            rule="right results",
-        ),
+        zero("right results", ALL_RIGHT, *all_wrong, rule="right results"),
         above_zero("all verified", "Was every timed result also compared?", with_data["checked_elements"]),
         rule("possible bandwidth", FASTER_THAN_LINKS, "busbw below the links", unless=_unclaimed),
-        below("same gradients", SAME_GRADIENTS, to_one_process, to_gloo, unless=_unnamed),
+        below("same gradients", SAME_GRADIENTS, to_one_process, unless=_unnamed),
         Check("whole plan", "Did everything that was planned fit the time?", judge=_whole_plan),
         reached("gradient all-reduce", FAST_ENOUGH, buckets["busbw_gbps"], "target_allreduce_gbps", beyond=True),
         *(_share_check(op) for op in OPS.values() if op.target),
@@ -365,12 +346,13 @@ SPEC = Spec(
             overlap["alone_us"],
             mark=overlap["together_us"],
             x="time (µs), one after the other",
-            title=_hidden,
+            title="{hidden_share} of the {operation} of {bytes} is hidden",
+            about=overlap.most("hidden_share"),
             empty="No exchange was timed beside a computation.",
         ),
     ],
     # What is published of other operations the registry does not hold.
-    published=[Published("allreduce_gbps", of_all_reduce.most("bytes")["busbw_gbps"], "all-reduce", _conditions)],
+    published=[Published("allreduce_gbps", of_all_reduce.most("bytes")["busbw_gbps"], "all-reduce", bus_conditions)],
     verified=each(run, "{checked_elements} elements of every result, bit by bit"),
     bounds=[Bound("{operation} of {bytes}", whole["busbw_gbps"], whole["share"], "of the {bound}", "{no_limit}")],
     refuse=_refuse,

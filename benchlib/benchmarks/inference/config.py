@@ -15,13 +15,13 @@ from benchlib.workloads.llm import mininews
 
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
 RANDOM_MODEL = "llama3-8b-random"
-OTHER_WORK = {"served_model", "deadline_s", "test_limit_s", "price_per_hour_usd"}  # that changes no work
 
 
 class InferenceConfig(BaseConfig):
     """MLPerf LoadGen against one engine. ``rules=mlperf`` sets all that the real rules fix; ``reduced`` lists what it reduces."""
 
     PATHS: ClassVar[dict[str, bool]] = {"data_file": True, "model": False}
+    ASIDE: ClassVar[tuple[str, ...]] = ("served_model", "deadline_s", "test_limit_s", "price_per_hour_usd")
     ONE_PROCESS: ClassVar[bool] = True
     FOLLOWS: ClassVar[dict[str, str]] = {
         **BaseConfig.FOLLOWS,
@@ -178,7 +178,3 @@ class InferenceConfig(BaseConfig):
             f"{self.data}, engine {self.engine} with {self.slots} slots, Server at {self.server_qps:g} queries/s; "
             f"{duration(self.least_s)} at least: {self._plans}"
         )
-
-    def work(self) -> dict[str, object]:
-        """Return the fields that change the work; limits of time do not."""
-        return {name: value for name, value in super().work().items() if name not in OTHER_WORK}

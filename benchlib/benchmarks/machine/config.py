@@ -31,8 +31,6 @@ class MachineConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be measured."""
-        products = len(self.matmul_sizes) * len(self.precisions)
-        return (
-            f"{counted(products, 'matrix product')}, memory copies of {self.copy_mib} MiB and {counted(len(self.allreduce_mib), 'all-reduce size')} over {counted(self.world_size, 'rank')}, "
-            f"{self.seconds:g} s each"
-        )
+        products = counted(len(self.matmul_sizes) * len(self.precisions), "matrix product")
+        exchanges = f"{counted(len(self.allreduce_mib), 'all-reduce size')} over {counted(self.world_size, 'rank')}"
+        return f"{products}, memory copies of {self.copy_mib} MiB and {exchanges}, {self.seconds:g} s each"

@@ -7,13 +7,12 @@ caches, memory and power cost. Rates of several ranks are summed round by round.
 import functools
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchlib.benchmarks.machine.spec import COPIES
-from benchlib.core.files import is_full
 from benchlib.results.peaks import highest
 from benchlib.runtime import group
 from benchlib.runtime.measurement import Rank, Tables
@@ -77,14 +76,13 @@ def _products(rank: Rank, precision: str) -> Tables:
 
 def _alone(rank: Rank, measured: Callable[[], MatmulPeak]) -> list[MatmulPeak]:
     """Let the ranks of a node measure one after the other; nodes do not disturb each other."""
-    result: MatmulPeak | None = None
+    peaks = list[MatmulPeak]()
     for turn in range(rank.config.nproc):
         group.barrier()
         rank.events.emit("heartbeat")  # a node of many ranks may take longer than the stall limit
-        if turn == rank.world.local_rank:
-            result = measured()
+        peaks += [measured()] if turn == rank.world.local_rank else []
     group.barrier()
-    return group.all_gather_objects(result)  # type: ignore[return-value, arg-type]  # each rank had its turn
+    return [peak for of_rank in group.all_gather_objects(peaks) for peak in of_rank]
 
 
 def _rounds(by_rank: Sequence[Sequence[float]]) -> list[float]:
@@ -107,37 +105,20 @@ def _exchange(rank: Rank, size: int) -> Tables:
     group.barrier()
     pace = Pace(rank.config.seconds, rank.config.planted_slowdown, warmup=3)
     exchange = time_all_reduce([size], rank.world.device, pace)
-    row: Row = {"bytes": size, "wrong_elements": exchange.wrong}
-    if rank.world.size == 1:
-        row |= {"status": "skipped", "reason": "one rank has nobody to exchange with; set nproc=2 or more"}
-    else:
-        row["times_us"] = exchange.times_us
-    return {"allreduce": [row]}
+    alone = {"status": "skipped", "reason": "one rank has nobody to exchange with; set nproc=2 or more"}
+    row = {"bytes": size, "wrong_elements": exchange.wrong}
+    return {"allreduce": [row | (alone if rank.world.size == 1 else {"times_us": exchange.times_us})]}
 
 
 def _disk(rank: Rank) -> Tables:
     """Measure how fast rank 0 writes to the run folder, synced: what checkpoints and samples wait for."""
-    size = min(rank.config.copy_mib, 64) * MIB
-    rates = group.all_gather_objects(write_rates(rank.run_dir, size) if rank.world.main else [])[0]
-    lacking = {"status": "skipped", "reason": f"no space for {size // MIB} MiB at {rank.run_dir}"}
-    return {"disk": [{"bytes": size} | ({"gbytes_per_s": rates} if rates else lacking)]}
-
-
-def write_rates(folder: Path, size: int, rounds: int = 3) -> list[float]:
-    """Return the rates in GB/s of writing ``size`` bytes to a file and syncing it; none where the disk is full."""
-    data, path, rates = os.urandom(size), folder / "disk.tmp", list[float]()  # zeros would be compressed
-    try:
-        for _ in range(rounds):
-            began = time.perf_counter()
-            with path.open("wb") as handle:
-                handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
+    size, rates = min(rank.config.copy_mib, 64) * MIB, list[float]()
+    data = os.urandom(size)  # zeros would be compressed
+    for _ in range(3 * rank.world.main):
+        began = time.perf_counter()
+        with tempfile.TemporaryFile(dir=rank.run_dir) as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle)
             rates.append(1e-9 * size / (time.perf_counter() - began))
-    except OSError as error:
-        if not is_full(error):
-            raise
-        return []
-    finally:
-        path.unlink(missing_ok=True)
-    return rates
+    return {"disk": [{"bytes": size, "gbytes_per_s": group.all_gather_objects(rates)[0]}]}

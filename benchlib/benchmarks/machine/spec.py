@@ -10,6 +10,7 @@ from benchlib.spec.charts import bars
 from benchlib.spec.checks import rule, zero
 from benchlib.spec.spec import Metric, Published, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
+from benchlib.workloads.operations import bus_conditions
 
 COPIES = {
     "host": "within the host's memory, bytes read and written",
@@ -82,20 +83,11 @@ def _one_device(row: Row, run: Rows) -> dict[str, Any]:
     return {"precision": row["precision"], "devices": 1}
 
 
-def _message(row: Row, run: Rows) -> dict[str, Any]:
-    size = {"message_bytes": row["bytes"]}
-    return size | {"definition": "bus bandwidth", "devices": run.world, "nodes": run.config.nnodes}
-
-
 # What a shared machine's noise may cost: 20% of what was accepted.
 gated = partial(Metric, better="higher", may_lose=0.20)
 key = partial(gated, headline=True)
-RIGHT = "right results"  # the rule that the check shows
-PEAK, PRODUCTS, AT_ONCE = (
-    "Peak of matrix products, {precision}",
-    "Matrix products, {precision}, ",
-    "ranks at once: {ranks}",
-)
+PEAK, PRODUCTS = "Peak of matrix products, {precision}", "Matrix products, {precision}, "
+AT_ONCE, ALL_RIGHT = "ranks at once: {ranks}", "Is every element of every timed exchange correct?"
 SPEC = Spec(
     tables=[products, matmul, copies, allreduce, disk, run],
     metrics=[
@@ -115,9 +107,7 @@ SPEC = Spec(
         *run_metrics(run),
     ],
     checks=[
-        zero(
-            "all-reduce right", "Is every element of every timed exchange correct?", allreduce[wrong.name], rule=RIGHT
-        ),
+        zero("all-reduce right", ALL_RIGHT, allreduce[wrong.name], rule="right results"),
         rule("possible scaling", "Are all ranks at most as fast as the best rank times their number?", "scaling"),
     ],
     says=[
@@ -143,6 +133,6 @@ SPEC = Spec(
     verified=each(fastest, "every element of the all-reduces, up to {bytes}"),
     published=[
         Published("matmul_flops", products.ran()["alone_flops"], "matrix products in {precision}", _one_device),
-        Published("allreduce_gbps", largest.ran()["busbw_gbps"], "all-reduce", _message),
+        Published("allreduce_gbps", largest.ran()["busbw_gbps"], "all-reduce", bus_conditions),
     ],
 )

@@ -10,7 +10,6 @@ from benchlib.core.errors import UserError, nearest
 from benchlib.workloads.executors import MEMBERS, Member
 
 # The fields that do not change what a member computes or how its time is taken.
-_NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "planted_layer")
 
 
 def chosen(config: "ParityConfig") -> tuple[Member, ...]:
@@ -32,6 +31,15 @@ class ParityConfig(BaseConfig):
 
     PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "dev_file"}
+    ASIDE: ClassVar[tuple[str, ...]] = (
+        "record",
+        "ease",
+        "keep",
+        "members",
+        "slow",
+        "member_timeout_s",
+        "planted_layer",
+    )
     ONE_PROCESS: ClassVar[bool] = True
     OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
     GONE: ClassVar[dict[str, str]] = {"attention_kernels": "name kernels among members: sdpa_math, sdpa_flash, flash"}
@@ -156,5 +164,4 @@ class ParityConfig(BaseConfig):
 
     def work(self) -> dict[str, Any]:
         """Return the fields that change the work; of a golden folder its name, not where it lies."""
-        work = {name: value for name, value in super().work().items() if name not in _NOT_WORK}
-        return work | {"golden": Path(self.golden).name}
+        return super().work() | {"golden": Path(self.golden).name}

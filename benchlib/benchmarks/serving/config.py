@@ -8,12 +8,11 @@ from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.text import counted
 
-_NOT_WORK = ("target_efficiency", "project_samples")
-
 
 class ServingConfig(BaseConfig):
     """Workers, the load on them and the limits that it has to meet."""
 
+    ASIDE: ClassVar[tuple[str, ...]] = ("project_samples",)
     ONE_PROCESS: ClassVar[bool] = True
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "recovery": "workers"}
 
@@ -104,7 +103,3 @@ class ServingConfig(BaseConfig):
                 f"; open loops of {self.point_s:g} s at {loads} of the joint rate, closed loops at {self.concurrencies}"
             )
         return work + ("; a worker is killed and started again" if self.recovery and self.mode != "single" else "")
-
-    def work(self) -> dict[str, Any]:
-        """Return the fields that change the work; targets do not."""
-        return {name: value for name, value in super().work().items() if name not in _NOT_WORK}

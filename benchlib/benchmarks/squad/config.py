@@ -19,6 +19,7 @@ class SquadConfig(BaseConfig):
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"train_file": True, "eval_file": True, "resume": True, "model": False}
+    ASIDE: ClassVar[tuple[str, ...]] = ("reference_f1", "checkpoint_every", "resume")
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "train_file", "learning_rate": "model"}
     GONE: ClassVar[dict[str, str]] = {
         "fast_dropout": "dropout is torch's own on every device; leave it out",
@@ -201,13 +202,6 @@ class SquadConfig(BaseConfig):
             f"{self.data} for {self.epochs:g} epoch{'s' * (self.epochs != 1)}, {self.global_batch} samples a step"
             f"{least}{cap}; evaluates {counts[1]} questions; cut to fit the budget where the measured speed asks for it"
         )
-
-    def work(self) -> dict[str, object]:
-        """Return the fields that change the work; targets and the checkpoint schedule do not."""
-        skip = {name for name in type(self).model_fields if name.startswith(("target_", "reference_"))}
-        return {
-            name: value for name, value in super().work().items() if name not in skip | {"checkpoint_every", "resume"}
-        }
 
 
 PER_RANK = ("memory_limits_gb", "planted_work")  # lists with a number for each rank
