@@ -63,6 +63,11 @@ class Bench:
         """The F1 of the reference on the dev set, None without one."""
         return inputs.dev_f1(self.folder, self.reference.recording.outputs)
 
+    @property
+    def used_up(self) -> str:
+        budget_s = self.config.budget_s
+        return f"the budget of {budget_s:g} s was used up: --set budget_s={4 * budget_s:g} gives more time"
+
     def left_s(self) -> float:
         """Return what is left of the budget."""
         return self.config.budget_s - RESERVE_S - self.rank.began.since()
@@ -153,7 +158,7 @@ def _prepare(bench: Bench) -> None:
         )
     left_s = config.budget_s if config.record else min(config.member_timeout_s, bench.left_s())
     if left_s <= 0:
-        bench.no_truth = f"no time for double precision in the budget of {config.budget_s:g} s"
+        bench.no_truth = bench.used_up
     elif (ended := bench.computed(golden.TRUTH, left_s)).status != "done":
         bench.no_truth = f"double precision was not computed ({ended.status}): {ended.reason}"
 
@@ -179,12 +184,12 @@ def _member(bench: Bench, way: Member) -> tuple[Row, list[Row]]:
         return row | {"status": status, "reason": reason}, []
 
     if left_s <= 0:
-        return without("skipped", f"no time is left in the budget of {config.budget_s:g} s")
+        return without("skipped", bench.used_up)
     limit_s = min(config.member_timeout_s, left_s)
     ended = bench.computed(way.name, limit_s)
     row["seconds"] = ended.seconds
     if ended.status == "timeout" and limit_s < config.member_timeout_s:
-        return without("skipped", f"ended after {limit_s:.0f} s, when the budget of {config.budget_s:g} s was used up")
+        return without("skipped", f"ended after {limit_s:.0f} s: {bench.used_up}")
     if ended.status != "done":
         return without("skipped" if ended.status == "unavailable" else "failed", ended.reason)
     try:
