@@ -106,6 +106,8 @@ def verdict_of(
     alone = sum(check.status in ("NO_BASELINE", "NOT_COMPARABLE") for check in checks)
     rest = f"; {alone} not compared (no comparable baseline)" * bool(alone)
     rest += f"; incomplete: {names(incomplete)}" * bool(incomplete)
+    aims = [check for check in checks if check.kind == "target" and check.word == "SKIPPED" and check.limit]
+    rest += f"; target not judged: {names(aims)}" * bool(aims)
     return verdict("PASS", f"{counted(len(passed), 'check')} passed{rest}.")
 
 

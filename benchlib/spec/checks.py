@@ -160,7 +160,8 @@ def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
         yield Ask(name, check.question, check.kind).fact(False, f"cannot be evaluated: {error}")
         return
     if reason:
-        yield check.answer("SKIPPED", reason)
+        aim = f"{check.sign} {getattr(run.config, check.asked)}" if check.asked else ""
+        yield check.answer("SKIPPED", reason, limit=aim)
     for one in checks:
         ask = Ask(one.name, one.question, one.kind)
         if one.rule and not one.over:

@@ -16,6 +16,7 @@ from benchlib.config.schema import build, save_config
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import Moment
 from benchlib.core.files import write_json
+from benchlib.judge.checks import verdict_of
 from benchlib.runtime.group import World
 from benchlib.runtime.steps import COLUMNS
 from benchlib.spec.tables import Rows
@@ -207,6 +208,11 @@ TARGETS = [
 @pytest.mark.parametrize(("name", "word", "config", "values"), TARGETS)
 def test_targets_hold_for_what_they_were_set(smoke, judged_rows, name, word, config, values):
     assert judged_rows(spec.SPEC, edited(smoke, config, run=values))[name].word == word
+
+
+def test_a_pass_names_the_target_that_was_not_judged(smoke, judged_rows):
+    answers = judged_rows(spec.SPEC, edited(smoke, {"target_f1": 88.0}))
+    assert verdict_of(list(answers.values())).sentence.endswith("; target not judged: F1 target.")
 
 
 @pytest.mark.parametrize(
