@@ -1,6 +1,8 @@
 """What a report says of a run, as plain values: the judgement, the key numbers, who did what, how to run it again. No HTML here."""
 
-from collections.abc import Callable, Collection
+import math
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from benchlib.benchmarks import of_run, spec_of
@@ -58,7 +60,7 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
         "unjudged": _by_kind(rows, UNJUDGED),
         "not_evaluated": NOT_EVALUATED,
         "incomplete": any(row["word"] == "INCOMPLETE" for row in rows),
-        "metrics": metrics(result) if result else [],
+        "metrics": metrics(result, record.samples) if result else [],
         "facts": [(name.replace("_", " "), shown) for name, value in facts.items() if (shown := text(value))],
         "notes": list(dict.fromkeys([*(result.notes if result else []), *messages(run)])),
         "machine": machine_rows(record.machine),
@@ -127,6 +129,15 @@ def _with_limits(cards: list[dict[str, str]], rows: Rows) -> list[dict[str, str]
     return cards
 
 
+def _mean(samples: Sequence[float], unit: str) -> str:
+    """Write mean, standard deviation and coefficient of variation of two samples or more, '' for fewer."""
+    if len(samples) < 2 or not all(map(math.isfinite, samples)):
+        return ""
+    mean, sd = statistics.mean(samples), statistics.stdev(samples)
+    variation = f" ({sd / abs(mean):.1%})" if mean else ""
+    return f"mean {quantity(mean, unit)} ± {quantity(sd, unit)}{variation}"
+
+
 def interval(metric: Metric) -> str:
     """Write the 95% interval of a metric, '' where it has none; with units only where they differ from the value's."""
     if metric.ci_low is None:
@@ -144,9 +155,10 @@ def messages(run: Run) -> list[str]:
     return list(dict.fromkeys(text(event.get("message")) for event in read_events(run.path, {"log"})))
 
 
-def metrics(result: Result) -> list[tuple[str, str, Rows]]:
+def metrics(result: Result, samples: Mapping[str, Sequence[float]]) -> list[tuple[str, str, Rows]]:
     rows = [
-        metric.model_dump(exclude={"samples"}) | {"value": metric.text, "interval": interval(metric)}
+        metric.model_dump(exclude={"samples"})
+        | {"value": metric.text, "interval": interval(metric), "mean": _mean(samples.get(metric.name, ()), metric.unit)}
         for metric in result.metrics
     ]
     groups = [(title, meaning, [row for row in rows if row["provenance"] == kind]) for kind, title, meaning in GROUPS]

@@ -15,6 +15,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.results.run import Run
 from benchlib.show import figures, markup, report
+from benchlib.show.digest import metrics
 from benchlib.show.figures import png
 from benchlib.spec.spec import Spec
 
@@ -58,6 +59,15 @@ def test_whole_run(tmp_path):
     assert "✓ budget ≤ 300 s" in tiles["total_s"]
     assert "≈ baseline +20% of 0.242 s" in tiles["step_s_minisquad_tiny"]
     assert "target" not in tiles["allreduce_gbps"], "a target that was not evaluated is none"
+
+
+def test_mean_deviation_and_coefficient_of_variation_stand_below_the_median(tmp_path):
+    result = Run(make_run(tmp_path / "run")).result
+    named = {
+        row["name"]: row["mean"] for _, _, rows in metrics(result, {"step_s_minisquad_tiny": [1, 2, 6]}) for row in rows
+    }
+    assert named.pop("step_s_minisquad_tiny") == "mean 3 s ± 2.65 s (88.2%)"  # sqrt((4 + 1 + 9) / 2) = 2.646
+    assert set(named.values()) == {""}
 
 
 def test_text_from_data_parameters_and_errors_is_escaped(tmp_path):
