@@ -190,7 +190,7 @@ def _named(there: Mapping[str, Any], name: str, what: str) -> Any:
 
 
 def config_table(run: Subject) -> "pandas.DataFrame":
-    """Return the config with origin and meaning of each field, those first that differ from the defaults.
+    """Return the config with origin and meaning of each field; a notebook folds those at their defaults.
 
     Of a history and of offers, what was asked for.
     """
@@ -207,7 +207,9 @@ def config_table(run: Subject) -> "pandas.DataFrame":
         for name, field in type(run.config).model_fields.items()
         if (value := getattr(run.config, name)) != {}  # no limit of the user's own
     ]
-    return _frame(sorted(rows, key=lambda row: row["default"] == ""))
+    frame = _frame(rows)
+    frame.attrs["folded"] = "default"
+    return frame
 
 
 def expectation(run: Run) -> "pandas.DataFrame":

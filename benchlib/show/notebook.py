@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchlib.config.schema import config_class
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.text import quantity
+from benchlib.core.text import counted, quantity
 
 if TYPE_CHECKING:
     import pandas
@@ -58,7 +58,10 @@ def begin(benchmark: str = "") -> None:
 
 
 def table_html(frame: "pandas.DataFrame") -> str:
-    """Return a table as HTML: left-aligned, integers with thousands separated, other numbers with three digits or more."""
+    """Return a table as HTML: left-aligned, integers with thousands separated, other numbers with three digits or more.
+
+    Rows with an empty cell in the column that ``attrs["folded"]`` names are folded away.
+    """
     import pandas as pd
 
     def shown(value: Any) -> Any:
@@ -70,5 +73,13 @@ def table_html(frame: "pandas.DataFrame") -> str:
     frame = frame.map(shown, na_action="ignore")
     if frame.index.name and frame.columns.nlevels == 1:
         frame.columns.name, frame.index.name = frame.index.name, None
-    page: str = frame.to_html(border=0, na_rep="", max_rows=pd.get_option("display.max_rows"), classes="left")
-    return f"<div>{_LEFT}{page}</div>"
+
+    def page(part: "pandas.DataFrame") -> str:
+        rows = pd.get_option("display.max_rows")
+        return part.to_html(border=0, na_rep="", max_rows=rows, classes="left")  # type: ignore[no-any-return]
+
+    if not (column := frame.attrs.get("folded")):
+        return f"<div>{_LEFT}{page(frame)}</div>"
+    first, rest = frame[frame[column] != ""], frame[frame[column] == ""]
+    words = f"{counted(len(rest), 'parameter')} at the default"
+    return f"<div>{_LEFT}{page(first)}<details><summary>{words}</summary>{page(rest)}</details></div>"

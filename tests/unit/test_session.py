@@ -14,6 +14,7 @@ from benchlib.judge.checks import Check, Verdict
 from benchlib.launch import launch
 from benchlib.results.run import Run
 from benchlib.show import widgets
+from benchlib.show.notebook import table_html
 
 STATUS = '{"outcome": "complete", "reason": "why", "culprit": null, "ranks": []}'
 
@@ -142,3 +143,11 @@ def test_checks_that_need_a_reader_come_first_and_the_passed_ones_share_a_row():
     assert list(table.index) == ["e", "c", "b", "2 checks", "f"]
     assert table.loc["2 checks", "status"] == "PASS"
     assert table.loc["b", "status"] == "INCOMPLETE"
+
+
+def test_the_setup_folds_what_is_at_its_default(tmp_path):
+    run = demo(tmp_path / "run")
+    page = table_html(session.config_table(run).drop(index="tier"))
+    first, rest = page.split("<details>")
+    assert "<th>copy_mib</th>" in rest and "<th>nproc</th>" in first and "<th>tier</th>" not in page
+    assert f"<summary>{rest.count('<tr>')} parameters at the default</summary>" in rest
