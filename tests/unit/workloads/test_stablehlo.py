@@ -210,18 +210,9 @@ def test_the_text_is_equal_in_another_process():
 
 def test_inspection_counts_the_flops_of_the_formula(answers):
     converted = answers[1]
-    arguments = converted.manifest.arguments
-    found = mlir.inspect(converted.text, [item.name for item in arguments], [item.role for item in arguments])
+    arguments, found = converted.manifest.arguments, mlir.inspect(converted.text)
     head = 2 * HIDDEN * 2 * S  # the output layer: two logits a token
     assert found.dot_flops == B * (encoder_forward_flops(LAYERS, HIDDEN, INTERMEDIATE, S) + head)
-    assert list(found.layers) == [
-        "inputs",
-        "bert.embeddings",
-        "bert.encoder.layer.0",
-        "bert.encoder.layer.1",
-        "qa_outputs",
-    ]
-    assert found.layers["bert.encoder.layer.0"].dot_flops == B * encoder_forward_flops(1, HIDDEN, INTERMEDIATE, S)
     assert found.argument_bytes == sum(4 * int(np.prod(item.shape)) for item in arguments)
     assert found.result_bytes == 2 * 4 * B * S
 
