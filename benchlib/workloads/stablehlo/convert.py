@@ -16,7 +16,6 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.stablehlo.emit import Value, Writer, element_of
-from benchlib.workloads.stablehlo.export import Filled
 from benchlib.workloads.stablehlo.lowerings import LOWERINGS
 from benchlib.workloads.stablehlo.manifest import Item, Manifest
 
@@ -45,7 +44,7 @@ class Unsupported(UserError):
         super().__init__(f"no lowering for {listed}: {remedy}")
 
 
-def convert(program: ExportedProgram | Filled, name: str = "main", *, replicas: int = 1) -> Converted:
+def convert(program: ExportedProgram, name: str = "main", *, replicas: int = 1) -> Converted:
     """Return the StableHLO module of a graph; its weights are arguments.
 
     With ``replicas`` above 1 loss and gradients are averaged over them by ``all_reduce``: each replica computes its own
