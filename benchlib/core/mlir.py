@@ -9,9 +9,9 @@ import functools
 import importlib
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,10 @@ from benchlib.core.errors import BackendUnavailable, UserError
 INSTALL = "pip install -e '.[xla]'"
 # jax of this range has what is called here and in benchlib/workloads/stablehlo/pjrt.py; tried with 0.10.2.
 OLDEST, BEFORE = (0, 8), (0, 11)
-BEFORE_LAYERS = "inputs"  # operations that depend on no weight
 DEEPEST = 256  # the parser recurses by nesting and has no limit of its own: deeper text ends the process
 LARGEST = 1 << 63  # bytes of a tensor
 _TOKENS = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|->|[][(){}<>]')
 _PLACE = re.compile(r'"(?:[^"]*)":(\d+):(\d+)')
-_LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 class Refused(UserError):
@@ -90,75 +88,32 @@ def _refuse_nesting(text: str, name: str) -> None:
 
 
 @dataclass
-class Layer:
-    """What a program does for one layer of the model."""
-
-    operations: int = 0
-    dot_flops: int = 0
-    weight_bytes: int = 0
-
-
-@dataclass
 class Inspection:
-    """What a program consists of. ``layers`` need the arguments' names."""
+    """What a program consists of."""
 
-    operations: Counter[str] = field(default_factory=Counter)
-    dot_flops: int = 0
-    argument_bytes: int = 0
-    result_bytes: int = 0
-    temporary_bytes: int = 0
-    layers: dict[str, Layer] = field(default_factory=dict)
-
-
-def layer_of(name: str) -> str:
-    """Return the layer that a parameter belongs to: its name up to the first number, else its first two parts."""
-    name = name.removeprefix("model.")
-    match = _LAYER.match(name)
-    return match[1] if match else ".".join(name.split(".")[:-1][:2]) or name
+    operations: Counter[str]
+    dot_flops: int
+    argument_bytes: int
+    result_bytes: int
+    temporary_bytes: int
 
 
-def inspect(text: str, names: Sequence[str] = (), roles: Sequence[str] = (), name: str = "text") -> Inspection:
-    """Count what a program consists of.
-
-    ``names`` and ``roles`` are those of its arguments, from its manifest: an operation belongs to the layer of its parameter,
-    else to the latest layer that its operands come from. Raises ``Refused`` for a text that is no program, ``UserError`` for
-    a manifest of another one.
-    """
+def inspect(text: str, name: str = "text") -> Inspection:
+    """Count what a program consists of. Raises ``Refused`` for a text that is none."""
     module = parse(text, name)
-    result = Inspection()
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     if not functions or not functions[0].regions[0].blocks:
         raise UserError(f"{name} has no function with a body: a program has one, @main")
     block = functions[0].regions[0].blocks[0]
-    result.argument_bytes = sum(_bytes(argument.type) for argument in block.arguments)
-    if names and len(names) != len(block.arguments):
-        raise UserError(
-            f"{name} takes {len(block.arguments)} arguments and its manifest has {len(names)}: convert the model again"
-        )
-    order, at = {BEFORE_LAYERS: 0}, {}
-    for argument, label, role in zip(block.arguments, names, roles, strict=False):
-        layer = layer_of(label)
-        if role == "parameter":
-            order.setdefault(layer, len(order))
-            result.layers.setdefault(layer, Layer()).weight_bytes += _bytes(argument.type)
-        at[argument] = layer if layer in order else BEFORE_LAYERS
-    for op in block.operations:
-        kind = op.operation.name
-        if kind == "func.return":
-            result.result_bytes = sum(_bytes(value.type) for value in op.operands)
-            continue
-        result.operations[kind.removeprefix("stablehlo.")] += 1
-        flops = _dot_flops(op) if kind == "stablehlo.dot_general" else 0
-        result.dot_flops += flops
-        sources = [at.get(value, BEFORE_LAYERS) for value in op.operands]
-        layer = max(sources, key=order.__getitem__, default=BEFORE_LAYERS)
-        at.update(dict.fromkeys(op.results, layer))
-        entry = result.layers.setdefault(layer, Layer())
-        entry.operations += 1
-        entry.dot_flops += flops
-    result.layers = dict(sorted(result.layers.items(), key=lambda item: order[item[0]]))
-    result.temporary_bytes = _peak(block)
-    return result
+    *operations, end = block.operations
+    kinds = [op.operation.name.removeprefix("stablehlo.") for op in operations]
+    return Inspection(
+        operations=Counter(kinds),
+        dot_flops=sum(_dot_flops(op) for kind, op in zip(kinds, operations, strict=True) if kind == "dot_general"),
+        argument_bytes=sum(_bytes(value.type) for value in block.arguments),
+        result_bytes=sum(_bytes(value.type) for value in end.operands),
+        temporary_bytes=_peak([*operations, end]),
+    )
 
 
 def _bytes(kind: Any) -> int:
@@ -183,23 +138,17 @@ def _dot_flops(op: Any) -> int:
     return 2 * math.prod(result) * math.prod(left[dim] for dim in numbers.lhs_contracting_dimensions)
 
 
-def _peak(block: Any) -> int:
+def _peak(operations: Sequence[Any]) -> int:
     """Return the most bytes of temporaries alive at once; constants that are splats take none."""
-    operations = list(block.operations)
-    last: dict[Any, int] = {}
+    last = {value: place for place, op in enumerate(operations) for value in op.operands}
+    ends, alive, most = Counter[int](), 0, 0
     for place, op in enumerate(operations):
-        for value in op.operands:
-            last[value] = place
-    ends: dict[int, list[int]] = defaultdict(list)
-    alive = most = 0
-    for place, op in enumerate(operations):
-        if op.operation.name != "stablehlo.constant":
-            for value in op.results:
-                size = _bytes(value.type)
-                alive += size
-                ends[last.get(value, place)].append(size)
+        for value in op.results if op.operation.name != "stablehlo.constant" else ():
+            size = _bytes(value.type)
+            alive += size
+            ends[last.get(value, place)] += size
         most = max(most, alive)
-        alive -= sum(ends[place])
+        alive -= ends[place]
     return most
 
 
@@ -207,20 +156,7 @@ def evaluate(module: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Compute a parsed module's results by the reference interpreter."""
     ir, dialect, context = _bindings()
     with context:
-        inputs = [
-            ir.DenseElementsAttr.get(np.ascontiguousarray(array), type=_element_type(array), shape=array.shape)
-            for array in arrays
-        ]
-        outputs = dialect.eval_module(module, inputs)
-        return [
-            np.array(ir.DenseElementsAttr(value)).reshape(ir.RankedTensorType(value.type).shape) for value in outputs
-        ]
-
-
-def _element_type(array: np.ndarray) -> Any:
-    ir, _, _ = _bindings()
-    types = {"float32": ir.F32Type, "float64": ir.F64Type, "float16": ir.F16Type, "bfloat16": ir.BF16Type}
-    name = str(array.dtype)
-    if name in types:
-        return types[name].get()
-    return ir.IntegerType.get_signless(1 if name == "bool" else array.dtype.itemsize * 8)
+        kinds = [argument.type for argument in module.body.operations[0].arguments]
+        inputs = [ir.DenseElementsAttr.get(array, type=kind) for array, kind in zip(arrays, kinds, strict=True)]
+        outputs = [ir.DenseElementsAttr(value) for value in dialect.eval_module(module, inputs)]
+        return [np.array(value).reshape(ir.RankedTensorType(value.type).shape) for value in outputs]

@@ -159,7 +159,7 @@ class _Path:
         converted = self._converted("replicas", lambda: exported, flops, absent, replicas)
         program = self._compiled(converted)
         parts = [models.labelled(self.config, number, loss.model) for number in range(replicas)]
-        arrays = [runtimes.arguments(converted.manifest, _state(loss), part) for part in parts]
+        arrays = [runtimes.arguments(converted.manifest, runtimes.state(loss), part) for part in parts]
         placed = program.place(
             [
                 np.concatenate(own) if item.role == "input" else own[0]
@@ -260,12 +260,8 @@ class _Joint:
 
     def __call__(self, inputs: Inputs) -> tuple[float, dict[str, np.ndarray]]:
         """Return loss and gradients by parameter, with the weights that the model has now."""
-        arrays = runtimes.arguments(self.runtime.manifest, _state(self.loss), inputs)
+        arrays = runtimes.arguments(self.runtime.manifest, runtimes.state(self.loss), inputs)
         return _split(self.runtime.manifest.results, self.runtime.run(self.runtime.place(arrays)))
-
-
-def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_buffers()), **dict(module.named_parameters())}
 
 
 def _split(items: Sequence[Any], outputs: Sequence[Any]) -> tuple[float, dict[str, np.ndarray]]:

@@ -45,7 +45,6 @@ class Xla(Native):
     def prepare(self) -> None:
         task, began = self.task, time.perf_counter()
         self._loss = export.AnswerLoss(self.model.eval())  # eval: without dropout
-        self._family: export.Family | None = None
         self._programs: dict[tuple[int, ...], runtimes.Runtime] = {}  # by (B, S)
         with keep_alive(task.rank.events, task.config.startup_timeout_s):
             for inputs in self._foreseen():
@@ -108,8 +107,7 @@ class Xla(Native):
         """Return the program of the inputs' shape; the first time it is converted, checked and compiled."""
         shape = tuple(inputs["input_ids"].shape)
         if shape not in self._programs:
-            self._family = self._family or export.Family(self._loss, inputs, gradients=True)
-            converted = convert(self._family.graph(inputs), "training")
+            converted = convert(export.joint(self._loss, inputs), "training")
             self._programs[shape] = runtimes.Xla(converted.text, converted.manifest)
         return self._programs[shape]
 

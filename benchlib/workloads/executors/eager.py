@@ -42,7 +42,7 @@ class Executor:
     really ran, in plain JSON values: kernel, versions, actual precision.
     """
 
-    module: torch.nn.Module | None = None
+    module: Callable[..., Any] | None = None
 
     def __init__(self, where: torch.device, description: dict[str, Any]) -> None:
         self.where, self.description = where, description
@@ -172,9 +172,10 @@ class Compiled(TorchExecutor):
 
     def __init__(self, model: torch.nn.Module, where: torch.device, description: dict[str, Any]) -> None:
         super().__init__(where, description)
-        self.module = Answers(model.to(where))
+        answers = Answers(model.to(where))
         with quiet():
-            self.module.compile(dynamic=True, backend=_XLA_BACKEND if where.type == "xla" else "inductor")
+            answers.compile(dynamic=True, backend=_XLA_BACKEND if where.type == "xla" else "inductor")
+        self.module = answers
 
     def run(self, placed: Inputs) -> Logits:
         """Compute by the compiled graph, which a new shape may add to."""

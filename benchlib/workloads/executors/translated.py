@@ -1,7 +1,7 @@
 """The model as StableHLO text, in other compilers: XLA through PJRT, and IREE.
 
-The text has static shapes: each batch and length is converted and compiled when it first comes, all but the first from
-one export. Weights are arguments, so gradients and training work as in torch: the backward pass is a second program,
+The text has static shapes: each batch and length is exported, converted and compiled when it first comes.
+Weights are arguments, so gradients and training work as in torch: the backward pass is a second program,
 whose gradients are those of the logits times given slopes, and ``model`` stays the owner of the parameters.
 
 Notation: B rows, S tokens.
@@ -21,7 +21,7 @@ from benchlib.workloads.executors import Member
 from benchlib.workloads.executors.eager import Executor, Inputs, Logits
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
-from benchlib.workloads.stablehlo.manifest import array
+from benchlib.workloads.stablehlo.manifest import Item
 
 SLOPES = ("start_slope", "end_slope")
 
@@ -34,14 +34,11 @@ class Translated(Executor):
         super().__init__(torch.device("cpu"), about)
         self._model, self._runtime, self._platform = model, runtime, platform
         self._forward, self._pullback = export.Answers(model), export.Pullback(model)
-        self._families: dict[str, export.Family] = {}
         self._programs: dict[Any, runtimes.Runtime] = {}
-        self._weights: dict[str, Any] = {}
-        self._version = -1
-        self.module = _Module(self)
+        self.module = self._differentiable
 
     def forward(self, inputs: Inputs) -> Logits:
-        start, end = (torch.from_numpy(np.array(side)) for side in self._call(self._forward, inputs))
+        (_, start), (_, end) = self._call(self._forward, inputs)
         return start, end
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
@@ -55,30 +52,32 @@ class Translated(Executor):
 
     def gradients(self, inputs: Inputs, slopes: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the gradients by parameter of a loss whose slopes by start and end logits are given, (B, S) each."""
-        arguments = {**dict(zip(SLOPES, slopes, strict=True)), **inputs}
-        values = self._call(self._pullback, arguments)
-        results = self._program(self._pullback, arguments).manifest.results
-        return {
-            item.name.removeprefix("model."): torch.from_numpy(np.array(value))
-            for item, value in zip(results, values, strict=True)
-            if item.role == "gradient"
-        }
+        results = self._call(self._pullback, {**dict(zip(SLOPES, slopes, strict=True)), **inputs})
+        return {item.name.removeprefix("model."): value for item, value in results if item.role == "gradient"}
 
     def close(self) -> None:
-        self._families, self._programs, self._weights, self.module = {}, {}, {}, None
+        self._programs, self.module = {}, None
 
-    def _call(self, module: torch.nn.Module, inputs: Inputs) -> Sequence[Any]:
+    def _differentiable(self, **inputs: torch.Tensor) -> Logits:
+        names, parameters = zip(*self._model.named_parameters(), strict=True)
+        logits: Logits = _Call.apply(self, names, inputs, *parameters)  # type: ignore[no-untyped-call]
+        return logits
+
+    def _call(self, module: torch.nn.Module, inputs: Inputs) -> list[tuple[Item, torch.Tensor]]:
         program = self._program(module, inputs)
-        return program.run(self._placed(program, inputs))
+        values = program.run(self._placed(program, inputs))
+        return [
+            (item, torch.from_numpy(np.array(value)))
+            for item, value in zip(program.manifest.results, values, strict=True)
+        ]
 
     def _program(self, module: torch.nn.Module, inputs: Inputs) -> runtimes.Runtime:
         """Return the program of a shape; the first time it is converted and compiled."""
-        kind = type(module).__name__.lower()
-        key = kind, *(tuple(inputs[name].shape) for name in sorted(inputs))
+        key = module, *(tuple(inputs[name].shape) for name in sorted(inputs))
         if key not in self._programs:
-            graph = self._graph(module, kind, inputs)
+            graph = (export.joint if module is self._pullback else export.forward)(module, inputs)
             began = time.perf_counter()
-            converted = convert(graph, kind)
+            converted = convert(graph)
             self.description["convert_s"].append(time.perf_counter() - began)
             program = runtimes.RUNTIMES[self._runtime](converted.text, converted.manifest, self._platform)
             self._programs[key] = program
@@ -86,43 +85,8 @@ class Translated(Executor):
             self.description["compile_s"].append(program.compile_s)
         return self._programs[key]
 
-    def _graph(self, module: torch.nn.Module, kind: str, inputs: Inputs) -> Any:
-        """Return the graph of a shape. Free sizes take several times as long to export, and pay from the second on."""
-        gradients = module is self._pullback
-        if all(name != kind for name, *_ in self._programs):
-            return (export.joint if gradients else export.forward)(module, inputs)
-        if kind not in self._families:
-            self._families[kind] = export.Family(module, inputs, gradients)
-        return self._families[kind].graph(inputs)
-
-    def _placed(self, program: runtimes.Runtime, inputs: Inputs) -> list[Any]:
-        tensors = {
-            **dict(self._pullback.named_buffers()),
-            **dict(self._pullback.named_parameters(remove_duplicate=False)),
-        }
-        version = sum(tensor._version for tensor in tensors.values())  # whatever writes into a parameter counts it up
-        if version != self._version:
-            self._weights, self._version = {}, version
-        items = program.manifest.arguments
-        fresh = [item for item in items if item.name in inputs or item.name not in self._weights]
-        arrays = [array(inputs[item.name] if item.name in inputs else tensors[item.name], item) for item in fresh]
-        placed = dict(zip((item.name for item in fresh), program.place(arrays), strict=True))
-        self._weights |= {name: value for name, value in placed.items() if name not in inputs}
-        return [placed[item.name] if item.name in placed else self._weights[item.name] for item in items]
-
-
-class _Module(torch.nn.Module):
-    """The executor as a module with gradients."""
-
-    def __init__(self, owner: Translated) -> None:
-        super().__init__()
-        self._owner = [owner]  # in a list: the executor's model is no child of this module
-
-    def forward(self, **inputs: torch.Tensor) -> Logits:
-        (owner,) = self._owner
-        names, parameters = zip(*owner._model.named_parameters(), strict=True)
-        logits: Logits = _Call.apply(owner, names, inputs, *parameters)  # type: ignore[no-untyped-call]
-        return logits
+    def _placed(self, program: runtimes.Runtime, inputs: Inputs) -> Sequence[Any]:
+        return program.place(runtimes.arguments(program.manifest, runtimes.state(self._pullback), inputs))
 
 
 class _Call(torch.autograd.Function):

@@ -16,7 +16,6 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.stablehlo.emit import Value, Writer, element_of
-from benchlib.workloads.stablehlo.export import Filled
 from benchlib.workloads.stablehlo.lowerings import LOWERINGS
 from benchlib.workloads.stablehlo.manifest import Item, Manifest
 
@@ -45,7 +44,7 @@ class Unsupported(UserError):
         super().__init__(f"no lowering for {listed}: {remedy}")
 
 
-def convert(program: ExportedProgram | Filled, name: str = "main", *, replicas: int = 1) -> Converted:
+def convert(program: ExportedProgram, name: str = "main", *, replicas: int = 1) -> Converted:
     """Return the StableHLO module of a graph; its weights are arguments.
 
     With ``replicas`` above 1 loss and gradients are averaged over them by ``all_reduce``: each replica computes its own
@@ -68,7 +67,7 @@ def convert(program: ExportedProgram | Filled, name: str = "main", *, replicas: 
                 values[node] = w.end(w.dense(state[target]))
                 continue
             shape, element = _type(node.meta["val"])
-            values[node] = Value(w.unique(target), shape, element)
+            values[node] = Value(w, w.unique(target), shape, element)
             arguments.append((Item(target, _ROLES[spec.kind], shape, element), values[node]))
             if spec.kind is not InputKind.USER_INPUT:
                 kept[target] = state[target]
@@ -122,7 +121,7 @@ def _results(w: Writer, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]
         value, role = values[source], _RESULTS[spec.kind]
         if replicas > 1 and role != "output":
             w.begin(f"mean_{place}")
-            value = w.end(w.op("multiply", w.all_reduce(value, replicas), 1 / replicas))
+            value = w.end(w.all_reduce(value, replicas) * (1 / replicas))
         results.append(
             (Item(spec.target if role == "gradient" else spec.arg.name, role, value.shape, value.element), value)
         )

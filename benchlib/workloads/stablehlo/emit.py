@@ -37,11 +37,24 @@ def fits(least: float, most: float) -> bool:
 
 @dataclass(frozen=True)
 class Value:
-    """An SSA value: its name with the percent sign, its shape, its element type."""
+    """An SSA value: its name with the percent sign, its shape, its element type; a number beside it in arithmetic stands for all."""
 
+    writer: "Writer"
     name: str
     shape: tuple[int, ...]
     element: str
+
+    def __add__(self, other: Any) -> "Value":
+        return self.writer.op("add", self, other)
+
+    def __sub__(self, other: Any) -> "Value":
+        return self.writer.op("subtract", self, other)
+
+    def __mul__(self, other: Any) -> "Value":
+        return self.writer.op("multiply", self, other)
+
+    def __truediv__(self, other: Any) -> "Value":
+        return self.writer.op("divide", self, other)
 
     @property
     def type(self) -> str:
@@ -85,14 +98,14 @@ class Writer:
             return value
         final = self.unique(self._node)
         self.lines[-1] = final + self.lines[-1][len(value.name) :]
-        return Value(final, value.shape, value.element)
+        return Value(self, final, value.shape, value.element)
 
     def line(self, text: str, shape: Sequence[int], element: str) -> Value:
         """Write ``%name = text`` and return its value."""
         self._part += 1
         self._last = self.unique(f"{self._node}.{self._part}")
         self.lines.append(f"{self._last} = {text}")
-        return Value(self._last, tuple(shape), element)
+        return Value(self, self._last, tuple(shape), element)
 
     def typed(self, text: str, shape: Sequence[int], element: str, *operands: Value) -> Value:
         """Write ``%name = text : (types of the operands) -> type``."""
@@ -188,12 +201,6 @@ class Writer:
         shape[dim] = sum(value.shape[dim] for value in values)
         names = ", ".join(value.name for value in values)
         return self.typed(f"stablehlo.concatenate {names}, dim = {dim}", shape, values[0].element, *values)
-
-    def pad(self, x: Value, fill: Value, low: Sequence[int], high: Sequence[int]) -> Value:
-        """Put ``fill`` around ``x``."""
-        shape = [a + size + b for a, size, b in zip(low, x.shape, high, strict=True)]
-        options = f"low = {_list(low)}, high = {_list(high)}, interior = {_list([0] * x.rank)}"
-        return self.typed(f"stablehlo.pad {x.name}, {fill.name}, {options}", shape, x.element, x, fill)
 
     def iota(self, dim: int, shape: Sequence[int], element: str) -> Value:
         """Count 0, 1, 2 ... along ``dim``."""

@@ -8,12 +8,11 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.export.experimental import _export_forward_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchlib.workloads.answer_loss import answer_losses
@@ -36,60 +35,8 @@ def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Export
     """
     _require_no_dropout(module)
     with torch.enable_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
-        return _joint(torch.export.export(module, (), dict(inputs), strict=False))
-
-
-def _joint(exported: ExportedProgram) -> ExportedProgram:
-    # The one place with a name that torch calls experimental; no public one gives the joint graph.
-    from torch.export.experimental import _export_forward_backward
-
-    return _export_forward_backward(exported)
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A graph of one shape, with what ``convert`` reads of an ``ExportedProgram``."""
-
-    graph_module: torch.fx.GraphModule
-    graph_signature: Any
-    state_dict: Mapping[str, torch.Tensor]
-    constants: Mapping[str, Any]
-
-
-class Family:
-    """A module that is exported once, with the first two sizes of its inputs free, for graphs of many shapes.
-
-    Exporting BERT-base takes seconds, filling sizes into its graph tenths of one. ``gradients``: see ``joint``.
-    """
-
-    def __init__(self, module: torch.nn.Module, example: Mapping[str, torch.Tensor], gradients: bool = False) -> None:
-        _require_no_dropout(module)
-        with torch.set_grad_enabled(gradients), quiet(), sdpa_kernel(SDPBackend.MATH):
-            program = exported(module, example)
-            self._program = _joint(program) if gradients else program.run_decompositions()
-
-    def graph(self, inputs: Mapping[str, torch.Tensor]) -> Filled:
-        """Return the graph for the shapes of ``inputs``: its operations are repeated on tensors without values."""
-        program, graph = self._program, torch.fx.Graph()
-        state = {**program.state_dict, **program.constants}
-        specs = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
-        mode = FakeTensorMode()
-        nodes: dict[torch.fx.Node, Any] = {}  # of the new graph, or numbers
-        values: dict[torch.fx.Node, Any] = {}
-        with mode, torch.no_grad():
-            for node in program.graph_module.graph.nodes:
-                target = specs.get(node.name)
-                if node.op == "placeholder":
-                    values[node] = mode.from_tensor(inputs[node.name] if target is None else state[target])
-                elif node.op == "call_function":
-                    args, named = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                    values[node] = node.target(*args, **named)
-                if node.op == "call_function" and not isinstance(values[node], torch.Tensor | tuple | list):
-                    nodes[node] = values[node]  # a size, or an assertion about one
-                    continue
-                nodes[node] = graph.node_copy(node, nodes.__getitem__)
-                nodes[node].meta = {"val": values.get(node)}
-        return Filled(torch.fx.GraphModule({}, graph), program.graph_signature, program.state_dict, program.constants)
+        # The one name that torch calls experimental; no public one gives the joint graph.
+        return _export_forward_backward(torch.export.export(module, (), dict(inputs), strict=False))
 
 
 def exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> ExportedProgram:

@@ -99,6 +99,7 @@ def _comparison(direction: str) -> Lowering:
 
 _TABLE: dict[str, Lowering] = {
     "logical_not.default bitwise_not.default": lambda w, node, x: w.op("not", w.convert(x, out(node)[1])),
+    "pow.Tensor_Scalar": lambda w, node, x, exponent: w.op("power", w.fit(x, *out(node)), exponent),
     "relu.default": lambda w, node, x: w.op("maximum", x, 0),
     "clone.default alias.default detach.default lift_fresh_copy.default": lambda w, node, x, **_: x,
     "_to_copy.default": lambda w, node, x, **_: w.convert(x, out(node)[1]),
@@ -140,15 +141,6 @@ def _clamp(w: Writer, node: Any, x: Value, low: Any = None, high: Any = None) ->
     return x if high is None else w.op("minimum", x, high)
 
 
-@lowers("aten.pow.Tensor_Scalar")
-def _power(w: Writer, node: Any, x: Value, exponent: float) -> Value:
-    x = w.fit(x, *out(node))
-    if exponent not in (2, 3):
-        return w.op("power", x, exponent)
-    square = w.op("multiply", x, x)
-    return square if exponent == 2 else w.op("multiply", square, x)
-
-
 @lowers("aten.where.self")
 def _where(w: Writer, node: Any, condition: Value, yes: Any, no: Any) -> Value:
     shape, element = out(node)
@@ -162,16 +154,15 @@ def _erf(w: Writer, node: Any, x: Value) -> Value:
     wide = _wide(w, x)
     bound = w.splat(4.0, wide.shape, wide.element)
     inside = w.op("maximum", w.op("minimum", wide, bound), w.op("negate", bound))
-    square = w.op("multiply", inside, inside)
 
     def polynomial(factors: Sequence[float]) -> Value:
         total = w.splat(factors[0], wide.shape, wide.element)
         for factor in factors[1:]:
-            total = w.op("add", w.op("multiply", total, square), factor)
+            total = total * square + factor
         return total
 
-    top = w.op("multiply", inside, polynomial(_ERF_P))
-    return w.convert(w.op("divide", top, polynomial(_ERF_Q)), x.element)
+    square = inside * inside
+    return w.convert(inside * polynomial(_ERF_P) / polynomial(_ERF_Q), x.element)
 
 
 @lowers("aten.gelu.default")
@@ -179,13 +170,10 @@ def _gelu(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
     """x (1 + erf(x / sqrt 2)) / 2, or by tanh where the model asks for that."""
     wide = _wide(w, x)
     if approximate == "tanh":
-        cube = w.op("multiply", w.op("multiply", wide, wide), wide)
-        inner = w.op("add", wide, w.op("multiply", cube, 0.044715))
-        bent = w.op("tanh", w.op("multiply", inner, math.sqrt(2 / math.pi)))
+        bent = w.op("tanh", (wide + wide * wide * wide * 0.044715) * math.sqrt(2 / math.pi))
     else:
-        bent = _erf(w, node, w.op("multiply", wide, math.sqrt(0.5)))
-    half = w.op("multiply", wide, 0.5)
-    return w.convert(w.op("multiply", half, w.op("add", bent, 1.0)), x.element)
+        bent = _erf(w, node, wide * math.sqrt(0.5))
+    return w.convert(wide * 0.5 * (bent + 1.0), x.element)
 
 
 # Making tensors
@@ -195,8 +183,8 @@ def _gelu(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
 def _arange(w: Writer, node: Any, start: float, end: float, step: float = 1, **unused: Any) -> Value:
     shape, element = out(node)
     count = w.iota(0, shape, element)
-    count = count if step == 1 else w.op("multiply", count, step)
-    return w.op("add", count, start) if start else count
+    count = count if step == 1 else count * step
+    return count + start if start else count
 
 
 # Shape
@@ -233,42 +221,25 @@ def _cat(w: Writer, node: Any, values: Sequence[Value], dim: int = 0) -> Value:
     return w.concatenate(kept, _dim(dim, kept[0]))
 
 
-@lowers("aten.constant_pad_nd.default")
-def _pad(w: Writer, node: Any, x: Value, amounts: Sequence[int], value: float = 0) -> Value:
-    low, high = [0] * x.rank, [0] * x.rank
-    for place in range(len(amounts) // 2):  # pairs, the last dimension first
-        low[-1 - place], high[-1 - place] = amounts[2 * place], amounts[2 * place + 1]
-    return w.pad(x, w.splat(value, (), x.element), low, high)
-
-
 # Products
 
 
 @lowers("aten.addmm.default")
 def _addmm(w: Writer, node: Any, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
     product, offset = w.dot(x, y, (1, 0)), w.fit(bias, *out(node))
-    product = product if alpha == 1 else w.op("multiply", product, alpha)
-    offset = offset if beta == 1 else w.op("multiply", offset, beta)
-    return w.op("add", product, offset)
+    return (product if alpha == 1 else product * alpha) + (offset if beta == 1 else offset * beta)
 
 
 # Reductions
 
 
-@lowers("aten.sum.dim_IntList", "aten.sum.default")
+@lowers("aten.sum.dim_IntList", "aten.sum.default", "aten.mean.dim", "aten.mean.default")
 def _sum(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False, **unused: Any) -> Value:
-    shape, element = out(node)
-    wide = _wide(w, w.convert(x, element))
-    return w.reshape(w.convert(w.reduce("add", wide, _dims(dims, x), 0), element), shape)
-
-
-@lowers("aten.mean.dim", "aten.mean.default")
-def _mean(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False, **unused: Any) -> Value:
-    shape, element = out(node)
-    over = _dims(dims, x)
+    (shape, element), over = out(node), _dims(dims, x)
     total = w.reduce("add", _wide(w, w.convert(x, element)), over, 0)
-    count = math.prod(x.shape[dim] for dim in over)
-    return w.reshape(w.convert(w.op("divide", total, count), element), shape)
+    if "mean" in str(node.target):
+        total = total / math.prod(x.shape[dim] for dim in over)
+    return w.reshape(w.convert(total, element), shape)
 
 
 @lowers("aten.cumsum.default")
@@ -288,29 +259,18 @@ def _kept(x: Value, dims: Sequence[int]) -> list[int]:
     return [dim for dim in range(x.rank) if dim not in dims]
 
 
-def _over(w: Writer, kind: str, x: Value, dims: Sequence[int], first: float) -> Value:
-    """Reduce over ``dims`` and broadcast back to the shape of ``x``."""
-    return w.spread(w.reduce(kind, x, dims, first), x.shape, _kept(x, dims))
-
-
-def _shifted(w: Writer, x: Value, dim: int) -> Value:
-    return w.op("subtract", x, _over(w, "maximum", x, [dim], -math.inf))
-
-
-@lowers("aten._softmax.default")
+@lowers("aten._softmax.default", "aten._log_softmax.default")
 def _softmax(w: Writer, node: Any, x: Value, dim: int, half_to_float: bool = False) -> Value:
-    wide = _wide(w, x)
-    powers = w.op("exponential", _shifted(w, wide, _dim(dim, x)))
-    shares = w.op("divide", powers, _over(w, "add", powers, [_dim(dim, x)], 0))
-    return w.convert(shares, out(node)[1])
+    wide, at = _wide(w, x), _dim(dim, x)
 
+    def back(values: Value) -> Value:
+        return w.spread(values, x.shape, _kept(x, [at]))
 
-@lowers("aten._log_softmax.default")
-def _log_softmax(w: Writer, node: Any, x: Value, dim: int, half_to_float: bool = False) -> Value:
-    wide, at = _shifted(w, _wide(w, x), _dim(dim, x)), _dim(dim, x)
-    total = w.op("log", w.reduce("add", w.op("exponential", wide), [at], 0))
-    logs = w.op("subtract", wide, w.spread(total, wide.shape, _kept(wide, [at])))
-    return w.convert(logs, out(node)[1])
+    shifted = wide - back(w.reduce("maximum", wide, [at], -math.inf))
+    powers = w.op("exponential", shifted)
+    total = w.reduce("add", powers, [at], 0)
+    log = "log" in str(node.target)
+    return w.convert(shifted - back(w.op("log", total)) if log else powers / back(total), out(node)[1])
 
 
 @lowers("aten.native_layer_norm.default")
@@ -322,16 +282,15 @@ def _layer_norm(
     wide = _wide(w, x)
 
     def mean(values: Value) -> Value:
-        return w.op("divide", w.reduce("add", values, dims, 0), math.prod(sizes))
+        return w.reduce("add", values, dims, 0) / math.prod(sizes)
 
     def back(values: Value) -> Value:
         return w.spread(values, x.shape, _kept(x, dims))
 
     middle = mean(wide)
-    centred = w.op("subtract", wide, back(middle))
-    variance = mean(w.op("multiply", centred, centred))
-    scale = w.op("rsqrt", w.op("add", variance, eps))
-    scaled = w.op("multiply", centred, back(scale))
+    centred = wide - back(middle)
+    scale = w.op("rsqrt", mean(centred * centred) + eps)
+    scaled = centred * back(scale)
     for kind, factor in (("multiply", weight), ("add", bias)):
         if factor is not None:
             scaled = w.op(kind, scaled, w.spread(w.convert(factor, wide.element), x.shape, dims))
@@ -353,7 +312,7 @@ def _places(w: Writer, x: Value, indices: Sequence[Value | None]) -> tuple[Value
     for dim, index in zip(picked, given, strict=True):
         place = w.fit(index, shape, "i32")
         negative = w.compare("LT", place, w.splat(0, shape, "i32"))
-        place = w.select(negative, w.op("add", place, x.shape[dim]), place)
+        place = w.select(negative, place + x.shape[dim], place)
         parts.append(w.reshape(place, [*shape, 1]))
     lead = picked[0] if picked == list(range(picked[0], picked[0] + len(picked))) else 0
     places = range(x.rank - len(picked) + len(shape))
@@ -389,10 +348,7 @@ def _gather(w: Writer, node: Any, x: Value, dim: int, index: Value, **unused: An
     return w.gather(x, _along(w, x, dim, index), [], list(range(x.rank)), index.shape)
 
 
-@lowers("aten.scatter.value", "aten.scatter.src", "aten.scatter_add.default")
-def _scatter(w: Writer, node: Any, x: Value, dim: int, index: Value, values: Any) -> Value:
-    if isinstance(values, Value) and values.shape != index.shape:
-        values = w.slice(values, [(0, size, 1) for size in index.shape])
-    updates = w.fit(values, index.shape, x.element)
-    add = "scatter_add" in str(node.target)
-    return w.scatter(x, _along(w, x, dim, index), updates, [], list(range(x.rank)), add)
+@lowers("aten.scatter.value")
+def _scatter(w: Writer, node: Any, x: Value, dim: int, index: Value, value: float) -> Value:
+    updates = w.splat(value, index.shape, x.element)
+    return w.scatter(x, _along(w, x, dim, index), updates, [], list(range(x.rank)), add=False)

