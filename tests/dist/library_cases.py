@@ -26,7 +26,7 @@ TOGETHER = {
     Op.MAX: lambda parts: parts.amax(0),
     Op.PRODUCT: lambda parts: parts.prod(0),
 }
-LENGTHS = (1, 3, 1001)
+KINDS = [*((dtype, 3) for dtype in DTYPES), (torch.float32, 1), (torch.bfloat16, 1001)]
 
 
 class Config(BaseConfig):
@@ -56,9 +56,9 @@ def same(*pairs: tuple[torch.Tensor, torch.Tensor]) -> int:
 
 
 def reductions(rank: int, size: int, group: Any = None) -> int:
-    """All-reduce, reduce and reduce-scatter of every type, reduction and length; return how many were compared."""
+    """All-reduce, reduce and reduce-scatter of every reduction and kind; return how many were compared."""
     compared = 0
-    for (op, together), dtype, length in itertools.product(TOGETHER.items(), DTYPES, LENGTHS):
+    for (op, together), (dtype, length) in itertools.product(TOGETHER.items(), KINDS):
         parts = torch.stack([number(other, length * size) for other in range(size)])
         whole = together(parts).to(dtype)  # averages of whole numbers are cut, of floats rounded
         mine = number(rank, length * size).to(dtype)
@@ -76,9 +76,9 @@ def reductions(rank: int, size: int, group: Any = None) -> int:
 
 
 def moves(rank: int, size: int, group: Any = None) -> int:
-    """Every operation that moves data, with random bytes of every type and length; return how many were compared."""
+    """Every operation that moves data, with random bytes of every kind; return how many were compared."""
     compared = 0
-    for dtype, length in itertools.product(DTYPES, LENGTHS):
+    for dtype, length in KINDS:
         data = [pattern(other, length, dtype) for other in range(size)]
         whole, mine = torch.cat(data), data[rank]
         output, in_place = torch.empty_like(whole), torch.zeros_like(whole)
@@ -193,21 +193,16 @@ def late(rank: int) -> str:
 
 
 def run(config: Config, run_dir: Path, events: EventWriter) -> None:
-    """Do all of it over the default group, then what else a library and a number of ranks offer; write down what was seen."""
+    """Do all of it over the default group of four and over two groups at the same time; write down what was seen."""
     events.emit("phase", name="init")
     with process_group.world(config, run_dir) as world:
         events.emit("phase", name="check")
         rank, size = world.rank, world.size
+        halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
         compared = reductions(rank, size) + moves(rank, size)
+        compared += reductions(rank // 2, 2, halves[rank % 2]) + moves(rank // 2, 2, halves[rank % 2])
         messages(rank, size)
         objects(rank, size)
-        seen: dict[str, Any] = {"refused": refusals(size), "place": [rank, size, world.collective]}
-        seen["rows"] = gradients.compare(world, config.names.split(","))
-        if size == 4:
-            # Two groups at work at the same time.
-            halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-            compared += reductions(rank // 2, 2, halves[rank % 2]) + moves(rank // 2, 2, halves[rank % 2])
-        else:
-            seen["sharded"] = sharded(rank, size)
-            seen["late"] = late(rank)
-        files.write_json(run_dir / f"seen{rank}.json", seen | {"compared": compared})
+        rows = gradients.compare(world, config.names.split(","))
+        seen = {"refused": refusals(size), "place": [rank, size, world.collective], "rows": rows, "compared": compared}
+        files.write_json(run_dir / f"seen{rank}.json", seen | {"sharded": sharded(rank, size), "late": late(rank)})

@@ -30,6 +30,7 @@ CPU = torch.device("cpu")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 TENSOR_PLAN, PREPARE = strategies.tensor_plan, proofs.prepare
 PART, TO_LOCAL = transformer_stack.Stack.part, DTensor.to_local
+SHALLOW = replace(NARROW, name="shallow", layers=1)  # for the profiler, to which every kernel is a row
 
 
 def jobs(config: ParallelConfig, size: int) -> Iterator[tuple[str, Job]]:
@@ -114,6 +115,7 @@ def faults(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
 def slow(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
     """Return by injected fault: the steps in which each rank held its data, and its step; all-reduces of a step."""
     seen: dict[str, Any] = {}
+    config = config.model_copy(update={"model": "shallow"})
     for planted in ("", "data", "rank", "communication"):
         slowed = {"planted": planted, "planted_slowdown": 1} if planted else {}
         own = replace(rank, config=config.model_copy(update={**slowed, "warmup": 1, "steps": 1}))
@@ -156,7 +158,7 @@ class Ranks:
 
     def __call__(self, rank: int, size: int) -> None:
         warnings.simplefilter("error", FutureWarning)
-        MODELS["narrow"] = NARROW
+        MODELS.update(narrow=NARROW, shallow=SHALLOW)
         values = {"model": "narrow", "nproc": size, "schedules": SCHEDULES[: 4 if size == 2 else 1]}
         config = ParallelConfig.model_construct(**values)
         world, events = World(rank, size, rank, size, CPU, "gloo"), EventWriter(self.folder, f"rank{rank}")
