@@ -22,10 +22,10 @@ def one_thread():
 
 
 def test_the_splits_share_no_sentence():
-    phrases = {
-        split: {phrase for group in kinds.values() for phrase in group} for split, kinds in mininews.PHRASES.items()
-    }
-    assert not phrases["train"] & phrases["test"]
+    train, test = (
+        {phrase for group in kinds.values() for phrase in group} for kinds in mininews.WORDS["phrases"].values()
+    )
+    assert not train & test
 
 
 def test_a_summary_states_facts_of_its_article_and_a_longer_set_starts_with_the_shorter():
