@@ -37,7 +37,7 @@ from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import Dispatcher
-from benchlib.workloads.llm.engines import ENGINES, OnDone, OnFirst, OnMore, Policy, Settings, Sim
+from benchlib.workloads.llm.engines import ENGINES, Policy, Query, Settings, Sim
 from benchlib.workloads.llm.load import Client, measure
 from benchlib.workloads.llm.pool import Pool
 
@@ -53,10 +53,8 @@ PROMPT_TOKENS = 100
 class Null(Sim):
     """Answers at once."""
 
-    def submit(
-        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None:
-        on_done(rid, ANSWER, "")
+    def submit(self, query: Query) -> None:
+        query.on_done(query.rid, ANSWER, "")
 
 
 class Bare(loadgen.Sut):
@@ -129,10 +127,7 @@ def first_token_share(config: InferenceConfig, rounds: int, fixed: bool) -> floa
         medians_s[engine].append(percentile(queries.each_s(done)["ttft"], 0.5))
         rates[engine].append(len(done) / queries.span_s(done))
     shares = [a / b for a, b in zip(medians_s["continuous"], medians_s["static"], strict=True)]
-    million = outcome.facts["engine"]["parameters"] / 1e6
-    print(
-        f"first       {config.model} ({million:.1f} M parameters), {np.median(done['tokens']):.0f} tokens: share {spread(shares)}"
-    )
+    print(f"first       {config.model}, {np.median(done['tokens']):.0f} tokens: share {spread(shares)}")
     for engine, seconds in medians_s.items():
         print(
             f"            {engine}: {1e3 * statistics.median(seconds):.1f} ms at {spread(rates[engine], '.1f')} queries/s"

@@ -25,7 +25,7 @@ import psutil
 from benchlib.benchmarks.inference.rules import Conf
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.runtime import child
-from benchlib.workloads.llm.engines import COMPUTING, Engine, Settings, make
+from benchlib.workloads.llm.engines import COMPUTING, Engine, Query, Settings, make
 from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.queries import QueryLog
 
@@ -85,7 +85,8 @@ class Sut:
         while True:
             for rid, sample in zip(*self._queue.get(), strict=True):
                 try:
-                    self.engine.submit(rid, self.test.prompts[sample], self.test.max_new, self.on_first, self.on_done)
+                    ids, most = self.test.prompts[sample], self.test.max_new
+                    self.engine.submit(Query(rid, ids, most, self.on_first, self.on_done))
                 except Exception as error:  # the engine refuses it: the query failed, the test goes on
                     self.on_done(rid, [], f"{type(error).__name__}: {error}")
 
@@ -155,8 +156,8 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     logging.log_output = output
     logging.enable_trace = test.conf.scenario == "Server" and test.mode == "PerformanceOnly"
     sut = Sut(lg, test, engine)
+    engine.on_send = sut.log.send
     if test.engine == "http":
-        engine.on_send = sut.log.send
 
         def issue(batch: Sequence[Any]) -> None:
             sut.issue([query.id for query in batch], [query.index for query in batch])
@@ -195,7 +196,7 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     if failure:
         raise RunBroken(f"LoadGen's test ended with an exception: {failure[0]}")
     seconds = time.monotonic() - began
-    facts = {"engine": engine.facts, "resident_bytes": process.memory_info().rss, "seconds": seconds}
+    facts = {"resident_bytes": process.memory_info().rss, "seconds": seconds}
     facts |= {"driver_cpu_share": (time.process_time() - cpu) / seconds, "computes": test.engine in COMPUTING}
     # Of servers some may have been lost.
     facts |= {"dispatch": engine.record(began)} if test.engine == "http" else {"device_memory": engine.device_memory()}

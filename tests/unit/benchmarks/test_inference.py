@@ -64,13 +64,16 @@ def perform(test):
 class Misbehaves(Sim):
     """An engine with a fault, which the name of its model says."""
 
-    def submit(self, rid, ids, max_new, on_first, on_done):
-        fault, warm_up = self.settings.model, ids == [3, 4]
+    def submit(self, query):
+        fault, warm_up, done = self.settings.model, query.ids == [3, 4], query.on_done
         if fault == "silent" and not warm_up:
             return
-        first = (lambda *_: None) if fault == "no first token" else on_first
-        done = (lambda *answer: (on_done(*answer), on_done(*answer))) if fault == "twice" else on_done
-        super().submit(rid, ids, 1 if fault == "one token" else max_new, first, done)
+        if fault == "no first token":
+            query.on_first = lambda *_: None
+        if fault == "twice":
+            query.on_done = lambda *answer: (done(*answer), done(*answer))
+        query.max_new = 1 if fault == "one token" else query.max_new
+        super().submit(query)
 
 
 def measured(test, tell):
