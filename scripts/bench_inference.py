@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 from measuring import interleaved, machine, options_of, spread
 
-from benchlib.benchmarks.inference import loadgen, logs
+from benchlib.benchmarks.inference import loadgen
 from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import Dispatcher
-from benchlib.workloads.llm.engines import ENGINES, OnDone, OnFirst, OnMore, Policy, Settings, Sim
+from benchlib.workloads.llm.engines import ENGINES, Policy, Query, Settings, Sim
 from benchlib.workloads.llm.load import Client, measure
 from benchlib.workloads.llm.pool import Pool
 
@@ -53,10 +53,8 @@ PROMPT_TOKENS = 100
 class Null(Sim):
     """Answers at once."""
 
-    def submit(
-        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None:
-        on_done(rid, ANSWER, "")
+    def submit(self, query: Query) -> None:
+        query.on_done(query.rid, ANSWER, "")
 
 
 class Bare(loadgen.Sut):
@@ -86,10 +84,8 @@ def run(
 ) -> loadgen.Outcome:
     """One LoadGen test; ``fixed``: every answer has ``max_new`` tokens."""
     settings = Settings(model=config.model, shrink=config.shrink, fixed_length=fixed, slots=config.slots, threads=1)
-    conf, warm_up = config.load(len(prompts)).conf(scenario), [] if engine in (NULL, BARE) else prompts[:2]
-    test = loadgen.Test(
-        scenario, "PerformanceOnly", engine, settings, conf, prompts, warm_up, config.max_new, folder, 60.0, 120.0
-    )
+    config, warm_up = config.model_copy(update={"samples": len(prompts)}), [] if engine in (NULL, BARE) else prompts[:2]
+    test = loadgen.Test(scenario, config, settings, prompts, warm_up, folder, 120.0, engine=engine)
     return loadgen.perform(test, lambda _: None)
 
 
@@ -98,8 +94,7 @@ def callbacks(options: argparse.Namespace) -> bool:
     rates: dict[str, list[float]] = {NULL: [], BARE: []}
     for engine in interleaved(list(rates), options.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            run(engine, "Offline", config, [[1, 2, 3]] * 1000, Path(folder) / engine)
-            log = logs.detail(Path(folder) / engine)
+            log = run(engine, "Offline", config, [[1, 2, 3]] * 1000, Path(folder) / engine).log
         assert not log["num_errors"], log["errors"]
         rates[engine].append(float(log["result_samples_per_second"]))
     print(f"callbacks   {spread(rates[NULL], ',.0f')} queries/s; the bare binding {spread(rates[BARE], ',.0f')}")
@@ -124,15 +119,11 @@ def first_token_share(config: InferenceConfig, rounds: int, fixed: bool) -> floa
     rates: dict[str, list[float]] = {"static": [], "continuous": []}
     for engine in interleaved(list(medians_s), rounds):
         with tempfile.TemporaryDirectory() as folder:
-            outcome = run(engine, "Server", config, prompts, Path(folder) / engine, fixed)
-            done = queries.completed(logs.add_schedule(outcome.table, logs.schedule(Path(folder) / engine)))
+            done = queries.completed(run(engine, "Server", config, prompts, Path(folder) / engine, fixed).table)
         medians_s[engine].append(percentile(queries.each_s(done)["ttft"], 0.5))
         rates[engine].append(len(done) / queries.span_s(done))
     shares = [a / b for a, b in zip(medians_s["continuous"], medians_s["static"], strict=True)]
-    million = outcome.facts["engine"]["parameters"] / 1e6
-    print(
-        f"first       {config.model} ({million:.1f} M parameters), {np.median(done['tokens']):.0f} tokens: share {spread(shares)}"
-    )
+    print(f"first       {config.model}, {np.median(done['tokens']):.0f} tokens: share {spread(shares)}")
     for engine, seconds in medians_s.items():
         print(
             f"            {engine}: {1e3 * statistics.median(seconds):.1f} ms at {spread(rates[engine], '.1f')} queries/s"

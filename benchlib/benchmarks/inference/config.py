@@ -1,16 +1,18 @@
 """Parameters of the inference benchmark. The defaults are those of the smoke tier."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from benchlib.benchmarks.inference.rules import SET, Load
+from benchlib.benchmarks.inference.rules import RULES, SET, STREAMS, Rule, lg_scenario, model_key
 from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.text import duration
+from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.workloads.llm import mininews
 
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
@@ -119,23 +121,111 @@ class InferenceConfig(BaseConfig):
                 + ("rules=reduced" if self.rules == "mlperf" else "lower min_queries and min_duration_s")
             )
 
-    def load(self, samples: int = 0) -> Load:
-        """Return what is asked of LoadGen; ``samples`` 0: of a set that was not read yet. A file is taken to be the real set."""
-        length = samples or self.samples or (mininews.WHOLE if self.data == "mininews" else SET)
-        values = {name: getattr(self, name) for name in Load.__dataclass_fields__}
-        return Load(**values | {"samples": length})
+    @property
+    def size(self) -> int:
+        """The samples of the data set, before it is read those that were asked for. A file is taken to be the real set."""
+        return self.samples or (mininews.WHOLE if self.data == "mininews" else SET)
+
+    def rule(self, scenario: str) -> Rule:
+        """Return the rule as the run applies it. Interactive keeps the ratio of its limits to those of Server."""
+        full, server = RULES[scenario], RULES["Server"].limits_s
+        if self.rules == "mlperf":
+            return full
+        limits_s = {
+            kind: getattr(self, f"{kind}_limit_s") * (full.limits_s[kind] / server[kind]) for kind in full.limits_s
+        }
+        return Rule(self.min_queries, self.min_duration_s, self.size, self.percentile, limits_s, full.of_model)
+
+    def conf(self, scenario: str) -> tuple[str, dict[str, float]]:
+        """Return the text of user.conf, and what must be read back of LoadGen's settings.
+
+        It has the target, and with reduced rules all that they replace. LoadGen takes ``key = value`` only with blanks around
+        the sign, and ignores what it does not know.
+        """
+        lines = list(self._lines(scenario))
+        written = lines if self.rules == "reduced" else lines[:1]
+        text = "".join(f"{key} = {value:.12g}\n" for key, value, _, _ in written)
+        return text, {"use_token_latencies": 1.0, **{name: value for _, _, name, value in lines}}
+
+    def _lines(self, scenario: str) -> Iterator[tuple[str, float, str, float]]:
+        """Yield what user.conf says, the target first: key and value, and LoadGen's attribute with the value that it has to get."""
+        name, rule = lg_scenario(scenario), self.rule(scenario)
+        kind = {"SingleStream": "single_stream", "MultiStream": "multi_stream"}.get(name, name.lower())
+        if name == "Server":
+            yield "*.Server.target_qps", self.server_qps, "server_target_qps", self.server_qps
+        elif name == "Offline":
+            yield "*.Offline.target_qps", self.expected_qps, "offline_expected_qps", self.expected_qps
+        else:
+            latency = self.expected_latency_s
+            yield f"*.{name}.target_latency", 1e3 * latency, f"{kind}_expected_latency_ns", 1e9 * latency
+        duration_ms = round(1e3 * rule.min_duration_s)
+        yield f"*.{name}.min_duration", duration_ms, "min_duration_ms", duration_ms
+        yield f"*.{name}.min_query_count", rule.min_queries, "min_query_count", rule.min_queries
+        yield "*.*.performance_sample_count_override", rule.samples, "performance_sample_count_override", rule.samples
+        if name != "Offline":
+            share = rule.percentile / 100
+            yield f"*.{name}.target_latency_percentile", rule.percentile, f"{kind}_target_latency_percentile", share
+        for limit, limit_s in rule.limits_s.items():  # by the model's own key: wildcards stand below it within one file
+            limit_ms = round(1e3 * limit_s)
+            yield f"{model_key(scenario)}.{name}.{limit}_latency", limit_ms, f"{limit}_latency", limit_ms * 10**6
+
+    def reduced(self, scenario: str) -> list[dict[str, Any]]:
+        """Return a row for each rule that a test does not keep: what MLPerf asks for, and what this run does."""
+        full, used = RULES[scenario], self.rule(scenario)
+        least: list[tuple[str, float, float]] = [
+            ("least duration, s", full.min_duration_s, used.min_duration_s),
+            ("least queries", full.min_queries, used.min_queries),
+            ("samples of the data set", full.samples, self.size),
+            ("percentile", full.percentile, used.percentile if scenario != "Offline" else full.percentile),
+        ]
+        most = [
+            (f"limit of {kind.upper()}, s", full.limits_s[kind], limit_s) for kind, limit_s in used.limits_s.items()
+        ]
+        most.append(("scenario of this model", 0, int(not full.of_model)))
+        rows = [row for row in least if row[2] < row[1]] + [row for row in most if row[2] > row[1]]
+        return [dict(zip(("scenario", "rule", "mlperf", "used"), (scenario, *row), strict=True)) for row in rows]
+
+    def issued(self, scenario: str) -> int:
+        """Return how many samples LoadGen will issue: what its least numbers ask for, in whole sets (equal issue)."""
+        rule, samples = self.rule(scenario), self.size
+        if scenario == "Offline":
+            asked = max(rule.min_queries, 1.1 * rule.min_duration_s * self.expected_qps)
+        elif lg_scenario(scenario) == "Server":
+            asked = max(rule.min_queries, rule.min_duration_s * self.server_qps)
+        elif scenario == "MultiStream":  # it ends when the least time and number are reached
+            return math.ceil(max(rule.min_queries, rule.min_duration_s / self.expected_latency_s)) * STREAMS
+        else:
+            # LoadGen prepares twice the queries that the expected latency gives, and one more, and sends all of them.
+            asked = max(rule.min_queries, 2 * rule.min_duration_s / self.expected_latency_s) + 1
+            samples = min(samples, rule.samples)
+        return math.ceil(asked / samples) * samples
+
+    def plan(self, scenario: str) -> dict[str, Any]:
+        """Return what a test takes, before it runs: queries that the percentile needs, queries issued, expected seconds."""
+        rule, issued = self.rule(scenario), self.issued(scenario)
+        queries, name = issued // (STREAMS if scenario == "MultiStream" else 1), lg_scenario(scenario)
+        rates = {"Offline": self.expected_qps, "Server": self.server_qps}
+        seconds = issued / rates[name] if name in rates else queries * self.expected_latency_s
+        row = {"scenario": scenario, "queries_planned": queries, "expected_s": max(seconds, rule.min_duration_s)}
+        if name == "Offline":
+            why = dict.fromkeys(("percentile", "needed_if_late"), "no limit of time")
+            return row | {"queries_needed": 1, "why": why}
+        needed, if_late = (queries_needed(rule.percentile / 100, late) for late in (0, 1))
+        row |= {"queries_needed": needed if name == "Server" else if_late, "needed_if_late": if_late}
+        return row | {"percentile": rule.percentile}
 
     @property
     def least_s(self) -> float:
-        """The seconds that the tests take at least."""
-        return sum(map(self.load().least_s, self.scenarios))
+        """The seconds that the tests take at least, however fast the system is: their least times, and Server at its rate."""
+        paced = {name: self.issued(name) / self.server_qps for name in self.scenarios if lg_scenario(name) == "Server"}
+        return sum(max(self.rule(name).min_duration_s, paced.get(name, 0.0)) for name in self.scenarios)
 
     @property
     def _plans(self) -> str:
         return ", ".join(
             f"{plan['scenario']} {plan['queries_planned']:,} queries in {duration(plan['expected_s'])}"
             + f" ({plan['queries_needed']:,} are needed)" * (plan["queries_planned"] < plan["queries_needed"])
-            for plan in map(self.load().plan, self.scenarios)
+            for plan in map(self.plan, self.scenarios)
         )
 
     def engine_of(self, scenario: str) -> str:

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.inference.rules import Conf
+from benchlib.benchmarks.inference import logs
+from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.rules import Rule, lg_scenario, model_key
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.runtime import child
-from benchlib.workloads.llm.engines import COMPUTING, Engine, Settings, make
+from benchlib.workloads.llm.engines import COMPUTING, Engine, Query, Settings, make
 from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.queries import QueryLog
 
@@ -34,34 +36,45 @@ FILLER = (0, 0)
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
+PRELOAD = ("benchlib.workloads.llm.batches", "benchlib.workloads.llm.dispatch")  # what loads slowly
 Progress = tuple[int, int]  # completed queries, resident bytes
 
 
 @dataclass(frozen=True)
 class Test:
-    """What a test process is told."""
+    """What a test process is told. ``samples`` of the config are those of the data set."""
 
-    name: str
-    mode: str  # PerformanceOnly, AccuracyOnly
-    engine: str
+    scenario: str
+    config: InferenceConfig
     settings: Settings
-    conf: Conf
     prompts: list[list[int]]
     warm_up: list[list[int]]  # prompts that are not in the data set
-    max_new: int
     folder: Path
-    deadline_s: float
     limit_s: float
+    mode: str = "PerformanceOnly"  # or AccuracyOnly
+    engine: str = ""  # '': that of the scenario
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the process of a test that ended leaves beside LoadGen's logs: raw samples, reasons of failures, facts."""
+    """What a test that ended leaves: its raw samples, LoadGen's values, reasons of failures, facts of its process."""
 
+    scenario: str
+    rule: Rule
     table: np.ndarray
+    log: Mapping[str, Any]
     errors: list[str]
     repeated: int
-    facts: dict[str, Any]
+    facts: Mapping[str, Any]
+
+    @property
+    def paced(self) -> bool:
+        return lg_scenario(self.scenario) == "Server"
+
+    @property
+    def stated_per_s(self) -> float | None:
+        """LoadGen's own rate."""
+        return self.log.get("result_samples_per_second", self.log.get("result_completed_samples_per_sec"))
 
 
 class Sut:
@@ -72,7 +85,7 @@ class Sut:
         self.log = QueryLog()
         self.expired: set[int] = set()
         self.lengths = np.array([len(prompt) for prompt in test.prompts])
-        self.needs_first = test.conf.scenario != "Offline"
+        self.needs_first = test.scenario != "Offline"
         self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]]] = queue.SimpleQueue()
         threading.Thread(target=self._submit, name="submit", daemon=True).start()
 
@@ -85,7 +98,8 @@ class Sut:
         while True:
             for rid, sample in zip(*self._queue.get(), strict=True):
                 try:
-                    self.engine.submit(rid, self.test.prompts[sample], self.test.max_new, self.on_first, self.on_done)
+                    ids, most = self.test.prompts[sample], self.test.config.max_new
+                    self.engine.submit(Query(rid, ids, most, self.on_first, self.on_done))
                 except Exception as error:  # the engine refuses it: the query failed, the test goes on
                     self.on_done(rid, [], f"{type(error).__name__}: {error}")
 
@@ -104,8 +118,9 @@ class Sut:
 
     def expire(self) -> None:
         """Fail the queries whose deadline has passed."""
-        for rid in self.log.overdue(time.monotonic(), self.test.deadline_s):
-            self.on_done(rid, [], f"no answer within {self.test.deadline_s:g} s")
+        deadline_s = self.test.config.deadline_s
+        for rid in self.log.overdue(time.monotonic(), deadline_s):
+            self.on_done(rid, [], f"no answer within {deadline_s:g} s")
             self.expired.add(rid)  # what still comes of it is late, and no second completion
 
     def _report(self, call: Callable[[Any], None], rid: int, ids: Sequence[int], count: bool = False) -> None:
@@ -115,48 +130,43 @@ class Sut:
         call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, *more)])
 
 
-def settings_of(lg: Any, test: Test) -> Any:
-    """Return LoadGen's settings from the conf; ``RunBroken`` where it did not take over what the conf says."""
-    conf, file = test.conf, test.folder / "user.conf"
-    file.write_text(conf.text, encoding="utf-8")
+def settings_of(lg: Any, scenario: str, file: Path, text: str, expected: Mapping[str, float]) -> Any:
+    """Return LoadGen's settings from the text of a conf; ``RunBroken`` where it did not take over what is expected."""
+    file.write_text(text, encoding="utf-8")
     settings = lg.TestSettings()
-    code = settings.FromConfig(str(file), conf.model_key, conf.scenario)
-    if code:
-        raise RunBroken(f"LoadGen could not read {file.name} (code {code}):\n{conf.text}")
-    for name, value in conf.expected.items():
+    if code := settings.FromConfig(str(file), model_key(scenario), lg_scenario(scenario)):
+        raise RunBroken(f"LoadGen could not read {file.name} (code {code}):\n{text}")
+    for name, value in expected.items():
         used = float(getattr(settings, name))
         if abs(used - value) > 1e-9 * max(1.0, abs(value)):
-            raise RunBroken(
-                f"LoadGen ignored a line of {file.name}: {name} is {used:g} and not {value:g}; the file:\n{conf.text}"
-            )
-    settings.scenario = getattr(lg.TestScenario, conf.scenario)
-    settings.mode = getattr(lg.TestMode, test.mode)
+            what = f"{name} is {used:g} and not {value:g}; the file:\n{text}"
+            raise RunBroken(f"LoadGen ignored a line of {file.name}: {what}")
+    settings.scenario = getattr(lg.TestScenario, lg_scenario(scenario))
     return settings
-
-
-def _warm_up(engine: Engine, test: Test) -> None:
-    client = Client(engine, test.warm_up, test.max_new, WARM_UP_S)
-    if test.warm_up and client.at_once(len(test.warm_up))["failed"].any():
-        why = next(iter(client.log.errors.values()), f"no answer within {WARM_UP_S:g} s")
-        raise RunBroken(f"the engine failed at a warm-up query: {why}")
 
 
 def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     """Be the process of a test. Raises ``RunBroken`` where LoadGen does not come to its end."""
     import mlperf_loadgen as lg
 
+    config, scenario = test.config, test.scenario
+    name = test.engine or config.engine_of(scenario)
     test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
-    engine = make(test.engine, test.settings)
+    engine = make(name, test.settings)
     engine.start()
-    _warm_up(engine, test)
-    settings = settings_of(lg, test)
+    client = Client(engine, test.warm_up, config.max_new, WARM_UP_S)
+    if test.warm_up and client.at_once(len(test.warm_up))["failed"].any():
+        why = next(iter(client.log.errors.values()), f"no answer within {WARM_UP_S:g} s")
+        raise RunBroken(f"the engine failed at a warm-up query: {why}")
+    settings = settings_of(lg, scenario, test.folder / "user.conf", *config.conf(scenario))
+    settings.mode = getattr(lg.TestMode, test.mode)
     output, logging = lg.LogOutputSettings(), lg.LogSettings()
     output.outdir = str(test.folder)
     logging.log_output = output
-    logging.enable_trace = test.conf.scenario == "Server" and test.mode == "PerformanceOnly"
+    logging.enable_trace = lg_scenario(scenario) == "Server" and test.mode == "PerformanceOnly"
     sut = Sut(lg, test, engine)
-    if test.engine == "http":
-        engine.on_send = sut.log.send
+    engine.on_send = sut.log.send
+    if name == "http":
 
         def issue(batch: Sequence[Any]) -> None:
             sut.issue([query.id for query in batch], [query.index for query in batch])
@@ -184,7 +194,7 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     while thread.is_alive():
         thread.join(TICK_S)
         now = time.monotonic()
-        if now - looked > min(SAY_S, test.deadline_s / 4):  # looks at every query: not at each tick
+        if now - looked > min(SAY_S, config.deadline_s / 4):  # looks at every query: not at each tick
             looked = now
             sut.expire()
         if now - began > test.limit_s:
@@ -195,11 +205,12 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     if failure:
         raise RunBroken(f"LoadGen's test ended with an exception: {failure[0]}")
     seconds = time.monotonic() - began
-    facts = {"engine": engine.facts, "resident_bytes": process.memory_info().rss, "seconds": seconds}
-    facts |= {"driver_cpu_share": (time.process_time() - cpu) / seconds, "computes": test.engine in COMPUTING}
+    facts = {"resident_bytes": process.memory_info().rss, "seconds": seconds, "computes": name in COMPUTING}
+    facts |= {"driver_cpu_share": (time.process_time() - cpu) / seconds}
     # Of servers some may have been lost.
-    facts |= {"dispatch": engine.record(began)} if test.engine == "http" else {"device_memory": engine.device_memory()}
-    return Outcome(sut.log.table(), sorted(set(sut.log.errors.values())), sut.log.repeated, facts)
+    facts |= {"dispatch": engine.record(began)} if name == "http" else {"device_memory": engine.device_memory()}
+    table, errors = logs.add_schedule(sut.log.table(), logs.schedule(test.folder)), sorted(set(sut.log.errors.values()))
+    return Outcome(scenario, config.rule(scenario), table, logs.detail(test.folder), errors, sut.log.repeated, facts)
 
 
 def _nothing(*_: Any) -> None:
@@ -212,9 +223,7 @@ def perform(test: Test, tell: Callable[[Progress | None], None]) -> Outcome:
     The process is ended at the latest 30 s after the test's own limit, and on every exception here. Raises
     ``BackendUnavailable`` where what it needs is not here, ``RunBroken`` where it did not end by itself.
     """
-    slow = ("batches", "dispatch") if test.engine in COMPUTING else ("dispatch",)
-    preload = [f"benchlib.workloads.llm.{name}" for name in slow]
-    ended = child.run(measured, test, timeout_s=test.limit_s + 2 * WARM_UP_S + 30, tell=tell, preload=preload)
+    ended = child.run(measured, test, timeout_s=test.limit_s + 2 * WARM_UP_S + 30, tell=tell, preload=PRELOAD)
     if ended.status == "unavailable":
         raise BackendUnavailable(ended.reason)
     if ended.status != "done":

@@ -4,13 +4,12 @@ All numbers come from the raw samples of queries; those of LoadGen stand beside 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.rules import Rule, lg_scenario
+from benchlib.benchmarks.inference.loadgen import Outcome
 from benchlib.config import addresses
 from benchlib.core.events import Event
 from benchlib.core.stats import percentile, resampled
@@ -21,31 +20,12 @@ from benchlib.workloads.llm.load import client_limits
 WINDOWS = 10  # of equal time, whose spread gives the interval of a rate
 RATE_SHARE = 1.2  # by which LoadGen's completed rate may exceed the one from raw samples
 BUSY = 0.9  # of a core: a client that only sends and computes nothing is late above it
+NOTHING = "no query was completed"
 Row = dict[str, Any]
+Optional = tuple[float | None, str]  # a number, and why there is none
 
 
-@dataclass(frozen=True)
-class TestRun:
-    """A performance test that ended: its raw samples, LoadGen's values, the rule it ran under, and facts of its process."""
-
-    scenario: str
-    rule: Rule
-    table: np.ndarray
-    log: Mapping[str, Any]
-    repeated: int
-    facts: Mapping[str, Any]
-
-    @property
-    def paced(self) -> bool:
-        return lg_scenario(self.scenario) == "Server"
-
-    @property
-    def stated_per_s(self) -> float | None:
-        """LoadGen's own rate."""
-        return self.log.get("result_samples_per_second", self.log.get("result_completed_samples_per_sec"))
-
-
-def validity(test: TestRun) -> Iterator[Row]:
+def validity(test: Outcome) -> Iterator[Row]:
     """Yield a row for each rule of a valid test: ``measured`` is at most ``limit``.
 
     VALID takes that LoadGen says so, no error in its log, no failed query, counts and times that are possible, and a client
@@ -55,7 +35,7 @@ def validity(test: TestRun) -> Iterator[Row]:
         yield {"test": test.scenario, "rule": name, "measured": float(measured), "limit": float(limit)}
 
 
-def _validity(test: TestRun) -> Iterator[tuple[str, float, float]]:
+def _validity(test: Outcome) -> Iterator[tuple[str, float, float]]:
     table, log, limits_s = test.table, test.log, test.rule.limits_s
     done = queries.completed(table)
     invalid = log.get("result_validity") != "VALID"
@@ -84,7 +64,7 @@ def _validity(test: TestRun) -> Iterator[tuple[str, float, float]]:
         yield "impossible_first_token", ((times["ttft"] <= 0) | (times["ttft"] > times["latency"])).sum(), 0
         yield "all_at_once", (times["tpot"] <= 0).sum(), 0
     if test.paced:
-        yield from client_limits(table, test.rule.ttft_s or 0.0)
+        yield from client_limits(table, limits_s["ttft"])
     if not test.facts["computes"]:
         yield "busy_client", test.facts["driver_cpu_share"], BUSY
     if test.stated_per_s and len(done):  # LoadGen takes the failed for answered
@@ -96,7 +76,7 @@ def broken(rows: Sequence[Row]) -> list[str]:
     return [row["rule"] for row in rows if not row["measured"] <= row["limit"]]
 
 
-def times(test: TestRun) -> Iterator[Row]:
+def times(test: Outcome) -> Iterator[Row]:
     """Yield a row for each kind of time: its samples in s, and the limit of the scenario."""
     done = queries.completed(test.table)
     kinds = queries.times_s(done) | {"lateness": np.maximum(queries.lateness_s(test.table), 0.0)}  # two clocks, rounded
@@ -107,50 +87,44 @@ def times(test: TestRun) -> Iterator[Row]:
             yield row | ({"limit_s": limit_s} if limit_s else {"why": {"limit_s": "the scenario does not limit it"}})
 
 
-def rate(name: str, table: np.ndarray, weights: np.ndarray) -> Row:
-    """Return what was completed over the time to the last completion, with the 95% interval from ``WINDOWS`` of equal time."""
-    span, columns = queries.span_s(table), (f"{name}_per_s", f"{name}_low", f"{name}_high")
+def rate(table: np.ndarray, weights: np.ndarray) -> tuple[float | None, float | None, float | None]:
+    """Return what was completed over the time to the last completion, and its 95% interval from ``WINDOWS`` of equal time."""
+    span = queries.span_s(table)
     if not span > 0:
-        return {"why": dict.fromkeys(columns, "no query was completed")}
+        return None, None, None
     begin, value = float(np.min(queries.start_s(table))), float(weights.sum()) / span
     counts, _ = np.histogram(table["last_s"], WINDOWS, (begin, begin + span), weights=weights)
     low, high = resampled([counts * WINDOWS / span], lambda data, axis: np.asarray(np.mean(data, axis=axis)), 0.95)
-    return dict(zip(columns, (value, min(low, value), max(high, value)), strict=True))
+    return value, min(low, value), max(high, value)
 
 
-def measured(test: TestRun, config: InferenceConfig, events: Sequence[Event]) -> Row:
+def measured(test: Outcome, config: InferenceConfig, events: Sequence[Event]) -> Row:
     """Return the row of a test that ended."""
     table, log, limits_s = test.table, test.log, test.rule.limits_s
     done = queries.completed(table)
-    span = queries.span_s(done)
-    optional = {
-        "seconds": (span if len(done) else None, "no query was completed"),
+    span = queries.span_s(done) if len(done) else None
+    good = queries.meets(table, limits_s).sum() / span if limits_s and span else None
+    optional: dict[str, Optional] = {
+        "seconds": (span, NOTHING),
         "loadgen_per_s": (test.stated_per_s, "LoadGen states no rate in this scenario"),
         "server_qps": (log.get("effective_target_qps") if test.paced else None, "the scenario has no rate"),
-        "goodput_per_s": (
-            queries.meets(table, limits_s).sum() / span if limits_s and len(done) else None,
-            "the scenario has no latency limits" if len(done) else "no query was completed",
-        ),
+        "goodput_per_s": (good, NOTHING if limits_s else "the scenario has no latency limits"),
         "price_per_hour_usd": (config.price_per_hour_usd, "no price was given: set price_per_hour_usd"),
         "energy_j": _energy(config, log, events),
         **_memory(test.facts),
     }
+    for what, weights in (("samples", np.ones(len(done))), ("tokens", done["tokens"].astype(float))):
+        values = zip(("per_s", "low", "high"), rate(done, weights), strict=True)
+        optional |= {f"{what}_{part}": (value, NOTHING) for part, value in values}
     row: Row = {name: None if value is None else float(value) for name, (value, _) in optional.items()}
-    row |= {
+    return row | {
         "loadgen": log["result_validity"],
         "sut": log["sut_name"],
         "queries": len(table),
         "tokens": int(done["tokens"].sum()),
         "driver_cores": float(test.facts["driver_cpu_share"]),
+        "why": {name: reason for name, (value, reason) in optional.items() if value is None},
     }
-    why = {name: reason for name, (_, reason) in optional.items() if row[name] is None}
-    for part in (rate("samples", done, np.ones(len(done))), rate("tokens", done, done["tokens"].astype(float))):
-        why |= part.pop("why", {})
-        row |= part
-    return row | {"why": why}
-
-
-Optional = tuple[float | None, str]  # a number, and why there is none
 
 
 def _memory(facts: Mapping[str, Any]) -> dict[str, Optional]:

@@ -15,8 +15,9 @@ import torch
 import transformers
 
 from benchlib.benchmarks.inference import loadgen, logs, measures
+from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
-from benchlib.benchmarks.inference.rules import STREAMS, Load
+from benchlib.benchmarks.inference.rules import STREAMS
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import keep_alive, read_events
@@ -35,14 +36,14 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass
 class Bench:
-    """What every step needs, and what it adds to. ``queries`` are the raw samples by test."""
+    """What every step needs, and what it adds to. ``samples`` of the config are those that the data set has."""
 
     rank: Rank
+    config: InferenceConfig
     data: Summaries
-    load: Load
     run: Row
     tables: Tables = dataclasses.field(default_factory=lambda: {name: [] for name in TABLES})
-    queries: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    queries: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # raw samples by test
 
 
 def measure(rank: Rank) -> Tables:
@@ -53,27 +54,28 @@ def measure(rank: Rank) -> Tables:
     devices.require(config.backend)
     rank.events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
-    load, lengths = config.load(len(data.prompts)), sorted(map(len, data.prompts))
+    lengths = sorted(map(len, data.prompts))
     shown = {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]}
     run: Row = {"samples": len(lengths)} | {f"prompt_tokens_{name}": length for name, length in shown.items()}
     run |= {"loadgen": version("mlcommons-loadgen"), "transformers": transformers.__version__}
-    bench = Bench(rank, data, load, run | {"stated": 0, "counted": 0})
-    simulated = {"scope": config.scope(), "simulated": config.engine == "sim"}
-    bench.run |= _meet(bench) if config.engine == "http" else simulated
-    bench.tables["reduced"] = [row for scenario in config.scenarios for row in load.reduced(scenario)]
+    run |= {"scope": config.scope(), "simulated": config.engine == "sim", "stated": 0, "counted": 0}
+    bench = Bench(rank, config.model_copy(update={"samples": len(lengths)}), data, run)
+    if config.engine == "http":
+        _meet(bench)
+    bench.tables["reduced"] = [row for scenario in config.scenarios for row in bench.config.reduced(scenario)]
     for scenario in config.scenarios:
         _performance(bench, scenario)
     if config.accuracy:
         _accuracy(bench)
     _keep_queries(bench)
-    if not bench.run["stated"]:
+    if not run["stated"]:
         why = dict.fromkeys(("stated", "counted"), "no server gave texts and stated how many tokens they have")
-        bench.run |= {"stated": None, "counted": None, "why": why}
-    return bench.tables | {"run": [bench.run]}
+        run |= {"stated": None, "counted": None, "why": why}
+    return bench.tables | {"run": [run]}
 
 
-def _meet(bench: Bench) -> Row:
-    """See that all workers are there and answer, and return what they are: one that is lost later costs no test."""
+def _meet(bench: Bench) -> None:
+    """See that all workers are there and answer, and note what they are: one that is lost later costs no test."""
     from benchlib.workloads.llm.dispatch import Dispatcher
 
     config, events = bench.rank.config, bench.rank.events
@@ -86,11 +88,12 @@ def _meet(bench: Bench) -> Row:
         dispatcher.stop()
     first, text = dispatcher.workers[0], any(worker.text for worker in dispatcher.workers)
     sim = first.engine == "sim"
-    return {"scope": config.scope(first.model, sim, text), "simulated": sim}
+    bench.run |= {"scope": config.scope(first.model, sim, text), "simulated": sim}
 
 
 def _settings(bench: Bench) -> Settings:
-    config, longest = bench.rank.config, max(map(len, bench.data.prompts)) + bench.rank.config.max_new
+    config = bench.config
+    longest = max(map(len, bench.data.prompts)) + config.max_new
     same = {name: getattr(config, name) for name in ("model", "precision", "slots", "shrink", "step_s", "served_model")}
     return Settings(
         **same,
@@ -105,30 +108,20 @@ def _settings(bench: Bench) -> Settings:
     )
 
 
-def _perform(bench: Bench, name: str, scenario: str, mode: str = "PerformanceOnly") -> tuple[Test, Outcome]:
+def _perform(bench: Bench, scenario: str, accuracy: bool = False) -> Outcome:
     """Run a test; ``BackendUnavailable`` where what the first one needs is not here, ``RunBroken`` where it did not end by itself."""
-    config, load, events = bench.rank.config, bench.load, bench.rank.events
-    test = Test(
-        name=name,
-        mode=mode,
-        engine=config.engine_of(scenario),
-        settings=_settings(bench),
-        conf=load.conf(scenario),
-        prompts=bench.data.prompts,
-        warm_up=bench.data.warm_up,
-        max_new=config.max_new,
-        folder=bench.rank.run_dir / "loadgen" / name,
-        deadline_s=config.deadline_s,
-        limit_s=config.test_limit_s or SLACK * load.plan(scenario)["expected_s"] + config.deadline_s,
-    )
-    sent = load.samples if mode == "AccuracyOnly" else load.issued(scenario)
+    config, events, name = bench.config, bench.rank.events, "accuracy" if accuracy else scenario
+    limit_s = config.test_limit_s or SLACK * config.plan(scenario)["expected_s"] + config.deadline_s
+    folder, mode = bench.rank.run_dir / "loadgen" / name, "AccuracyOnly" if accuracy else "PerformanceOnly"
+    test = Test(scenario, config, _settings(bench), bench.data.prompts, bench.data.warm_up, folder, limit_s, mode)
+    total = config.samples if accuracy else config.issued(scenario)
 
     def tell(progress: Progress | None) -> None:
         if progress is None:
             events.emit("heartbeat")
         else:
             done, rss_bytes = progress
-            events.emit("progress", phase=name, done=done, total=sent, unit="queries", rss_bytes=rss_bytes)
+            events.emit("progress", phase=name, done=done, total=total, unit="queries", rss_bytes=rss_bytes)
 
     events.emit("phase", name=name)
     try:
@@ -145,54 +138,52 @@ def _perform(bench: Bench, name: str, scenario: str, mode: str = "PerformanceOnl
         bench.run[count] += record.get(count, 0)
     for row in record.get("losses", []):
         events.emit("log", message=f"{name}: worker {row['worker']}, {row['event']}: {row['because']}")
-    return test, outcome
+    return outcome
 
 
 def _performance(bench: Bench, scenario: str) -> None:
-    config, tables, rule, plan = bench.rank.config, bench.tables, bench.load.rule(scenario), bench.load.plan(scenario)
-    row: Row = {"test": scenario, "engine": config.engine_of(scenario), "percentile": rule.percentile}
+    config, tables, plan = bench.config, bench.tables, bench.config.plan(scenario)
+    percentile = config.rule(scenario).percentile
+    row: Row = {"test": scenario, "engine": config.engine_of(scenario), "percentile": percentile}
     tables["tests"].append(row)
     tables["plan"].append(plan)
     try:
-        test, outcome = _perform(bench, scenario, scenario)
-        log = logs.detail(test.folder)
+        outcome = _perform(bench, scenario)
     except RunBroken as error:
         row |= {"status": "failed", "reason": str(error), "valid": False, "broken": ["ended"]}
         ended = {"test": scenario, "rule": "ended", "measured": 1.0, "limit": 0.0, "detail": str(error)}
         tables["validity"].append(ended)
         plan |= {"why": plan.get("why", {}) | dict.fromkeys(("queries_sent", "took_s"), "the test did not end")}
         return
-    table = bench.queries[scenario] = logs.add_schedule(outcome.table, logs.schedule(test.folder))
-    ran = measures.TestRun(scenario, rule, table, log, outcome.repeated, outcome.facts)
-    errors = "; ".join([*outcome.errors[:2], *log["errors"][:2]])[:300]
-    validity = list(measures.validity(ran))
+    errors = "; ".join([*outcome.errors[:2], *outcome.log["errors"][:2]])[:300]
+    validity = list(measures.validity(outcome))
     tables["validity"] += [row | {"detail": errors if row["rule"] in ("failed", "errors") else ""} for row in validity]
-    tables["times"] += measures.times(ran)
+    tables["times"] += measures.times(outcome)
     broken = measures.broken(validity)
-    row |= measures.measured(ran, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}
+    row |= measures.measured(outcome, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}
     streams = STREAMS if scenario == "MultiStream" else 1
-    plan |= {"queries_sent": len(table) // streams, "took_s": outcome.facts["seconds"]}
+    plan |= {"queries_sent": len(outcome.table) // streams, "took_s": outcome.facts["seconds"]}
 
 
 def _accuracy(bench: Bench) -> None:
     """Answer the whole set and score it, beside two controls."""
-    config, samples = bench.rank.config, len(bench.data.prompts)
+    config = bench.config
     if config.random or bench.run["simulated"]:
         reason = "random weights have no accuracy" if config.random else "what is simulated computes nothing"
         bench.tables["accuracy"].append({"status": "skipped", "reason": reason})
         return
-    row: Row = {"samples": samples, "answered": 0, "failed": samples, "errors": 0, "first": ""}
+    row: Row = {"samples": config.samples, "answered": 0, "failed": config.samples, "errors": 0, "first": ""}
     bench.tables["accuracy"].append(row)
     try:
-        test, outcome = _perform(bench, "accuracy", "Offline", "AccuracyOnly")
-        log, answers = logs.detail(test.folder), logs.answers(test.folder)
+        outcome = _perform(bench, "Offline", accuracy=True)
+        answers = logs.answers(bench.rank.run_dir / "loadgen" / "accuracy")
     except RunBroken as error:
         columns = (*scores.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
         row |= {"first": str(error), "why": dict.fromkeys(columns, "the test did not end")}
         return
     bench.rank.events.emit("phase", name="scores")
-    row |= {"answered": len(answers), "failed": int(bench.queries["accuracy"]["failed"].sum())}
-    row |= {"errors": int(log["num_errors"]), "first": next(iter(outcome.errors), "")}
+    row |= {"answered": len(answers), "failed": int(outcome.table["failed"].sum())}
+    row |= {"errors": int(outcome.log["num_errors"]), "first": next(iter(outcome.errors), "")}
     row |= scores.score(bench.data, answers)
 
 

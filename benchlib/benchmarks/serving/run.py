@@ -51,6 +51,11 @@ class Bench:
     errors: dict[str, None] = field(default_factory=dict)
     cpu_ms: list[float] = field(default_factory=list)
 
+    @property
+    def rate(self) -> float:
+        """The joint rate of all workers in queries/s."""
+        return statistics.median(self.tables["scaling"][-1]["samples_per_s"])
+
     @contextlib.contextmanager
     def client(self, urls: list[str]) -> Iterator[tuple[Client, Dispatcher]]:
         """Open a dispatcher to some workers, and a client that drives it."""
@@ -102,21 +107,21 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
                 events.emit("phase", name="recovery", text="killing a worker")
                 _recovery(bench, bench.pool)
     events.emit("phase", name="write")
+    pool, counts = bench.pool, ("stated", "counted")
     facts: Row = {**bench.sums} | {
         "startup_s": startup_s,
         "scope": "sim" if simulated else "random_prompts",
         "errors": "; ".join([*bench.errors][:2]),
         "dispatcher_cpu_ms": bench.cpu_ms,
         "project_samples": config.project_samples,
-        "worker_startup_s": bench.pool.ready_s if bench.pool else [],
+        "worker_startup_s": pool.ready_s if pool else [],
         # Own workers share what this process has; others are machines of their own, of which this one knows no more.
-        "paid_devices": None if bench.pool else len(bench.urls),
+        "paid_devices": None if pool else len(bench.urls),
+        "why": {"paid_devices": "they share this machine"} if pool else {"worker_startup_s": "they were there before"},
     }
-    why = {"paid_devices": "they share this machine"} if bench.pool else {"worker_startup_s": "they were there before"}
     if not facts["stated"]:
-        facts |= dict.fromkeys(("stated", "counted"))
-        why |= dict.fromkeys(("stated", "counted"), "the servers give token ids, or state no counts of texts")
-    facts["why"] = why
+        facts |= dict.fromkeys(counts)
+        facts["why"] |= dict.fromkeys(counts, "the servers give token ids, or state no counts of texts")
     SPEC.save(config, run_dir, began, bench.tables | {"run": [facts | {"total_s": began.since()}]})
 
 
@@ -140,33 +145,27 @@ def _rates(bench: Bench) -> None:
     config, count = bench.config, len(bench.urls)
     workers: list[Row] = [{"worker": index, "url": url, "answered": 0} for index, url in enumerate(bench.urls)]
     sizes = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
-    alone: list[list[Row]] = [[] for _ in workers] if config.mode != "distributed" else []
-    together = config.mode != "single" and (count > 1 or not alone)  # one worker is not compared with itself
-    joint: dict[int, list[Row]] = {size: [] for size in [*sizes, count] if together}
-    numbers, total = itertools.count(1), config.rounds * (len(alone) + len(joint))
-
-    def at_once(chosen: list[Row]) -> Row:
-        row = _at_once(bench, chosen)
-        bench.events.emit("progress", phase="measure", done=next(numbers), total=total, unit="runs")
-        return row
-
-    for _ in range(config.rounds):
-        for worker, rows in zip(workers, alone, strict=False):
-            rows.append(at_once([worker]))
-        for size, rows in joint.items():
-            rows.append(at_once(workers[:size]))
-    rates = [[row["samples_per_s"] for row in rows] for rows in alone]
+    alone = [(index,) for index in range(count)] if config.mode != "distributed" else []
+    joint = [tuple(range(size)) for size in (*sizes, count)] if config.mode != "single" else []
+    # One worker is not compared with itself: alone and all together are then the same key.
+    runs: dict[tuple[int, ...], list[Row]] = {indices: [] for indices in (*alone, *joint)}
+    order = [*runs] * config.rounds
+    for number, indices in enumerate(order, 1):
+        runs[indices].append(_at_once(bench, [workers[index] for index in indices]))
+        bench.events.emit("progress", phase="measure", done=number, total=len(order), unit="runs")
+    rates = [[row["samples_per_s"] for row in runs[indices]] for indices in alone]
     unmeasured = "mode = distributed measures nobody alone"
     for index, worker in enumerate(workers):
         worker["alone_per_s"] = rates[index] if rates else []
         worker["why"] |= {} if rates else {"alone_per_s": unmeasured}
     bench.tables["workers"] = workers
-    for size, rows in sorted((({1: alone[0]} if alone else {}) | joint).items()):
-        row: Row = {name: [run[name] for run in rows] for name in ("samples_per_s", "tokens_per_s")}
-        sums = [sum(values) for values in zip(*rates[:size], strict=True)] if count > 1 else []
-        why = unmeasured if count > 1 else "one worker: there is nothing to add up"
-        row |= {"size": size, "all": size == count, "sum_per_s": sums, "why": {} if sums else {"sum_per_s": why}}
-        bench.tables["scaling"].append(row)
+    for size in range(1, count + 1):
+        if rows := runs.get(tuple(range(size))):
+            row: Row = {name: [run[name] for run in rows] for name in ("samples_per_s", "tokens_per_s")}
+            sums = [sum(values) for values in zip(*rates[:size], strict=True)] if count > 1 else []
+            why = unmeasured if count > 1 else "one worker: there is nothing to add up"
+            row |= {"size": size, "all": size == count, "sum_per_s": sums, "why": {} if sums else {"sum_per_s": why}}
+            bench.tables["scaling"].append(row)
 
 
 def _at_once(bench: Bench, workers: list[Row]) -> Row:
@@ -191,9 +190,7 @@ def _at_once(bench: Bench, workers: list[Row]) -> Row:
 
 def _load(bench: Bench) -> None:
     """Closed loops, then open loops up to the knee."""
-    config, loads = bench.config, bench.tables["load"]
-    (joint,) = [row for row in bench.tables["scaling"] if row["all"]]
-    capacity, number = statistics.median(joint["samples_per_s"]), itertools.count(1)
+    config, loads, number = bench.config, bench.tables["load"], itertools.count(1)
     most = len(config.loads) + config.refine + 1  # and more where a rate has to be sent again
     limits = {"ttft_limit_ms": config.ttft_ms, "tpot_limit_ms": config.tpot_ms, "percentile": config.percentile}
     with bench.client(bench.urls) as (client, _):
@@ -211,7 +208,7 @@ def _load(bench: Bench) -> None:
             return limits | row
 
         size = lambda rate: max(10, round(rate * config.point_s))  # noqa: E731
-        loads += find_knee(probe, [share * capacity for share in config.loads], size, refine=config.refine)
+        loads += find_knee(probe, [share * bench.rate for share in config.loads], size, refine=config.refine)
 
 
 def _recovery(bench: Bench, pool: Pool) -> None:
@@ -219,9 +216,7 @@ def _recovery(bench: Bench, pool: Pool) -> None:
 
     The queries are sent from another thread: workers live as long as the thread that starts them.
     """
-    config, count = bench.config, bench.config.queries * len(bench.urls)
-    (joint,) = [row for row in bench.tables["scaling"] if row["all"]]
-    rate = statistics.median(joint["samples_per_s"])
+    config, count, rate = bench.config, bench.config.queries * len(bench.urls), bench.rate
     longer = max(2 * count, round(1.5 * rate * pool.ready_s[0]))  # so that the worker is back before the end
     with bench.client(bench.urls) as (client, dispatcher):
         bench.measure(client, client.at_once(count))
@@ -240,8 +235,10 @@ def _recovery(bench: Bench, pool: Pool) -> None:
         attempts = [attempt for attempt in dispatcher.attempts if attempt["sent_s"] >= began]
     bench.tables |= {name: record[name] for name in ("losses", "inflight")}
     recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
-    recovery |= {"killed_s": killed_s, "back_s": back_s, "answers": len(undisturbed)}
     recovery |= {
+        "killed_s": killed_s,
+        "back_s": back_s,
+        "answers": len(undisturbed),
         "requeued": sum(bool(attempt["error"]) for attempt in attempts),
         "same_answers": sum(client.answers.get(sample) == ids for sample, ids in undisturbed.items()),
         # Elsewhere answers depend on the batch that a query is in.

@@ -41,9 +41,8 @@ class _Loaded(Local):
         names = ("model", "device", "precision", "positions", "shrink")
         self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
         self.model: Any = decoder.model
-        self.positions, self.ends = decoder.positions, [] if settings.fixed_length else list(decoder.ends)
-        settled = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}
-        self.facts = decoder.facts() | settled
+        self.positions, self.vocabulary = decoder.positions, self.model.config.vocab_size
+        self.ends = [] if settings.fixed_length else list(decoder.ends)
 
     def device_memory(self) -> tuple[float | None, str]:
         """See ``Local``."""

@@ -36,16 +36,6 @@ class Decoder:
     pad: int
     positions: int
 
-    def facts(self) -> dict[str, Any]:
-        """Return what identifies it: parameters, the token ids that it takes, the type of its weights."""
-        weights = list(self.model.parameters())
-        return {
-            "parameters": sum(weight.numel() for weight in weights),
-            "vocabulary": self.model.config.vocab_size,
-            "dtype": str(weights[0].dtype).removeprefix("torch."),
-            "transformers": transformers.__version__,
-        }
-
 
 def folder(name: str) -> str:
     """Return where transformers finds the model or tokenizer of this name."""

@@ -11,15 +11,15 @@ import asyncio
 import math
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.workloads.llm.engines import MEMORY, OnDone, OnFirst, OnMore, Policy, Settings
+from benchlib.workloads.llm.engines import MEMORY, Policy, Query, Settings
 from benchlib.workloads.llm.wire import Answer, RefusedQuery, Server, Wire, addresses
 
 MAX_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
@@ -29,18 +29,12 @@ STOPPED = "the dispatcher was stopped"
 Row = dict[str, Any]
 
 
-@dataclass
-class Query:
-    """One query and what became of it so far."""
+@dataclass(eq=False)
+class Job(Query):
+    """A query and what became of it so far."""
 
-    rid: int
-    ids: Sequence[int]
-    max_new: int
-    on_first: OnFirst
-    on_done: OnDone
     attempt: int = 0
     deadline: float = math.inf
-    has_first: bool = False
     last_error: str = ""
     lost_at: set[int] = field(default_factory=set)  # workers that lost it: others take it, where there are others
     task: "asyncio.Task[Answer] | None" = None  # of the attempt under way
@@ -57,7 +51,7 @@ class Worker(Server):
     met: bool = False  # it answered a first query
     ready: bool = False
     reason: str = ""  # why it is not ready
-    open: dict[int, Query] = field(default_factory=dict)
+    open: dict[int, Job] = field(default_factory=dict)
     work: int = 0  # tokens that it may still have to give
     tokens: int = 0  # that it gave, in the time in which it had work
     busy_s: float = 0.0
@@ -78,19 +72,17 @@ class Dispatcher:
         if not settings.urls:
             raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
         self.settings, self.policy = settings, policy or settings.policy
-        # Tokens of answers in text: as servers state them, as the tokenizer counts them.
-        self.stated = self.counted = 0
-        self.facts: Row = {}
+        self.stated = self.counted = 0  # tokens of answers in text: as servers state them, as the tokenizer counts them
         self.workers: list[Worker] = []
         self.attempts: list[Row] = []
         self.events: list[Row] = []
-        self.on_send: Callable[[int, int, int], None] | None = None  # query, worker, attempt
-        self._queue: deque[Query] = deque()
+        self.on_send: Callable[[int, int, int], None] | None = None
+        self._queue: deque[Job] = deque()
         self._gone = ""  # why everything fails
         self._none_since = math.inf
         self._loop = asyncio.new_event_loop()
         self._wire: Any = None
-        self._tasks: list[asyncio.Task[None]] = []  # that end with the dispatcher
+        self._tasks: list[asyncio.Task[Any]] = []  # that end with the dispatcher
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     # From other threads
@@ -113,18 +105,17 @@ class Dispatcher:
     def _do(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def submit(
-        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None:
+    def submit(self, query: Query) -> None:
         """Take a query; only notes it."""
-        self._loop.call_soon_threadsafe(self._take, Query(rid, ids, max_new, on_first, on_done))
+        self._loop.call_soon_threadsafe(self._take, Job(**vars(query)))
 
     def counters(self) -> list[Row]:
         """Return the numbers of each worker's ``/metrics`` by name; empty where it has none."""
 
-        async def all_() -> list[Row]:
-            limit_s = self.policy.probe_limit_s
-            return await asyncio.gather(*(self._wire.counters(worker.url, limit_s) for worker in self.workers))
+        async def all_() -> Any:
+            return await asyncio.gather(
+                *(self._wire.counters(item.url, self.policy.probe_limit_s) for item in self.workers)
+            )
 
         return self._do(all_())  # type: ignore[no-any-return]
 
@@ -135,29 +126,26 @@ class Dispatcher:
 
     def record(self, began_s: float = 0.0) -> Row:
         """Return rows of the workers, of what was lost when, and of the requests in flight; in seconds from ``began_s``."""
-        attempts, workers = [row for row in self.attempts if row["sent_s"] >= began_s], []
-        sent = Counter(row["worker"] for row in attempts)
-        answered = Counter(row["worker"] for row in attempts if not row["error"])
+        attempts = [row for row in self.attempts if row["sent_s"] >= began_s]
+        record = {"workers": list[Row](), "inflight": in_flight(attempts, len(self.workers), began_s)}
         for worker, counters in zip(self.workers, self.counters(), strict=True):
-            row = worker.row(counters) | {"worker": worker.index, "url": worker.url}
-            row |= {"sent": sent[worker.index], "answered": answered[worker.index]}
-            workers.append(row | {"down_by": "" if worker.ready else worker.reason})
-        record = {"workers": workers, "losses": self._losses(began_s)}
-        record["inflight"] = in_flight(attempts, len(workers), began_s)
+            errors = [row["error"] for row in attempts if row["worker"] == worker.index]
+            row = {"worker": worker.index, "url": worker.url, "sent": len(errors), "answered": errors.count("")}
+            record["workers"].append(worker.row(counters) | row | {"down_by": "" if worker.ready else worker.reason})
+        # Before it: not there at the start.
+        losses = [row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in [*self.events, *self._again()]]
+        record["losses"] = sorted(losses, key=lambda row: row["t_s"])
         return record | {"stated": self.stated, "counted": self.counted}
 
-    def _losses(self, began_s: float) -> list[Row]:
-        """Return when workers were lost and came back, and when their queries were sent again, by worker and reason."""
-        rows = [
-            row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in self.events
-        ]  # before it: not there at the start
-        again: dict[tuple[int, str], Row] = {}
+    def _again(self) -> Iterable[Row]:
+        """Return when queries were sent again for the first time, and how many were, by worker and reason."""
+        rows: dict[tuple[int, str], Row] = {}
         for row in self.attempts:
             if row["again"]:
-                because, at = row["error"].partition(": ")[2] or row["error"], max(0.0, row["ended_s"] - began_s)
-                first = {"t_s": at, "worker": row["worker"], "event": "requeued", "because": because, "times": 0}
-                again.setdefault((row["worker"], because), first)["times"] += 1
-        return sorted([*rows, *again.values()], key=lambda row: row["t_s"])
+                worker, because = row["worker"], row["error"].partition(": ")[2] or row["error"]
+                first = {"t_s": row["ended_s"], "worker": worker, "event": "requeued", "because": because, "times": 0}
+                rows.setdefault((worker, because), first)["times"] += 1
+        return rows.values()
 
     def stop(self) -> None:
         """End the thread; what is left fails."""
@@ -203,15 +191,14 @@ class Dispatcher:
     async def _end(self) -> None:
         self._gone = STOPPED
         self._pump()  # before slots get free for what is queued
-        open_tasks = [query.task for worker in self.workers for query in worker.open.values() if query.task]
-        tasks: list[asyncio.Task[Any]] = [*self._tasks, *open_tasks]
+        tasks = [*self._tasks, *(query.task for worker in self.workers for query in worker.open.values() if query.task)]
         for task in tasks:
             task.cancel(STOPPED)
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._wire:
             await self._wire.close()
 
-    def _take(self, query: Query) -> None:
+    def _take(self, query: Job) -> None:
         self._queue.append(query)
         self._pump()
 
@@ -230,7 +217,7 @@ class Dispatcher:
                 return
             self._send(worker, self._queue.popleft(), now)
 
-    def _choose(self, query: Query) -> Worker | None:
+    def _choose(self, query: Job) -> Worker | None:
         ready = [worker for worker in self.workers if worker.ready]
         ready = [worker for worker in ready if worker.index not in query.lost_at] or ready
         room = [worker for worker in ready if len(worker.open) < self.policy.cap]
@@ -245,7 +232,7 @@ class Dispatcher:
         last = len(room) < len(ready) and len(self._queue) <= self.policy.cap
         return None if chosen and chosen.open and last and end_s(chosen) > min(map(end_s, ready)) else chosen
 
-    def _send(self, worker: Worker, query: Query, now: float) -> None:
+    def _send(self, worker: Worker, query: Job, now: float) -> None:
         query.attempt += 1
         query.deadline = min(query.deadline, now + self.policy.deadline_s)
         if self.on_send:
@@ -256,9 +243,8 @@ class Dispatcher:
             query.content = content
 
         def first(token: int) -> None:
-            if not query.has_first:
-                query.has_first = True
-                query.on_first(query.rid, time.monotonic(), token)
+            if not query.tokens:
+                query.take([token])
 
         query.task = self._loop.create_task(self._wire.complete(worker, query.ids, query.max_new, begun, first))
         # However the task ends, also before its first step, this is called.
@@ -267,7 +253,7 @@ class Dispatcher:
         worker.open[query.rid] = query
         worker.work += query.max_new
 
-    def _ended(self, worker: Worker, query: Query, sent: float, task: "asyncio.Task[Answer]") -> None:
+    def _ended(self, worker: Worker, query: Job, sent: float, task: "asyncio.Task[Answer]") -> None:
         """Complete a query whose attempt has ended, queue it again or let it fail."""
         now, ids, error, blamed = time.monotonic(), list[int](), "", True
         try:

@@ -2,10 +2,11 @@
 
     engine = make("sim", Settings(step_s=0.01))
     engine.start()
-    engine.submit(7, ids, 128, on_first, on_done)
+    engine.submit(Query(7, ids, 128, on_first, on_done))
     engine.stop()
 
-``submit`` returns at once. For every query the engine calls, from threads of its own and maybe before ``submit`` returns,
+``start`` returns when queries can be answered, ``submit`` at once; ``stop`` ends all threads, and with an error what is still
+worked on. For every query the engine calls, from threads of its own and maybe before ``submit`` returns,
 
     on_first(rid, time_s, token)   once, when the first token is there (``time.monotonic()``)
     on_done(rid, ids, error)       once, with all new tokens (EOS included); ``error`` is '' or why the query failed
@@ -27,9 +28,6 @@ from typing import Any, Protocol
 
 from benchlib.core.errors import UserError, nearest
 
-OnFirst = Callable[[int, float, int], None]
-OnDone = Callable[[int, Sequence[int], str], None]
-OnMore = Callable[[int, Sequence[int]], None] | None
 CANCELLED, STOPPED = "the query was cancelled", "the engine was stopped"
 # What /metrics of a worker says of its memory, by our names: the first is Prometheus' own, which other servers have, too.
 MEMORY = {"resident_bytes": "process_resident_memory_bytes", "device_bytes": "benchlib_device_memory_peak_bytes"}
@@ -73,19 +71,37 @@ class Settings:
     policy: Policy = Policy()  # http
 
 
+@dataclass(eq=False)
+class Query:
+    """A query with its callbacks (see the module), and the tokens that an engine in this process has so far."""
+
+    rid: int
+    ids: Sequence[int]
+    max_new: int
+    on_first: Callable[[int, float, int], Any]
+    on_done: Callable[[int, Sequence[int], str], Any]
+    on_more: Callable[[int, Sequence[int]], None] | None = None
+    tokens: list[int] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, new: Sequence[int]) -> None:
+        """Hand new tokens on."""
+        first, more = ([], new) if self.tokens else (new[:1], new[1:])
+        self.tokens += new
+        for token in first:
+            self.on_first(self.rid, time.monotonic(), token)
+        if more and self.on_more:
+            self.on_more(self.rid, more)
+
+
 class Engine(Protocol):
-    """See the module. ``facts`` are plain values for the record: parameters, bytes of weights, versions.
+    """See the module. ``on_send(rid, worker, attempt)`` is called by an engine that sends queries elsewhere."""
 
-    ``start`` returns when queries can be answered; ``stop`` ends all threads, and with an error what is still worked on.
-    """
-
-    facts: dict[str, Any]
+    on_send: Callable[[int, int, int], None] | None
 
     def start(self) -> None: ...
 
-    def submit(
-        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None: ...
+    def submit(self, query: Query) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -113,41 +129,16 @@ def codec(model: str) -> Any:
     return importlib.import_module(f"{HERE}.decoders").Codec(model)
 
 
-@dataclass(eq=False)
-class Query:
-    """A query of an engine in this process, with the tokens that it has so far."""
-
-    rid: int
-    ids: Sequence[int]
-    max_new: int
-    on_first: OnFirst
-    on_done: OnDone
-    on_more: OnMore
-    tokens: list[int] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
-
-    def take(self, new: Sequence[int]) -> None:
-        """Hand new tokens on."""
-        first, more = ([], new) if self.tokens else (new[:1], new[1:])
-        self.tokens += new
-        for token in first:
-            self.on_first(self.rid, time.monotonic(), token)
-        if more and self.on_more:
-            self.on_more(self.rid, more)
-
-
 class Local:
-    """An engine that answers in this process. Whoever takes a query out of ``_open`` hands its answer on: so that is done once.
-
-    ``vocabulary`` among its facts says which token ids it takes: 0 to one below it; an engine without it takes all.
-    """
+    """An engine that answers in this process. Whoever takes a query out of ``_open`` hands its answer on: so that is done once."""
 
     failure = ""  # why it answers nothing any more
+    on_send = None
     positions: float = math.inf  # tokens that a prompt and its answer may have
+    vocabulary = 2**31  # it takes token ids below it
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.facts: dict[str, Any] = {}
         self._open: dict[int, Query] = {}
         self._queue: queue.SimpleQueue[Query | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -156,16 +147,16 @@ class Local:
     def start(self) -> None:
         """Load what answers."""
 
-    def submit(
-        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
-    ) -> None:
+    def submit(self, query: Query) -> None:
         """Take a query. Raises ``UserError`` for one that is longer than the model takes."""
         if self._over.is_set():
             raise UserError(STOPPED)
-        if len(ids) + max_new > self.positions:
-            most = f"{self.positions:,}"
-            raise UserError(f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {most}")
-        query = self._open[rid] = Query(rid, ids, max_new, on_first, on_done, on_more)
+        size = len(query.ids), query.max_new
+        if sum(size) > self.positions:
+            raise UserError(
+                "a prompt of {:,} tokens and {:,} new ones: the engine takes {:,}".format(*size, self.positions)
+            )
+        self._open[query.rid] = query
         self._take_in(query)
 
     def _take_in(self, query: Query) -> None:

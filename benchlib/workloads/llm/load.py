@@ -17,7 +17,7 @@ import numpy as np
 
 from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.engines import Engine
+from benchlib.workloads.llm.engines import Engine, Query
 from benchlib.workloads.llm.queries import QueryLog
 
 LATE_SHARE = 0.1  # of the limit of the first token that a client's lateness (p99) may take
@@ -66,13 +66,9 @@ class Client:
         return self._run(np.full(count, math.nan), concurrency)
 
     def _run(self, due: np.ndarray, concurrency: int = 0) -> np.ndarray:
-        log, answers = QueryLog(), dict[int, list[int]]()
-        self.log, self.answers = log, answers
+        self.log, self.answers = log, answers = QueryLog(), dict[int, list[int]]()
         room, over, samples = threading.Semaphore(concurrency or len(due)), threading.Event(), dict[int, int]()
         began = moved = beaten = time.monotonic()
-
-        def on_first(rid: int, time_s: float, _token: int) -> None:
-            log.first(rid, time_s)
 
         def on_done(rid: int, ids: Sequence[int], error: str) -> None:
             nonlocal moved
@@ -84,8 +80,7 @@ class Client:
                 if log.ended == len(due):
                     over.set()
 
-        if hasattr(self.engine, "on_send"):
-            self.engine.on_send = log.send
+        self.engine.on_send = log.send
         for number, scheduled in enumerate(due):
             if (wait := scheduled - time.monotonic()) > 0:
                 time.sleep(wait)
@@ -95,9 +90,9 @@ class Client:
             if not room.acquire(timeout=self.limit_s):
                 break  # nothing ended for so long: the rest is not sent
             rid, sample = next(_NUMBERS), number % len(self.prompts)
-            samples[rid] = sample
-            log.issue([rid], [sample], time.monotonic(), [len(self.prompts[sample])], scheduled)
-            self.engine.submit(rid, self.prompts[sample], self.max_new, on_first, on_done)
+            samples[rid], ids = sample, self.prompts[sample]
+            log.issue([rid], [sample], time.monotonic(), [len(ids)], scheduled)
+            self.engine.submit(Query(rid, ids, self.max_new, lambda rid, time_s, _: log.first(rid, time_s), on_done))
         moved = time.monotonic()
         while not over.wait(min(BEAT_S, self.limit_s)) and time.monotonic() - moved <= self.limit_s:
             self._alive()

@@ -4,9 +4,10 @@
 
 ``POST /v1/completions`` takes ``prompt`` (token ids, or text where the engine has a tokenizer) and ``max_tokens`` and answers
 greedily, as one object or, with ``stream``, as server-sent events: each token as the engine gives it. ``return_token_ids`` adds
-the ids, as vLLM and SGLang do. ``POST /v1/chat/completions`` takes ``messages`` instead. A query whose client has gone is cancelled. ``/v1/models`` says which engine answers, ``/health``
-answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this machine alone
-unless it is given an address and a token. SIGTERM lets it finish what it accepted.
+the ids, as vLLM and SGLang do. ``POST /v1/chat/completions`` takes ``messages`` instead. A query whose client has gone is
+cancelled. ``/v1/models`` says which engine answers, ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks
+Prometheus' text format. The worker listens on this machine alone unless it is given an address and a token. SIGTERM lets it
+finish what it accepted.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +45,7 @@ from benchlib.core.errors import BackendUnavailable, UserError, explained
 from benchlib.core.files import write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm.engines import MEMORY, Local, Settings, codec, make
+from benchlib.workloads.llm.engines import MEMORY, Local, Query, Settings, codec, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 MAX_NEW = 8192  # tokens of an answer
@@ -112,6 +114,11 @@ class Message(BaseModel):
     role: str
     content: str | list[Part]
 
+    def turn(self) -> dict[str, str]:
+        """Return it with its parts as one text."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return {"role": self.role, "content": "".join(parts)}
+
 
 class Chat(Ask):
     """The body of a request for a chat; ``prompt`` is what the model's template makes of its messages."""
@@ -123,17 +130,9 @@ class Chat(Ask):
     @model_validator(mode="after")
     def _apply_template(self, info: ValidationInfo) -> Self:
         if not info.context:
-            raise ValueError(
-                "messages: this engine has no tokenizer; serve a model (--engine static), or send token ids"
-            )
-        texts = [
-            item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)
-            for item in self.messages
-        ]
-        roles = [item.role for item in self.messages]
-        self.prompt = info.context.chat(
-            [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        )
+            reason = "this engine has no tokenizer; serve a model (--engine static), or send token ids"
+            raise ValueError(f"messages: {reason}")
+        self.prompt = info.context.chat([message.turn() for message in self.messages])
         return self
 
 
@@ -150,17 +149,17 @@ class Server:
         self.tokens, self.open = 0, 0
         self._token = f"Bearer {options.token}".encode() if options.token else b""
         self._ids = itertools.count(1)
-        self._events: dict[int, Events] = {}  # of queries that the engine works on
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def application(self) -> web.Application:
-        """Return the application, for the running event loop."""
-        self._loop = asyncio.get_running_loop()
         application = web.Application(client_max_size=self.options.max_body, middlewares=[self._guard])
-        application.router.add_post("/v1/completions", self._complete)
-        application.router.add_post("/v1/chat/completions", partial(self._complete, form=Chat))
-        application.router.add_get("/v1/models", self._models)
-        application.router.add_get("/metrics", self._metrics)
+        application.add_routes(
+            [
+                web.post("/v1/completions", self._complete),
+                web.post("/v1/chat/completions", partial(self._complete, form=Chat)),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+            ]
+        )
         return application
 
     @web.middleware
@@ -185,72 +184,69 @@ class Server:
             return self._refuse(503, self.engine.failure or "this worker is shutting down")
         if self.open >= self.options.max_queue:
             return self._refuse(429, f"{self.open} requests are open, which is this worker's limit")
-        rid, events = next(self._ids), Events()
         self.open += 1
+        rid, events = next(self._ids), Events()
         try:
             ask = form.model_validate_json(await request.read(), context=self.codec)
-            vocabulary = self.engine.facts.get("vocabulary", 2**31)
-            if max(ask.prompt) >= vocabulary:  # such an id would end more than its own query
-                raise ValueError(f"prompt: token id {max(ask.prompt)}, this model has 0 to {vocabulary - 1}")
-            self._events[rid] = events
-            # The engine calls from threads of its own.
+            if max(ask.prompt) >= self.engine.vocabulary:  # such an id would end more than its own query
+                raise ValueError(
+                    f"prompt: token id {max(ask.prompt)}, this model has 0 to {self.engine.vocabulary - 1}"
+                )
+            loop = asyncio.get_running_loop()
+
+            def tell(ids: Sequence[int], done: bool = False, error: str = "") -> None:
+                if done or ask.stream:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                        loop.call_soon_threadsafe(events.put_nowait, ([*ids], done, error))
+
             self.engine.submit(
-                rid,
-                ask.prompt,
-                ask.max_tokens,
-                lambda rid, _, token: self._tell(rid, [token]),
-                lambda rid, ids, error: self._tell(rid, list(ids), True, error),
-                (lambda rid, ids: self._tell(rid, list(ids))) if ask.stream else None,
+                Query(
+                    rid,
+                    ask.prompt,
+                    ask.max_tokens,
+                    on_first=lambda _, time_s, token: tell([token]),
+                    on_done=lambda _, ids, error: tell(ids, True, error),
+                    on_more=lambda _, ids: tell(ids),
+                )
             )
-            answer = self._stream(request, rid, ask, events) if ask.stream else self._whole(rid, ask, events)
-            return await answer
+            return await self._answer(request, rid, ask, events)
         except ValueError as error:  # also a query that is longer than the model takes
-            self._events.pop(rid, None)
             return self._refuse(400, explained(error) if isinstance(error, ValidationError) else str(error))
         finally:
-            if self._events.pop(rid, None):  # its client has gone: others wait for the slot
-                self.counts["cancelled"] += 1
-                self.engine.cancel(rid)
             self.open -= 1  # last: who sees it closed sees it counted
 
-    def _tell(self, rid: int, ids: list[int], done: bool = False, error: str = "") -> None:
-        assert self._loop
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            self._loop.call_soon_threadsafe(self._deliver, rid, ids, done, error)
-
-    def _deliver(self, rid: int, ids: list[int], done: bool, error: str) -> None:
-        if not (events := self._events.get(rid)):  # its client has gone
-            return
-        events.put_nowait((ids, done, error))
-        if done:
-            del self._events[rid]
-            self.counts["error" if error else "ok"] += 1
-            self.tokens += len(ids)
-
-    async def _whole(self, rid: int, ask: Ask, events: Events) -> web.Response:
-        done = False
-        while not done:
-            ids, done, error = await events.get()
-        if error:
-            return web.json_response(_failure(error), status=500)
-        return web.json_response(self._chunk(rid, ask, ids, [], True))
-
-    async def _stream(self, request: web.Request, rid: int, ask: Ask, events: Events) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, rid: int, ask: Ask, events: Events) -> web.StreamResponse:
+        """Send new tokens as they come where they are streamed, else all of them."""
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response, sent, done = web.StreamResponse(headers=headers), list[int](), False
-        with contextlib.suppress(ConnectionError):  # the client has gone
-            await response.prepare(request)
-            while not done:
+        response, sent, outcome = web.StreamResponse(headers=headers), list[int](), ""
+        try:
+            if ask.stream:
+                await response.prepare(request)
+            while not outcome:
                 ids, done, error = await events.get()
                 while not done and not events.empty():  # what came meanwhile goes along: each event costs both sides
                     more, done, error = events.get_nowait()
                     ids = more if done else ids + more
+                if done:
+                    outcome = "error" if error else "ok"
+                    self.counts[outcome] += 1
+                    self.tokens += len(ids)
                 new = ids[len(sent) :] if done else ids
-                values = _failure(error) if error else self._chunk(rid, ask, new, sent, done)
+                values = self._chunk(rid, ask, new, sent, done)
+                if error:
+                    values = {"error": {"message": error, "code": 500}}
+                if not ask.stream:
+                    return web.json_response(values, status=500 if error else 200)
                 await response.write(b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n")
                 sent += new
             await response.write(b"" if error else b"data: [DONE]\n\n")
             await response.write_eof()
+        except ConnectionError:  # the client has gone
+            pass
+        finally:
+            if not outcome:  # others wait for the slot
+                self.counts["cancelled"] += 1
+                self.engine.cancel(rid)
         return response
 
     def _chunk(self, rid: int, ask: Ask, new: list[int], before: list[int], done: bool) -> dict[str, Any]:
@@ -276,13 +272,8 @@ class Server:
         return common | {"choices": [choice], "usage": counts | {"total_tokens": sum(counts.values())}}
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {
-            "id": self.name,
-            "object": "model",
-            "owned_by": "benchlib",
-            "benchlib": {"engine": self.options.engine},
-        }
-        return web.json_response({"object": "list", "data": [model]})
+        model = {"id": self.name, "object": "model", "owned_by": "benchlib"}
+        return web.json_response({"object": "list", "data": [model | {"benchlib": {"engine": self.options.engine}}]})
 
     async def _health(self, _: web.Request) -> web.Response:
         status = self.engine.failure or ("draining" if self.draining else "ready")
@@ -299,10 +290,6 @@ class Server:
         }
         text = "".join(f"{name} {value}\n" for name, value in values.items() if value is not None)
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
-
-
-def _failure(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "code": 500}}
 
 
 def check_place(host: str, token: str) -> None:

@@ -30,26 +30,16 @@ SAMPLES = 32
 QUICK = InferenceConfig(
     engine="sim", samples=SAMPLES, server_qps=200, expected_qps=400, expected_latency_s=0.02, min_duration_s=0.05
 )
-LOAD = QUICK.load()
 REAL = InferenceConfig(
     rules="mlperf", data="cnn_dailymail", samples=0, model="meta-llama/Llama-3.1-8B-Instruct", server_qps=30
 )
 PROMPTS = [[5, 6, 7 + row] for row in range(SAMPLES)]
 
 
-def planned(folder, scenario="Server", load=LOAD, **more):
-    values = {
-        "name": scenario, "mode": "PerformanceOnly", "engine": "sim", "settings": Settings(step_s=0.001, slots=16),
-        "conf": load.conf(scenario), "prompts": PROMPTS, "warm_up": [[3, 4]],
-        "max_new": 12, "folder": folder / scenario, "deadline_s": LONG_S, "limit_s": LONG_S,
-    }  # fmt: skip
-    return loadgen.Test(**{**values, **more})
-
-
-def ended(test, outcome, scenario="Server"):
-    table = logs.add_schedule(outcome.table, logs.schedule(test.folder))
-    log = logs.detail(test.folder)
-    return measures.TestRun(scenario, LOAD.rule(scenario), table, log, outcome.repeated, outcome.facts)
+def planned(folder, scenario="Server", config=QUICK, **more):
+    values = {"settings": Settings(step_s=0.001, slots=16), "prompts": PROMPTS, "warm_up": [[3, 4]], "limit_s": LONG_S}
+    config = config.model_copy(update={"max_new": 12, "deadline_s": more.pop("deadline_s", LONG_S)})
+    return loadgen.Test(scenario, config, folder=folder / scenario, **values | more)
 
 
 def broken(tested):
@@ -64,13 +54,16 @@ def perform(test):
 class Misbehaves(Sim):
     """An engine with a fault, which the name of its model says."""
 
-    def submit(self, rid, ids, max_new, on_first, on_done):
-        fault, warm_up = self.settings.model, ids == [3, 4]
+    def submit(self, query):
+        fault, warm_up, done = self.settings.model, query.ids == [3, 4], query.on_done
         if fault == "silent" and not warm_up:
             return
-        first = (lambda *_: None) if fault == "no first token" else on_first
-        done = (lambda *answer: (on_done(*answer), on_done(*answer))) if fault == "twice" else on_done
-        super().submit(rid, ids, 1 if fault == "one token" else max_new, first, done)
+        if fault == "no first token":
+            query.on_first = lambda *_: None
+        if fault == "twice":
+            query.on_done = lambda *answer: (done(*answer), done(*answer))
+        query.max_new = 1 if fault == "one token" else query.max_new
+        super().submit(query)
 
 
 def measured(test, tell):
@@ -83,7 +76,7 @@ def misbehaving(fault, folder, **more):
     test = planned(folder, engine="misbehaves", settings=Settings(model=fault, step_s=0.001, slots=16), **more)
     process = child.run(measured, test, timeout_s=LONG_S, tell=lambda _: None)
     assert process.status == "done", process.reason
-    return ended(test, process.value), process.value
+    return process.value
 
 
 @pytest.mark.parametrize(
@@ -95,31 +88,28 @@ def misbehaving(fault, folder, **more):
     ],
 )
 def test_engines_that_misbehave_are_invalid_though_loadgen_says_valid(fault, breaks, tmp_path):
-    mine, _ = misbehaving(fault, tmp_path)
+    mine = misbehaving(fault, tmp_path)
     assert mine.log["result_validity"] == "VALID" and broken(mine) == breaks
 
 
 def test_a_query_without_end_fails_at_its_deadline_and_the_test_ends(tmp_path):
-    mine, outcome = misbehaving("silent", tmp_path, deadline_s=0.3)
+    mine = misbehaving("silent", tmp_path, deadline_s=0.3)
     assert "failed" in broken(mine) and mine.table["failed"].sum() == 64
-    assert outcome.errors == ["no answer within 0.3 s"]
+    assert mine.errors == ["no answer within 0.3 s"]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    test = planned(tmp_path_factory.mktemp("server"))
-    return test, perform(test)
+    return perform(planned(tmp_path_factory.mktemp("server")))
 
 
 def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
-    test, outcome = server
-    mine = ended(test, outcome)
-    assert broken(mine) == set()
-    assert mine.log["result_validity"] == "VALID" and len(mine.table) == 64
-    first = np.sort(queries.each_s(mine.table)["ttft"])
-    stated = mine.log["result_first_token_50.00_percentile_latency_ns"] * 1e-9
+    assert broken(server) == set()
+    assert server.log["result_validity"] == "VALID" and len(server.table) == 64
+    first = np.sort(queries.each_s(server.table)["ttft"])
+    stated = server.log["result_first_token_50.00_percentile_latency_ns"] * 1e-9
     assert percentile(first, 0.5) == pytest.approx(stated, abs=5e-3)
-    assert queries.lateness_s(mine.table).min() >= 0
+    assert queries.lateness_s(server.table).min() >= 0
 
 
 INVALID = {"result_validity": "INVALID", "early_stopping_met": False}
@@ -143,8 +133,7 @@ INVALID = {"result_validity": "INVALID", "early_stopping_met": False}
     ],
 )
 def test_a_rule_that_is_broken_has_its_row(server, change, rule, measured, limit):
-    mine = ended(*server)
-    changed = dataclasses.replace(mine, **change(mine))
+    changed = dataclasses.replace(server, **change(server))
     (row,) = [row for row in measures.validity(changed) if row["rule"] == rule]
     assert row["limit"] == limit and (measured is None or row["measured"] == pytest.approx(measured, abs=0.2))
     assert rule in measures.broken([row])
@@ -174,8 +163,7 @@ def judge(tables, config=QUICK):
 
 def test_interactive_is_counted_as_server_is(server):
     """LoadGen knows one scenario for both; what it logs of samples per query is none of theirs."""
-    mine = ended(*server)
-    mine = dataclasses.replace(mine, log={**mine.log, "generated_samples_per_query": 2})
+    mine = dataclasses.replace(server, log={**server.log, "generated_samples_per_query": 2})
     assert broken(dataclasses.replace(mine, scenario="Interactive")) == broken(mine) == set()
 
 
@@ -183,30 +171,29 @@ def test_an_invalid_test_has_rows_and_no_metrics(server):
     def stated(tested):
         return {metric.name: metric for metric in SPEC.stated(rows_of(tables_of(tested)))}
 
-    mine = ended(*server)
-    table = mine.table.copy()
+    table = server.table.copy()
     table["failed"] = np.arange(64) % 4 > 0
     # LoadGen takes the failed for answered: that explains its rate.
-    log = {**mine.log, "result_completed_samples_per_sec": 64 / queries.span_s(table)}
-    failed = dataclasses.replace(mine, table=table, log=log)
+    log = {**server.log, "result_completed_samples_per_sec": 64 / queries.span_s(table)}
+    failed = dataclasses.replace(server, table=table, log=log)
     assert broken(failed) == {"failed"} and tables_of(failed)["tests"][0]["samples_per_s"] > 0
     metrics = stated(failed)
     assert "not valid: failed queries" in metrics["ttft_p99_s_server_x"].reason
     assert {metric.value for name, metric in metrics.items() if "_server_" in name} == {None}
-    first = stated(mine)["ttft_p99_s_server_x"]
-    assert (first.value, first.n) == (percentile(queries.each_s(mine.table)["ttft"], 0.99), 64)
+    first = stated(server)["ttft_p99_s_server_x"]
+    assert (first.value, first.n) == (percentile(queries.each_s(server.table)["ttft"], 0.99), 64)
 
 
 def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_path):
     from benchlib.benchmarks.inference import run as bench_run
 
-    def broken_off(*_):
+    def broken_off(*_, **__):
         raise RunBroken("no worker is left")
 
     monkeypatch.setattr(bench_run, "_perform", broken_off)
     rank = SimpleNamespace(config=QUICK, run_dir=tmp_path)
     data = SimpleNamespace(prompts=PROMPTS)
-    bench = bench_run.Bench(rank, data, LOAD, {"simulated": False})
+    bench = bench_run.Bench(rank, QUICK, data, {"simulated": False})
     bench_run._performance(bench, "Server")
     bench_run._accuracy(bench)
     answers = {answer.name: answer for answer in judge(bench.tables)}
@@ -318,7 +305,7 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path,
         table, record = outcome.table, outcome.facts["dispatch"]
         assert len(table) >= SAMPLES and len(set(table["query"])) == len(table), fault
         assert not table["failed"].any() and outcome.errors == [] and outcome.repeated == 0, (fault, outcome.errors)
-        log = logs.detail(test.folder)
+        log = outcome.log
         assert (log["num_errors"], log["sut_name"]) == (0, "Network SUT: 2 servers"), fault
         attempts, moved = table["attempt"], {row["event"] for row in record["losses"]}
         again = [row["times"] for row in record["losses"] if row["event"] == "requeued"]
@@ -341,7 +328,7 @@ def test_loadgen_over_servers_that_are_all_killed_ends_and_counts(tmp_path):
         for server in servers:
             server.cut()
         outcome = running.result()
-    assert {"failed"} <= broken(ended(test, outcome)) <= {"failed", "loadgen", "perf_constraints", "early_stopping"}
+    assert {"failed"} <= broken(outcome) <= {"failed", "loadgen", "perf_constraints", "early_stopping"}
     assert "no worker was left for 0.3 s" in outcome.errors[0]
 
 
@@ -355,27 +342,28 @@ def test_loadgen_over_servers_that_are_all_killed_ends_and_counts(tmp_path):
 )
 def test_lines_that_loadgen_ignores_are_found(tmp_path, line, reason):
     """A typing error in the conf is silent in LoadGen: what was read back tells."""
-    conf = rules.Conf("Server", rules.MODEL, line + chr(10), {"server_target_qps": 300.0})
+    import mlperf_loadgen
+
     with pytest.raises(RunBroken, match=reason):
-        perform(planned(tmp_path, conf=conf))
+        loadgen.settings_of(mlperf_loadgen, "Server", tmp_path / "user.conf", f"{line}\n", {"server_target_qps": 300.0})
 
 
 @pytest.mark.parametrize("scenario", ["Offline", "Server", "Interactive", "SingleStream"])
 def test_the_real_rules_are_those_of_the_embedded_conf(tmp_path, scenario):
     """With rules=mlperf the conf names the target alone, and LoadGen has all that the kit's table of rules says."""
-    conf = REAL.load().conf(scenario)
-    assert conf.expected["min_duration_ms"] == 600_000 and len(conf.text.splitlines()) == 1
+    text, expected = REAL.conf(scenario)
+    assert expected["min_duration_ms"] == 600_000 and len(text.splitlines()) == 1
     with pytest.raises(RunBroken, match="the test did not end within"):
-        perform(planned(tmp_path, scenario, conf=conf, limit_s=0.1))
+        perform(planned(tmp_path, scenario, REAL, engine="sim", limit_s=0.1))
 
 
 def test_what_is_reduced_is_listed_and_nothing_else():
-    rows = {row["rule"]: (row["mlperf"], row["used"]) for row in LOAD.reduced("Server")}
+    rows = {row["rule"]: (row["mlperf"], row["used"]) for row in QUICK.reduced("Server")}
     assert rows == {
         "least duration, s": (600, 0.05), "least queries": (100, 64), "samples of the data set": (13_368, 32), "percentile": (99, 90),
     }  # fmt: skip
-    assert [row["rule"] for row in REAL.load().reduced("MultiStream")] == ["scenario of this model"]
-    assert not any(REAL.load().reduced(scenario) for scenario in ("Offline", "Server", "Interactive"))
+    assert [row["rule"] for row in REAL.reduced("MultiStream")] == ["scenario of this model"]
+    assert not any(REAL.reduced(scenario) for scenario in ("Offline", "Server", "Interactive"))
 
 
 def test_a_log_without_an_end_is_no_result(tmp_path):
@@ -384,10 +372,10 @@ def test_a_log_without_an_end_is_no_result(tmp_path):
 
 
 def test_the_plan_says_how_many_queries_a_percentile_takes():
-    tight = dataclasses.replace(LOAD, percentile=99.0, min_queries=100, samples=50)
+    tight = QUICK.model_copy(update={"percentile": 99.0, "min_queries": 100, "samples": 50})
     row = tight.plan("Server")
     assert (row["queries_needed"], row["needed_if_late"], row["queries_planned"]) == (459, 662, 100)
-    assert REAL.load().issued("Server") == 2 * rules.SET  # 18,000 in whole sets
+    assert REAL.issued("Server") == 2 * rules.SET  # 18,000 in whole sets
 
 
 @pytest.mark.parametrize(
@@ -396,8 +384,8 @@ def test_the_plan_says_how_many_queries_a_percentile_takes():
 )
 def test_single_stream_is_planned_as_loadgen_sends_it(queries_least, seconds, latency, sent):
     """The numbers are those that LoadGen 6.0.17 sent of a set of 32."""
-    asked = dataclasses.replace(LOAD, min_queries=queries_least, min_duration_s=seconds, expected_latency_s=latency)
-    assert asked.issued("SingleStream") == sent
+    values = {"min_queries": queries_least, "min_duration_s": seconds, "expected_latency_s": latency}
+    assert QUICK.model_copy(update=values).issued("SingleStream") == sent
 
 
 def test_the_plan_has_to_fit_the_budget():
@@ -422,9 +410,9 @@ def test_names_say_what_the_workers_are_and_that_they_were_reached_over_a_networ
 def test_rates_have_the_interval_of_their_windows():
     table = np.zeros(100, queries.QUERY)
     table["scheduled_s"], table["last_s"] = 0, np.arange(1, 101) / 10
-    row = measures.rate("tokens", table, np.full(100, 7.0))
-    assert row["tokens_per_s"] == pytest.approx(70) and row["tokens_low"] <= 70 <= row["tokens_high"]
-    assert set(measures.rate("tokens", table[:0], np.zeros(0))["why"]) == {"tokens_per_s", "tokens_low", "tokens_high"}
+    value, low, high = measures.rate(table, np.full(100, 7.0))
+    assert value == pytest.approx(70) and low <= 70 <= high
+    assert measures.rate(table[:0], np.zeros(0)) == (None, None, None)
 
 
 def test_energy_is_that_of_the_test_alone_and_not_of_workers_elsewhere():

@@ -14,8 +14,8 @@ from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.llm import wire
-from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Query, Worker, in_flight
-from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
+from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Job, Worker, in_flight
+from benchlib.workloads.llm.engines import Policy, Query, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
 PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
@@ -67,7 +67,7 @@ def whole(client, table, failed=0):
 def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, slow_has, to):
     """Full, 4 queries: 5 x 10 tokens at 1000 tokens/s end after 50 ms; with room at 10 tokens/s one alone takes 1 s."""
     dispatcher = Dispatcher(Settings(urls=("http://a",)), PATIENT)
-    query = Query(0, [], 10, lambda *_: None, lambda *_: None)
+    query = Job(0, [], 10, lambda *_: None, lambda *_: None)
     for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
         worker = Worker(
             ("full", "slow")[index], index=index, ready=True, open=dict.fromkeys(range(has), query), work=10 * has
@@ -158,7 +158,8 @@ def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
     client = place.client(place.faulty(lambda number: "hang"))
     ended = []
     for rid in range(20):
-        client.engine.submit(rid, [5, 6], 4, lambda *_: None, lambda rid, ids, error: ended.append((rid, error)))
+        query = Query(rid, [5, 6], 4, lambda *_: None, lambda rid, ids, error: ended.append((rid, error)))
+        client.engine.submit(query)
     until(lambda: len(client.engine.workers[0].open) == PATIENT.cap)
     client.engine.stop()
     assert sorted(rid for rid, _ in ended) == [*range(20)] and all("stopped" in error for _, error in ended)

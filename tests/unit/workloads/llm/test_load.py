@@ -38,12 +38,12 @@ def test_a_closed_loop_keeps_to_its_concurrency(sim):
 class Forgets:
     """Ends every query but the third."""
 
-    def submit(self, rid, ids, max_new, on_first, on_done):
+    def submit(self, query):
         self.count = getattr(self, "count", 0) + 1
         if self.count != 3:
-            on_first(rid, 0.0, 1)
-            on_done(rid, [1, 2], "")
-            on_done(rid, [1, 2], "")
+            query.on_first(query.rid, 0.0, 1)
+            query.on_done(query.rid, [1, 2], "")
+            query.on_done(query.rid, [1, 2], "")
 
 
 def test_a_query_that_never_ends_or_ends_twice_is_counted():

@@ -10,7 +10,7 @@ import pytest
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.engines import Settings, make, sim_answer
+from benchlib.workloads.llm.engines import Query, Settings, make, sim_answer
 from benchlib.workloads.llm.queries import QueryLog
 
 
@@ -66,9 +66,10 @@ def test_sim_takes_its_steps_and_no_more_queries_than_slots():
             all_done.set()
 
     for rid in range(3):
-        engine.submit(rid, [rid, 5], 4, lambda rid, now, token: firsts.setdefault(rid, (now - began, token)), done)
+        first = lambda rid, now, token: firsts.setdefault(rid, (now - began, token))  # noqa: E731
+        engine.submit(Query(rid, [rid, 5], 4, first, done))
     assert all_done.wait(120)
-    engine.submit(3, [1], 1000, lambda *_: None, done)
+    engine.submit(Query(3, [1], 1000, print, done))
     engine.stop()
     assert ended[0][1] == sim_answer([0, 5], 4, fixed_length=True) and firsts[0][1] == ended[0][1][0]
     assert firsts[0][0] >= 0.01 and ended[0][0] >= 0.04 and ended[2][0] >= 0.08  # the third waits for a slot

@@ -82,7 +82,7 @@ def test_what_it_cannot_answer_is_refused_with_the_reason(worker, values, status
 
 
 def test_the_engine_states_which_token_ids_and_lengths_it_takes(worker, monkeypatch):
-    monkeypatch.setitem(worker.engine.facts, "vocabulary", 256)
+    monkeypatch.setattr(worker.engine, "vocabulary", 256)
     assert ask(worker, prompt=[0, 255], max_tokens=2)[0] == 200
     for prompt in ([1, 256], [1, 99_999_999]):
         status, body = ask(worker, prompt=prompt, max_tokens=2)

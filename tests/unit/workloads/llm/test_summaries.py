@@ -9,7 +9,7 @@ import torch
 
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.workloads.llm import articles, decoders, mininews
-from benchlib.workloads.llm.engines import Settings, make
+from benchlib.workloads.llm.engines import Query, Settings, make
 from benchlib.workloads.llm.server import Options
 
 
@@ -22,10 +22,10 @@ def one_thread():
 
 
 def test_the_splits_share_no_sentence():
-    phrases = {
-        split: {phrase for group in kinds.values() for phrase in group} for split, kinds in mininews.PHRASES.items()
-    }
-    assert not phrases["train"] & phrases["test"]
+    train, test = (
+        {phrase for group in kinds.values() for phrase in group} for kinds in mininews.WORDS["phrases"].values()
+    )
+    assert not train & test
 
 
 def test_a_summary_states_facts_of_its_article_and_a_longer_set_starts_with_the_shorter():
@@ -47,7 +47,7 @@ def answer(engine, prompts, max_new, together=True):
         left.release()
 
     for rid, prompt in enumerate(prompts):
-        engine.submit(rid, prompt, max_new, lambda *_: None, ended)
+        engine.submit(Query(rid, prompt, max_new, lambda *_: None, ended))
         if not together:
             assert left.acquire(timeout=120)
     for _ in prompts if together else ():
@@ -76,9 +76,9 @@ def test_static_and_continuous_batches_give_the_tokens_of_the_plainest_loop():
         try:
             assert answer(engine, data.prompts, 24) == expected
             with pytest.raises(UserError, match="the engine takes 512"):
-                engine.submit(99, [3] * 500, 128, print, print)
+                engine.submit(Query(99, [3] * 500, 128, print, print))
             if name == "continuous":  # its callbacks run in the thread that computes for all
-                engine.submit(99, data.prompts[0], 4, lambda *_: 1 / 0, print)
+                engine.submit(Query(99, data.prompts[0], 4, lambda *_: 1 / 0, print))
                 assert answer(engine, data.prompts[:1], 24) == expected[:1] and not engine.failure
         finally:
             engine.stop()
@@ -88,8 +88,8 @@ def test_continuous_batching_whose_thread_died_says_so():
     engine = make("continuous", Settings(model="tiny", slots=4))
     engine.start()
     try:
-        assert engine.failure == "" and engine.facts["vocabulary"] < 10**8
-        engine.submit(0, [5, 10**8], 400, lambda *_: None, lambda *_: None)  # what a server refuses
+        assert engine.failure == "" and engine.vocabulary < 10**8
+        engine.submit(Query(0, [5, 10**8], 400, print, print))  # what a server refuses
         end = time.monotonic() + 120
         while not engine.failure and time.monotonic() < end:
             time.sleep(0.01)
@@ -103,8 +103,8 @@ def test_an_engine_computes_with_the_threads_that_its_worker_was_given():
     engine.start()
     try:
         ended = threading.Event()
-        engine.submit(0, [5], 1, lambda *_: threads.append(torch.get_num_threads()), lambda *_: ended.set())
-        assert ended.wait(120) and threads == [2] and engine.facts["threads"] == 2
+        engine.submit(Query(0, [5], 1, lambda *_: threads.append(torch.get_num_threads()), lambda *_: ended.set()))
+        assert ended.wait(120) and threads == [2]
     finally:
         engine.stop()
 
@@ -117,7 +117,7 @@ def test_answers_of_fixed_length_go_on_after_an_end(name):
     try:
         answers = answer(engine, prompts, 40)
         assert {len(tokens) for tokens in answers} == {40}
-        assert any(end in tokens[:-1] for tokens in answers for end in engine.facts["ends"])
+        assert any(end in tokens[:-1] for tokens in answers for end in engine.decoder.ends)
     finally:
         engine.stop()
 
@@ -126,11 +126,11 @@ def test_random_weights_have_the_shape_and_answers_of_fixed_length():
     engine = make("static", Settings(model="llama3-8b-random", shrink=64, fixed_length=True, positions=256))
     engine.start()
     assert [len(tokens) for tokens in answer(engine, [[5, 6, 7], [8]], 9)] == [9, 9]
-    facts = engine.facts
+    parameters = engine.model.num_parameters()
     engine.stop()
     # By hand: 1 layer of hidden 128 with 4 heads on 1, intermediate 224, vocabulary 2004, untied.
     layer = 128 * 128 * 2 + 2 * 128 * 32 + 3 * 128 * 224 + 2 * 128
-    assert facts["parameters"] == layer + 2 * 2004 * 128 + 128
+    assert parameters == layer + 2 * 2004 * 128 + 128
 
 
 def test_the_8b_shape_has_the_published_number_of_parameters():
