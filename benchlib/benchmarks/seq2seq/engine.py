@@ -131,16 +131,13 @@ class Engine:
         with devices.autocast(self.task.precision, self.device):
             loss = self.module(batch[:, 0], batch[:, 1]) * weight
         mark("forward")
-        (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         mark("backward")
         return loss.detach()  # type: ignore[no-any-return]
 
     def update(self) -> None:
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.forget()
 
     def forget(self) -> None:
