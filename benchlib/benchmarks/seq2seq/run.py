@@ -126,7 +126,7 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     data_dir = "" if in_memory else config.data_dir
     with keep_alive(rank.events, config.budget_s):
-        return open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress)
+        return open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress=progress)
 
 
 def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
