@@ -194,9 +194,9 @@ def autocast(precision: str, where: torch.device) -> contextlib.AbstractContextM
     return torch.autocast(where.type, dtype=DTYPES[precision])
 
 
-def grad_scaler(precision: str, where: torch.device) -> torch.amp.GradScaler | None:
-    """Return the loss scaler that fp16 needs so that small gradients do not vanish, else None."""
-    return torch.amp.GradScaler(where.type) if precision == "fp16" else None
+def grad_scaler(precision: str, where: torch.device) -> torch.amp.GradScaler:
+    """Return the loss scaler that fp16 needs so that small gradients do not vanish, else one that does nothing."""
+    return torch.amp.GradScaler(where.type, enabled=precision == "fp16")
 
 
 def keep_freed_memory(keep: bool = True) -> bool:

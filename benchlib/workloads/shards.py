@@ -36,74 +36,89 @@ WRITE_BYTES = 1 << 22  # generated and written at a time
 Progress = Callable[[int, int], None]  # shards done, shards
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The samples ``first`` to ``first + samples`` and the file that holds them."""
+class Shards:
+    """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter.
 
-    path: Path
-    first: int
-    samples: int
-    size_bytes: int
-
-
-def layout(pairs: Pairs, data_dir: Path | str) -> list[Shard]:
-    """Return the shards of ``pairs``, in order, of about 128 MB, the last one shorter."""
-    each = max(1, SHARD_BYTES // pairs.sample_bytes)
-    content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
-    key = hashlib.sha256(json.dumps([content, each]).encode()).hexdigest()[:16]
-    folder = Path(data_dir).absolute() / f"pairs-{key}"
-    sizes = [min(each, pairs.samples - first) for first in range(0, pairs.samples, each)]
-    return [
-        Shard(folder / f"shard_{index:04d}.bin", index * each, size, size * pairs.sample_bytes)
-        for index, size in enumerate(sizes)
-    ]
-
-
-def prepare(pairs: Pairs, shards: Sequence[Shard], progress: Progress = lambda done, total: None) -> None:
-    """Write the shards that are missing or too short, and leave the others alone.
-
-    Any number of processes may call this at once, of one run or of several: one works, the others wait. Raises
-    ``UserError`` before the first byte is written where the disk has too little space, ``StorageError`` where it cannot
-    be written.
+    ``page_cache`` is the state to put the page cache into, "warm" or "cold".
     """
-    folder = shards[0].path.parent
-    if not _missing(shards):
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / ".lock"):  # the operating system frees it when its process dies
-            for left in folder.glob(".*.tmp"):
-                left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
-            missing = _missing(shards)  # after the process that held the lock
-            needed, free = sum(shard.size_bytes for shard in missing), shutil.disk_usage(folder).free
-            if needed > free:
-                raise UserError(
-                    f"{folder} has {size_text(free)} free and needs {size_text(needed)} for "
-                    f"{counted(len(missing), 'shard')} of samples: free some space, set fewer samples, token_bytes=2 or "
-                    "another data_dir"
-                )
-            for done, shard in enumerate(missing, 1):
-                _write(pairs, shard)
-                progress(done, len(missing))
-    except (OSError, NotImplementedError) as error:
-        raise not_written(folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
+    def __init__(self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm") -> None:
+        self.pairs, self.page_cache = pairs, page_cache
+        self.each = max(1, SHARD_BYTES // pairs.sample_bytes)
+        content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
+        key = hashlib.sha256(json.dumps([content, self.each]).encode()).hexdigest()[:16]
+        self.folder, firsts = Path(data_dir).absolute() / f"pairs-{key}", range(0, pairs.samples, self.each)
+        self.paths = [self.folder / f"shard_{number:04d}.bin" for number in range(len(firsts))]
+        self.samples = [min(self.each, pairs.samples - first) for first in firsts]
+        self._dtype = np.dtype("<i8" if pairs.token_bytes == 8 else "<u2")
 
-def _missing(shards: Sequence[Shard]) -> list[Shard]:
-    """Return those that are not there whole; a longer file begins with the same samples."""
-    return [shard for shard in shards if not shard.path.exists() or shard.path.stat().st_size < shard.size_bytes]
+    def prepare(self, progress: Progress = lambda done, total: None) -> None:
+        """Write the shards that are missing or too short, and leave the others alone.
 
+        Any number of processes may call this at once, of one run or of several: one works, the others wait. Raises
+        ``UserError`` before the first byte is written where the disk has too little space, ``StorageError`` where it
+        cannot be written.
+        """
+        if not self._missing():
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.folder / ".lock"):  # the operating system frees it when its process dies
+                for left in self.folder.glob(".*.tmp"):
+                    left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
+                missing = self._missing()  # after the process that held the lock
+                needed = sum(self.samples[number] for number in missing) * self.pairs.sample_bytes
+                if needed > (free := shutil.disk_usage(self.folder).free):
+                    raise UserError(
+                        f"{self.folder} has {size_text(free)} free and needs {size_text(needed)} for "
+                        f"{counted(len(missing), 'shard')} of samples: free some space, set fewer samples, "
+                        "token_bytes=2 or another data_dir"
+                    )
+                for done, number in enumerate(missing, 1):
+                    self._write(number)
+                    progress(done, len(missing))
+        except (OSError, NotImplementedError) as error:
+            raise not_written(self.folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
-def _dtype(pairs: Pairs) -> np.dtype:
-    return np.dtype("<i8" if pairs.token_bytes == 8 else "<u2")
+    def _missing(self) -> list[int]:
+        """Return the numbers of those that are not there whole; a longer file begins with the same samples."""
+        needed = [count * self.pairs.sample_bytes for count in self.samples]
+        pairs = enumerate(zip(self.paths, needed, strict=True))
+        return [number for number, (path, size) in pairs if not path.exists() or path.stat().st_size < size]
 
+    def _write(self, number: int) -> None:
+        rows = max(1, WRITE_BYTES // (16 * self.pairs.sequence))
+        first = number * self.each
+        end = first + self.samples[number]
+        with atomic_path(self.paths[number]) as temporary, temporary.open("wb") as handle:
+            for low in range(first, end, rows):
+                tokens = generate(self.pairs, np.arange(low, min(low + rows, end)))
+                handle.write(tokens.astype(self._dtype, copy=False).data)
 
-def _write(pairs: Pairs, shard: Shard) -> None:
-    rows = max(1, WRITE_BYTES // (16 * pairs.sequence))
-    with atomic_path(shard.path) as temporary, temporary.open("wb") as handle:
-        for low in range(0, shard.samples, rows):
-            indices = np.arange(shard.first + low, shard.first + min(low + rows, shard.samples))
-            handle.write(generate(pairs, indices).astype(_dtype(pairs), copy=False).data)
+    def settle(self) -> float | None:
+        """Put the page cache into the state that was asked for and return the share of the shards that is in it now.
+
+        To be called before each timed pass, since the one before left its pages, by one process of a host. None where
+        the system does not tell.
+        """
+        if self.page_cache == "cold":
+            evict(self.paths)
+        elif (residency(self.paths) or 0) < 1:
+            raw_rate(self.paths, np.inf)
+        return residency(self.paths)
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples, int64 (n,), as int64 (n, 2, S), neighbours by one read. Any thread may call it."""
+        owners, places = np.divmod(indices, self.each)
+        tokens = np.empty((len(indices), 2, self.pairs.sequence), self._dtype)
+        cuts = (np.flatnonzero((np.diff(indices) != 1) | np.diff(owners)) + 1).tolist()
+        for low, high in zip([0, *cuts], [*cuts, len(indices)], strict=True) if len(indices) else ():
+            path, run = self.paths[owners[low]], tokens[low:high]
+            with path.open("rb", buffering=0) as file:
+                file.seek(int(places[low]) * self.pairs.sample_bytes)
+                if file.readinto(run.data.cast("B")) != run.nbytes:
+                    raise UserError(f"{path} became shorter while it was read: leave the shards alone during a run")
+        return tokens.astype(np.int64, copy=False)
 
 
 def evict(paths: Iterable[Path]) -> None:
@@ -148,47 +163,9 @@ def raw_rate(paths: Iterable[Path], seconds: float) -> float:
     return total / (time.perf_counter() - began)
 
 
-class Shards:
-    """Shards to be read. ``page_cache`` is the state to put the page cache into, "warm" or "cold"."""
-
-    def __init__(self, pairs: Pairs, shards: Sequence[Shard], page_cache: str = "warm") -> None:
-        self.pairs, self.page_cache = pairs, page_cache
-        self.paths = [shard.path for shard in shards]
-        self._firsts = np.array([shard.first for shard in shards])
-
-    def settle(self) -> float | None:
-        """Put the page cache into the state that was asked for and return the share of the shards that is in it now.
-
-        To be called before each timed pass, since the one before left its pages, by one process of a host. None where
-        the system does not tell.
-        """
-        if self.page_cache == "cold":
-            evict(self.paths)
-        elif (residency(self.paths) or 0) < 1:
-            raw_rate(self.paths, np.inf)
-        return residency(self.paths)
-
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples, int64 (n,), as int64 (n, 2, S), neighbours by one read. Any thread may call it."""
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.pairs.samples:
-            raise IndexError(f"samples {indices.min()} to {indices.max()} of {self.pairs.samples}")
-        owners = np.searchsorted(self._firsts, indices, side="right") - 1
-        places = indices - self._firsts[owners]
-        tokens = np.empty((len(indices), 2, self.pairs.sequence), _dtype(self.pairs))
-        cuts = (np.flatnonzero((np.diff(indices) != 1) | np.diff(owners)) + 1).tolist()
-        for low, high in zip([0, *cuts], [*cuts, len(indices)], strict=True) if len(indices) else ():
-            path, run = self.paths[owners[low]], tokens[low:high]
-            with path.open("rb", buffering=0) as file:
-                file.seek(int(places[low]) * self.pairs.sample_bytes)
-                if file.readinto(run.data.cast("B")) != run.nbytes:
-                    raise UserError(f"{path} became shorter while it was read: leave the shards alone during a run")
-        return tokens.astype(np.int64, copy=False)
-
-
 @dataclass(frozen=True)
 class Source:
-    """What gives samples: ``read`` takes int64 (n,) and returns int64 (n, 2, S). ``shards`` are None where they come
-    from memory."""
+    """What gives samples: ``read`` takes int64 (n,) and returns int64 (n, 2, S). ``shards`` are None in memory."""
 
     pairs: Pairs
     read: Callable[[np.ndarray], np.ndarray]
@@ -196,8 +173,7 @@ class Source:
     shards: Shards | None = None
 
     def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
-        """Yield int64 (n, 2, S) for each array of indices, int64 (n,), ``read_ahead`` of them being made on threads
-        meanwhile.
+        """Yield int64 (n, 2, S) for each array of indices, ``read_ahead`` of them being made on threads meanwhile.
 
         ``pin`` puts them in page-locked memory, from where an accelerator copies them in the background.
         """
@@ -210,23 +186,16 @@ class Source:
 
 
 def open_source(
-    pairs: Pairs,
-    data_dir: Path | str = "",
-    page_cache: str = "warm",
-    read_ahead: int = 4,
-    progress: Progress = lambda done, total: None,
+    pairs: Pairs, data_dir: Path | str = "", page_cache: str = "warm", read_ahead: int = 4, **progress: Progress
 ) -> Source:
     """Open the samples of ``pairs``: generated while they are asked for, or with ``data_dir`` from shards, written if
-    need be.
-
-    Raises what :func:`prepare` does.
+    need be. Raises what :meth:`Shards.prepare` does.
     """
     if not data_dir:
         return Source(pairs, lambda indices: generate(pairs, indices), read_ahead)
-    shards = layout(pairs, data_dir)
-    prepare(pairs, shards, progress)
-    opened = Shards(pairs, shards, page_cache)
-    return Source(pairs, opened.read, read_ahead, opened)
+    shards = Shards(pairs, data_dir, page_cache)
+    shards.prepare(**progress)
+    return Source(pairs, shards.read, read_ahead, shards)
 
 
 def disk_rates(
@@ -244,8 +213,8 @@ def disk_rates(
     Before each pass the page cache is put into the state of ``source``. Ranks that share a disk call it together: one
     of each host with ``raw`` while the others wait at ``barrier``, then all load at once, and their rates add up.
     """
-    opened, by_kind = source.shards, dict[str, list[float]](raw=[], loader=[])
-    assert opened is not None
+    shards, by_kind = source.shards, dict[str, list[float]](raw=[], loader=[])
+    assert shards is not None
 
     def load() -> float:
         began, elapsed, samples = time.perf_counter(), 0.0, 0
@@ -254,14 +223,14 @@ def disk_rates(
             samples += len(tokens)
             elapsed = time.perf_counter() - began
         del batches  # ends its threads
-        return samples * opened.pairs.sample_bytes / elapsed
+        return samples * shards.pairs.sample_bytes / elapsed
 
     for number in range(rounds):
         for kind in ("raw", "loader")[:: -1 if number % 2 else 1]:
             if raw:
-                opened.settle()
+                shards.settle()
             barrier()
             if raw or kind == "loader":
-                by_kind[kind].append(load() if kind == "loader" else raw_rate(opened.paths, seconds))
+                by_kind[kind].append(load() if kind == "loader" else raw_rate(shards.paths, seconds))
             barrier()
     return by_kind["raw"], by_kind["loader"]

@@ -50,7 +50,7 @@ def trained(rank: int, size: int, folder: Path, data_dir: str = "", engine: str 
     return {
         "losses": outcome.table[:, :, 0].sum(axis=1).tolist(),
         "samples": outcome.table[:, :, 1].sum(axis=0).tolist(),
-        "compared": compared.losses[engine],
+        "compared": compared[engine]["loss"],
         "equal": [len(set(row)) == 1 for row in outcome.checksums],
         "weights": {name: value.tolist() for name, value in worker.model.state_dict().items() if value.ndim == 1},
     }
@@ -102,6 +102,6 @@ def test_a_slow_disk_shows_in_the_wait_for_data_and_in_its_rate(
     data_s, step_s = (outcome.table[:, :, COLUMNS.index(name)] for name in ("data_s", "step_s"))
     assert (data_s >= 0.1).all() and (data_s <= step_s).all()
     step_s[:] = data_s + 0.01
-    row = run._disk(task.rank, task, task.source, outcome, 1)
+    row = run._disk(task, outcome, 1)
     assert SimpleNamespace(**row).compute_s == pytest.approx(0.01)
     assert row["sample_bytes"] == 96 and 0 < max(row["loader_mb_per_s"]) <= 8 * 96 / 0.1 / 1e6

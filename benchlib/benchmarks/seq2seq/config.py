@@ -51,28 +51,16 @@ class Seq2seqConfig(BaseConfig):
     dim_feedforward: int = Field(512, ge=1, le=262144, description="width within the feed-forward parts")
     sequence: int = Field(256, ge=2, le=65536, description="tokens of a source, and of a target")
     batch_size: int = Field(128, ge=1, le=65536, description="samples per device and step")
-    batch: Literal["", "auto"] = Field(
-        "", description="auto: the largest batch for memory_share, found by trials, instead of batch_size"
-    )
+    batch: Literal["", "auto"] = Field("", description="auto: the largest that fits, by trials, not batch_size")
     memory_share: float = Field(0.9, gt=0, le=1, description="with batch=auto: share of a device's memory to fill")
-    memory_gb: float = Field(
-        0.0,
-        ge=0,
-        description="with batch=auto: memory of a device in GB (1e9 bytes); 0: what is free, of a CPU by rank",
-    )
+    memory_gb: float = Field(0.0, ge=0, description="with batch=auto: of a device, in GB (1e9 bytes); 0: what is free")
     vocabulary: int = Field(8192, ge=2, le=2**31, description="tokens that there are")
 
-    samples: int = Field(
-        512,
-        ge=0,
-        description="samples of an epoch; 0: the whole set of 3,750,000; cut where the budget does not fit it",
-    )
+    samples: int = Field(512, ge=0, description="of an epoch; 0: the whole set of 3,750,000; cut to fit the budget")
     epochs: int = Field(3, ge=1, le=1000, description="counted passes, after one to warm up that is not counted")
     data_dir: str = Field("", description="folder for shards of the samples; '': generated in memory")
     token_bytes: Literal[8, 2] = Field(8, description="bytes of a token on the disk; 2: compact")
-    page_cache: Literal["warm", "cold"] = Field(
-        "warm", description="shards are in the page cache before an epoch, or not"
-    )
+    page_cache: Literal["warm", "cold"] = Field("warm", description="shards are in it before an epoch, or not")
     read_ahead: int = Field(4, ge=0, le=64, description="batches made ahead on threads; 0: each when it is asked for")
 
     engine: Literal["both", "plain", "tuned"] = Field(
@@ -95,11 +83,8 @@ class Seq2seqConfig(BaseConfig):
     def _parts_fit(self) -> "Seq2seqConfig":
         if self.d_model % self.nhead:
             fitting = [heads for heads in range(1, self.d_model + 1) if self.d_model % heads == 0]
-            nearest = min(fitting, key=lambda heads: (abs(heads - self.nhead), heads))
-            raise ValueError(
-                f"nhead = {self.nhead} does not divide d_model = {self.d_model}: each head takes an equal share of it; "
-                f"set nhead={nearest}"
-            )
+            nearest = min(fitting, key=lambda heads: abs(heads - self.nhead))
+            raise ValueError(f"nhead = {self.nhead} does not divide d_model = {self.d_model}: set nhead={nearest}")
         if self.token_bytes == 2 and self.vocabulary > 1 << 16:
             raise ValueError(
                 f"token_bytes = 2 holds tokens below {1 << 16:,}, vocabulary = {self.vocabulary:,}: set token_bytes=8"
@@ -110,9 +95,7 @@ class Seq2seqConfig(BaseConfig):
         if Path(self.data_dir).is_file():
             raise ValueError(f"data_dir = {self.data_dir} is a file: name a folder for the shards")
         if self.memory_gb and not self.batch:
-            raise ValueError(
-                f"memory_gb = {self.memory_gb:g} is the limit of batch=auto: set that, too, or leave it out"
-            )
+            raise ValueError(f"memory_gb = {self.memory_gb:g} is the limit of batch=auto: set that, too")
         return self
 
     def check_whole(self) -> None:
@@ -131,21 +114,20 @@ class Seq2seqConfig(BaseConfig):
 
     @property
     def shape(self) -> dict[str, int]:
-        names = ("d_model", "nhead", "encoder_layers", "decoder_layers", "dim_feedforward", "vocabulary", "sequence")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*FIELDS[:-1], "vocabulary")}
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward, self.vocabulary
 
     @property
     def parameters(self) -> int:
-        return encoder_decoder_parameters(*self.shape_of_layers, self.vocabulary, self.sequence)
-
-    @property
-    def shape_of_layers(self) -> tuple[int, int, int, int]:
-        return self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward
+        return encoder_decoder_parameters(*self._sizes, self.sequence)
 
     @property
     def sample_flops(self) -> float:
         """FLOPs of training on one sample: three times the forward pass."""
-        return 3 * encoder_decoder_forward_flops(*self.shape_of_layers, self.vocabulary, self.sequence, self.sequence)
+        return 3 * encoder_decoder_forward_flops(*self._sizes, self.sequence, self.sequence)
 
     @staticmethod
     def scope(samples: int) -> str:

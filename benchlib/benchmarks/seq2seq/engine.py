@@ -7,7 +7,8 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ class Engine:
     def restart(self, source: Source) -> None:
         """Take the first weights again, an optimizer that has seen nothing, and the samples of ``source``."""
         self.model.load_state_dict(self._fresh().state_dict())
-        self.task = Task(self.task.rank, source, self.task.precision, self.task.batch, self.task.dtype)
+        self.task = replace(self.task, source=source)
         self._start()
 
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[torch.Tensor, float, bool]]:
@@ -131,16 +132,13 @@ class Engine:
         with devices.autocast(self.task.precision, self.device):
             loss = self.module(batch[:, 0], batch[:, 1]) * weight
         mark("forward")
-        (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         mark("backward")
         return loss.detach()  # type: ignore[no-any-return]
 
     def update(self) -> None:
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.forget()
 
     def forget(self) -> None:
@@ -154,32 +152,25 @@ class Engine:
         return count, tokens, tokens, count * self.task.config.sample_flops
 
 
-@dataclass
-class Compared:
-    """What the interleaved engines did: slowest rank's seconds and losses of each step by engine, first passes apart."""
+def compare(task: Task, engines: list[Engine], steps: int) -> dict[str, dict[str, Any]]:
+    """Let the engines take ``steps`` steps each, interleaved on the same batches, after a pass that changes no weights.
 
-    step_s: dict[str, list[float]]
-    losses: dict[str, list[float]]
-    first_s: dict[str, float]
-
-
-def compare(task: Task, engines: list[Engine], steps: int) -> Compared:
-    """Let the engines take ``steps`` steps each, interleaved on the same batches, after a pass that changes no weights."""
-    names, events = [engine.name for engine in engines], task.rank.events
-    result = Compared({name: [] for name in names}, {name: [] for name in names}, {})
+    Return a row of each: the slowest rank's seconds ``first_s`` of that pass and ``step_s`` of the steps, their ``loss``.
+    """
+    events = task.rank.events
+    rows: dict[str, dict[str, Any]] = {engine.name: {"step_s": [], "loss": []} for engine in engines}
     orders = list(share(task, 0, (step % task.steps(task.source.pairs.samples) for step in range(steps))))
     batches = [tokens.to(task.rank.world.device) for tokens in task.source.batches(order for order, _ in orders)]
     with keep_alive(events, task.config.startup_timeout_s):
         for engine in engines:
-            result.first_s[engine.name], _ = _timed(engine, batches[0], orders[0][1], update=False)
+            rows[engine.name]["first_s"], _ = _timed(engine, batches[0], orders[0][1], update=False)
     events.emit("phase", name="compare")
     for number, (batch, (_, weight)) in enumerate(zip(batches, orders, strict=True)):
         for engine in engines if number % 2 == 0 else engines[::-1]:
             events.emit("progress", phase="compare", done=number, total=steps, unit="steps")
-            seconds, loss = _timed(engine, batch, weight)
-            result.step_s[engine.name].append(seconds)
-            result.losses[engine.name].append(loss)
-    return result
+            for name, value in zip(("step_s", "loss"), _timed(engine, batch, weight), strict=True):
+                rows[engine.name][name].append(value)
+    return rows
 
 
 def _timed(engine: Engine, batch: torch.Tensor, weight: float, update: bool = True) -> tuple[float, float]:

@@ -85,7 +85,6 @@ def bench(run: Record) -> Bench:
     processor, gpu = str(run.machine.get("cpu", {}).get("model") or "cpu"), run.backend != "cpu"
     device = next(iter(run.device_names), run.backend if gpu else processor)
     same = ("run", "benchmark", "tier", "backend", "sentence", "machine", "fingerprint")
-    ended = run.result.ended_at
     wall_s, samples = (run.result.facts.get(name) for name in ("train_s", "trained_samples"))
     return Bench(
         gpu_name=device if gpu else None,
@@ -98,8 +97,8 @@ def bench(run: Record) -> Bench:
             gpus=run.result.world_size if gpu else 0,
             ranks=run.result.world_size,
             verdict=run.word,
-            started_at=_utc(run.result.started_at),
-            ended_at=None if ended is None else _utc(ended),
+            started_at=run.result.started_at,
+            ended_at=run.result.ended_at,
             facts=small.result.facts,
         ),
         config=run.config,
@@ -110,10 +109,6 @@ def bench(run: Record) -> Bench:
             Number(**metric.model_dump(), samples=small.samples.get(metric.name, [])) for metric in run.result.metrics
         ],
     )
-
-
-def _utc(seconds: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
 def file_name(content: Bench) -> str:

@@ -3,14 +3,17 @@
 import gc
 import math
 import time
+from dataclasses import replace
+from operator import truediv
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchlib.benchmarks.seq2seq import engine
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.engine import Compared, Engine, Task, compare, share
+from benchlib.benchmarks.seq2seq.engine import Engine, Task, compare, share
 from benchlib.core.errors import RunBroken
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
@@ -40,15 +43,14 @@ def measure(rank: Rank) -> Tables:
     names = ["plain", "tuned"] if config.engine == "both" else [config.engine]
     engines = [Engine(name, task) for name in names]
     trainer = engines[-1]
-    counted = sum(parameter.numel() for parameter in trainer.model.parameters())
-    if counted != config.parameters:
+    if (counted := sum(map(torch.numel, trainer.model.parameters()))) != config.parameters:
         raise RunBroken(f"the model has {counted:,} parameters, and the config says {config.parameters:,}")
     compiles = config.compile and names[-1] == "tuned"
     events.emit("phase", name="warmup", text="compiling" if compiles else "first pass")
     compared = compare(task, engines, config.compare_steps)
     del engines
     gc.collect()
-    plan = planned(task, median(compared.step_s[trainer.name]))
+    plan = planned(task, median(compared[trainer.name]["step_s"]))
     samples = plan.samples // (config.epochs + 1)
 
     events.emit("phase", name="data")
@@ -62,15 +64,10 @@ def measure(rank: Rank) -> Tables:
     trained = training.train(rank, trainer, plan, [config.learning_rate] * plan.planned_steps, per_epoch)
 
     events.emit("phase", name="peak" if unmeasured else "disk")
-    disk: Row = {"status": "skipped", "reason": unmeasured}
-    if not unmeasured:
-        disk = _disk(rank, task, probe, trained, per_epoch)
-    trained.tables = {
-        "epochs": _epochs(trained, trainer, per_epoch),
-        "engines": _engines(task, compared, compiles),
-        "batches": batches,
-        "disk": [disk],
-    }
+    skipped: Row = {"status": "skipped", "reason": unmeasured}
+    disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, per_epoch)
+    trained.tables = {"epochs": _epochs(trained, trainer, per_epoch), "batches": batches, "disk": [disk]}
+    trained.tables["engines"] = _engines(config, compared)
     tables = training.rows(trained, rank, precision, [first, training.peak(rank, precision)], warm=per_epoch)
     for row in tables.get("run", []):
         row["why"] |= {name: "batch = auto was not asked for" for name, value in searched.items() if value is None}
@@ -126,7 +123,7 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     data_dir = "" if in_memory else config.data_dir
     with keep_alive(rank.events, config.budget_s):
-        return open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress)
+        return open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress=progress)
 
 
 def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
@@ -138,10 +135,10 @@ def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
     return f"less than a whole shard says nothing of a disk: set samples={-(-SHARD_BYTES // sample_bytes)} or more"
 
 
-def _disk(rank: Rank, task: Task, source: Source, trained: Trained, per_epoch: int) -> Row:
+def _disk(task: Task, trained: Trained, per_epoch: int) -> Row:
     """Read the shards raw and by the loaders of all ranks; ``compute_s`` is a step without its waiting for data."""
-    of_source = Task(rank, source, task.precision, task.batch)
-    order = np.concatenate([own for own, _ in share(of_source, 1, range(of_source.steps(source.pairs.samples)))])
+    rank, source = task.rank, task.source
+    order = np.concatenate([own for own, _ in share(task, 1, range(task.steps(source.pairs.samples)))])
     with keep_alive(rank.events, rank.config.startup_timeout_s):
         seconds, reads_raw = min(2.0, rank.config.budget_s / 100), rank.world.local_rank == 0
         rates = disk_rates(source, task.batch, order, seconds=seconds, raw=reads_raw, barrier=barrier)
@@ -161,29 +158,22 @@ def _epochs(trained: Trained, trainer: Engine, per_epoch: int) -> list[Row]:
     lacking = "this system does not tell" if trainer.cached else "samples were generated in memory"
     return [
         {"epoch": number, "counted": number > 0, "seconds": seconds, "loss": float(loss), "cached": inside}
-        | ({"why": {"cached": lacking}} if inside is None else {})
+        | {"why": {"cached": lacking} if inside is None else {}}
         for number, (seconds, loss, inside) in enumerate(zip(trained.epoch_s, means, cached, strict=True))
     ]
 
 
-def _engines(task: Task, compared: Compared, compiles: bool) -> list[Row]:
+def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
     """Return a row for each engine: its interleaved steps, and how much faster than the plain one the tuned one is."""
-    rows: list[Row] = []
-    for name in ("plain", "tuned"):
-        row: Row = {"engine": name, "ratios": None, "compile_s": None, "why": {}}
-        if name not in compared.step_s:
-            rows.append(row | {"status": "skipped", "reason": f"engine = {task.config.engine}"})
-            continue
-        times = compared.step_s[name]
-        row |= {"step_s": times, "loss": compared.losses[name]}
-        if name == "tuned" and len(compared.step_s) > 1:
-            row["ratios"] = [plain / tuned for plain, tuned in zip(compared.step_s["plain"], times, strict=True)]
-        if name == "tuned" and compiles:
-            row["compile_s"] = max(0.0, compared.first_s[name] - median(times))
-        row["why"] = {} if row["ratios"] else {"ratios": f"engine = {task.config.engine}"}
-        row["why"] |= {} if row["compile_s"] is not None else {"compile_s": "nothing was compiled"}
-        rows.append(row)
-    return rows
+    asked, first_s = f"engine = {config.engine}", {name: row.pop("first_s") for name, row in compared.items()}
+    none = {"ratios": None, "compile_s": None, "why": {"ratios": asked, "compile_s": "nothing was compiled"}}
+    skipped = {"status": "skipped", "reason": asked}
+    plain, tuned = ({"engine": name} | none | compared.get(name, skipped) for name in ("plain", "tuned"))
+    if len(compared) > 1:
+        tuned["ratios"] = list(map(truediv, plain["step_s"], tuned["step_s"]))
+    if config.compile and "tuned" in compared:
+        tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
+    return [plain, tuned]
 
 
 def _facts(task: Task, trained: Trained, samples: int, per_epoch: int) -> Row:

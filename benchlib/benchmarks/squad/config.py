@@ -30,7 +30,7 @@ class SquadConfig(BaseConfig):
     benchmark: Literal["squad"] = "squad"
 
     data: Literal["minisquad", "squad", "files"] = Field(
-        "minisquad", description="embedded generator, rajpurkar/squad, or train_file and eval_file"
+        "minisquad", description="generated, rajpurkar/squad, or files"
     )
     train_file: str = Field("", description="SQuAD v1.1 JSON file to train on; sets data=files")
     eval_file: str = Field("", description="SQuAD v1.1 JSON file to evaluate on; sets data=files")
@@ -40,71 +40,50 @@ class SquadConfig(BaseConfig):
     model: str = Field(
         EMBEDDED_MODEL, min_length=1, description="hub name, local folder, or tiny: the embedded encoder"
     )
-    init: Literal["pretrained", "random"] = Field(
-        "pretrained", description="start from the model's weights or from random ones"
-    )
+    init: Literal["pretrained", "random"] = Field("pretrained", description="weights to start from")
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
-    attention_dropout: float = Field(
-        -1.0, ge=-1, lt=1, description="dropout rate of the attention weights; -1: the model's own"
-    )
-    hidden_dropout: float = Field(
-        -1.0, ge=-1, lt=1, description="dropout rate of the hidden states; -1: the model's own"
-    )
+    attention_dropout: float = Field(-1.0, ge=-1, lt=1, description="of the attention weights; -1: the model's own")
+    hidden_dropout: float = Field(-1.0, ge=-1, lt=1, description="of the hidden states; -1: the model's own")
 
     max_length: int = Field(384, ge=16, le=8192, description="tokens per window: question and part of the context")
     doc_stride: int = Field(128, ge=0, le=8192, description="tokens shared by neighbouring windows")
 
     engine: Literal["native", "compiled", "trainer"] = Field(
-        "native",
-        description="benchlib's loop, the same with forward and backward pass in XLA, or transformers' Trainer",
+        "native", description="benchlib's loop, the same with its passes in XLA, or transformers' Trainer"
     )
     trainer_padding: Literal["max_length", "longest"] = Field("max_length", description="padding with engine=trainer")
     epochs: float = Field(1.0, gt=0, le=1000, description="passes over the training features")
     max_steps: int = Field(0, ge=0, description="maximum optimizer steps; 0: limited by the budget only")
     batch_size: int = Field(8, ge=1, le=65536, description="samples per rank and micro-batch")
     accumulation: int = Field(1, ge=1, le=65536, description="micro-batches per optimizer step")
-    learning_rate: float = Field(
-        BERT_LEARNING_RATE, gt=0, le=1, description="peak of the schedule; the embedded model defaults to 1e-3"
-    )
+    learning_rate: float = Field(BERT_LEARNING_RATE, gt=0, le=1, description="peak of the schedule; of tiny 1e-3")
     warmup_ratio: float = Field(0.1, ge=0, lt=1, description="fraction of the steps in which the learning rate rises")
     weight_decay: float = Field(0.01, ge=0, le=1, description="weight decay of AdamW; not applied to biases and norms")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0: no clipping")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="precision of matrix products; weights stay fp32"
-    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of matrix products; weights are fp32")
     compile: bool = Field(False, description="torch.compile the model")
     fused_optimizer: bool = Field(True, description="use AdamW's fused kernel where the device has one")
     bucket_cap_mb: float = Field(25.0, gt=0, le=4096, description="gradient bucket size in MiB")
-    checkpoint_every: int = Field(
-        0, ge=-1, description="optimizer steps between checkpoints; 0: only at the end, -1: none"
-    )
+    checkpoint_every: int = Field(0, ge=-1, description="steps between checkpoints; 0: only at the end, -1: none")
     resume: str = Field("", description="folder of an interrupted run to continue from its last checkpoint")
 
-    balance: Literal["off", "auto"] = Field("off", description="split of the global batch: off (even), auto (by speed)")
+    balance: Literal["off", "auto"] = Field("off", description="split of the global batch: even, or by speed")
     memory_limits_gb: list[Annotated[float, Field(gt=0)]] = Field(
-        [], description="memory that a split may fill, of each rank in GB; none: what its device has"
+        [], description="what a split may fill, by rank in GB; none: what its device has"
     )
-    planted_work: list[PositiveInt] = Field(
-        [], description="how often each rank does its work, of which it counts one: slow ranks on purpose"
-    )
-    planted_drift_step: int = Field(
-        0, ge=0, description="optimizer steps before planted_work holds in reverse order; 0: never"
-    )
+    planted_work: list[PositiveInt] = Field([], description="how often each rank does its work, of which it counts one")
+    planted_drift_step: int = Field(0, ge=0, description="steps before planted_work is turned around; 0: never")
 
     n_best: int = Field(20, ge=1, le=1000, description="start and end positions considered for a span")
     max_answer_tokens: int = Field(30, ge=1, le=512, description="longest answer, in tokens")
 
     target_f1: float | None = Field(None, ge=0, le=100, description="F1 to reach on the whole of SQuAD v1.1")
     target_f1_embedded: float | None = Field(
-        None, ge=0, le=100, description="F1 of the stand-in on its generated questions; not the target of BERT"
+        None, ge=0, le=100, description="F1 of the stand-in on generated questions"
     )
     reference_f1: float | None = Field(None, ge=0, le=100, description="published F1 to compare with")
-    target_loss: float | None = Field(
-        None, gt=0, description="limit of the final smoothed loss on the whole of SQuAD v1.1"
-    )
-    target_allreduce_gbps: float | None = Field(
-        None, gt=0, description="bus bandwidth of the gradient all-reduce, in Gbps"
-    )
+    target_loss: float | None = Field(None, gt=0, description="limit of the final loss on the whole of SQuAD v1.1")
+    target_allreduce_gbps: float | None = Field(None, gt=0, description="bus bandwidth of the gradients, in Gbps")
     target_samples_per_s: float | None = Field(None, gt=0, description="training throughput over all ranks")
     target_memory_gb: float | None = Field(None, gt=0, description="limit of a rank's peak device memory, in GB")
 
@@ -127,16 +106,12 @@ class SquadConfig(BaseConfig):
         if self.data == "minisquad" and not (self.train_questions and self.eval_questions):
             raise ValueError("data = minisquad is generated: set train_questions and eval_questions to 1 or more")
         if self.doc_stride >= self.max_length - 3:
-            raise ValueError(
-                f"doc_stride = {self.doc_stride} must be smaller than max_length - 3 = {self.max_length - 3}, else windows "
-                "never advance"
-            )
+            most = self.max_length - 4
+            raise ValueError(f"doc_stride = {self.doc_stride}, so that windows never advance: set {most} or less")
         used = ["balance = auto"] * (self.balance != "off")
         used += [f"{name} = {','.join(map(str, getattr(self, name)))}" for name in PER_RANK if getattr(self, name)]
         if self.engine != "native" and used:
-            raise ValueError(
-                f"{used[0]} with engine = {self.engine}, which gives every rank the same work: set engine=native"
-            )
+            raise ValueError(f"{used[0]} with engine = {self.engine}, whose ranks share evenly: set engine=native")
         if self.memory_limits_gb and self.balance == "off":
             raise ValueError(f"{used[0]} limits what a split gives to a rank: set balance=auto")
         if self.planted_drift_step and not self.planted_work:
@@ -146,10 +121,7 @@ class SquadConfig(BaseConfig):
                 raise ValueError("engine = compiled trains in fp32 by XLA: set precision=fp32 and compile=false")
             for name in ("attention_dropout", "hidden_dropout"):
                 if getattr(self, name) > 0:
-                    raise ValueError(
-                        f"{name} = {getattr(self, name):g}: engine = compiled trains without dropout; set 0, or -1 and "
-                        "engine=native"
-                    )
+                    raise ValueError(f"{name} = {getattr(self, name):g}: engine = compiled trains without: set 0")
         if self.engine == "trainer" and self.resume:
             raise ValueError("resume needs engine=native: the Trainer's checkpoints are pickles, which are not read")
         return self
@@ -194,13 +166,11 @@ class SquadConfig(BaseConfig):
     def expected_work(self) -> str:
         """Say what will be trained and evaluated; windows are known only once the text is tokenised."""
         counts = [f"{count:,}" if count else "all" for count in (self.train_questions, self.eval_questions)]
-        steps = -(-self.train_questions // self.global_batch) if self.train_questions else 0
-        least = f", at least {int(steps * self.epochs):,} steps" if steps else ""
         cap = f", at most {self.max_steps:,} steps" if self.max_steps else ""
         return (
             f"{self.engine} fine-tunes {self.model} ({self.init} weights, {self.precision}) on {counts[0]} questions of "
-            f"{self.data} for {self.epochs:g} epoch{'s' * (self.epochs != 1)}, {self.global_batch} samples a step"
-            f"{least}{cap}; evaluates {counts[1]} questions; cut to fit the budget where the measured speed asks for it"
+            f"{self.data} for {self.epochs:g} epoch{'s' * (self.epochs != 1)}, {self.global_batch} samples a step{cap}; "
+            f"evaluates {counts[1]} questions; cut to fit the budget where the measured speed asks for it"
         )
 
 

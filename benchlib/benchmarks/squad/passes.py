@@ -189,7 +189,7 @@ class Native:
             with contextlib.nullcontext() if last and counts else self.ddp.no_sync():
                 part = self.loss(batch) * (weight if counts else 0.0)
                 mark("forward")
-                (self.scaler.scale(part) if self.scaler else part).backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(part).backward()  # type: ignore[no-untyped-call]
                 mark("backward")
         return part.detach()
 
@@ -198,15 +198,11 @@ class Native:
 
     def update(self) -> None:
         """See ``Work``. Gradients are views into DDP's buckets and stay there."""
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         if self.task.config.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.config.max_grad_norm)
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=False)
 
     def cost(self, batch: MicroBatch, weight: float) -> tuple[int, int, int, float]:

@@ -154,7 +154,7 @@ def save(task: Task, work: Native, plan: Plan, step: int, table: np.ndarray, bal
         state = {
             "step": step,
             "plan": asdict(plan),
-            "scaler": work.scaler.state_dict() if work.scaler else None,
+            "scaler": work.scaler.state_dict(),
             "work": identity(task),
             "splits": [asdict(split) for split in balance.splits] if balance else [],
         }
@@ -197,8 +197,7 @@ def put_back(task: Task, start: Checkpoint, work: Native, balance: Balance | Non
         raise UserError(f"resume = {folder}: that run had {differing}: give the same values to continue it")
     work.model.load_state_dict(start.tensors("model"))
     checkpoint.load_optimizer(work.optimizer, start.tensors("optimizer"))
-    if work.scaler and start.state["scaler"]:
-        work.scaler.load_state_dict(start.state["scaler"])
+    work.scaler.load_state_dict(start.state["scaler"])
     prefix, states = f"rank{task.rank.world.rank}.", start.tensors("rng")
     own = {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}
     checkpoint.set_rng_state(own, task.rank.world.device)

@@ -22,21 +22,18 @@ from benchlib.core.events import Moment
 from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
-from benchlib.workloads.batches import collate, steps_per_epoch
+from benchlib.workloads.batches import MicroBatch, collate, steps_per_epoch
 from benchlib.workloads.training import Plan, Trained
 
-_TRIALS = 3
-_PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
+TRIALS = 3
+PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
 
 
 def train(task: Task) -> Trained:
     """Fine-tune ``task.loaded.model`` in place with ``transformers.Trainer``. Called by all ranks."""
-    import datasets
-
     config, rank = task.config, task.rank
     devices.require_precision(config.precision, rank.world.device)
     model = task.loaded.model.to(rank.world.device).train()
-    rows = _columns(task)
     torch.manual_seed(config.seed + 1 + rank.world.rank)
     rank.events.emit("phase", name="warmup")
     plan = _plan(task, model)
@@ -44,44 +41,37 @@ def train(task: Task) -> Trained:
         rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
     rank.events.emit("phase", name="train")
     devices.reset_peak_memory(rank.world.device)
-    log = StepLog(rank.world, rank.events, plan.step_s)
-    rates = learning_rates(config, plan.planned_steps)
+    recorder = Recorder(task, plan)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # Its hints (pinned memory without a GPU and the like) are about the recipe, which is not ours to change.
         warnings.simplefilter("ignore")
-        recorder = Recorder(task, log, rates)
+        windows: Any = range(len(task.features))
         trainer = CountingTrainer(
-            model=model,
-            args=arguments(config, folder, plan),
-            train_dataset=datasets.Dataset.from_dict(rows),
-            data_collator=_collator(task),
-            callbacks=[recorder],
+            model, arguments(config, folder, plan), lambda part: _inputs(task, part), windows, callbacks=[recorder]
         )
-        trainer.rates, trainer.recorder = rates, recorder
+        trainer.recorder = recorder
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
         trainer.train()
         trainer.accelerator.free_memory()
-    log.gather(recorder.times())
-    trained = Trained(plan, rates, recorder.began, table=log.table, train_s=recorder.train_s)
+    recorder.gather()
+    trained = Trained(plan, recorder.rates, recorder.began, table=recorder.log.table, train_s=recorder.train_s)
     groups = buckets(model.parameters(), config.bucket_cap_mb)
     trained.bucket_bytes = [sum(parameter.nbytes for parameter in group) for group in groups]
     trained.checksums = [compare_ranks(model, rank.world, rank.events, math.ceil(config.epochs))]
     return trained
 
 
-def _columns(task: Task) -> dict[str, list[Any]]:
-    """Return the windows as the Trainer takes them: columns of one entry per window."""
-    windows, padded = task.features, task.config.trainer_padding == "max_length"
-    rows: dict[str, list[Any]] = {"input_ids": [windows.ids(index).tolist() for index in range(len(windows))]}
-    if windows.token_types:
-        rows["token_type_ids"] = [windows.types(index).tolist() for index in range(len(windows))]
-    pad = task.loaded.tokenizer.pad
-    columns = dict(pad(rows, padding="max_length" if padded else False, max_length=task.config.max_length))
-    assert windows.start_positions is not None and windows.end_positions is not None
-    labels = {"start_positions": windows.start_positions.tolist(), "end_positions": windows.end_positions.tolist()}
-    return columns | labels
+def _padded(task: Task, windows: Any) -> MicroBatch:
+    full = task.config.trainer_padding == "max_length"
+    multiple = task.config.max_length if full else PAD_MULTIPLE
+    return collate(task.features, np.array(windows), task.loaded.tokenizer.pad_token_id, multiple)
+
+
+def _inputs(task: Task, windows: list[int]) -> dict[str, Any]:
+    batch = _padded(task, windows)
+    return {**batch.inputs, "start_positions": batch.start, "end_positions": batch.end}
 
 
 def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.TrainingArguments:
@@ -93,7 +83,7 @@ def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.Trai
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        lr_scheduler_type="linear",
+        lr_scheduler_type="constant",
         num_train_epochs=config.epochs,
         max_steps=plan.planned_steps,
         seed=config.seed,
@@ -114,59 +104,57 @@ def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.Trai
     )
 
 
-def _collator(task: Task) -> Any:
-    if task.config.trainer_padding == "max_length":
-        return transformers.default_data_collator
-    return transformers.DataCollatorWithPadding(task.loaded.tokenizer, pad_to_multiple_of=_PAD_MULTIPLE)
-
-
 class Recorder(transformers.TrainerCallback):
-    """Keeps the time of each step and what it trained on. A step ends where the next one begins."""
+    """Keeps the time of each step and what it trained on, and gives each step its learning rate: the Trainer's own
+    schedule begins at 0. A step ends where the next one begins.
+    """
 
-    def __init__(self, task: Task, log: StepLog, rates: list[float]) -> None:
-        self.log, self.rates, self.flops = log, rates, flops_of(task.loaded)
-        self.began, self.train_s, self.size = Moment.now(), 0.0, task.rank.world.size
+    def __init__(self, task: Task, plan: Plan) -> None:
+        self.task, self.flops = task, flops_of(task.loaded)
+        self.rates = learning_rates(task.config, plan.planned_steps)
+        self.log = StepLog(task.rank.world, task.rank.events, plan.step_s)
+        self.began, self.train_s = Moment.now(), 0.0
         clock = Clock(task.rank.world.device)
         self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown)
-        self._clear()
-
-    def _clear(self) -> None:
         self._loss: torch.Tensor | float = 0.0
         self._counts = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
 
     def count(self, inputs: dict[str, torch.Tensor], loss: torch.Tensor) -> None:
         """Add a micro-batch; its ``loss`` is the rank's mean, already divided by the accumulation."""
         rows, length = inputs["input_ids"].shape
-        self._loss = self._loss + loss.detach() / self.size
+        self._loss = self._loss + loss.detach() / self.task.rank.world.size
         self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, self.flops(rows, length))
 
-    def times(self) -> list[dict[str, float]]:
-        """Return the times of the steps that were not gathered yet; only the whole step's is known."""
-        return [{"step_s": row["step_s"]} for row in self._timer.take()]
+    def gather(self) -> None:
+        """Share the steps that were not gathered yet; of their times only the whole step's is known."""
+        self.log.gather([{"step_s": row["step_s"]} for row in self._timer.take()])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.began = Moment.now()
         self._timer.begin()
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        for group in more["optimizer"].param_groups:
+            group["lr"] = self.rates[state.global_step]
+
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Close a step: ``state.global_step`` counts it already."""
         self._timer.end_step()
         done = int(state.global_step)
-        epoch = int((done - 1) // max(1, state.max_steps / max(args.num_train_epochs, 1e-9)))
         samples, tokens, padded, flops = self._counts.tolist()
-        step = Step(done, epoch, self.rates[done - 1], self._loss, int(samples), int(tokens), int(padded), flops)
-        self._clear()
-        if self.log.add(step):
-            self.log.gather(self.times())
+        epoch, counts = (done - 1) // self.task.per_epoch, (int(samples), int(tokens), int(padded))
+        due = self.log.add(Step(done, epoch, self.rates[done - 1], self._loss, *counts, flops))
+        self._loss, self._counts = 0.0, np.zeros(4)
+        if due:
+            self.gather()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.train_s = self.began.since()
 
 
 class CountingTrainer(transformers.Trainer):
-    """The Trainer, with its micro-batches counted and the learning rates of the config (never 0, as its own begins)."""
+    """The Trainer, with its micro-batches counted."""
 
-    rates: list[float]
     recorder: Recorder
 
     def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> torch.Tensor:
@@ -174,31 +162,19 @@ class CountingTrainer(transformers.Trainer):
         self.recorder.count(inputs, loss)
         return loss
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return a schedule that gives step t the rate ``rates[t]``."""
-        assert self.optimizer is not None
-        factors = [rate / self.args.learning_rate for rate in self.rates]
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer if optimizer is not None else self.optimizer, lambda step: factors[min(step, len(factors) - 1)]
-        )
-        return self.lr_scheduler
-
 
 def _plan(task: Task, model: Any) -> Plan:
     config, windows, device = task.config, task.features, task.rank.world.device
-    padded = config.trainer_padding == "max_length"
     draw = np.random.Generator(np.random.PCG64(config.seed))
 
     def trial(number: int) -> None:
         for _ in range(config.accumulation):
-            part = draw.integers(0, len(windows), config.batch_size)
-            multiple = config.max_length if padded else _PAD_MULTIPLE
-            batch = collate(windows, part, task.loaded.tokenizer.pad_token_id, multiple)
+            batch = _padded(task, draw.integers(0, len(windows), config.batch_size))
             qa_loss(model, batch.to(device), config.precision).backward()
         model.zero_grad(set_to_none=True)
 
-    step_s = measured_step_s(task, trial, _TRIALS)
-    length = config.max_length if padded else float(windows.lengths.mean())
+    step_s = measured_step_s(task, trial, TRIALS)
+    length = config.max_length if config.trainer_padding == "max_length" else float(windows.lengths.mean())
     plan = make_plan(task, len(windows), step_s, config.global_batch * length)
     totals = (_samples(steps, len(windows), config) for steps in (plan.total_steps, plan.planned_steps))
     return replace(plan, total_samples=next(totals), samples=next(totals))
