@@ -13,7 +13,7 @@ from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.rules import Rule, lg_scenario
 from benchlib.config import addresses
 from benchlib.core.events import Event
-from benchlib.core.stats import percentile, resampled
+from benchlib.core.stats import percentile
 from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.load import client_limits
@@ -114,7 +114,8 @@ def rate(name: str, table: np.ndarray, weights: np.ndarray) -> Row:
         return {"why": dict.fromkeys(columns, "no query was completed")}
     begin, value = float(np.min(queries.start_s(table))), float(weights.sum()) / span
     counts, _ = np.histogram(table["last_s"], WINDOWS, (begin, begin + span), weights=weights)
-    low, high = resampled([counts * WINDOWS / span], lambda data, axis: np.asarray(np.mean(data, axis=axis)), 0.95)
+    rates = np.random.default_rng(0).choice(counts * WINDOWS / span, (2000, WINDOWS)).mean(axis=1)
+    low, high = map(float, np.percentile(rates, [2.5, 97.5]))
     return dict(zip(columns, (value, min(low, value), max(high, value)), strict=True))
 
 
