@@ -13,13 +13,15 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+
+from pydantic_core import from_json
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import parse_json, read_bytes, writing
-from benchlib.core.text import counted
+from benchlib.core.files import read_bytes, writing
 
 Event = dict[str, Any]
+EVENT: dict[str, Any] = {"t": (int, float), "kind": str, "source": str}
 LONG_S = 5.0
 RATE_WINDOW = 20  # steps that the shown rate is averaged over
 # Words for the phases that benchmarks share; the event of another phase brings its own as ``text``.
@@ -99,19 +101,14 @@ class EventWriter:
         self._descriptor = -1  # the number may soon be another file's
 
 
-def _parse(data: bytes, kinds: Collection[str] | None = None) -> list[Event]:
+def _parse(data: bytes) -> list[Event]:
     events = []
-    for line in data.split(b"\n"):  # JSON has no bare line feed; splitlines() would also split at other characters
-        with contextlib.suppress(ValueError):  # a damaged line must not hide the others
-            event = parse_json(line.decode())
-            if _is_event(event) and (kinds is None or event["kind"] in kinds):
+    for line in data.split(b"\n"):  # JSON has no bare line feed
+        with contextlib.suppress(ValueError):  # a damaged or foreign line must not hide the others
+            event = from_json(line, allow_inf_nan=False)
+            if isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in EVENT.items()):
                 events.append(event)
     return events
-
-
-def _is_event(event: Any) -> TypeGuard[Event]:
-    types: dict[str, Any] = {"t": (int, float), "kind": str, "source": str}
-    return isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in types.items())
 
 
 def _in_order(files: list[list[Event]]) -> list[Event]:
@@ -119,13 +116,13 @@ def _in_order(files: list[list[Event]]) -> list[Event]:
     return list(heapq.merge(*files, key=lambda event: event["t"]))
 
 
-def read_events(run_dir: Path | str, kinds: Collection[str] | None = None, writer: str = "*") -> list[Event]:
-    """Return all events of a run folder, or those of one ``writer``, in the order of time; cut or foreign lines and files are
-    passed over."""
+def read_events(run_dir: Path | str, kinds: Collection[str] = (), writer: str = "*") -> list[Event]:
+    """Return the events of a run folder, those of some ``kinds`` or of one ``writer``, in the order of time; cut or foreign lines
+    and files are passed over."""
     files = []
     for path in sorted(Path(run_dir).glob(f"events-{writer}.jsonl")):
         with contextlib.suppress(UserError):
-            files.append(_parse(read_bytes(path), kinds))
+            files.append([event for event in _parse(read_bytes(path)) if not kinds or event["kind"] in kinds])
     return _in_order(files)
 
 
@@ -160,8 +157,7 @@ class Progress:
 
     ``began`` is when the phase did, monotonic: one of more than ``LONG_S`` that cannot tell the time left shows the time it
     has taken. ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work
-    in a phase whose parts have a count of their own. ``text`` are the words for the phase. ``malformed`` counts the events that
-    were skipped: a key is missing, or its value is of another type.
+    in a phase whose parts have a count of their own. ``text`` are the words for the phase.
     """
 
     phase: str = "starting"
@@ -173,7 +169,6 @@ class Progress:
     rate: float | None = None
     left_s: float | None = None
     part: str = ""
-    malformed: int = 0
     started: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
     _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
@@ -183,10 +178,8 @@ class Progress:
         kind = event["kind"]
         if kind != "plan" and (kind not in ("phase", "step", "progress") or event["source"] != "rank0"):
             return False
-        try:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
             getattr(self, f"_{kind}")(event)
-        except (KeyError, TypeError, ValueError):
-            self.malformed += 1
         return True
 
     def _plan(self, event: Event) -> None:
@@ -200,10 +193,9 @@ class Progress:
         self._recent.clear()
 
     def _step(self, event: Event) -> None:
+        loss, samples = event.get("loss"), float(event.get("samples") or 0)
         # A loss that is not finite was written as text, since JSON has no such number.
-        loss = None if event.get("loss") is None else float(event["loss"])
-        samples = float(event.get("samples") or 0)
-        self.done, self.loss = int(event["step"]), loss
+        self.done, self.loss = int(event["step"]), None if loss is None else float(loss)
         self._timed(event["t"], samples)
 
     def _progress(self, event: Event) -> None:
@@ -233,7 +225,6 @@ class Progress:
             train and self.loss is not None and f"loss {self.loss:.3f}",
             train and self.rate and f"{self.rate:,.1f} samples/s",
             left or (elapsed >= LONG_S and f"for {elapsed:.0f} s"),
-            self.malformed and f"{counted(self.malformed, 'malformed event')} skipped",
         )
         return "  ".join(part for part in parts if part)
 

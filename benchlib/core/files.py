@@ -9,9 +9,7 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from benchlib.core.errors import StorageError, UserError, explained
 
@@ -29,7 +28,6 @@ MAX_YAML_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
 _STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
-_KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
 
 
 def not_written(path: Path | str, error: OSError) -> StorageError:
@@ -156,36 +154,11 @@ def read_yaml(path: Path | str) -> Any:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
-def _finite(digits: str) -> float:
-    if not math.isfinite(value := float(digits)):
-        raise ValueError(f"{digits[:20]} is not a finite number")
-    return value
-
-
-def _whole(digits: str) -> int:
-    _finite(digits)
-    return int(digits)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, parse_int=_whole)
-
-
-def parse_json(text: str) -> Any:
-    """Read JSON strictly: ``ValueError`` for NaN, infinity, numbers beyond a float, half characters, deep nesting."""
-    try:
-        value = _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if re.search(r"\\u[dD][89a-fA-F]", text):  # half of a surrogate pair cannot be encoded
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
 def read_json(path: Path | str) -> Any:
     """Read a JSON file; a missing, cut or foreign file is a ``UserError`` that names it and the reason."""
     data = read_bytes(path)
     try:
-        return parse_json(data.decode())
+        return from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error}); the file may be cut") from None
 
@@ -201,8 +174,7 @@ def read_object(path: Path | str, required: Mapping[str, type], known_schema: in
     check_schema(path, value, known_schema)
     for name, kind in required.items():
         if not isinstance(value.get(name), kind):
-            problem = f"{name} is missing or not {_KINDS[kind]}"
-            raise UserError(f"{path}: not a file of benchlib, or cut: {problem}")
+            raise UserError(f"{path}: not a file of benchlib, or cut: {name} is missing or no {kind.__name__}")
     return value
 
 

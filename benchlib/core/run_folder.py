@@ -58,8 +58,9 @@ def claim(run_dir: Path | str) -> int:
     while _lock(descriptor) is False:  # without locks only the files of an earlier launch tell of it
         if time.monotonic() > end:
             os.close(descriptor)
-            in_use = f"{run_dir} is in use: another process works on this run"
-            raise UserError(f"{in_use}; wait for its end, or start another run")
+            raise UserError(
+                f"{run_dir} is in use: another process works on this run; wait for its end, or start another"
+            )
         time.sleep(0.02)
     return descriptor
 
@@ -153,14 +154,3 @@ def _fault(run_dir: Path, name: str, entry: Any) -> str:
     if len(data) > size or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
         return f"{name} was altered after the run"
     return ""
-
-
-def samples_fault(path: str) -> str:
-    """Return what is wrong with a Parquet file as far as its two ends tell; '' where both are as they should be."""
-    if not os.path.isfile(path):  # opening a pipe would wait
-        return "expected a file"
-    with open(path, "rb") as handle:
-        begin, size = handle.read(4), handle.seek(0, os.SEEK_END)
-        handle.seek(max(0, size - 4))
-        whole = size >= 12 and begin == b"PAR1" == handle.read()
-    return "" if whole else "not a Parquet file, or cut"

@@ -8,17 +8,17 @@ from constants. Legend of the names:
 - ``others_percent`` processor time of everybody else on the machine, what a hypervisor took for other guests among it
 - of the devices that the run uses (of the processor package for the backend cpu): ``power_w`` sum,
   ``energy_j`` sum of the hardware's own counters, ``temperature_c`` highest, ``utilization_percent`` mean,
-  ``device_memory_bytes`` sum of what is in use, by whomever; ``devices`` has the same of each device, in the order of
-  the ranks of this machine (none for the processor)
+  ``device_memory_bytes`` sum of what is in use, by whomever
 """
 
 import contextlib
 import importlib
 import itertools
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -49,12 +49,11 @@ Question = Callable[[Any], Any]  # to a handle; any error means that the device 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices of one kind: a handle of each, and what they are asked. ``listed``: their readings are shown one by one, too."""
+    """Devices of one kind: a handle of each, and what they are asked."""
 
     handles: Sequence[Any]
     questions: dict[str, Question]
     close: Callable[[], object] = lambda: None
-    listed: bool = False
 
     def read(self) -> list[Reading]:
         return [{name: _answer(ask, handle) for name, ask in self.questions.items()} for handle in self.handles]
@@ -81,7 +80,7 @@ def nvidia(devices: int, nv: Any) -> Devices:
         "utilization_percent": lambda handle: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
         "device_memory_bytes": lambda handle: nv.nvmlDeviceGetMemoryInfo(handle).used,
     }
-    return Devices(handles, questions, nv.nvmlShutdown, listed=True)
+    return Devices(handles, questions, nv.nvmlShutdown)
 
 
 def amd(devices: int, smi: Any) -> Devices:
@@ -109,7 +108,7 @@ def amd(devices: int, smi: Any) -> Devices:
         "utilization_percent": lambda handle: smi.amdsmi_get_gpu_activity(handle)["gfx_activity"],
         "device_memory_bytes": lambda handle: smi.amdsmi_get_gpu_memory_usage(handle, smi.AmdSmiMemoryType.VRAM),
     }
-    return Devices([handles[int(name)] for name in _visible("rocm", devices)], questions, smi.amdsmi_shut_down, True)
+    return Devices([handles[int(name)] for name in _visible("rocm", devices)], questions, smi.amdsmi_shut_down)
 
 
 class Package:
@@ -119,14 +118,12 @@ class Package:
         self.zones = sorted(zone for zone in powercap.glob("intel-rapl:*") if zone.name.count(":") == 1)
         self.last: dict[Path, int] = {}
         self.total_uj = 0
-        self.last_read: tuple[float, float] | None = None
+        self.last_read = (math.nan, 0.0)
 
     def energy_j(self) -> float:
         """Return joules since the first reading; a counter that wrapped is continued."""
         if not self.zones:
-            raise LookupError(
-                f"no processor energy counter in {POWERCAP} (virtual machines and non-x86 systems seldom have one)"
-            )
+            raise LookupError(f"no processor energy counter in {POWERCAP} (virtual machines seldom have one)")
         try:
             for zone in self.zones:
                 now = int((zone / "energy_uj").read_text())
@@ -139,11 +136,10 @@ class Package:
         return self.total_uj / 1e6
 
     def power_w(self) -> float:
-        now, energy, before = time.monotonic(), self.energy_j(), self.last_read
-        self.last_read = (now, energy)
-        if before is None or now <= before[0]:
+        (before_s, before_j), self.last_read = self.last_read, (time.monotonic(), self.energy_j())
+        if not (span_s := self.last_read[0] - before_s) > 0:
             raise LookupError("power is the change of the energy counter and needs a second reading")
-        return (energy - before[1]) / (now - before[0])
+        return (self.last_read[1] - before_j) / span_s
 
 
 def processor(powercap: Path = POWERCAP) -> Devices:
@@ -153,7 +149,7 @@ def processor(powercap: Path = POWERCAP) -> Devices:
         "energy_j": Package.energy_j,
         "temperature_c": lambda _: _temperature_c(),
         "utilization_percent": lambda _: psutil.cpu_percent(),
-        "device_memory_bytes": _refusal("the processor has no memory of its own: see rss_bytes_per_pid"),
+        "device_memory_bytes": lambda _: _refuse("the processor has no memory of its own: see rss_bytes_per_pid"),
     }
     return Devices([Package(powercap)], questions)
 
@@ -166,15 +162,12 @@ def _temperature_c() -> float:
     raise LookupError("the system shows no processor temperature")
 
 
-def _refusal(reason: str) -> Question:
-    def ask(_: Any) -> float:
-        raise LookupError(reason)
-
-    return ask
+def _refuse(reason: str) -> float:
+    raise LookupError(reason)
 
 
 def absent(reason: str) -> Devices:
-    return Devices([None], dict.fromkeys(COMBINED, _refusal(reason)))
+    return Devices([reason], dict.fromkeys(COMBINED, _refuse))
 
 
 def devices_of(backend: str, count: int, library: ModuleType | Any | None = None) -> Devices:
@@ -205,18 +198,14 @@ def _visible(backend: str, count: int) -> list[str]:
 
 def _together(readings: list[Reading]) -> Reading:
     """Return the reading of all devices together; where one gives no value there is none, and the reason names it."""
-    if len(readings) == 1:
-        return readings[0]
-    result: Reading = dict.fromkeys(COMBINED, "no device is visible")
-    for name, combine in COMBINED.items() if readings else ():
+    if not readings:
+        return dict.fromkeys(COMBINED, "no device is visible")
+    result = dict(readings[0])
+    for name, combine in COMBINED.items() if len(readings) > 1 else ():
         values = [reading[name] for reading in readings]
         missing = [f"device {number}: {value}" for number, value in enumerate(values) if isinstance(value, str)]
         result[name] = missing[0] if missing else combine([float(value) for value in values])
     return result
-
-
-def _values(reading: Reading) -> dict[str, float | None]:
-    return {name: None if isinstance(value, str) else value for name, value in reading.items()}
 
 
 def _busy_s() -> float:
@@ -246,11 +235,9 @@ class Sensors:
 
     def read(self) -> dict[str, Any]:
         """Return all names of the module's legend; None where there is no value."""
-        readings = self.devices.read()
-        answers = self._cpu_percent() | _together(readings)
+        answers = self._cpu_percent() | _together(self.devices.read())
         self._reasons = {name: value for name, value in answers.items() if isinstance(value, str)}
-        one_by_one = {"devices": [_values(reading) for reading in readings]} if self.devices.listed else {}
-        return {"rss_bytes_per_pid": self._rss(), **_values(answers), **one_by_one}
+        return {"rss_bytes_per_pid": self._rss(), **answers, **dict.fromkeys(self._reasons)}
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -263,21 +250,18 @@ class Sensors:
                 resident[str(pid)] = psutil.Process(pid).memory_info().rss
         return resident
 
-    def _family(self) -> list[psutil.Process]:
-        """Return the ranks and what they started, by one scan of the machine's processes for all: they descend from this one."""
-        family = {}
-        for pid in self.pids:
+    def _family(self) -> Iterator[psutil.Process]:
+        """Yield the ranks and what they started, by one scan of the machine's processes for all: they descend from this one."""
+        pids, here = set(self.pids), psutil.Process()
+        for process in (here, *here.children(recursive=True)) if pids else ():  # parents come before their children
             with contextlib.suppress(psutil.Error):
-                family[pid] = psutil.Process(pid)
-        for child in psutil.Process().children(recursive=True) if family else ():  # parents come before their children
-            with contextlib.suppress(psutil.Error):
-                if child.ppid() in family:
-                    family.setdefault(child.pid, child)
-        return list(family.values())
+                if process.pid in pids or process.ppid() in pids:
+                    pids.add(process.pid)
+                    yield process
 
     def _cpu_percent(self) -> Reading:
         """Return the processor time of the ranks and that of all others since the last reading, 100 is one core."""
-        now, spent, used = time.monotonic(), dict[int, float](), 0.0
+        now, spent, used, busy = time.monotonic(), dict[int, float](), 0.0, _busy_s()
         for member in self._family():
             with contextlib.suppress(psutil.Error):
                 spent[member.pid] = sum(member.cpu_times()[:2])
@@ -286,7 +270,6 @@ class Sensors:
                     used += spent[member.pid] - self._cpu_s[member.pid]
                 elif self._cpu_at is not None and member.create_time() > time.time() - (now - self._cpu_at):
                     used += spent[member.pid]
-        busy = _busy_s()
         everybody, self._busy_s = busy - self._busy_s, busy
         seen = bool(self._cpu_s.keys() & spent.keys())
         before, self._cpu_s, self._cpu_at = self._cpu_at, spent, now

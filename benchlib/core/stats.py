@@ -5,12 +5,11 @@ other and say less than as many independent samples do: their interval comes fro
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-CONFIDENCE = 0.95
 RESAMPLES = 2000
 MIN_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75% for three and 94% for five
 MIN_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
@@ -48,13 +47,14 @@ def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float
     """
     values = finite(samples)
     if len(values) < MIN_FOR_INTERVAL:
-        raise ValueError(f"{len(values)} samples have no interval of {CONFIDENCE:.0%}: {MIN_FOR_INTERVAL} are needed")
+        raise ValueError(f"{len(values)} samples have no interval of 95%: {MIN_FOR_INTERVAL} are needed")
     n, length = len(values), block_length(values)
     if length == 1:
         values = np.sort(values)  # one interval for any order
     starts = np.random.default_rng(0).integers(n, size=(RESAMPLES, math.ceil(n / length), 1))
     places = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :n] % n
-    return _ends(np.median(values[places], axis=1), CONFIDENCE)
+    low, high = np.percentile(np.median(values[places], axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
@@ -126,50 +126,30 @@ def median_ends(samples: np.ndarray, z: float) -> tuple[float, float]:
     return float(middle - low), float(high - middle)
 
 
-def quarters(samples: Sequence[float]) -> list[float]:
-    """Return the medians of the four quarters of a series; none of fewer than twenty samples."""
-    if len(samples) < 4 * MIN_PER_QUARTER:
-        return []
-    return [float(np.median(part)) for part in np.array_split(finite(samples), 4)]
-
-
-def drift(samples: Sequence[float]) -> tuple[str, float, float] | None:
-    """Return how a series moved, as "rose", "fell" or "varied" with two medians of quarters; None for a steady or short one.
+def drift(samples: Sequence[float]) -> str:
+    """Say how a series moved, without the unit: ``rose from 63 to 114``; '' for a steady one and for fewer than twenty samples.
 
     It moved where the largest median of a quarter is more than 1.1 times the smallest and their 95% intervals do not
     overlap. Then no one number stands for the series.
     """
-    medians = quarters(samples)
-    if not medians:
-        return None
-    parts = np.array_split(finite(samples), 4)
-    least, most = int(np.argmin(medians)), int(np.argmax(medians))
-    if (
-        medians[most] <= MIN_DRIFT * medians[least]
-        or median_interval(parts[least])[1] >= median_interval(parts[most])[0]
-    ):
-        return None
-    if {least, most} == {0, 3}:
-        return "rose" if most == 3 else "fell", medians[0], medians[3]
-    return "varied", medians[least], medians[most]
-
-
-def drift_text(samples: Sequence[float]) -> str:
-    """Write a drift for a reader, without the unit: ``rose from 63 to 114``; '' for a series that did not."""
-    moved = drift(samples)
-    if moved is None:
+    if len(samples) < 4 * MIN_PER_QUARTER:
         return ""
-    word, first, last = moved
-    ends = "between {:.3g} and {:.3g}" if word == "varied" else "from {:.3g} to {:.3g}"
-    return f"{word} {ends.format(first, last)}"
+    parts = np.array_split(finite(samples), 4)
+    medians = [float(np.median(part)) for part in parts]
+    least, most = int(np.argmin(medians)), int(np.argmax(medians))
+    apart = median_interval(parts[least])[1] < median_interval(parts[most])[0]
+    if medians[most] <= MIN_DRIFT * medians[least] or not apart:
+        return ""
+    if {least, most} == {0, 3}:
+        return f"{'rose' if most == 3 else 'fell'} from {medians[0]:.3g} to {medians[3]:.3g}"
+    return f"varied between {medians[least]:.3g} and {medians[most]:.3g}"
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
     """Return the trailing mean over ``smoothing_window`` samples, as many as went in."""
     array = np.asarray(values, dtype=float)
     width = smoothing_window(len(array))
-    sums = np.cumsum(np.concatenate([[0.0], array]))
-    ends = np.arange(1, len(array) + 1)
+    sums, ends = np.concatenate([[0.0], np.cumsum(array)]), np.arange(1, len(array) + 1)
     starts = np.maximum(ends - width, 0)
     return (sums[ends] - sums[starts]) / (ends - starts)  # type: ignore[no-any-return]
 
@@ -187,20 +167,6 @@ def finite(samples: Sequence[float] | np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
         raise ValueError(f"{int((~np.isfinite(values)).sum())} of {values.size} samples are not finite numbers")
     return values
-
-
-def resampled(
-    data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], confidence: float
-) -> tuple[float, float]:
-    """Return the bootstrap percentile interval of ``statistic(*data, axis=...)``, each array resampled on its own."""
-    rng = np.random.default_rng(0)
-    drawn = [values[rng.integers(len(values), size=(RESAMPLES, len(values)))] for values in data]
-    return _ends(statistic(*drawn, axis=-1), confidence)
-
-
-def _ends(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    low, high = np.percentile(values, [50 * (1 - confidence), 50 * (1 + confidence)])
-    return float(low), float(high)
 
 
 def thinned(samples: Sequence[float], count: int) -> list[float]:

@@ -284,7 +284,7 @@ def load(folder: Path | str, whole: bool = True) -> Record:
     elif parts["config"] is not None and (lacks := [name for name in NAMING if name not in parts["config"]]):
         problems.append(f"config.json: not a config of benchlib, it has no {' and no '.join(lacks)}")
         parts["config"] = None
-    samples = read(lambda: Run(path).samples) if whole else read(lambda: _require_samples(path))
+    samples = read(lambda: Run(path).samples) if whole else {}
     faults = read(lambda: run_folder.file_faults(path)) or []
     named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
     problems = [problem for problem in problems if not (named and problem.startswith(named))]
@@ -300,7 +300,7 @@ def load(folder: Path | str, whole: bool = True) -> Record:
         started_at=_start(path) if started is None else started,
         ended_at=ended,
         at_work=parts["verdict"] is None and run_folder.is_running(path),
-        samples=(samples or {}) if whole else {},
+        samples=samples or {},
         problems=list(dict.fromkeys([*problems, *faults])),
         folder=str(path),
         report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
@@ -315,12 +315,6 @@ def load(folder: Path | str, whole: bool = True) -> Record:
         except Exception:  # a foreign result breaks it in many ways: its verdict says so
             record.limits = []
     return record
-
-
-def _require_samples(path: Path) -> None:
-    samples = str(path / "samples.parquet")
-    if os.path.lexists(samples) and (fault := run_folder.samples_fault(samples)):
-        raise UserError(f"samples.parquet: {fault}")
 
 
 def named_by(folder: Path | str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchlib.core.events import Event, Moment, read_events, restarts
 from benchlib.core.sensors import resident_gb
-from benchlib.core.stats import drift_text
+from benchlib.core.stats import drift
 from benchlib.results import peaks as recorded_peaks
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects
@@ -271,7 +271,7 @@ def rows(
     # Of what has no FLOP rate or no peak there is no MFU.
     if not flops or steps["flops"] is None:
         steps["why"]["mfu"] = steps["why"].get("flops") or peak_of
-    steps["drift"] = drift_text([n / s for n, s in zip(steps["samples"], steps["step_s"], strict=True)])
+    steps["drift"] = drift([n / s for n, s in zip(steps["samples"], steps["step_s"], strict=True)])
     return {
         "run": [run],
         "steps": [steps],

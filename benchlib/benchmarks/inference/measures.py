@@ -12,7 +12,7 @@ from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.loadgen import Outcome
 from benchlib.config import addresses
 from benchlib.core.events import Event
-from benchlib.core.stats import percentile, resampled
+from benchlib.core.stats import percentile
 from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.load import client_limits
@@ -94,7 +94,8 @@ def rate(table: np.ndarray, weights: np.ndarray) -> tuple[float | None, float | 
         return None, None, None
     begin, value = float(np.min(queries.start_s(table))), float(weights.sum()) / span
     counts, _ = np.histogram(table["last_s"], WINDOWS, (begin, begin + span), weights=weights)
-    low, high = resampled([counts * WINDOWS / span], lambda data, axis: np.asarray(np.mean(data, axis=axis)), 0.95)
+    rates = np.random.default_rng(0).choice(counts * WINDOWS / span, (2000, WINDOWS)).mean(axis=1)
+    low, high = map(float, np.percentile(rates, [2.5, 97.5]))
     return value, min(low, value), max(high, value)
 
 

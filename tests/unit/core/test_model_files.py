@@ -74,7 +74,7 @@ NOT_WHOLE = {
     "a pickle": (only_pickle, "pytorch_model.bin is a pickle"),
     "a lost part": (of_a_lost_part, "model-00002-of-00002.safetensors is missing, which model.safetensors.index.json"),
     "cut config": (cut("config.json"), "config.json: not valid JSON"),
-    "another config": (lambda place: (place / "config.json").write_text('{"a": 1}'), "no model_type"),
+    "another config": (lambda place: (place / "config.json").write_text('{"a": 1}'), "model_type is missing"),
 }  # fmt: skip
 
 
