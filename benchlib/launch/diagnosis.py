@@ -69,12 +69,10 @@ class RankRecord:
     stacks: str | None = field(default=None, repr=False)
 
     def end(self, code: int, at: float | None = None) -> None:
-        """Take in that it ended with an exit code, at a unix time: now where none is given."""
         self.returncode, self.ended_at = code, at or time.time()
 
     @property
     def alive(self) -> bool:
-        """Whether the rank has not ended as far as is known."""
         return self.returncode is None
 
     @property
@@ -84,7 +82,6 @@ class RankRecord:
 
     @property
     def waits(self) -> bool:
-        """Whether its stack ends in a wait, see ``is_waiting``."""
         return is_waiting(main_stack(self.stacks or ""))
 
     def hear(self, event: dict[str, Any]) -> None:
@@ -307,72 +304,18 @@ def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
     The text is empty for a process that does not answer: it has no handler yet, or is stopped. The worker makes the
     file after it has installed the handler; without one the signal would end the process, so it is not sent then.
     """
-    paths = [path for _, path in asked]
-    earlier = [_text(path) for path in paths]
+
+    def texts() -> list[str]:
+        return [path.read_text(errors="replace") if path.exists() else "" for _, path in asked]
+
+    earlier = now = texts()
     for pid, path in asked:
         with contextlib.suppress(OSError):
             if path.exists():
                 os.kill(pid, signal.SIGUSR1)
-    end, texts = time.monotonic() + STACKS_S, list[str]()
-    while time.monotonic() < end:
+    end, answered = time.monotonic() + STACKS_S, False
+    while not answered and time.monotonic() < end:
         time.sleep(0.05)
-        before, texts = texts, [_text(path) for path in paths]
-        if texts == before and all(map(len, _added(texts, earlier))):
-            break  # all have answered, and nothing is being added
-    return _added(texts, earlier)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def _added(texts: list[str], earlier: list[str]) -> list[str]:
-    return [text[len(old) :] for text, old in zip(texts, earlier, strict=True)]
-
-
-# What a report shows of a run that did not end well, from ``status.json``
-
-
-STACKS_LIMIT = 20_000  # characters of one stack or traceback; a report stays small with a thousand ranks
-STACKS_SHOWN = 8
-
-
-def _ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
-    status = status or {}
-    return sorted(status.get("ranks") or [], key=lambda rank: rank.get("rank") != status.get("culprit"))
-
-
-def rank_endings(status: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return how each rank ended, in words, where the run was not complete."""
-    if not status or status.get("outcome") == "complete":
-        return []
-    rows = []
-    for rank in _ranks(status):
-        step = f", step {rank['last_step']:,}" if isinstance(rank.get("last_step"), int) else ""
-        row = {name: rank.get(name) for name in ("rank", "pid")}
-        row |= {"culprit": row["rank"] == status.get("culprit"), "end": _end(rank)}
-        row["phase"] = f"{rank.get('last_phase') or 'not started'}{step}"
-        row["traceback"] = str((rank.get("error") or {}).get("traceback") or "")[-STACKS_LIMIT:]
-        rows.append(row)
-    return rows
-
-
-def _end(rank: dict[str, Any]) -> str:
-    code, name = rank.get("returncode"), rank.get("signal")
-    if error := rank.get("error"):
-        return f"raised {error.get('type', 'an error')}: {error.get('message', '')}"
-    if rank.get("ended_by_supervisor"):
-        return f"was ended with the run ({name or 'no signal needed'})"
-    if name:
-        return f"was killed by {name}"
-    return "had not ended" if code is None else "ended normally" if code == 0 else f"ended with exit code {code}"
-
-
-def stack_groups(status: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the Python stacks with the ranks that had them, each stack once."""
-    groups: dict[str, list[str]] = {}
-    for rank in _ranks(status):
-        if rank.get("stacks"):
-            groups.setdefault(str(rank["stacks"])[:STACKS_LIMIT], []).append(str(rank.get("rank")))
-    rows = [(f"rank{'s' * (len(members) > 1)} {', '.join(members)}", stack) for stack, members in groups.items()]
-    return rows[:STACKS_SHOWN]
+        before, now = now, texts()
+        answered = now == before and all(len(new) > len(old) for new, old in zip(now, earlier, strict=True))
+    return [new[len(old) :] for new, old in zip(now, earlier, strict=True)]

@@ -72,11 +72,6 @@ class Job:
         return dataclasses.asdict(self)
 
 
-def already_executed(run_dir: Path) -> str:
-    """Return what to tell who starts a run in a folder that holds one: in a notebook, and in a terminal."""
-    return f"{run_dir} was already executed: rerun the Setup cell, or start `benchlib run` again, for a new run"
-
-
 def job_name(run_dir: Path | str) -> str:
     """Return the name of a run's job: what its folder is called, as a part of a host name."""
     text = re.sub(r"[^a-z0-9]+", "-", Path(run_dir).name.lower()).strip("-") or "run"

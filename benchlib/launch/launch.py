@@ -23,7 +23,6 @@ from benchlib.core import files, run_folder
 from benchlib.core.errors import RunBroken, StorageError, UserError
 from benchlib.core.events import Event, EventFollower, read_events
 from benchlib.launch.diagnosis import EXIT_STORAGE
-from benchlib.launch.jobs import already_executed
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.processes import MARK, kill_marked, signal_name
 from benchlib.launch.ranks import BROKEN, RankTable, rank_of
@@ -47,16 +46,15 @@ class RankFailed(RunBroken):
         super().__init__("\n".join(self._lines()))
 
     def _lines(self) -> list[str]:
-        rows: list[dict[str, Any]] = self.status["ranks"]
-        culprit = next((row for row in rows if row["rank"] == self.status["culprit"]), {})
-        rank, traceback = culprit.get("rank"), (culprit.get("error") or {}).get("traceback")
-        stacks = culprit.get("stacks") or ""
+        rank = self.status["culprit"]
+        culprit = next((row for row in self.status["ranks"] if row["rank"] == rank), {})
+        traceback = (culprit.get("error") or {}).get("traceback")
         heading = f"Traceback of rank {rank}:" if traceback else f"Python stacks of rank {rank} when it was ended:"
-        shown = (traceback or stacks).rstrip().splitlines()
+        shown = (traceback or culprit.get("stacks") or "").rstrip().splitlines()
         return [str(self.status["reason"]), *(["", heading, *shown] if shown else [])]
 
     def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {line}" if not index else line for index, line in enumerate(self._lines())]
+        return f"{type(self).__name__}: {self}".splitlines()
 
 
 class _OwnConfig(BaseConfig, extra="allow"):
@@ -84,8 +82,6 @@ class Launch:
         Raises ``UserError`` where the folder has no config, is in use or was executed before: old events and ports
         would be taken for new ones.
         """
-        if self._process:
-            raise UserError(already_executed(self.run_dir))
         held = run_folder.claim(self.run_dir)
         try:
             self._start(held)
@@ -100,7 +96,8 @@ class Launch:
 
     def _start(self, held: int) -> None:
         if (self.run_dir / "status.json").exists() or any(self.run_dir.glob("events-*.jsonl")):
-            raise UserError(already_executed(self.run_dir))
+            again = "rerun the Setup cell, or start `benchlib run` again, for a new run"
+            raise UserError(f"{self.run_dir} was already executed: {again}")
         config = self._config or self._read()
         job = LAUNCHERS[config.launcher](config, self.run_dir, self.benchmark)
         if lack := job.lacks():
@@ -115,7 +112,7 @@ class Launch:
         package = Path(__file__).resolve().parents[2]
         if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), env.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "benchlib.launch.supervise", str(self.run_dir), "--claim", str(held)]
+        command = [sys.executable, "-m", "benchlib.launch.supervise", str(self.run_dir), str(held)]
         with (logs / "supervisor.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True, pass_fds=[held]
@@ -124,8 +121,7 @@ class Launch:
     def _read(self) -> BaseConfig:
         if not self.benchmark:
             return load_config(self.run_dir)
-        values = files.read_json(self.run_dir / "config.json")
-        return validated(_OwnConfig, {"benchmark": self.benchmark, **values})
+        return validated(_OwnConfig, {"benchmark": self.benchmark, **files.read_json(self.run_dir / "config.json")})
 
     @property
     def pid(self) -> int | None:
@@ -140,19 +136,16 @@ class Launch:
 
         Closing the iterator early stops the run.
         """
-        follower, last = EventFollower(self.run_dir), time.monotonic()
+        follower, last, running = EventFollower(self.run_dir), time.monotonic(), True
         try:
-            while True:
+            while running:
                 running = self.running  # asked before reading, so that the last events are not missed
                 self._continue()
                 new = follower.poll()
+                if not new and time.monotonic() - last >= TICK_S:
+                    new = [{"t": time.time(), "source": "launch", "kind": "tick"}]
                 yield from new
-                if not running:
-                    break
-                if new or time.monotonic() - last >= TICK_S:
-                    last = time.monotonic()
-                    if not new:
-                        yield {"t": time.time(), "source": "launch", "kind": "tick"}
+                last = time.monotonic() if new else last
                 time.sleep(POLL_S)
         except BaseException:
             self.stop()
@@ -167,7 +160,7 @@ class Launch:
         if process is None:
             return None
         self._continue()
-        self._send_stop(process)
+        self._send_stop()
         try:
             process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
@@ -180,41 +173,35 @@ class Launch:
             if self.running:
                 self.stop()
         finally:
-            if self._process:
-                self._send_stop(self._process)
+            self._send_stop()
 
     def _continue(self) -> None:
         """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end nothing."""
         if self._process:
             self._process.send_signal(signal.SIGCONT)
 
-    def _send_stop(self, process: subprocess.Popen[bytes]) -> None:
+    def _send_stop(self) -> None:
         with self._lock, contextlib.suppress(OSError, ValueError):  # it is gone, or was told before
-            assert process.stdin
-            process.stdin.write(b"q")
-            process.stdin.close()
+            if self._process and self._process.stdin:
+                self._process.stdin.write(b"q")
+                self._process.stdin.close()
 
     def wait(self) -> Status:
         if self._process is None:
             raise UserError("the run was not started: call start() first")
-        self._process.wait()
-        self._send_stop(self._process)
+        code = self._process.wait()
+        self._send_stop()
         with self._lock:
-            if self._status is None:
-                self._status = self._final_status()
+            self._status = self._status or _status(self.run_dir) or write_lost(self.run_dir, self._why(code))
         return self._status
 
-    def _final_status(self) -> Status:
-        assert self._process is not None
-        if (self.run_dir / "status.json").exists():
-            return files.read_json(self.run_dir / "status.json")  # type: ignore[no-any-return]
-        code = self._process.returncode
+    def _why(self, code: int) -> str:
+        """Return why the supervisor wrote no status."""
         if code == EXIT_STORAGE:
-            return write_lost(self.run_dir, f"{self.run_dir} cannot be written: the disk is full or read-only")
+            return f"{self.run_dir} cannot be written: the disk is full or read-only"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        reason = f"the supervisor {how} before the run was over; its ranks were ended"
         log = (self.run_dir / "logs" / "supervisor.log").read_text(errors="replace").strip()
-        return write_lost(self.run_dir, reason + (f"\n{log[-2000:]}" if log else ""))
+        return f"the supervisor {how} before the run was over; its ranks were ended\n{log[-2000:]}".strip()
 
     def raise_for_status(self) -> None:
         """Raise ``RankFailed`` unless the run was complete, skipped or stopped."""
@@ -227,6 +214,11 @@ class Launch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _status(run_dir: Path) -> Status | None:
+    path = run_dir / "status.json"
+    return files.read_json(path) if path.exists() else None
 
 
 def execute(run_dir: Path | str, on_event: Callable[[Event], None] | None = None, benchmark: str = "") -> Status:
@@ -251,8 +243,8 @@ def settle(run_dir: Path | str) -> Status | None:
     supervisor that was stopped (SIGSTOP) goes on: then it sees that its launching process is gone, and ends.
     """
     path = Path(run_dir).resolve()
-    if (path / "status.json").exists():
-        return files.read_json(path / "status.json")  # type: ignore[no-any-return]
+    if status := _status(path):
+        return status
     launched = read_events(path, {"launched"}, "supervisor")
     if not launched or launched[-1].get("host") != platform.node():
         return None

@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import platform
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,15 @@ from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
 from benchlib.launch.nodes import LAUNCH
-from benchlib.launch.processes import MARK, SUPERVISOR_PID, adopt_orphans, descendants, kill, signal_name
+from benchlib.launch.processes import (
+    MARK,
+    SUPERVISOR_PID,
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    kill,
+    signal_name,
+)
 
 TERM_S = 1.0  # between SIGTERM and SIGKILL
 KILL_S = 6.0  # for killed processes to disappear
@@ -47,21 +55,18 @@ class Children:
         ``launch`` is the id of this launch, by which the ranks say to whom they belong.
         """
         env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **job.env, LAUNCH: launch, MARK: str(run_dir)}
-        command, pid = job.command, str(os.getpid())
-        if job.agent:  # it knows nothing of us: a shim ties its life to ours before it becomes the agent
-            command = [sys.executable, "-m", "benchlib.launch.supervise", "--tied-to", pid, "--", *command]
-            env.pop(SUPERVISOR_PID, None)
-        else:
-            env[SUPERVISOR_PID] = pid
+        # In the child, before it becomes the program: the death signal outlives exec. There is one thread so far.
+        tied = functools.partial(die_with_parent, os.getpid())
+        more: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": tied}
+        env.pop(SUPERVISOR_PID, None)
         if job.remote:
             del env[MARK]  # marked processes may be killed at once; this agent first has to take its job back
         for index in range(1 if job.agent else job.ranks):
-            place = {} if job.agent else {"RANK": str(index), "LOCAL_RANK": str(index)}
+            own = {"RANK": str(index), "LOCAL_RANK": str(index), SUPERVISOR_PID: str(os.getpid())}
             base = run_dir / "logs" / ("agent" if job.agent else f"rank{index}")
             with base.with_suffix(".out").open("ab") as out, base.with_suffix(".err").open("ab") as err:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env | place, start_new_session=True
-                )
+                variables = env if job.agent else env | own
+                process = subprocess.Popen(job.command, stdout=out, stderr=err, env=variables, **more)
             self.living[process.pid] = process
         return list(self.living)
 

@@ -1,6 +1,6 @@
 """The supervisor: owns the ranks of a run on this machine and ends all of them, whatever happens.
 
-    python -m benchlib.launch.supervise RUN_DIR
+    python -m benchlib.launch.supervise RUN_DIR [CLAIM]
 
 Its standard input is a liveness pipe: end of file means that the launching process is gone, ``q`` means stop. It runs
 ``RUN_DIR/job.json`` (see ``jobs.Job``). It ends the run at the first failure of a rank, on SIGINT, SIGTERM and
@@ -11,7 +11,6 @@ Where the job's agent starts ranks again (``restarts``), a failure ends the atte
 hangs is killed so that the agent sees a failure.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -35,8 +34,8 @@ from benchlib.core.files import read_json, write_json
 from benchlib.core.sensors import Sensors
 from benchlib.launch import diagnosis, nodes
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
-from benchlib.launch.jobs import Job, already_executed
-from benchlib.launch.processes import descendants, die_with_parent, go_on_without_parent, kill, signal_name
+from benchlib.launch.jobs import Job
+from benchlib.launch.processes import descendants, go_on_without_parent, kill, signal_name
 from benchlib.launch.ranks import BROKEN, AgentReport, Attempts, Children, Ending, RankTable, rank_of
 
 GRACE_S = 1.0  # after the first failure, for the peers' error files
@@ -384,23 +383,12 @@ class Supervisor:
         write_json(self.run_dir / "status.json", {**rows, **times, **again})
 
 
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["--tied-to"]:  # the death signal outlives exec, so the agent inherits it
-        die_with_parent(int(argv[1]))
-        os.execvp(argv[3], argv[3:])
-    parser = argparse.ArgumentParser(
-        prog="python -m benchlib.launch.supervise", description="Own the ranks of a run and end them all."
-    )
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--claim", type=int, help="descriptor by which the launching process claimed RUN_DIR")
-    options = parser.parse_args(argv)
-    run_dir = options.run_dir.resolve()
+def main(argv: list[str]) -> int:
+    run_dir = Path(argv[0]).resolve()
     go_on_without_parent()
     try:
-        run_folder.claim(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
-        if (run_dir / "events-supervisor.jsonl").exists():
-            raise UserError(already_executed(run_dir))
+        # CLAIM is the descriptor by which the launching process claimed the folder.
+        os.set_inheritable(int(argv[1]), False) if len(argv) > 1 else run_folder.claim(run_dir)
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
         return Supervisor(run_dir, Job(**read_json(run_dir / "job.json"))).run()
     except UserError as error:
@@ -410,6 +398,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(sys.argv[1:])
     sys.stdout.flush()
     os._exit(code)  # not to wait for a sensor thread that hangs in a driver

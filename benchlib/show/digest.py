@@ -12,13 +12,14 @@ from benchlib.core.machine import hardware
 from benchlib.core.text import GROUPS, KINDS, NOT_EVALUATED, UNJUDGED, badness, duration, look, moment, quantity, text
 from benchlib.judge.published import section
 from benchlib.judge.regression import disturbances
-from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
 from benchlib.results.record import Record
 from benchlib.results.run import Result, Run
 from benchlib.results.verdict import GATE, Check, Verdict
 
 READ_FIRST = 3  # sentences of the reading beside the key numbers
+STACKS_LIMIT = 20_000  # characters of one stack or traceback; a report stays small with a thousand ranks
+STACKS_SHOWN = 8
 
 Rows = list[dict[str, Any]]
 
@@ -65,8 +66,8 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
         "notes": list(dict.fromkeys([*(result.notes if result else []), *messages(run)])),
         "machine": machine_rows(record.machine),
         "skipped": skipped,
-        "ranks": part(lambda: rank_endings(record.status), []),
-        "stacks": part(lambda: stack_groups(record.status), []),
+        "ranks": (ranks := part(lambda: rank_rows(record.status or {}), [])),
+        "stacks": part(lambda: stack_groups(ranks), []),
         "tables": part(lambda: spec.report(run), {}) if result else {},
         "published": part(lambda: section(run), None) if config and result else None,
         "config": part(lambda: changes(config, run.origins), []) if config else [],
@@ -185,3 +186,35 @@ def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:
         else:
             rows[name] = text(value)
     return [(name.replace("_", " "), shown) for name, shown in rows.items() if shown]
+
+
+def rank_rows(status: dict[str, Any]) -> Rows:
+    """Return how each rank ended, the culprit first, where the run was not complete."""
+    rows = []
+    for rank in status.get("ranks") or [] if status.get("outcome") != "complete" else []:
+        step, traceback = rank.get("last_step"), (rank.get("error") or {}).get("traceback") or ""
+        phase = f"{rank.get('last_phase') or 'not started'}{f', step {step:,}' if isinstance(step, int) else ''}"
+        words = {"end": _end(rank), "phase": phase, "traceback": str(traceback)[-STACKS_LIMIT:]}
+        rows.append({"pid": None, **rank, "culprit": rank.get("rank") == status.get("culprit"), **words})
+    return sorted(rows, key=lambda row: not row["culprit"])
+
+
+def _end(rank: dict[str, Any]) -> str:
+    code, name = rank.get("returncode"), rank.get("signal")
+    if error := rank.get("error"):
+        return f"raised {error.get('type', 'an error')}: {error.get('message', '')}"
+    if rank.get("ended_by_supervisor"):
+        return f"was ended with the run ({name or 'no signal needed'})"
+    if name:
+        return f"was killed by {name}"
+    return "had not ended" if code is None else "ended normally" if code == 0 else f"ended with exit code {code}"
+
+
+def stack_groups(ranks: Rows) -> list[tuple[str, str]]:
+    """Return the Python stacks with the ranks that had them, each stack once."""
+    groups: dict[str, list[str]] = {}
+    for rank in ranks:
+        if rank.get("stacks"):
+            groups.setdefault(str(rank["stacks"])[:STACKS_LIMIT], []).append(str(rank.get("rank")))
+    rows = [(f"rank{'s' * (len(members) > 1)} {', '.join(members)}", stack) for stack, members in groups.items()]
+    return rows[:STACKS_SHOWN]

@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ SelectType=select/cons_tres
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
+MinJobAge=5  # sbatch --wait then looks every 2 s, not up to 32 s apart
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=2 RealMemory=1000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
@@ -80,14 +80,9 @@ def running(folder: Path) -> Iterator[Path]:
         _until(lambda: _idle(conf))
         yield conf
     finally:
-        for daemon in reversed(daemons):
-            daemon.send_signal(signal.SIGTERM)
         for daemon in daemons:
-            try:
-                daemon.wait(5)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            daemon.kill()
+            daemon.wait()
 
 
 def _idle(conf: Path) -> bool:
