@@ -28,6 +28,7 @@ def command() -> None:
 @click.option("--data", help="Text of the inputs: --set data=NAME.")
 @SET
 @click.option("--no-weights", is_flag=True, help="Leave the weights out: the other machine has the same ones.")
+@click.option("--slim", is_flag=True, help="Inputs, logits and layers alone: a recording that can be shipped.")
 @OUT
 @user_errors
 def record(**given: Any) -> None:

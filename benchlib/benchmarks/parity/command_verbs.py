@@ -16,6 +16,7 @@ from rich.markup import escape
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity import merge as results
 from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.recording import GRADIENTS
 from benchlib.commands import run
 from benchlib.commands.run import console, shown
 from benchlib.config.schema import parse_overrides
@@ -39,6 +40,7 @@ def record(
     data: str | None,
     pairs: Iterable[str],
     no_weights: bool,
+    slim: bool,
     out: Path | None,
 ) -> int:
     """Compute the reference and the fp64 reference, publish them as the golden ``folder`` and return the exit code.
@@ -61,7 +63,7 @@ def record(
     if outcome.interrupted or outcome.verdict.broken or not (recorded / golden.NAME).exists():
         console.print("[yellow]nothing was published[/]  the run has no complete recording", soft_wrap=True)
         return code or (EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN)
-    _publish(recorded, folder, weights=not no_weights)
+    _publish(recorded, folder, weights=not (no_weights or slim), slim=slim)
     return code
 
 
@@ -118,11 +120,14 @@ def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]
     return overrides
 
 
-def _publish(recorded: Path, target: Path, weights: bool) -> None:
+def _publish(recorded: Path, target: Path, weights: bool, slim: bool) -> None:
     """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
     manifest = golden.manifest(recorded)
     if not weights:
         (recorded / golden.WEIGHTS).unlink(missing_ok=True)
+        if slim:
+            shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
+            (recorded / golden.REFERENCE / GRADIENTS).unlink(missing_ok=True)
         manifest = golden.write(recorded, manifest)
     beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
     try:

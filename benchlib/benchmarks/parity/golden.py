@@ -22,7 +22,7 @@ from typing import Any
 import benchlib
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_object, sha256, write_json
+from benchlib.core.files import home, read_object, sha256, write_json
 
 NAME = "golden.json"
 SCHEMA = 2
@@ -123,6 +123,12 @@ def parameters(manifest: Mapping[str, Any]) -> dict[str, Any]:
         )
     del values["dev_file"]
     return values
+
+
+def shipped(config: ParityConfig) -> Path | None:
+    """Return the recording of the same work that comes with the kit; None where there is none."""
+    folders = (path.parent for path in sorted((home() / "baselines" / "golden").glob(f"*/{NAME}")))
+    return next((folder for folder in folders if manifest(folder)["work"] == work(config)), None)
 
 
 def refuse(config: ParityConfig) -> None:

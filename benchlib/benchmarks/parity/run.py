@@ -27,7 +27,7 @@ from benchlib.runtime import child
 from benchlib.runtime.child import Ended
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads import numerics
-from benchlib.workloads.executors import Member
+from benchlib.workloads.executors import MEMBERS, Member
 
 LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
 COMPARED = ("data", "edge", "layer")  # kinds of cases whose logits are recorded one by one
@@ -112,6 +112,7 @@ def measure(rank: Rank) -> Tables:
         row, differences = _member(bench, way)
         tables["members"].append(row)
         tables["differences"] += differences
+    tables["recorded"] = [] if config.record or config.golden else _recorded(bench)
     there, here = bench.reference.recording.meta["environment"], bench.environment
     if not config.golden:
         _close_golden(bench, there)
@@ -203,6 +204,20 @@ def _member(bench: Bench, way: Member) -> tuple[Row, list[Row]]:
     if not config.keep:
         _drop(candidate.folder)
     return row | {"status": "ok", "reason": ""}, differences
+
+
+def _recorded(bench: Bench) -> list[Row]:
+    """Compare this run's reference with the recording of the same work that comes with the kit."""
+    if (folder := golden.shipped(bench.config)) is None:
+        return []
+    try:
+        golden.read(folder)
+        shipped = Reference(Recording.open(folder / golden.REFERENCE), None, load_file(folder / golden.INPUTS))
+        rows = compare(shipped, bench.reference.recording, MEMBERS["eager"], bench.config.ease)
+    except UserError as error:  # other weights or inputs
+        cells = {"at": "", "index": 0, "value": 1.0, "limit": 0.0, "eased": "", "note": str(error)}
+        rows = [{"member": "eager", "precision": "fp32", "quantity": "weights and inputs", **cells}]
+    return [row for row in rows if row.get("status") != "skipped"]  # what it leaves out: gradients, the dev set
 
 
 def _columns(bench: Bench, candidate: Recording) -> Row:

@@ -73,6 +73,7 @@ differences = Table(
     ],
     note="{note}",
 )
+recorded = replace(differences, name="recorded")
 environment = Table("environment", "{fact}", cols("fact reference members"))
 run = run_table(
     *cols("model init description stand_in identity golden weights_sha256 cases_sha256 outputs_sha256"),
@@ -101,6 +102,7 @@ logits, cosines = largest.where(quantity=LOGITS), largest.where(quantity=COSINE)
 layers = _in_order(LAYERS, "embeddings, then layers")
 curve = _in_order(CURVE, "step")
 gradients = replace(worst.where(quantity=GRADIENTS), title="{member}: {at}")
+recorded_logits = recorded.where(quantity=LOGITS).most("value")
 
 
 def _all_skipped(run: Rows) -> str:
@@ -113,10 +115,14 @@ def _outcome(check: Check, run: Rows) -> Judged:
     status, reason, gates = member.get("status", "ok"), str(member.get("reason") or ""), bool(member.get("gates", True))
     if status != "ok":
         return check.answer("SKIPPED" if status == "skipped" and reason else "FAIL", reason, gates=gates)
-    own = differing.table
-    # A layer beyond its limit says where; whether it matters is for the outputs to say.
+    return _located(replace(check, over=[(differing, bound)]), run).model_copy(update={"gates": gates})
+
+
+def _located(check: Check, run: Rows) -> Judged:
+    """Judge differences. A layer beyond its limit says where; whether it matters is for the outputs to say."""
+    differing, bound = check.over[0]
+    own, more = differing.table, dict[str, Any]()
     answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
-    more: dict[str, Any] = {"gates": gates}
     for row in own.where(quantity=LOGITS).most("value").rows(run):
         more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
     if answer.status == "FAIL" and (beyond := _beyond(run, own.where(quantity=LAYERS).rows(run))):
@@ -337,7 +343,7 @@ def _asked(config: Any) -> bool:
 
 
 SPEC = Spec(
-    tables=[members, differences, environment, run],
+    tables=[members, differences, recorded, environment, run],
     metrics=[
         LOGITS_METRIC,
         COSINE_METRIC,
@@ -350,6 +356,14 @@ SPEC = Spec(
             "parity", "Does this backend match the reference?", judge=_whole, kind="target", informs=True, when=_asked
         ),
         MATCHES,
+        below(
+            "shipped recording",
+            "Does this machine compute what the machine of the shipped recording did?",
+            (recorded["value"], recorded["limit"]),
+            judge=_located,
+            unless=lambda run: "" if recorded.rows(run) else "no recording of this work comes with the kit",
+            when=_asked,
+        ),
         above_zero("recorded", "Did the reference compute the inputs of the recording?", run["cases"], when=_records),
         zero(
             "same weights and inputs",
@@ -393,6 +407,10 @@ SPEC = Spec(
             "{model}, {parameters} parameters, computed on {cases} inputs; the reference is eager attention in fp32 on {reference_backend}.",
         ),
         _golden,
+        each(
+            recorded_logits,
+            "The reference is that of the shipped recording to {value} in its logits, {limit} at the most.",
+        ),
         _members,
     ],
     shows=[
