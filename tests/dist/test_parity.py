@@ -1,6 +1,7 @@
 """The parity benchmark from weights to verdict, with the embedded model and a few members on the CPU."""
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from harness import in_this_process
 from safetensors.numpy import load_file, save_file
 
-from benchlib.benchmarks.parity import golden, run
+from benchlib.benchmarks.parity import golden, recording, run
 from benchlib.benchmarks.parity.run import Bench, clear
 from benchlib.benchmarks.parity.spec import SPEC
 from benchlib.config.schema import build, save_config
@@ -221,3 +222,23 @@ def test_what_a_killed_member_had_begun_to_write_is_gone(tmp_path):
         (folder / "outputs.safetensors").write_bytes(b"half")
     clear(tmp_path)
     assert [folder.exists() for folder in (*begun, *whole)] == [False] * 3 + [True] * 2
+
+
+def test_a_first_run_is_compared_with_the_recording_that_comes_with_the_kit(whole, tmp_path, monkeypatch):
+    def answer(name: str, edit: str = "", add: float = 0.0, **meta: str):
+        folder = tmp_path / name / "golden"
+        shutil.copytree(whole.path / "golden", folder)
+        for file, key in ((recording.OUTPUTS, "layer/start"), (recording.LAYERS, "002")):
+            if edit in (file, "both"):
+                arrays = load_file(folder / golden.REFERENCE / file)
+                save_file(arrays | {key: arrays[key] + np.float32(add)}, folder / golden.REFERENCE / file)
+        about = folder / golden.REFERENCE / recording.NAME
+        about.write_text(json.dumps(json.loads(about.read_text()) | meta))
+        golden.write(folder, golden.manifest(folder))
+        monkeypatch.setattr(golden, "shipped", lambda config: folder)
+        return named(here(prepared(tmp_path / name / "run", members=["sdpa_math"])))["shipped recording"]
+
+    assert answer("same").status == "PASS"
+    assert "the first layer beyond its limit is layer 1" in answer("both", "both", 0.1).reason
+    assert answer("layer", recording.LAYERS, 0.1).status == "PASS"  # whether a layer matters is for the outputs to say
+    assert "other weights" in answer("weights", model_sha256="0" * 64).reason

@@ -212,7 +212,8 @@ def _recorded(bench: Bench) -> list[Row]:
         return []
     try:
         golden.read(folder)
-        shipped = Reference(Recording.open(folder / golden.REFERENCE), None, load_file(folder / golden.INPUTS))
+        inputs, truth = load_file(folder / golden.INPUTS), bench.reference.truth
+        shipped = Reference(Recording.open(folder / golden.REFERENCE), truth, inputs)
         rows = compare(shipped, bench.reference.recording, MEMBERS["eager"], bench.config.ease)
     except UserError as error:  # other weights or inputs
         cells = {"at": "", "index": 0, "value": 1.0, "limit": 0.0, "eased": "", "note": str(error)}
