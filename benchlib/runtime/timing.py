@@ -109,6 +109,8 @@ class StepTimer:
         """End the step and begin the next one."""
         if self.slowdown:
             hold(self.slowdown * self._own_work())
+            if dist.is_initialized():
+                dist.barrier()  # else the next step of a rank that held less counts the difference again
         self.mark("end")
         self._steps.append((self._marks, self.exchange.take()))
         self._marks = [("", self._marks[-1][1])]

@@ -75,7 +75,9 @@ def prepare(config: ParityConfig) -> Prepared:
             fresh = f"; drawn (seed {config.seed}): {', '.join(loaded.fresh)}" if loaded.fresh else ""
             return Prepared(loaded.model, loaded.tokenizer, "pretrained", f"{name}{fresh}")
         except UserError:  # weights that are there and are refused must not be replaced in silence
-            if config.init == "pretrained" or any([*folder.glob(each)] for each in ("*.safetensors", *PICKLES)):
+            if config.init == "pretrained" or any(
+                file.suffix in (".safetensors", *PICKLES) for file in folder.glob("*")
+            ):
                 raise
     try:
         drawn = encoders.load(config.model, seed=config.seed, init="random", attention="eager")
