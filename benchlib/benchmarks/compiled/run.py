@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,12 +26,14 @@ from benchlib.core.events import keep_alive
 from benchlib.core.machine import usable_cores
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.stablehlo import export, pjrt, runtimes
-from benchlib.workloads.stablehlo.convert import Converted, convert
+from benchlib.workloads.stablehlo.convert import convert
+from benchlib.workloads.stablehlo.manifest import Item
 
 TABLES = ("programs", "gradients", "curve", "runtimes", "targets", "executors", "run")
 COMPARED = ("max_abs", "one_minus_cos", "reference_error")
 OF_GRADIENTS = dict.fromkeys(COMPARED, "its gradients are compared")
 Row = dict[str, Any]
+Gradients = Mapping[str, np.ndarray]
 
 
 def measure(rank: Rank) -> Tables:
@@ -85,142 +88,117 @@ class _Path:
         for name in config.models:
             self._model(name)
         tell("phase", name="gradients")
-        joint = self._gradients(ddp)
-        tell("phase", name="train")
-        self._train(joint)
+        self._gradients(ddp)
         if config.runtimes or config.targets:
             tell("phase", name="runtimes")
             self._side_by_side()
         tell("phase", name="latency")
         self._executors()
 
-    def _converted(
-        self, name: str, make: Callable[[], Any], flops: float | None, absent: Mapping[str, str], replicas: int = 1
-    ) -> Converted:
-        """Export, convert and write a program, and add its row.
+    def _program(
+        self, name: str, graph: Any, export_s: float, flops: float | None, why: dict[str, str], replicas: int = 1
+    ) -> runtimes.Xla:
+        """Convert, write, count and compile a graph, and add its row.
 
-        ``flops`` are those of its dots by the formula, ``absent`` says by column why the row has no number.
+        ``flops`` are those of its dots by the formula, ``why`` says by column why the row has no number.
         """
-        began = time.perf_counter()
-        program = make()
-        exported = time.perf_counter()
-        converted = convert(program, name, replicas=replicas)
-        row: Row = {"program": name, "export_s": exported - began, "convert_s": time.perf_counter() - exported}
+        converted, convert_s = _timed(lambda: convert(graph, name, replicas=replicas))
         converted.manifest.write(self.folder / f"{name}.mlir", converted.text)
-        inspection = mlir.inspect(converted.text, name=name)
+        inspection = mlir.inspect(converted.text, name)
+        runtime = runtimes.Xla(converted.text, converted.manifest)
+        row: Row = {"program": name, "export_s": export_s, "convert_s": convert_s, "compile_s": runtime.compile_s}
         row |= {"text_bytes": len(converted.text), "arguments": len(converted.manifest.arguments)}
         row |= {"operations": sum(inspection.operations.values()), "dot_flops": inspection.dot_flops}
         row |= {"argument_bytes": inspection.argument_bytes, "temporary_bytes": inspection.temporary_bytes}
-        row |= {"formula_flops": flops, "why": dict(absent)} | dict.fromkeys(absent)
-        if flops is None:
-            row["why"]["formula_flops"] = "no formula for this model"
-        self.tables["programs"].append(row)
-        return converted
-
-    def _compiled(self, converted: Converted) -> runtimes.Xla:
-        runtime = runtimes.Xla(converted.text, converted.manifest)
-        self.tables["programs"][-1]["compile_s"] = runtime.compile_s
+        row |= {"formula_flops": flops, **dict.fromkeys(why)}
+        no_formula = {"formula_flops": "no formula for this model"} if flops is None else {}
+        self.tables["programs"].append(row | {"why": no_formula | why})
         return runtime
 
     def _model(self, name: str) -> None:
         """Convert one model and compare XLA's results with torch's."""
         module, inputs = models.model(name, self.config)
-        sizes = (self.config.batch, self.config.length)
-        flops = models.bert_flops(module.model, *sizes) if name == "bert" else None
-        converted = self._converted(name, lambda: export.forward(module, inputs), flops, {})
+        flops = models.bert_flops(module.model, self.config.batch, self.config.length) if name == "bert" else None
+        program = self._program(name, *_timed(lambda: export.forward(module, inputs)), flops, {})
         reference, exact = models.eager(module, inputs), models.eager(models.doubled(module), inputs)
-        row = models.apart(_computed(self._compiled(converted), converted, inputs), reference)
+        row = models.apart(_arrays(program, module, inputs), reference)
         self.tables["programs"][-1] |= row | {"reference_error": models.apart(reference, exact)["max_abs"]}
 
-    def _gradients(self, ddp: dict[str, np.ndarray]) -> "_Joint":
-        """Compare the joint program's gradients with autograd's, and those averaged over replicas with DDP's."""
+    def _gradients(self, ddp: dict[str, np.ndarray]) -> None:
+        """Compare the joint program's gradients with autograd's, those of its replicas with DDP's, and train by it."""
         config = self.config
         loss = export.AnswerLoss(models.bert(config.model, config.seed))
-        batch, exported = models.labelled(config, 0, loss.model), list[Any]()
-        flops = 3 * models.bert_flops(loss.model, config.batch, config.length)
-
-        def make() -> Any:
-            exported.append(export.joint(loss, batch))
-            return exported[0]
-
-        joint = _Joint(loss, self._compiled(self._converted("joint", make, flops, OF_GRADIENTS)))
-        reference, exact = models.gradients(loss, batch), models.gradients(models.doubled(loss), batch)
-        row = {"gradients": "XLA against autograd", "replicas": 1, "parameters": len(reference), "unequal": 0}
-        row["relative"] = models.relative(joint(batch)[1], reference)
-        row["reference_error"] = models.relative(reference, exact)
-        self.tables["gradients"].append(row)
-        if ddp:
-            self._replicated(exported[0], loss, ddp, flops)
-        return joint
-
-    def _replicated(self, exported: Any, loss: export.AnswerLoss, ddp: dict[str, np.ndarray], flops: float) -> None:
-        """Run the joint program on a simulated device for each rank, and compare its mean gradients with DDP's."""
-        replicas, absent = self.config.world_size, OF_GRADIENTS | {"export_s": "it is the graph of the joint program"}
-        converted = self._converted("replicas", lambda: exported, flops, absent, replicas)
-        program = self._compiled(converted)
-        parts = [models.labelled(self.config, number, loss.model) for number in range(replicas)]
-        arrays = [runtimes.arguments(converted.manifest, runtimes.state(loss), part) for part in parts]
-        placed = program.place(
-            [
-                np.concatenate(own) if item.role == "input" else own[0]
-                for item, *own in zip(converted.manifest.arguments, *arrays, strict=True)
-            ]
-        )
-        outputs, items = program.run_replicas(placed), converted.manifest.results
-        first, *others = (_split(items, [value[number] for value in outputs])[1] for number in range(replicas))
+        parts = [models.labelled(config, number, loss.model) for number in range(config.world_size)]
         exact = [models.gradients(models.doubled(loss), part) for part in parts]
-        mean = {name: sum(part[name] for part in exact) / replicas for name in exact[0]}
-        row = {"gradients": f"{replicas} replicas against DDP", "replicas": replicas, "parameters": len(ddp)}
-        row |= {"relative": models.relative(first, ddp), "reference_error": models.relative(ddp, mean)}
-        row["unequal"] = sum(any(not np.array_equal(first[name], other[name]) for other in others) for name in ddp)
-        self.tables["gradients"].append(row)
+        flops = 3 * models.bert_flops(loss.model, config.batch, config.length)
+        graph, export_s = _timed(lambda: export.joint(loss, parts[0]))
+        joint = self._program("joint", graph, export_s, flops, OF_GRADIENTS)
+        _, own = _split(runtimes.computed(joint, runtimes.state(loss), parts[0]))
+        self._add("XLA against autograd", [own], models.gradients(loss, parts[0]), exact[:1])
+        if ddp:
+            why = OF_GRADIENTS | {"export_s": "it is the graph of the joint program"}
+            program = self._program("replicas", graph, 0.0, flops, why, config.world_size)
+            arrays = [runtimes.arguments(program.manifest, runtimes.state(loss), part) for part in parts]
+            columns = zip(program.manifest.arguments, *arrays, strict=True)
+            placed = [np.concatenate(of) if item.role == "input" else of[0] for item, *of in columns]
+            outputs = program.run_replicas(program.place(placed))
+            pairs = list(zip(program.manifest.results, outputs, strict=True))
+            each = range(len(parts))
+            replicas = [_split([(item, np.array(value[number])) for item, value in pairs])[1] for number in each]
+            self._add(f"{len(parts)} replicas against DDP", replicas, ddp, exact)
+        self.rank.events.emit("phase", name="train")
+        self._train(joint, loss)
 
-    def _train(self, joint: "_Joint") -> None:
+    def _add(self, name: str, replicas: Sequence[Gradients], reference: Gradients, exact: Sequence[Gradients]) -> None:
+        """Add the row of gradients that each replica has, beside torch's own and the double precision of each part."""
+        first, *others = replicas
+        mean = {name: sum(part[name] for part in exact) / len(exact) for name in exact[0]}
+        row: Row = {"gradients": name, "replicas": len(replicas), "parameters": len(reference)}
+        row["unequal"] = sum(any(not np.array_equal(first[key], other[key]) for other in others) for key in reference)
+        row["relative"] = models.relative(first, reference)
+        self.tables["gradients"].append(row | {"reference_error": models.relative(reference, mean)})
+
+    def _train(self, joint: runtimes.Xla, loss: export.AnswerLoss) -> None:
         """Train with gradients of the compiled program and, from the same weights, with autograd's, both by AdamW."""
-        config, twin = self.config, copy.deepcopy(joint.loss)
-        ours, theirs = (torch.optim.AdamW(module.parameters(), config.learning_rate) for module in (joint.loss, twin))
+        config, twin = self.config, copy.deepcopy(loss)
+        ours, theirs = (torch.optim.AdamW(module.parameters(), config.learning_rate) for module in (loss, twin))
         for step in range(config.train_steps):
-            batch = models.labelled(config, step, joint.loss.model)
-            value, gradients = joint(batch)
-            for name, parameter in joint.loss.named_parameters():
+            batch = models.labelled(config, step, loss.model)
+            value, gradients = _split(runtimes.computed(joint, runtimes.state(loss), batch))
+            for name, parameter in loss.named_parameters():
                 parameter.grad = torch.from_numpy(gradients[name])
             ours.step()
             theirs.zero_grad()
-            loss = twin(**batch)
-            loss.backward()
+            other = twin(**batch)
+            other.backward()
             theirs.step()
-            self.tables["curve"].append({"step": step + 1, "eager": loss.item(), "xla": value})
+            self.tables["curve"].append({"step": step + 1, "eager": other.item(), "xla": value})
             self.rank.progress(step + 1, config.train_steps, "steps")
 
     def _side_by_side(self) -> None:
         """Compute one file of a small BERT by every runtime, and compile it for hardware that is not here."""
         config, module = self.config, export.Answers(models.bert("small", self.config.seed))
-        inputs = models.question(2, 8, models.MIN_VOCABULARY, config.seed)
-        absent = dict.fromkeys(("compile_s", *COMPARED), "each runtime is compared")
-        flops = models.bert_flops(module.model, 2, 8)
-        converted = self._converted("small", lambda: export.forward(module, inputs), flops, absent)
+        inputs, path = models.question(2, 8, models.MIN_VOCABULARY, config.seed), self.folder / "small.mlir"
+        why = dict.fromkeys(COMPARED, "each runtime is compared")
+        graph, export_s = _timed(lambda: export.forward(module, inputs))
+        self._program("small", graph, export_s, models.bert_flops(module.model, 2, 8), why)
         reference = models.eager(module, inputs)
-        for name in config.runtimes:
-            row: Row = {"runtime": name}
-            self.tables["runtimes"].append(row)
+
+        def load(name: str) -> Row:
+            runtime = runtimes.load(name, path)
+            outputs, run_s = _timed(lambda: _arrays(runtime, module, inputs))
+            row = {"what": runtime.description["runtime"], "compile_s": runtime.compile_s, "run_s": run_s}
+            return row | models.apart(outputs, reference)
+
+        def compiled(target: str) -> Row:
             try:
-                runtime = runtimes.load(name, self.folder / "small.mlir")
-            except BackendUnavailable as error:
-                row |= {"status": "skipped", "reason": str(error)}
-                continue
-            began = time.perf_counter()
-            outputs = _computed(runtime, converted, inputs)
-            row |= {"run_s": time.perf_counter() - began, "compile_s": runtime.compile_s}
-            row |= {"what": runtime.description["runtime"], **models.apart(outputs, reference)}
-        for target in config.targets:
-            row = {"target": target}
-            self.tables["targets"].append(row)
-            try:
-                row["module_bytes"] = len(runtimes.iree_compiled(converted.text, target, runtimes.TARGETS[target]))
-            except BackendUnavailable as error:
-                row |= {"status": "skipped", "reason": str(error)}
+                module = runtimes.iree_compiled(path.read_text(), target, runtimes.TARGETS[target])
             except UserError as error:
-                row |= {"status": "failed", "reason": str(error)}
+                return {"status": "failed", "reason": str(error)}
+            return {"module_bytes": len(module)}
+
+        self.tables["runtimes"] += [{"runtime": name} | _available(partial(load, name)) for name in config.runtimes]
+        self.tables["targets"] += [{"target": name} | _available(partial(compiled, name)) for name in config.targets]
 
     def _executors(self) -> None:
         """Time all executors on each shape, interleaved, and compare what they compute."""
@@ -236,91 +214,78 @@ class _Path:
                 member, own = members()[name], Path(folder) / name
                 own.mkdir()
                 model = models.bert(config.timed_model, config.seed, member.attention)
-                began = time.perf_counter()
+                make = partial(member.make, model, member, torch.device("cpu"), inputs[config.shapes[0]], own)
                 try:
-                    executors[name] = member.make(model, member, torch.device("cpu"), inputs[config.shapes[0]], own)
+                    executors[name], ready[name] = _timed(make)
                 except BackendUnavailable as error:
                     row = {"executor": name, "status": "skipped", "reason": str(error)}
                     rows += [row | {"batch": batch, "length": length} for batch, length in config.shapes]
                     continue
-                ready[name] = time.perf_counter() - began
                 closing.callback(executors[name].close)
                 self.rank.progress(len(executors), len(config.executors), "executors")
             for shape in config.shapes:
-                rows += _of_shape(config, shape, executors, ready, inputs[shape], exact[shape])
+                rows += _of_shape(config, executors, ready, inputs[shape], exact[shape])
                 ready = dict.fromkeys(ready, 0.0)  # the first call alone makes those of further shapes ready
 
 
-@dataclass
-class _Joint:
-    """The forward and backward program of a BERT, compiled."""
-
-    loss: export.AnswerLoss
-    runtime: runtimes.Runtime
-
-    def __call__(self, inputs: Inputs) -> tuple[float, dict[str, np.ndarray]]:
-        """Return loss and gradients by parameter, with the weights that the model has now."""
-        arrays = runtimes.arguments(self.runtime.manifest, runtimes.state(self.loss), inputs)
-        return _split(self.runtime.manifest.results, self.runtime.run(self.runtime.place(arrays)))
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what ``work`` returns, and its seconds."""
+    began = time.perf_counter()
+    return work(), time.perf_counter() - began
 
 
-def _split(items: Sequence[Any], outputs: Sequence[Any]) -> tuple[float, dict[str, np.ndarray]]:
-    values = [(item, np.array(value)) for item, value in zip(items, outputs, strict=True)]
-    (loss,) = (float(value) for item, value in values if item.role == "loss")
-    return loss, {item.name: value for item, value in values if item.role == "gradient"}
+def _available(work: Callable[[], Row]) -> Row:
+    try:
+        return work()
+    except BackendUnavailable as error:
+        return {"status": "skipped", "reason": str(error)}
 
 
-def _computed(runtime: runtimes.Runtime, converted: Converted, inputs: Inputs) -> list[np.ndarray]:
-    placed = runtime.place(runtimes.arguments(runtime.manifest, converted.weights, inputs))
-    return [np.asarray(value) for value in runtime.run(placed)]
+def _arrays(runtime: runtimes.Runtime, module: torch.nn.Module, inputs: Inputs) -> list[np.ndarray]:
+    return [value for _, value in runtimes.computed(runtime, runtimes.state(module), inputs)]
+
+
+def _split(results: Sequence[tuple[Item, np.ndarray]]) -> tuple[float, dict[str, np.ndarray]]:
+    """Return the loss, and the gradients by parameter, of what a joint program gave."""
+    (loss,) = (float(value) for item, value in results if item.role == "loss")
+    return loss, {item.name: value for item, value in results if item.role == "gradient"}
 
 
 def _of_shape(
     config: CompiledConfig,
-    shape: tuple[int, int],
     executors: Mapping[str, Any],
     ready: Mapping[str, float],
     inputs: Inputs,
     exact: list[np.ndarray],
 ) -> list[Row]:
-    """Compare the executors on inputs of one shape and time them; ``ready`` are the seconds that each took so far."""
+    """Compare the executors on inputs of one shape and time them; ``ready`` are the seconds that each took so far.
+
+    Every round has all executors, each time another one first; CPU time is that of all threads.
+    """
     reference = [side.numpy() for side in executors[REFERENCE].forward(inputs)]
-    of_all = {"batch": shape[0], "length": shape[1], "reference_error": models.apart(reference, exact)["max_abs"]}
+    batch, length = inputs["input_ids"].shape
+    of_all = {"batch": batch, "length": length, "reference_error": models.apart(reference, exact)["max_abs"]}
     calls, rows = dict[str, Callable[[], None]](), dict[str, Row]()
     for name, executor in executors.items():
-        began = time.perf_counter()
-        own = [side.numpy() for side in executor.forward(inputs)]
+        sides, first_s = _timed(partial(executor.forward, inputs))
         rows[name] = {"executor": name, "what": members()[name].what, "gates": members()[name].gates, **of_all}
-        rows[name] |= {"ready_s": ready[name] + time.perf_counter() - began, **models.apart(own, reference)}
+        rows[name] |= {"ready_s": ready[name] + first_s, "wall_ms": [], "cpu_ms": []}
+        rows[name] |= models.apart([side.numpy() for side in sides], reference)
         calls[name] = executor.timed(inputs)
         calls[name]()
-    wall, cpu = _interleaved(calls, config)
-    for name, row in rows.items():
-        row |= {"wall_ms": wall[name], "cpu_ms": cpu[name], "eager_ready_s": rows[REFERENCE]["ready_s"]}
-        row["eager_ms"] = median(wall[REFERENCE])
-        if name == REFERENCE:
-            row["why"] = {"cpu_over_eager": "it is what others are divided by"}
-        else:
-            row["cpu_over_eager"] = [own / base for own, base in zip(cpu[name], cpu[REFERENCE], strict=True) if base]
-    return list(rows.values())
-
-
-def _interleaved(
-    calls: Mapping[str, Callable[[], None]], config: CompiledConfig
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return wall and CPU milliseconds (of all threads) of each call; every round has all, each time another one first."""
-    wall: dict[str, list[float]] = {name: [] for name in calls}
-    cpu: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for number in range(config.rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             began, used = time.perf_counter(), time.process_time()
             calls[name]()
-            seconds = time.perf_counter() - began
             if config.planted_slowdown:
-                time.sleep(seconds * config.planted_slowdown)
-                seconds = time.perf_counter() - began
-            wall[name].append(seconds * 1e3)
-            cpu[name].append((time.process_time() - used) * 1e3)
-    return wall, cpu
+                time.sleep((time.perf_counter() - began) * config.planted_slowdown)
+            rows[name]["wall_ms"].append((time.perf_counter() - began) * 1e3)
+            rows[name]["cpu_ms"].append((time.process_time() - used) * 1e3)
+    eager = rows[REFERENCE]
+    for row in rows.values():
+        row |= {"eager_ms": median(eager["wall_ms"]), "eager_ready_s": eager["ready_s"]}
+        row["cpu_over_eager"] = [own / base for own, base in zip(row["cpu_ms"], eager["cpu_ms"], strict=True) if base]
+    eager |= {"cpu_over_eager": None, "why": {"cpu_over_eager": "it is what others are divided by"}}
+    return list(rows.values())

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchlib.core import mlir
@@ -21,7 +20,6 @@ from benchlib.workloads.executors import Member
 from benchlib.workloads.executors.eager import Executor, Inputs, Logits
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
-from benchlib.workloads.stablehlo.manifest import Item
 
 SLOPES = ("start_slope", "end_slope")
 
@@ -38,12 +36,13 @@ class Translated(Executor):
         self.module = self._differentiable
 
     def forward(self, inputs: Inputs) -> Logits:
-        (_, start), (_, end) = self._call(self._forward, inputs)
+        program = self._program(self._forward, inputs)
+        start, end = (torch.from_numpy(value) for _, value in runtimes.computed(program, self._state(), inputs))
         return start, end
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         program = self._program(self._forward, inputs)
-        placed = self._placed(program, inputs)
+        placed = program.place(runtimes.arguments(program.manifest, self._state(), inputs))
 
         def once() -> None:
             program.run(placed)
@@ -52,8 +51,13 @@ class Translated(Executor):
 
     def gradients(self, inputs: Inputs, slopes: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the gradients by parameter of a loss whose slopes by start and end logits are given, (B, S) each."""
-        results = self._call(self._pullback, {**dict(zip(SLOPES, slopes, strict=True)), **inputs})
-        return {item.name.removeprefix("model."): value for item, value in results if item.role == "gradient"}
+        arguments = {**dict(zip(SLOPES, slopes, strict=True)), **inputs}
+        results = runtimes.computed(self._program(self._pullback, arguments), self._state(), arguments)
+        return {
+            item.name.removeprefix("model."): torch.from_numpy(value)
+            for item, value in results
+            if item.role == "gradient"
+        }
 
     def close(self) -> None:
         self._programs, self.module = {}, None
@@ -62,14 +66,6 @@ class Translated(Executor):
         names, parameters = zip(*self._model.named_parameters(), strict=True)
         logits: Logits = _Call.apply(self, names, inputs, *parameters)  # type: ignore[no-untyped-call]
         return logits
-
-    def _call(self, module: torch.nn.Module, inputs: Inputs) -> list[tuple[Item, torch.Tensor]]:
-        program = self._program(module, inputs)
-        values = program.run(self._placed(program, inputs))
-        return [
-            (item, torch.from_numpy(np.array(value)))
-            for item, value in zip(program.manifest.results, values, strict=True)
-        ]
 
     def _program(self, module: torch.nn.Module, inputs: Inputs) -> runtimes.Runtime:
         """Return the program of a shape; the first time it is converted and compiled."""
@@ -85,8 +81,8 @@ class Translated(Executor):
             self.description["compile_s"].append(program.compile_s)
         return self._programs[key]
 
-    def _placed(self, program: runtimes.Runtime, inputs: Inputs) -> Sequence[Any]:
-        return program.place(runtimes.arguments(program.manifest, runtimes.state(self._pullback), inputs))
+    def _state(self) -> dict[str, torch.Tensor]:
+        return runtimes.state(self._forward)
 
 
 class _Call(torch.autograd.Function):

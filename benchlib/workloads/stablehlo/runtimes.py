@@ -18,7 +18,7 @@ import torch
 from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.workloads.stablehlo import manifest
-from benchlib.workloads.stablehlo.manifest import Manifest
+from benchlib.workloads.stablehlo.manifest import Item, Manifest
 from benchlib.workloads.stablehlo.pjrt import Xla
 
 IREE_INSTALL = "pip install -e '.[compiled]'"
@@ -108,6 +108,14 @@ def arguments(
     if missing := [item.name for item in program.arguments if item.name not in tensors]:
         raise UserError(f"{program.name} needs {', '.join(missing)}")
     return [manifest.array(tensors[item.name], item) for item in program.arguments]
+
+
+def computed(
+    runtime: Runtime, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> list[tuple[Item, np.ndarray]]:
+    """Return what a loaded program gives: each result with its array."""
+    values = runtime.run(runtime.place(arguments(runtime.manifest, weights, inputs)))
+    return [(item, np.array(value)) for item, value in zip(runtime.manifest.results, values, strict=True)]
 
 
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
