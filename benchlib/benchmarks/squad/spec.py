@@ -328,10 +328,7 @@ SPEC = Spec(
     verified=each(run, "{eval_questions} questions by the official rules, equal weights on all ranks"),
     bounds=[bound("SQuAD fine-tuning")],
     whole=whole,
-    charts=[
-        *charts(run),
-        bars("heterogeneous-ranks", *EVEN_OWN, mark=shares["expected_s"], title=WORKS, empty=EVENLY),
-    ],
+    charts=[*charts(run), bars("heterogeneous-ranks", *EVEN_OWN, mark=shares["expected_s"], title=WORKS, empty=EVENLY)],
     warnings=_warnings,
     missed=lambda rows: {
         check.asked: [f"= {getattr(rows.config, check.asked):g}"]
