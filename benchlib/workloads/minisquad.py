@@ -7,14 +7,14 @@ questions are phrased in several ways. Names are disjoint between the splits: a 
 checksum, whatever the seed, so evaluation asks about entities that training never saw.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
+from benchlib.core.files import read_yaml
 from benchlib.workloads.squad_text import Example
 
 FACTS = (6, 8)
@@ -35,86 +35,14 @@ class Relation:
 
     name: str
     answer: str
-    sentences: tuple[str, ...]
-    questions: tuple[str, ...]
+    sentences: list[str]
+    questions: list[str]
 
 
-# the kinds of subject, each with its relations; several relations of a kind share an answer type on purpose
 KINDS: dict[str, tuple[Relation, ...]] = {
-    "person": (
-        Relation("birth", "year",
-                 ("S was born in X.", "The birth of S fell in X.", "In X, S was born.", "S came into the world in X."),
-                 ("When was S born?", "In which year was S born?", "What is the birth year of S?")),
-        Relation("death", "year",
-                 ("S died in X.", "The death of S came in X.", "In X, S died.", "S passed away in X."),
-                 ("When did S die?", "In which year did S die?", "What is the year of the death of S?")),
-        Relation("home", "town",
-                 ("S lived in X.", "The home of S stood in X.", "S made a home in X.", "X was the home of S."),
-                 ("Where did S live?", "In which town was the home of S?", "Which town did S live in?")),
-        Relation("teacher", "person",
-                 ("S studied under X.", "The teacher of S was X.", "X taught S.", "X was the teacher of S."),
-                 ("Who taught S?", "Under whom did S study?", "Who was the teacher of S?")),
-        Relation("spouse", "person",
-                 ("S married X.", "The spouse of S was X.", "X became the spouse of S.", "S chose X as spouse."),
-                 ("Whom did S marry?", "Who was the spouse of S?", "Who became the spouse of S?")),
-    ),
-    "town": (
-        Relation("river", "river",
-                 ("S lies on the river X.", "The river X flows through S.", "Through S flows the X.", "The X is the river of S."),
-                 ("Which river flows through S?", "On which river does S lie?", "What is the river of S?")),
-        Relation("mayor", "person",
-                 ("The mayor of S is X.", "X governs S as mayor.", "S elected X as mayor.", "X is the mayor of S."),
-                 ("Who is the mayor of S?", "Who governs S?", "Whom did S elect as mayor?")),
-        Relation("settled", "year",
-                 ("S was settled in X.", "The first settlers reached S in X.", "In X, S was settled.", "Settlers built S in X."),
-                 ("When was S settled?", "In which year was S settled?", "When did the first settlers reach S?")),
-        Relation("bridge", "person",
-                 ("The bridge of S was designed by X.", "X designed the bridge of S.", "The designer of the bridge in S was X."),
-                 ("Who designed the bridge of S?", "Who was the designer of the bridge in S?", "By whom was the bridge of S designed?")),
-    ),
-    "company": (
-        Relation("founder", "person",
-                 ("S was founded by X.", "X founded S.", "The founder of S was X.", "X was the founder of S."),
-                 ("Who founded S?", "By whom was S founded?", "Who was the founder of S?")),
-        Relation("chair", "person",
-                 ("S is chaired by X.", "X chairs S.", "The chair of S is X.", "X is the chair of S."),
-                 ("Who chairs S?", "By whom is S chaired?", "Who is the chair of S?")),
-        Relation("seat", "town",
-                 ("S has its seat in X.", "The seat of S is X.", "S is based in X.", "The offices of S are in X."),
-                 ("Where is S based?", "In which town is the seat of S?", "Where are the offices of S?")),
-        Relation("opened", "year",
-                 ("S opened in X.", "S began business in X.", "In X, S opened.", "The business of S began in X."),
-                 ("When did S open?", "In which year did S begin business?", "When did the business of S begin?")),
-    ),
-    "ship": (
-        Relation("captain", "person",
-                 ("The captain of the S was X.", "X commanded the S.", "The S sailed under captain X.", "X was captain of the S."),
-                 ("Who commanded the S?", "Who was the captain of the S?", "Under which captain did the S sail?")),
-        Relation("port", "town",
-                 ("The port of the S was X.", "The S was moored at X.", "X was the port of the S.", "The S had its port at X."),
-                 ("Where was the S moored?", "What was the port of the S?", "In which town was the port of the S?")),
-        Relation("launch", "year",
-                 ("The S was launched in X.", "The launch of the S took place in X.", "In X, the S was launched."),
-                 ("When was the S launched?", "In which year was the launch of the S?", "When did the launch of the S take place?")),
-        Relation("wreck", "year",
-                 ("The S sank in X.", "The S was wrecked in X.", "In X, the S sank.", "The wreck of the S dates from X."),
-                 ("When did the S sink?", "In which year was the S wrecked?", "From which year dates the wreck of the S?")),
-    ),
-    "book": (
-        Relation("author", "person",
-                 ("The author of S is X.", "X wrote S.", "S was written by X.", "X is the author of S."),
-                 ("Who wrote S?", "Who is the author of S?", "By whom was S written?")),
-        Relation("translator", "person",
-                 ("S was translated by X.", "X translated S.", "The translator of S is X.", "X is the translator of S."),
-                 ("Who translated S?", "By whom was S translated?", "Who is the translator of S?")),
-        Relation("published", "year",
-                 ("S was published in X.", "S appeared in print in X.", "In X, S was published.", "X saw S in print."),
-                 ("When was S published?", "In which year did S appear in print?", "What is the year S was published?")),
-        Relation("setting", "town",
-                 ("S is set in X.", "The story of S unfolds in X.", "X is the setting of S.", "S tells a story from X."),
-                 ("Where is S set?", "In which town does the story of S unfold?", "What is the setting of S?")),
-    ),
-}  # fmt: skip
+    kind: tuple(Relation(name, **said) for name, said in relations.items())
+    for kind, relations in read_yaml(Path(__file__).parents[1] / "assets/minisquad.yaml").items()
+}
 
 
 def split_of(word: str) -> str:

@@ -43,10 +43,7 @@ def load(
     """
     if data == "minisquad":
         source = "minisquad, the embedded generator"
-        whole = (
-            minisquad.generate(train_questions, seed, "train"),
-            minisquad.generate(eval_questions, seed, "eval"),
-        )
+        whole = (minisquad.generate(train_questions, seed, "train"), minisquad.generate(eval_questions, seed, "eval"))
     elif data == "squad":
         source, whole = HUB_NAME, load_hub()
     else:

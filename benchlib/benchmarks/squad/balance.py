@@ -219,40 +219,31 @@ class Balance:
         last = whole & (np.arange(len(table)) >= started)
         expected = split.expected(samples, tokens)
         few = f"{int(last.sum())} whole steps under the last split, {shares.WINDOW} are needed"
-        rows = []
+        why = dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)
+        why |= {"limit_gb": "nothing tells it", "even_s": CONTINUED}
+        times, rows = {"expected_s": expected, "own_s": own, "idle_s": step_s[:, None] - own}, list[dict[str, Any]]()
         for rank, member in enumerate(split.members):
             row: dict[str, Any] = {"rank": rank, "work": self.task.config.work_of(rank), "from_step": split.from_step}
             row |= {name: value for name, value in asdict(member).items() if not name.endswith("_bytes")}
-            row["micro_batches"] = member.micro_batches(member.samples)
-            row["why"] = why = {}
-            if member.limit_bytes is None:
-                why["limit_gb"] = "nothing tells it"
-            else:
-                row["limit_gb"] = member.limit_bytes / 1e9
+            row |= {"micro_batches": member.micro_batches(member.samples), "why": why}
+            row |= {"limit_gb": member.limit_bytes / 1e9} if member.limit_bytes is not None else {}
+            row |= {"even_s": _own(self.even[rank])} if self.even else {}
             if last.any():
+                row |= {name: float(np.median(values[last, rank])) for name, values in times.items()}
                 row["trained"] = np.unique(samples[last, rank]).astype(int).tolist()
-                row["expected_s"] = float(np.median(expected[last, rank]))
-                row["own_s"] = float(np.median(own[last, rank]))
-                row["idle_s"] = float(np.median(step_s[last] - own[last, rank]))
-            else:
-                why |= dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)
-            if self.even:
-                row["even_s"] = _own(self.even[rank])
-            else:
-                why["even_s"] = CONTINUED
             rows.append(row)
         gained: dict[str, Any] = {"status": "skipped", "reason": few}
         if last.sum() >= shares.WINDOW:
             gained = shares.wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
             gained["slowest_s"] = float(own[last].mean(axis=0).max())
         waits = (1 - own / own.max(axis=1, keepdims=True)).mean(axis=1).tolist()
-        gained |= {"wait_shares": waits, "calibration_s": self.calibration_s}
-        gained["why"] = {} if self.calibration_s is not None else {"calibration_s": CONTINUED}
-        splits: list[dict[str, Any]] = []
-        for part in self.splits:
-            row = {name: getattr(part, name) for name in ("from_step", "shares", "drifted", "factor")}
-            first = dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")
-            splits.append(row | {"expected_s": part.step_s, "why": {} if part.factor else first})
+        gained |= {"wait_shares": waits, "calibration_s": self.calibration_s, "why": {"calibration_s": CONTINUED}}
+        first = dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")
+        splits: list[dict[str, Any]] = [
+            {name: getattr(part, name) for name in ("from_step", "shares", "drifted", "factor")}
+            | {"expected_s": part.step_s, "why": first}
+            for part in self.splits
+        ]
         return {"shares": rows, "splits": splits, "balance": [gained]}
 
 

@@ -5,7 +5,7 @@ Notation: T tokens of all windows.
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,8 +40,8 @@ ENGINES = {
 }
 PREDICTIONS = "predictions.json"
 EXCHANGE_S = 0.75  # of all-reduces of the gradient buckets, twice; with restoring and comparing up to three times that
-TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
 MISSES = 20
+TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
 WARMUP_STEPS = 5  # not counted, at most a quarter of all: caches fill, DDP orders its buckets, kernels are chosen
 
 Part = TypeVar("Part")
@@ -79,10 +79,12 @@ def measure(rank: Rank) -> Tables:
     events.emit("phase", name="evaluate")
     began = Moment.now()
     logits = predict(loaded, eval_features, rank)
-    predictions, scores = dict[str, str](), dict[str, Any]()
+    scores, worst = dict[str, Any](), list[dict[str, Any]]()
     if world.main:
         predictions = answers.best_answers(split.eval, eval_features, *logits, config.n_best, config.max_answer_tokens)
         scores = answers.score(predictions, split.eval)
+        write_json(rank.run_dir / PREDICTIONS, predictions)
+        worst = misses(split.eval, predictions, scores["per_question"])
     evaluate_s = began.since()
     # Again: it varies more from one moment of a run to another than from round to round.
     if exchange:
@@ -91,20 +93,20 @@ def measure(rank: Rank) -> Tables:
     tables = training.rows(trained, rank, config.precision, [first, training.peak(rank, config.precision)], warm)
     if not world.main:
         return tables
-    write_json(rank.run_dir / PREDICTIONS, predictions)
     (row,) = tables["run"]
     row |= _facts(config, trained, loaded, split, (train_features, eval_features))
-    row |= {name: scores[name] for name in ("f1", "exact_match")}
+    row |= {"f1": scores["f1"], "exact_match": scores["exact_match"]}
     row |= {"features_s": features_s, "evaluate_s": evaluate_s}
-    row |= {"exchange_us": exchange and exchange.times_us}
-    row |= {"message_bytes": exchange and exchange.bytes, "wrong_elements": exchange and exchange.wrong}
-    if not exchange:
-        row["why"] |= dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"), "one rank exchanges nothing")
+    sums = dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"))
+    if exchange:
+        sums = dict(zip(sums, (exchange.times_us, exchange.bytes, exchange.wrong), strict=True))
+    row |= sums
+    row["why"] |= dict.fromkeys(sums, "one rank exchanges nothing")
     if row["epoch_share"] < 1:
         short = f"after {row['epoch_share']:.0%} of the training; the target is for the whole training"
         row["why"] |= dict.fromkeys(("whole_f1", "whole_loss"), short)
     none: Tables = {"shares": [], "splits": [], "balance": []}
-    return {**none, **tables, "misses": misses(split.eval, predictions, scores["per_question"])}
+    return {**none, **tables, "misses": worst}
 
 
 def engine(name: str) -> Callable[[Task], Trained]:
@@ -130,10 +132,9 @@ def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series:
 def _facts(
     config: SquadConfig, trained: Trained, loaded: Loaded, split: squad_data.Split, cut: tuple[Features, Features]
 ) -> dict[str, Any]:
-    scope = config.quality_scope() + ("_cut" if trained.plan.epoch_share < 1 else "")
     return {
         "speed_scope": config.scope(),
-        "quality": scope,
+        "quality": config.quality_scope() + "_cut" * (trained.plan.epoch_share < 1),
         "data": split.description,
         "global_batch": config.global_batch,
         "epoch_items": len(cut[0]),
@@ -197,18 +198,11 @@ def predict(loaded: Loaded, features: Features, rank: Rank) -> tuple[np.ndarray,
     return joined[0], joined[1]
 
 
-def misses(
-    examples: Sequence[Example], predictions: Mapping[str, str], scores: Mapping[str, tuple[float, float]]
-) -> list[dict[str, Any]]:
+def misses(examples: Sequence[Example], predictions: dict[str, str], scores: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the questions with the lowest F1 below 100, the worst first; ``scores`` are (exact match, F1) by question."""
     wrong = sorted((example for example in examples if scores[example.id][1] < 100), key=lambda one: scores[one.id][1])
     return [
-        {
-            "id": example.id,
-            "question": example.question,
-            "prediction": predictions[example.id],
-            "answers": " | ".join(dict.fromkeys(text for text, _ in example.answers)),
-            "f1": scores[example.id][1],
-        }
+        {"id": example.id, "question": example.question, "prediction": predictions[example.id]}
+        | {"answers": " | ".join(dict.fromkeys(text for text, _ in example.answers)), "f1": scores[example.id][1]}
         for example in wrong[:MISSES]
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from operator import truediv
+from operator import methodcaller, truediv
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -71,6 +71,8 @@ run = run_of_training(
     series("algbw_gbps", "Gbps", "algorithm bandwidth", algbw_samples, "message_bytes exchange_us", role=RATE("algbw")),
     Col("buckets", "", "", lambda sizes: ", ".join(f"{size / 1e6:.1f}" for size in sizes), "bucket_bytes"),
 )
+
+
 misses = Table("misses", "{question}", [*cols("id question prediction answers"), Col("f1", "points", "F1")])
 
 
@@ -133,7 +135,7 @@ def _no_stand_in(config: Any) -> str:
     return "" if config.quality_scope() == "_minisquad_tiny" else str(config.quality_scope())
 
 
-QUALITY, SPEED_OF = (lambda config: config.quality_scope()), (lambda config: config.scope())
+QUALITY, SPEED_OF = methodcaller("quality_scope"), methodcaller("scope")
 LOSS, FAST = "Is the final smoothed loss low enough?", "Is training throughput high enough?"
 F1, SPEED_S = run["whole_f1"], TABLES[0]["samples_per_s"]
 SUM, MEMORY = "Is the all-reduce of the gradients fast enough?", "Does each rank stay within the memory target?"
@@ -153,9 +155,7 @@ def _reference(check: Check, rows: Rows) -> Judged:
     """Compare F1 with the published one: informative, since the seed alone moves it by 0.2 points."""
     row, published = rows.run, rows.config.reference_f1
     if row["quality"] or published is None:
-        return check.answer(
-            "SKIPPED", "only a whole training on SQuAD v1.1 with reference_f1 is compared with a published F1"
-        )
+        return check.answer("SKIPPED", "only a whole training on SQuAD v1.1 is compared, with reference_f1")
     inside = abs(row["f1"] - published) <= F1_TOLERANCE
     cited = registry().cite_value("f1", published) or "reference_f1 of the config; no figure of the registry"
     reason = f"{row['f1']:.2f} is {row['f1'] - published:+.2f} from the published {published:.2f}"
@@ -179,32 +179,20 @@ def _warnings(rows: Rows) -> list[str]:
         turned = f", in reverse order after {config.planted_drift_step} steps" if config.planted_drift_step else ""
         sentences.append(f"The ranks did their work {times} times on purpose{turned}, and counted it once.")
     if row.get("shared_questions"):
-        of_all = run.text("{shared_questions} of {eval_questions} evaluation questions", row, rows)
-        sentences.append(
-            f"The model trained on {of_all}: on these, the scores say what was memorised, not what was learnt."
-        )
+        of_all = "The model trained on {shared_questions} of {eval_questions} evaluation questions"
+        sentences.append(run.text(f"{of_all}: of these, the scores say what was memorised.", row, rows))
     if row.get("restarts"):
         started = counted(row["restarts"], "time")
-        sentences.append(
-            f"The ranks were started again {started}: speed is that of the steps after it, total_s has the failures in it."
-        )
+        sentences.append(f"The ranks were started again {started}: total_s has the failures in it, no speed has.")
     return [*stand_ins(str(row.get("quality") or ""), None), *sentences, *warnings(rows)]
 
 
 def _split(rows: Rows) -> list[str]:
-    """Say what the split gives, what it saves, and when it changed."""
+    """Say what the split gives, and when it changed."""
     parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
     sentences = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
     idle = shares.where(idle=bool).rows(rows)
     sentences += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in idle]
-    even, own = (
-        max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0)
-        for name in ("even_s", "own_s")
-    )
-    if even and own:
-        sentences.append(
-            f"The slowest rank works {own:.3g} s of a step; with even shares it took {even:.3g} s before the training."
-        )
     moved = splits.where(drifted=lambda rank: rank >= 0)
     words = (
         "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it."
@@ -259,16 +247,18 @@ def _work(row: Row, rows: Rows) -> dict[str, Any]:
     }
 
 
+def _places(rows: Rows) -> dict[str, Any]:
+    return {"devices": rows.world, "nodes": rows.config.nnodes}
+
+
 def _rate(row: Row, rows: Rows) -> dict[str, Any]:
     full = rows.config.engine == "trainer" and rows.config.trainer_padding == "max_length"
     padding = "to the full length" if full else "to the longest of a batch"
-    places = {"devices": rows.world, "nodes": rows.config.nnodes}
-    return _work(row, rows) | places | {"padding": padding, "window": "whole training"}
+    return _work(row, rows) | _places(rows) | {"padding": padding, "window": "whole training"}
 
 
 def _message(row: Row, rows: Rows) -> dict[str, Any]:
-    places = {"devices": rows.world, "nodes": rows.config.nnodes}
-    return places | {"definition": "bus bandwidth", "message_bytes": max(row["bucket_bytes"] or [0])}
+    return _places(rows) | {"definition": "bus bandwidth", "message_bytes": max(row["bucket_bytes"] or [0])}
 
 
 def _continues(config: Any) -> bool:
@@ -338,10 +328,7 @@ SPEC = Spec(
     verified=each(run, "{eval_questions} questions by the official rules, equal weights on all ranks"),
     bounds=[bound("SQuAD fine-tuning")],
     whole=whole,
-    charts=[
-        *charts(run),
-        bars("heterogeneous-ranks", *EVEN_OWN, mark=shares["expected_s"], title=WORKS, empty=EVENLY),
-    ],
+    charts=[*charts(run), bars("heterogeneous-ranks", *EVEN_OWN, mark=shares["expected_s"], title=WORKS, empty=EVENLY)],
     warnings=_warnings,
     missed=lambda rows: {
         check.asked: [f"= {getattr(rows.config, check.asked):g}"]
