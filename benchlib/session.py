@@ -87,7 +87,7 @@ def execute(run: Run) -> Run:
         status = {"outcome": "stopped", "reason": "stopped by the user"}
     finally:
         launch.close()
-    after = run.refresh()
+    after = Run(run.path)
     if not headless():
         display(_places(after, judge(after)))  # type: ignore[no-untyped-call]
     if status["outcome"] == "complete":

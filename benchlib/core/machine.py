@@ -120,16 +120,6 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
-def hardware(machine: dict[str, Any], backend: str) -> str:
-    """Return host, processor and devices of a described machine in one line, as far as they are known."""
-    cpu = machine.get("cpu") or {}
-    names = ((machine.get("devices") or {}).get("backends", {}).get(backend) or {}).get("names") or []
-    counted = {name: names.count(name) for name in names} if backend != "cpu" else {}
-    processor = f"{cpu['model']} × {cpu.get('usable_cores', '?')}" if cpu.get("model") else ""
-    devices = ", ".join(f"{count} × {name}" for name, count in counted.items())
-    return "; ".join(part for part in (str(machine.get("host") or ""), processor, devices) if part)
-
-
 def drivers() -> dict[str, str]:
     """Return the versions of the accelerators' kernel drivers by name; they are recorded, not part of the fingerprint."""
     installed = {"nvidia": _first_number(NVIDIA), "amdgpu": _first_number(AMD)}
