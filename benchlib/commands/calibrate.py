@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands import OUT, SET
+from benchlib.commands import BACKEND, OUT, SET
 from benchlib.commands.output import say, show_table
 from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
@@ -120,7 +120,7 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 @click.command()
 @click.argument("target")
 @click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
-@click.option("--backend", "-b", default="auto", show_default=True, help="Where, as for `benchlib run`.")
+@BACKEND
 @SET
 @click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
 @click.option(

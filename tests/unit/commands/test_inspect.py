@@ -40,8 +40,8 @@ HOSTILE = {
     "nothing": ("", None, "no function with a body"),
     "an argument that is a number": (TEXT, '{"arguments": [1]}', "no name or role"),
     "names that are numbers": (TEXT, '{"arguments": [{"name": 1, "role": 2}]}', "no name or role"),
-    "a number of 5,000 digits": (TEXT, f'{{"arguments": [{"9" * 5000}]}}', "not a finite number"),
-    "lists in a manifest": (TEXT, '{"arguments": ' + "[" * 100_000, "nested too deeply"),
+    "a number of 5,000 digits": (TEXT, f'{{"arguments": [{"9" * 5000}]}}', "number out of range"),
+    "lists in a manifest": (TEXT, '{"arguments": ' + "[" * 100_000, "recursion limit exceeded"),
 }
 
 
