@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import benchlib
 from benchlib.core.errors import UserError
 
@@ -100,6 +98,8 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
 
     ``probe`` is what a worker reported about torch's devices (see ``probe_devices``).
     """
+    import psutil  # here: the help of the command line imports the backends
+
     memory = psutil.virtual_memory()
     return {
         "host": platform.node(),
