@@ -53,5 +53,5 @@ BACKEND = click.option(
 )
 OUT = click.option("--out", type=FOLDER, help="Folder of the runs. [default: outputs]")
 SET = click.option(
-    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
+    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter; may be repeated."
 )
