@@ -87,7 +87,7 @@ def execute(run: Run) -> Run:
         status = {"outcome": "stopped", "reason": "stopped by the user"}
     finally:
         launch.close()
-    after = run.refresh()
+    after = Run(run.path)
     if not headless():
         display(_places(after, judge(after)))  # type: ignore[no-untyped-call]
     if status["outcome"] == "complete":
@@ -107,7 +107,7 @@ def judge(run: Subject) -> Verdict:
     """
     if isinstance(run, Page):
         return machine_page.judge(run)
-    if isinstance(run, History | Offers):
+    if not isinstance(run, Run):
         return judge_history(run) if isinstance(run, History) else judge_worth(run.items)
     from benchlib.show.widgets import headless
 
@@ -144,12 +144,12 @@ def _places(run: Run, verdict: Verdict) -> Any:
     def link(path: Path) -> str:  # relative to the notebook: JupyterLab opens it in a tab
         return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
 
-    here, store = str(run.path.resolve()), _lists(run)
+    here = str(run.path.resolve())
     lines = [f"- report ({_word(run, verdict)}): {link(run.path / 'report.html')}", f"- run folder: `{here}`"]
-    if store:
+    if store := _lists(run):
         lines.append(f"- all runs: {link(store / 'index.html')}")
-    if store and run.result is not None:  # else nothing to compare: stopped or broken
-        lines.append(f"- compare: `benchlib compare OTHER_RUN {shlex.quote(here)}`")
+        if run.result is not None:  # else nothing to compare: stopped or broken
+            lines.append(f"- compare: `benchlib compare OTHER_RUN {shlex.quote(here)}`")
     return _markdown(*lines)
 
 
@@ -161,11 +161,9 @@ def _word(run: Run, verdict: Verdict) -> str:
 
 
 def _about(subject: History | Offers | Page) -> Any:
-    if isinstance(subject, Page):
-        return machine_page
     from benchlib.show import cost, history  # with matplotlib: only who shows it pays
 
-    return history if isinstance(subject, History) else cost
+    return {History: history, Offers: cost, Page: machine_page}[type(subject)]
 
 
 def _markdown(*lines: str) -> Any:
@@ -194,7 +192,7 @@ def config_table(run: Subject) -> "pandas.DataFrame":
 
     Of a history and of offers, what was asked for.
     """
-    if isinstance(run, History | Offers | Page):
+    if not isinstance(run, Run):
         return _frame({"": name, "asked for": value} for name, value in _about(run).asked(run).items())
     rows = [
         {
@@ -216,25 +214,18 @@ def expectation(run: Run) -> "pandas.DataFrame":
     """Return the bounds for the run before it starts: the targets of its tier, and what was accepted for its fingerprint."""
     from benchlib.judge import baselines
 
-    config = run.config
-    rows = [
-        {
-            "bound": name.removeprefix("target_"),
-            "value": getattr(config, name),
-            "source": f"target of the {config.tier} tier: {field.description}",
-        }
+    config, accepted = run.config, baselines.find(run).baseline
+    bounds = [
+        (name.removeprefix("target_"), value, f"target of the {config.tier} tier: {field.description}")
         for name, field in type(config).model_fields.items()
-        if name.startswith("target_") and getattr(config, name) is not None
+        if name.startswith("target_") and (value := getattr(config, name)) is not None
     ]
-    rows.append({"bound": "time", "value": config.budget_s, "source": "budget of the tier, in seconds"})
-    if accepted := baselines.find(run).baseline:
+    bounds.append(("time", config.budget_s, "budget of the tier, in seconds"))
+    if accepted:
         source = f"accepted as {accepted.key}, the latest of {len(accepted.runs)}"
-        rows += [
-            {"bound": metric.name, "value": metric.value, "source": source}
-            for metric in accepted.latest.metrics
-            if metric.name in accepted.latest.samples
-        ]
-    return _frame(rows)
+        latest = accepted.latest
+        bounds += [(item.name, item.value, source) for item in latest.metrics if item.name in latest.samples]
+    return _frame({"bound": name, "value": value, "source": source} for name, value, source in bounds)
 
 
 def checked(verdict: Verdict) -> Any:
@@ -263,20 +254,19 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
     """
     from benchlib.show.figures import show
 
-    if isinstance(run, History | Offers | Page):
-        pictures = _named(_about(run).figures(run), name, "picture")()
-    else:
+    if isinstance(run, Run):
         pictures = [_named(BENCHMARKS[run.config.benchmark].spec.figures(), name, "picture")(run)]
+    else:
+        pictures = _named(_about(run).figures(run), name, "picture")()
     for picture in pictures:
         if always or not picture.empty:
             show(picture)
 
 
 def table(run: Subject, name: str) -> "pandas.DataFrame":
-    if isinstance(run, History | Offers | Page):
+    if not isinstance(run, Run):
         return _frame(_named(_about(run).tables(run), name, "table"))
-    frame: pandas.DataFrame = _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()
-    return frame
+    return _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()  # type: ignore[no-any-return]
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":
@@ -284,18 +274,18 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
 
     if run.result is None:
         raise UserError(f"{run.path} has no result")
-    heads = ("metric", "value", "n", "provenance", "95% interval", "note")
-    cells = (
-        (item.name, item.text, item.n, item.provenance, interval(item), item.reason) for item in run.result.metrics
+    return _frame(
+        {"metric": item.name, "value": item.text, "n": item.n, "provenance": item.provenance}
+        | {"95% interval": interval(item), "note": item.reason}
+        for item in run.result.metrics
     )
-    return _frame(dict(zip(heads, row, strict=True)) for row in cells)
 
 
 def reading(run: Subject) -> Any:
-    if isinstance(run, History | Offers | Page):
-        sentences = [html.escape(sentence, quote=False) for sentence in _about(run).reading(run)]
-    else:
+    if isinstance(run, Run):
         sentences = BENCHMARKS[run.config.benchmark].spec.reading(run)
+    else:
+        sentences = [html.escape(sentence, quote=False) for sentence in _about(run).reading(run)]
     return _markdown(*(f"- {sentence}" for sentence in sentences))
 
 
@@ -305,7 +295,7 @@ def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
 
 def provenance(run: Subject) -> "pandas.DataFrame":
     """Return machine and versions of the run, and the command that repeats it; of others what they were made from."""
-    if isinstance(run, History | Offers | Page):
+    if not isinstance(run, Run):
         return _frame(_about(run).provenance(run))
     from benchlib.show.digest import machine_rows
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from benchlib.core.errors import UserError, unexpected
+from benchlib.core.machine import BACKENDS
 
 EXIT_USAGE = 2
 
@@ -47,7 +48,10 @@ def _sentence(error: Exception) -> str:
 
 # Made absolute here: the notebooks are executed in another folder.
 FOLDER = click.Path(file_okay=False, resolve_path=True, path_type=Path)
+BACKEND = click.option(
+    "--backend", "-b", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="Where."
+)
 OUT = click.option("--out", type=FOLDER, help="Folder of the runs. [default: outputs]")
 SET = click.option(
-    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
+    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter; may be repeated."
 )

@@ -71,7 +71,7 @@ def _acceptable(folders: Sequence[Path], but: str = "") -> list[Run]:
         others = [check for check in verdict.checks if check.name != but]
         baselines.require_acceptable(run, verdict_of(others) if failed else verdict)
         save_verdict(run.path, verdict)
-    return [run.refresh() for run in runs]
+    return [Run(run.path) for run in runs]
 
 
 def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, force: bool = False) -> None:

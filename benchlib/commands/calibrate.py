@@ -7,14 +7,16 @@ is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/``.
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import click
+from pydantic import Field, TypeAdapter, ValidationError
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands import OUT, SET
+from benchlib.commands import BACKEND, OUT, SET
 from benchlib.commands.output import say, show_table
 from benchlib.config.schema import parse_overrides
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.files import outputs
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
@@ -24,30 +26,21 @@ from benchlib.launch.plan import Plan, plan, prepare
 from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run, fingerprint_key
 
-MAX_SHARE = 10.0
-DEFAULT_SHARES = "0.15,0.35,0.8"
+SHARES: TypeAdapter[list[float]] = TypeAdapter(list[Annotated[float, Field(gt=0, le=10)]])
 Runs = dict[float, list[Run]]  # by the share by which they were slowed down; 0 are the unchanged ones
 
 
 def shares(text: str) -> list[float]:
     """Read the injected slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
     try:
-        planted = sorted({float(part) for part in text.split(",") if part.strip()})
-    except ValueError:
-        raise UserError(f"--planted {text!r}: expected shares such as 0.15,0.35") from None
-    if wrong := [share for share in planted if not 0 < share <= MAX_SHARE]:
-        limits = f"a share lies above 0 and is at most {MAX_SHARE:g}; 0.15 is 15% slower"
-        raise UserError(f"--planted {wrong[0]:g}: {limits}")
-    return planted
+        return sorted({*SHARES.validate_python(text.split(",") if text else [])})
+    except ValidationError as error:
+        wrong = explained(error).partition(": ")[2]
+        raise UserError(f"--planted {text!r}: {wrong}; expected shares as 0.15,0.35: 0.15 is 15% slower") from None
 
 
 def calibrate(
-    target: str,
-    tier: str,
-    backend: str,
-    overrides: Mapping[str, str],
-    kinds: Mapping[float, int],
-    out: Path | None = None,
+    target: str, tier: str, backend: str, overrides: Mapping[str, str], kinds: Mapping[float, int], out: Path | None
 ) -> Calibration:
     """Make the runs of each kind (how many of each share of slow-down), judge them against each other, store and print the result."""
     if target not in BENCHMARKS:
@@ -57,14 +50,10 @@ def calibrate(
     base = plan(target, tier, backend, overrides)
     if base.unavailable:
         raise UserError(f"backend {base.config.backend} is not available: {base.unavailable}")
-    plans = {
-        share: plan(target, tier, base.config.backend, {**overrides, "planted_slowdown": share}, base.probe)
-        if share
-        else base
-        for share in kinds
-    }
+    slowed = {share: {**overrides, "planted_slowdown": share} for share in kinds if share}
+    plans = {share: plan(target, tier, base.config.backend, values, base.probe) for share, values in slowed.items()}
     store = (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
-    calibration = _judge(base, _run_all(store, plans, _schedule(kinds)))
+    calibration = _judge(base, _run_all(store, {0.0: base, **plans}, _schedule(kinds)))
     path = save_calibration(baselines.folder(), calibration, fingerprint_key(calibration.fingerprint))
     rows = calibration.rows()
     show_table(rows, whole=[name for row in rows for name in row if name != "injected"])
@@ -120,30 +109,21 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 @click.command()
 @click.argument("target")
 @click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
-@click.option("--backend", "-b", default="auto", show_default=True, help="Where, as for `benchlib run`.")
+@BACKEND
 @SET
 @click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
 @click.option(
-    "--planted", default=DEFAULT_SHARES, show_default=True, help="Injected slow-downs, as shares; '' for none."
+    "--planted", default="0.15,0.35,0.8", show_default=True, help="Injected slow-downs, as shares; '' for none."
 )
 @click.option(
     "--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each injected slow-down."
 )
 @OUT
-def verb(
-    target: str,
-    tier: str,
-    backend: str,
-    pairs: tuple[str, ...],
-    runs: int,
-    planted: str,
-    planted_runs: int,
-    out: Path | None,
-) -> None:
+def verb(target: str, tier: str, backend: str, pairs: tuple[str, ...], out: Path | None, **runs: Any) -> None:
     """Measure what the gate of benchmark TARGET can detect on this machine.
 
     Repeats the benchmark unchanged (A/A) and with injected slow-downs, interleaved. Stores the false-alarm rate of the gate and the
     smallest loss that it detects with 99% power, for reports and later gates.
     """
-    kinds = {0.0: runs, **dict.fromkeys(shares(planted), planted_runs)}
+    kinds = {0.0: runs["runs"], **dict.fromkeys(shares(runs["planted"]), runs["planted_runs"])}
     calibrate(target, tier, backend, parse_overrides(pairs), kinds, out)

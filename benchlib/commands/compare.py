@@ -13,7 +13,7 @@ from benchlib.commands.output import console, say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
 from benchlib.core.text import band_text, counted, listing, quantity
-from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, headline, line, read_argument
+from benchlib.judge.compare import Contrast, Line, Named, Row, RunSet, contrast, headline, line, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
@@ -55,11 +55,8 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
     for argument, other, _ in others:
         common = [name for name in reference if name in other]
         if not common:
-            kinds = ", ".join(
-                f"{text} of {listing(sorted(sets))}" for text, sets in ((first, reference), (argument, other))
-            )
-            why = "different benchmarks measure different things; compare runs of one"
-            raise UserError(f"runs of two kinds, {kinds}: {why}")
+            kinds = f"{first} of {listing(sorted(reference))}, {argument} of {listing(sorted(other))}"
+            raise UserError(f"runs of two kinds, {kinds}: different benchmarks measure different things; compare one's")
         equal = [name for name in common if common[1:] and _same_runs(reference[name], other[name])]
         notes += [f"{name}: the same runs on both sides" for name in equal]
         contrasts += [contrast(reference[name], other[name]) for name in common if name not in equal]
@@ -108,12 +105,9 @@ def star_note(rows: Sequence[Row]) -> str:
     return STAR if any(cells(row)["word"].endswith("*") for row in rows) else ""
 
 
-def side_text(contrast: Contrast) -> tuple[str, str]:
-    names = []
-    for side in (contrast.reference, contrast.other):
-        runs = side.runs[0] if len(side.runs) == 1 else counted(len(side.runs), "run")
-        names.append(side.label if runs in side.label else f"{side.label} ({runs})")
-    return names[0], names[1]
+def side_text(side: Named) -> str:
+    runs = side.runs[0] if len(side.runs) == 1 else counted(len(side.runs), "run")
+    return side.label if runs in side.label else f"{side.label} ({runs})"
 
 
 def summaries(contrasts: Sequence[Contrast]) -> dict[str, list[Line]]:
@@ -129,36 +123,26 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
     for label, lines in summaries(contrasts).items():
         say((headline(lines, label), "bold"))
         show_table(
-            {
-                "benchmark": row.benchmark,
-                "speed": stacked(row.word, row.speed),
-                "times as fast": stacked(*row.ends),
-                "computes": row.computes,
-            }
+            {"benchmark": row.benchmark, "speed": stacked(row.word, row.speed)}
+            | {"times as fast": stacked(*row.ends), "computes": row.computes}
             for row in lines
         )
         say()
     for item in contrasts:
         say(item.heading, style="bold")
-        for what, name, side in zip(
-            ("reference", "compared "), side_text(item), (item.reference, item.other), strict=True
-        ):
+        for what, side in (("reference", item.reference), ("compared ", item.other)):
             facts = f"{', '.join(dict.fromkeys(side.verdicts))}  {' and '.join(side.machines)}"
-            say(f"  {what}  {name}  ", (facts, "dim"))
+            say(f"  {what}  {side_text(side)}  ", (facts, "dim"))
         rows = [row for row in item.rows if all_metrics or row.headline or row.word == "regression"] or item.rows
         say()
         _show_metrics(rows)
         if hidden := len(item.rows) - len(rows):
             say(f"{hidden} more metric{'s' * (hidden != 1)} with --all-metrics", style="dim")
         for title, decides in (("Not comparable because of", True), ("Also different", False)):
-            factors = [
-                {"factor": factor.name, "reference": factor.reference, "compared": factor.other}
-                for factor in item.factors
-                if factor.decides == decides
-            ]
+            factors = [factor for factor in item.factors if factor.decides == decides]
             if factors:
                 say("\n", (title, "bold"))
-                show_table(factors)
+                show_table({"factor": f.name, "reference": f.reference, "compared": f.other} for f in factors)
         say("\n", (item.sentence, TONES[item.tone]))
         for note in filter(None, (*item.notes, star_note(rows))):
             say(note, style="dim")
@@ -169,22 +153,20 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
 
 def _show_metrics(rows: Sequence[Row]) -> None:
     """Print the table of metrics, two lines a row: all of it fits into 80 columns."""
-    table = []
-    for row in rows:
-        written, colour = cells(row), LOOKS[row.word][2] if row.word in LOOKS else "dim"
-        table.append(
-            {
-                "metric": stacked(row.metric, f"{row.reference} → {row.other}"),
-                "ratio, 98% interval": stacked(written["change"], written["interval"]),
-                "limit, A/A band": stacked(row.limit, written["band"]),
-                "result": Text(written["word"], colour),
-            }
-        )
+    table = [
+        {
+            "metric": stacked(row.metric, f"{row.reference} → {row.other}"),
+            "ratio, 98% interval": stacked(written["change"], written["interval"]),
+            "limit, A/A band": stacked(row.limit, written["band"]),
+            "result": Text(written["word"], LOOKS.get(row.word, ("", "", "dim"))[2]),
+        }
+        for row, written in ((row, cells(row)) for row in rows)
+    ]
     show_table(table, whole=("ratio, 98% interval", "limit, A/A band", "result"))
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
-    sides = [(item, *side_text(item)) for item in contrasts]
+    sides = [(item, side_text(item.reference), side_text(item.other)) for item in contrasts]
     tops = [(headline(lines, label), lines) for label, lines in summaries(contrasts).items()]
     return markup.page(
         "compare.html.j2", tops=tops, contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells

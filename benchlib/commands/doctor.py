@@ -61,9 +61,7 @@ def examine() -> Iterator[Finding]:
         probed = probe["backends"].get(name, {})
         devices = ", ".join(dict.fromkeys(probed.get("names", []))) or "ready"
         seen = devices if name == "cpu" else f"{probed.get('count', 1)} x {devices}"
-        reason = str(
-            probed.get("reason") or f"torch does not report it: {backend.install}"
-        )  # ends with what to install
+        reason = probed.get("reason") or f"torch does not report it: {backend.install}"  # ends with what to install
         there = bool(probed.get("available"))
         yield Finding(f"backend {name}", there, seen if there else reason, needed=name == "cpu")
     for name, reason in probe.get("libraries", {}).items():

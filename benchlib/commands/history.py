@@ -8,11 +8,11 @@ from typing import Any
 import click
 import nbformat
 
-from benchlib.commands import FOLDER
+from benchlib.commands import FOLDER, SET
 from benchlib.commands.output import place, say
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
-from benchlib.core.files import home, outputs, write_text
+from benchlib.core.files import home, not_written, outputs, write_text
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.text import counted, look
 from benchlib.judge import trends
@@ -54,19 +54,14 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
         with Interrupts() as interrupts, interrupts.allowed():
             execute(NOTEBOOK, executed, values, TIMEOUT_S)
     except OSError as error:
-        remedy = "the history is written beside its runs, so copy them to a folder that can be written"
-        raise UserError(f"{executed} cannot be written ({error.strerror}): {remedy}") from None
+        raise not_written(executed, error) from None
     except Exception as error:  # a failing cell, a dead kernel, a time-out
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the history notebook stopped: {lines[-1]}; see {executed}") from None
-    write_text(page, html(nbformat.read(executed, as_version=4), history, verdict))
+    cells, about = nbformat.read(executed, as_version=4), heading(history, verdict)
+    write_text(page, markup.page("history.html.j2", nb=cells, shown=Outputs(PICTURES_LIMIT, {}).shown, run=about))
     show(history, verdict, page)
     return verdict.exit_code()
-
-
-def html(notebook: nbformat.NotebookNode, history: History, verdict: Verdict) -> str:
-    outputs = Outputs(PICTURES_LIMIT, {})
-    return markup.page("history.html.j2", nb=notebook, shown=outputs.shown, run=heading(history, verdict))
 
 
 def heading(history: History, verdict: Verdict) -> dict[str, Any]:
@@ -92,14 +87,10 @@ def show(history: History, verdict: Verdict, page: Path) -> None:
 
 @click.command()
 @click.option("--store", type=FOLDER, help="Folder of runs. [default: outputs]")
-@click.option(
-    "--set",
-    "-s",
-    "pairs",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="benchmark, tier, machine, metric, first_day or last_day; may be repeated.",
-)
+@SET
 def verb(store: Path | None, pairs: tuple[str, ...]) -> None:
-    """Judge and draw the stored runs: trends, changes of level, machines. Writes history.html."""
+    """Judge and draw the stored runs: trends, changes of level, machines. Writes history.html.
+
+    Parameters are benchmark, tier, machine, metric, first_day and last_day.
+    """
     sys.exit(make(store, pairs))

@@ -27,12 +27,12 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
         try:
             name, claims = read_claims(path)
             judgements, unread = judge_claims(claims), not_read(path, name)
-        except (UserError, OverflowError) as problem:
-            error = problem if isinstance(problem, UserError) else UserError(f"{path}: a number too large ({problem})")
-            documents.append({"file": str(path), "exit_code": UNREADABLE, "error": str(error)})
+        except (UserError, OverflowError) as error:
+            reason = str(error) if isinstance(error, UserError) else f"{path}: a number too large ({error})"
+            documents.append({"file": str(path), "exit_code": UNREADABLE, "error": reason})
             unknown |= isinstance(error, UnknownFormat)
             if not as_json:
-                errors.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+                errors.print(Text.assemble(("error: ", "bold red"), reason), soft_wrap=True)
             continue
         code, sentence = _conclusion(judgements, len(claims))
         if any(claim.loadgen and claim.loadgen.valid is False for claim in claims):
@@ -50,14 +50,8 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
 
 
 def _finding(judgement: Judgement) -> dict[str, Any]:
-    return {
-        "rule": judgement.rule.name,
-        "catches": judgement.rule.catches,
-        "status": judgement.status,
-        "passed": judgement.passed,
-        "failures": judgement.failures,
-        "skipped": judgement.skipped,
-    }
+    named = {"rule": judgement.rule.name, "catches": judgement.rule.catches}
+    return named | {name: getattr(judgement, name) for name in ("status", "passed", "failures", "skipped")}
 
 
 def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]:
@@ -84,12 +78,9 @@ def _show(path: Path, name: str, judgements: list[Judgement], sentence: str, cod
 def _reason(judgement: Judgement) -> str:
     failures, passed = judgement.failures, judgement.passed
     if failures:
-        lines = list(failures[:MAX_REASONS])
-        if len(failures) > MAX_REASONS:
-            lines.append(f"and {len(failures) - MAX_REASONS:,} more (--json lists all)")
-        if passed:
-            lines.append(f"{passed:,} other{'s are' if passed != 1 else ' is'} possible")
-        return "\n".join(lines)
+        more = [f"and {len(failures) - MAX_REASONS:,} more (--json lists all)"] * (len(failures) > MAX_REASONS)
+        others = [f"{passed:,} other{'s are' if passed != 1 else ' is'} possible"] * (passed > 0)
+        return "\n".join([*failures[:MAX_REASONS], *more, *others])
     first, count = (judgement.example, passed) if passed else (judgement.skipped[0], len(judgement.skipped))
     return first + (f" (and {count - 1:,} more)" if count > 1 else "")
 

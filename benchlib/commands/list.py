@@ -61,8 +61,7 @@ def _row(benchmark: Benchmark, tiers: dict[str, Any]) -> dict[str, Any]:
 
 def show_runs(folder: Path) -> None:
     """Print the stored runs, the newest first: name, verdict, time and key number; below it why a run did not pass."""
-    runs = load_all(folder)
-    if not runs:
+    if not (runs := load_all(folder)):
         raise UserError(no_runs(folder))
     names = [one_line(run.path) for run in runs]
     width, words = max(map(len, names)), max(len(run.word) for run in runs)

@@ -57,50 +57,38 @@ def show(planned: Sequence[Plan], out: Path | None, everything: bool = False) ->
 
 
 def _overview(planned: Sequence[Plan]) -> None:
-    rows, config, budgets_s = list[dict[str, str | Text]](), planned[0].config, 0.0
+    config, rows = planned[0].config, list[dict[str, str | Text]]()
     for plan in planned:
-        row = {"benchmark": plan.config.benchmark, "work": plan.config.expected_work()}
-        if plan.unavailable:
-            row |= {"work": Text.assemble(("SKIPPED", "yellow"), f": {plan.unavailable}"), **dict.fromkeys(NUMBERS, "")}
-        else:
-            budgets_s += plan.config.budget_s
-            limits = (plan.config.budget_s, plan.config.hard_limit_s)
-            row |= {name: f"{limit:.0f} s" for name, limit in zip(NUMBERS, limits, strict=True)}
-        rows.append(row)
+        skipped, limits = Text.assemble(("SKIPPED", "yellow"), f": {plan.unavailable}"), dict.fromkeys(NUMBERS, "")
+        if not plan.unavailable:
+            limits = {"budget": f"{plan.config.budget_s:.0f} s", "ended after": f"{plan.config.hard_limit_s:.0f} s"}
+        work = skipped if plan.unavailable else plan.config.expected_work()
+        rows.append({"benchmark": plan.config.benchmark, "work": work, **limits})
     say((f"tier {config.tier}", "bold"), f", backend {config.backend}: {len(rows)} benchmarks")
     show_table(rows, right=NUMBERS, whole=NUMBERS)
-    say(f"at most {duration(budgets_s)} by the budgets")
+    say(f"at most {duration(sum(plan.config.budget_s for plan in planned if not plan.unavailable))} by the budgets")
     in_full = f"benchlib run {config.benchmark} --tier {config.tier} --dry-run"
     say(f"in full, with command lines: {in_full}; all of them: --dry-run --all", style="dim")
 
 
 def _in_full(planned: Plan, folder: Path, everything: bool) -> None:
     """Print what is not a default, or with ``everything`` every parameter, then the command lines and the expected work."""
-    config, why = planned.config, planned.unavailable
+    config, why, origins = planned.config, planned.unavailable, planned.resolved.origins
     missing = f" (not available: {why})" if why else ""
     say((config.benchmark, "bold"), f", tier {config.tier}, backend {config.backend}", (missing, "yellow"))
-    rows = []
-    for name, field in type(config).model_fields.items():
-        asked = "" if name in ("benchmark", "tier", "backend") else "default"
-        origin = planned.resolved.origins.get(name, asked)
-        if everything or origin not in ("", "default"):
-            cells = {
-                "parameter": name,
-                "value": getattr(config, name),
-                "from": origin,
-                "meaning": field.description or "",
-            }
-            style = "dim" if origin == "default" else ""
-            rows.append({head: Text(str(cell), style) for head, cell in cells.items()})
+    rows = [
+        {"parameter": name, "value": getattr(config, name), "from": origins.get(name, ""), "meaning": field.description}
+        for name, field in type(config).model_fields.items()
+        if everything or name in origins
+    ]
     show_table(rows, whole=("parameter", "from"))
     if not everything:
         left = f"{len(type(config).model_fields) - len(rows) - 3} more parameters have their defaults"
         say(f"{left}: --dry-run --all shows them with their meaning", style="dim")
     job = LAUNCHERS[config.launcher](config, folder)
-    say("\n", ("starts", "bold"))
-    settings = [f"with {name}={value}" for name, value in sorted(job.env.items())]
-    for line in (shlex.join(job.command), *settings):
-        say(f"  {line}")
+    say("\n", ("starts", "bold"), f"\n  {shlex.join(job.command)}")
+    for name, value in sorted(job.env.items()):
+        say(f"  with {name}={value}")
     if config.nnodes > 1 and config.launcher in ON_NODES:
         say(f"  {ON_NODES[config.launcher].format(nnodes=config.nnodes)}", style="dim")
     for name, content in job.files.items():

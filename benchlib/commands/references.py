@@ -1,5 +1,7 @@
 """``benchlib references``: the registry of published figures as a table."""
 
+import itertools
+
 import click
 from rich.text import Text
 
@@ -26,20 +28,13 @@ def verb(metric: str, device: str) -> None:
         names = sorted({item.name for item in figures.devices.values() if not device or item.torch})
         where = f" of {metric}" if metric else ""
         raise UserError(f"no published figure{where} for a device like {device!r}: known are {'; '.join(names)}")
-    rows, last = list[dict[str, str | Text]](), ""
-    for item, cells in matches:
-        if item.metric != last:
-            last = item.metric
-            heading = Text(last.replace("_", " "), "bold")
-            rows.append({"published": "", "holds for": heading, "source": "", "validity": ""})
-        rows.append(
-            {
-                "published": cells["published"],
-                "holds for": stacked(cells["conditions"], cells["notes"]),
-                "source": stacked(cells["source"], cells["date"]),
-                "validity": Text(item.validity, COLOURS[item.validity]),
-            }
-        )
+    heads, rows = ("published", "holds for", "source", "validity"), list[dict[str, str | Text]]()
+    for metric, group in itertools.groupby(matches, lambda match: match[0].metric):
+        rows.append(dict.fromkeys(heads, "") | {"holds for": Text(metric.replace("_", " "), "bold")})
+        for item, cells in group:
+            conditions, source = stacked(cells["conditions"], cells["notes"]), stacked(cells["source"], cells["date"])
+            validity = Text(item.validity, COLOURS[item.validity])
+            rows.append(dict(zip(heads, (cells["published"], conditions, source, validity), strict=True)))
     show_table(rows, right=("published",), whole=("validity",))
     words = "claimed by their sources; none was measured here. Invalid ones are never compared with."
     say(f"\n{counted(len(matches), 'figure')}, {words}")

@@ -1,6 +1,5 @@
 """``benchlib report``: judge and render stored runs again, without running anything."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from benchlib.core.files import outputs
 from benchlib.core.terminal import one_line
 from benchlib.core.text import look
 from benchlib.judge import verdict as judging
-from benchlib.results.record import load
+from benchlib.results.record import DAY, load
 from benchlib.results.run import Run, find_runs, no_runs
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_PASS
-
-DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
 
 
 def report(run_dir: Path) -> int:
@@ -44,15 +41,12 @@ def _judged_and_rendered(run_dir: Path) -> int:
         return EXIT_PASS
     settled(run_dir)
     verdict = judging.judged(Run(run_dir))
-    where, failed = f"{place(run_dir)}: {verdict.sentence}", None
-    try:
-        where = place(keep(run_dir, verdict))
-    except StorageError as error:
-        failed = error
     word = seen(run_dir, verdict).word
-    say((word, look(word).colour), f"  {where}")
-    if failed:
-        return not_stored(failed)
+    try:
+        say((word, look(word).colour), f"  {place(keep(run_dir, verdict))}")
+    except StorageError as error:
+        say((word, look(word).colour), f"  {place(run_dir)}: {verdict.sentence}")
+        return not_stored(error)
     if verdict.verdict != "PASS":
         say(f"  {one_line(verdict.sentence)}")
     return EXIT_PASS
@@ -70,6 +64,6 @@ def verb(runs: tuple[Path, ...], out: Path | None) -> None:
     codes = [report(run_dir) for run_dir in chosen]
     # A run in STORE/<tier>-<day>/<run> changes the list of its own store. A copy elsewhere has no list.
     places = [run_dir.resolve().parent for run_dir in chosen]
-    codes += [write_index(store) for store in sorted({place.parent for place in places if DAY.fullmatch(place.name)})]
+    codes += [write_index(store) for store in sorted({place.parent for place in places if DAY.match(place.name)})]
     sys.stdout.flush()
     sys.exit(max(codes))

@@ -5,6 +5,7 @@ do any more is done here, then the report is rendered and the terminal shows the
 """
 
 import contextlib
+import itertools
 import shlex
 import signal
 import sys
@@ -21,7 +22,7 @@ from rich.status import Status
 from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands import OUT, SET
+from benchlib.commands import BACKEND, OUT, SET
 from benchlib.commands import plans as planning
 from benchlib.commands.output import console as console
 from benchlib.commands.output import place, say, show_table
@@ -32,7 +33,7 @@ from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
 from benchlib.core.interrupts import EXIT_INTERRUPTED, Interrupts
-from benchlib.core.machine import BACKENDS, usable_cores
+from benchlib.core.machine import usable_cores
 from benchlib.core.text import counted, look, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
@@ -77,8 +78,8 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
     take turns, so that a disturbance of minutes does not hit all repetitions of one of them.
     """
     store, done = out or outputs(), dict[int, Outcome]()
-    earlier: dict[int, list[Record]] = {number: [] for number in range(len(planned))}
-    for turn, number in ((turn, number) for turn in range(repeat) for number in earlier):
+    earlier = [list[Record]() for _ in planned]
+    for turn, number in itertools.product(range(repeat), range(len(planned))):
         if turn and done[number].verdict.verdict != "AMBIGUOUS":
             continue
         if turn:
@@ -111,16 +112,13 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
         say((config.benchmark, "bold"), f"  {what}  ", (place(run_dir), "dim"))
         cores = usable_cores()
         if config.backend == "cpu" and config.nproc > cores and config.launcher not in clusters.ELSEWHERE:
-            words = (
-                f"{config.nproc} ranks share {counted(cores, 'core')}: their speeds say little about ranks of their own"
-            )
-            say(("note", "yellow"), f"  {words}")
+            shared = f"{config.nproc} ranks share {counted(cores, 'core')}"
+            say(("note", "yellow"), f"  {shared}: their speeds say little about ranks of their own")
         if planned.unavailable:
             judging.mark_skipped(Run(run_dir), planned.unavailable)
         else:
             _work(config, run_dir, interrupts)
-        verdict = judging.final(Run(run_dir))
-        report = None
+        verdict, report = judging.final(Run(run_dir)), None
         try:
             with at_work("drawing the report"):
                 report = keep(run_dir, verdict)
@@ -173,8 +171,10 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
         return False
     if verdict.verdict == "SKIPPED" and (not planned.of_tier or (planned.backend_named and not verdict.checks)):
         return True
-    missed = dict(BENCHMARKS[planned.config.benchmark].spec.undone(Run(run_dir)))
-    named = [f"{name} {value}" for name, values in missed.items() if planned.set_by_hand(name) for value in values]
+    undone = BENCHMARKS[planned.config.benchmark].spec.undone(Run(run_dir))
+    named = [
+        f"{name} {value}" for name, values in dict(undone).items() if planned.set_by_hand(name) for value in values
+    ]
     if named:
         say(("skipped although named", "yellow"), f"  {', '.join(named)}: exit code 3\n")
     return bool(named)
@@ -245,14 +245,17 @@ def seen(run_dir: Path, verdict: Verdict) -> Record:
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
     checks, record, run = verdict.checks, seen(run_dir, verdict), Run(run_dir)
-    rows = []
     # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
-    for check in sorted(checks, key=lambda item: (item.status != "FAIL", item.word == "INCOMPLETE", not item.gates)):
-        if check.word in OPEN:
-            status = Text(OPEN[check.word], look(check.word).colour)
-            limit = f" (limit: {check.limit})" if check.limit else ""
-            rows.append({"check": check.name, "status": status, "result": check.reason + limit})
-    show_table(rows)
+    first = sorted(checks, key=lambda item: (item.status != "FAIL", item.word == "INCOMPLETE", not item.gates))
+    show_table(
+        {
+            "check": check.name,
+            "status": Text(OPEN[check.word], look(check.word).colour),
+            "result": check.reason + (f" (limit: {check.limit})" if check.limit else ""),
+        }
+        for check in first
+        if check.word in OPEN
+    )
     passed = sum(check.status == "PASS" for check in checks)
     numbers = cards(record.result) if record.result else []  # a damaged one is in the verdict already
     skipped = [
@@ -261,13 +264,13 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
         if item.word == "SKIPPED"
     ]
     uncompared = [check.reason for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
-    why = uncompared[0].partition("; ")[2] or uncompared[0] if uncompared else ""
+    causes = [reason.partition("; ")[2] or reason for reason in uncompared[:1]]
     lines = [
         ("passed", "green", counted(passed, "check") if passed else ""),
         *(("note", "yellow", message) for message in messages(run)),
         ("key numbers", "", "; ".join(f"{row['label']} {row['value']} {row['unit']}".strip() for row in numbers)),
         ("not evaluated", "yellow", ", ".join(skipped)),
-        ("not compared", "blue", f"{counted(len(uncompared), 'metric')}: {why}" if why else ""),
+        ("not compared", "blue", f"{counted(len(uncompared), 'metric')}: {causes[0]}" if causes else ""),
     ]
     for word, style, text in lines:
         if text:
@@ -289,19 +292,17 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
 def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
     from benchlib.show import machine_page
 
-    rows, folders = [], list[Path]()
-    for outcome in outcomes:
-        folders.append(outcome.run_dir)
-        record = seen(outcome.run_dir, outcome.verdict)
-        word = Text(record.word, look(record.word).colour)
-        rows.append({"benchmark": record.benchmark, "verdict": word, "summary": outcome.verdict.sentence})
-    show_table(rows)
+    records = [seen(outcome.run_dir, outcome.verdict) for outcome in outcomes]
+    show_table(
+        {"benchmark": run.benchmark, "verdict": Text(run.word, look(run.word).colour), "summary": run.verdict.sentence}
+        for run in records
+        if run.verdict
+    )
+    folders = [Path(run.folder) for run in records]
     try:
-        page = machine_page.render(folders[0].parent, folders)
+        say(("page", "bold"), f"  {place(machine_page.render(folders[0].parent, folders))}")
     except (StorageError, UserError) as error:  # the runs and their reports are whole without it
         say(("no page", "red"), f"  {error}")
-    else:
-        say(("page", "bold"), f"  {place(page)}")
     say(f"index: {place(store / 'index.html')}")
 
 
@@ -312,9 +313,8 @@ def shown(path: Path) -> str:
 
 @click.command()
 @click.argument("target")
-@click.argument("words", nargs=-1, metavar="")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
-@click.option("--backend", "-b", default="auto", show_default=True, help=f"Where: {', '.join(['auto', *BACKENDS])}.")
+@BACKEND
 @SET
 @OUT
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
@@ -344,19 +344,14 @@ def shown(path: Path) -> str:
     help="With --dry-run: every benchmark of a tier in full, every parameter with its meaning.",
 )
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-def verb(target: str, words: tuple[str, ...], pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
+def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
-    for word in words:
-        name, sign, value = word.partition("=")
-        remedy = f"write --{name} {value}" if name in ("tier", "backend") else f"write --set {word}"
-        raise UserError(f"{word}: {remedy if sign else 'one run has one target'}")
     dry_run, manifest, max_restarts = options["dry_run"], options["manifest"], options["max_restarts"]
     if options["everything"] and not dry_run:
         raise UserError("--all: shows every parameter of a plan, with --dry-run")
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
-    starts = not (dry_run or manifest)
-    if starts:  # before torch is asked for its devices, which takes seconds
+    if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or outputs())
     with at_work("asking torch for the devices"):
         plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"])

@@ -21,24 +21,18 @@ def checked(given: str) -> SplitResult:
 
     It does not repeat what may be a secret: anything with an @, and what follows the port.
     """
-    asked = f"write http://HOST:PORT or {DNS}http://NAME:PORT"
     if "@" in given:
         raise ValueError(f"an address must not hold a password: it is stored; set the variable {TOKEN}")
     parts = urlsplit(given.strip().removeprefix(DNS))
-    if parts.scheme not in PORTS:
-        shown = given.partition("?")[0].partition("#")[0]
-        raise ValueError(f"{shown!r} is not the address of a server, its scheme is neither http nor https; {asked}")
-    server = f"{DNS * given.startswith(DNS)}{parts.scheme}://{parts.netloc}"
-    try:
-        port = parts.port
-    except ValueError:
-        port = 0
-    if not parts.hostname or any(sign.isspace() for sign in parts.netloc):
-        raise ValueError(f"{server!r} is not the address of a server, it names no host; {asked}")
-    if port == 0 or parts.netloc.endswith(":"):
-        raise ValueError(f"{server!r}: the port has to be a number from 1 to 65535; {asked}")
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError(f"not the address of a server but of a page of it; write {server}, without /v1 or a token")
+    faults = {
+        "its scheme is neither http nor https": parts.scheme not in PORTS,
+        "it names no host": not parts.hostname or any(sign.isspace() for sign in parts.netloc),
+        "its port has to be a number from 1 to 65535": parts.netloc.endswith(":") or parts.port == 0,
+        "leave out what follows the port, as /v1 or a token": parts.path.strip("/") or parts.query or parts.fragment,
+    }
+    for fault in (fault for fault, applies in faults.items() if applies):
+        asked = f"write http://HOST:PORT or {DNS}http://NAME:PORT"
+        raise ValueError(f"{parts.scheme}://{parts.netloc} is not the address of a server, {fault}; {asked}")
     return parts
 
 
@@ -53,13 +47,10 @@ def workers(given: Iterable[str]) -> list[str]:
     servers: dict[tuple[str | None, int], str] = {}
     for url in given:
         parts = checked(url)
-        place = parts.hostname, parts.port or PORTS[parts.scheme]
-        if place in servers:
-            raise ValueError(
-                f"{url!r} and {servers[place]!r} are one server: name each once, or it gets twice its load"
-            )
-        servers[place] = url.strip().rstrip("/")
-    return list(servers.values())
+        other = servers.setdefault((parts.hostname, parts.port or PORTS[parts.scheme]), url)
+        if other is not url:
+            raise ValueError(f"{url!r} and {other!r} are one server: name each once, or it gets twice its load")
+    return [url.strip().rstrip("/") for url in servers.values()]
 
 
 def bearer_token() -> str:
@@ -85,12 +76,10 @@ def check_token(urls: Sequence[str]) -> None:
             connection.close()
 
     with ThreadPoolExecutor(len(urls) or 1) as pool:
-        codes = list(pool.map(status, urls))
-    both = list(zip(urls, codes, strict=True))
-    if elsewhere := [url for url, code in both if code in REDIRECTS]:
-        raise UserError(f"workers: {', '.join(elsewhere)}: {REDIRECTED}")
-    if wrong := [url for url, code in both if code in (401, 403)]:
-        reason = f"the token in {TOKEN} is not theirs" if token else f"{TOKEN} is not set here"
-        raise UserError(
-            f"workers: {', '.join(wrong)}: they refuse the bearer token, {reason}; set it to the workers' token"
-        )
+        codes = dict(zip(urls, pool.map(status, urls), strict=True))
+    for url, code in codes.items():
+        if code in REDIRECTS:
+            raise UserError(f"workers: {url}: {REDIRECTED}")
+        if code in (401, 403):
+            reason = f"the token in {TOKEN} is not its own" if token else f"{TOKEN} is not set here"
+            raise UserError(f"workers: {url}: it refuses the bearer token, {reason}; set it to the workers' token")

@@ -154,38 +154,25 @@ class BaseConfig(BaseModel):
         launcher, nnodes, endpoint, world = self.launcher, self.nnodes, self.rdzv_endpoint, self.world_size
         groups = [name.strip() for name in self.exchange_groups.split(",")] if self.exchange_groups else []
         grouped = self.collective == "hierarchical" and len(groups) == world and "" not in groups
-        rows = (
-            (
-                self.collective == "mpi" and launcher not in ("mpirun", "slurm"),
-                f"collective = mpi with launcher = {launcher}: MPI starts its ranks itself: leave launcher out (mpirun) "
-                "or set launcher=slurm",
+        ranks = f"nproc({self.nproc}) × nnodes({nnodes})"
+        rows = {
+            f"collective = mpi with launcher = {launcher}: MPI starts its ranks itself: leave launcher out (mpirun) or set "
+            "launcher=slurm": self.collective == "mpi" and launcher not in ("mpirun", "slurm"),
+            f"exchange_groups = {self.exchange_groups!r}: with collective=hierarchical give a name for each of the {world} "
+            f"ranks ({ranks}), as in a,a,b": groups and not grouped,
+            f"nnodes = {nnodes} and rdzv_endpoint = {endpoint!r} need launcher=torchrun (or, for nnodes alone, kubernetes, "
+            "slurm, torchx)": launcher == "local" and (nnodes > 1 or endpoint),
+            f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet": (
+                launcher == "torchrun" and nnodes > 1 and not endpoint
             ),
-            (
-                groups and not grouped,
-                f"exchange_groups = {self.exchange_groups!r}: with collective=hierarchical give a name for each of the "
-                f"{world} ranks (nproc({self.nproc}) × nnodes({nnodes})), as in a,a,b",
+            f"max_restarts = {self.max_restarts} with launcher={launcher}: torchrun restarts ranks, set launcher=torchrun": (
+                self.max_restarts and launcher in ("local", "mpirun")
             ),
-            (
-                launcher == "local" and (nnodes > 1 or endpoint),
-                f"nnodes = {nnodes} and rdzv_endpoint = {endpoint!r} need launcher=torchrun (or, for nnodes alone, "
-                "kubernetes, slurm, torchx)",
+            f"{ranks} = {world}: {self.benchmark} is the work of one process on one device, leave both at 1": (
+                self.ONE_PROCESS and world > 1
             ),
-            (
-                launcher == "torchrun" and nnodes > 1 and not endpoint,
-                f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet",
-            ),
-            (
-                self.max_restarts and launcher in ("local", "mpirun"),
-                f"max_restarts = {self.max_restarts} with launcher={launcher}: torchrun restarts ranks, set "
-                "launcher=torchrun",
-            ),
-            (
-                self.ONE_PROCESS and world > 1,
-                f"nproc = {self.nproc} and nnodes = {nnodes}: {self.benchmark} is the work of one process on one "
-                "device, leave both at 1",
-            ),
-        )
-        if wrong := [sentence for applies, sentence in rows if applies]:
+        }
+        if wrong := [sentence for sentence, applies in rows.items() if applies]:
             raise ValueError("; ".join(wrong))
         return self
 
@@ -289,31 +276,28 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
 
     Unknown files, sections and parameters are ``UserError``.
     """
-    folder = home() / "params" / kind
-    path = folder / f"{name}.yaml"
-    available = [item.stem for item in folder.glob("*.yaml")]
+    available = {path.stem: path for path in (home() / "params" / kind).glob("*.yaml")}
     if name not in available:
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}")
-    content = check_params(path, path.stat().st_mtime_ns)
+    content = check_params(available[name], available[name].stat().st_mtime_ns)
     if kind == "tiers" and "budget_s" not in content.get("all", {}):
-        raise UserError(f"{path}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
+        raise UserError(f"{available[name]}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
     return content
 
 
 @functools.cache
 def check_params(path: Path, _changed_at: int = 0) -> dict[str, Any]:
-    values, sections = read_yaml(path) or {}, {"description", "all", *BENCHMARKS}
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(values).__name__}")
-    for section in (name for name in values if name not in sections):
-        raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
     try:
-        content = _File.model_validate(values).model_dump(exclude_unset=True)
+        content = _File.model_validate(read_yaml(path) or {}).model_dump(exclude_unset=True)
     except ValidationError as error:
         raise UserError(f"{path}: {explained(error)}") from None
+    sections = ("description", "all", *BENCHMARKS)
+    for section in (name for name in content if name not in sections):
+        raise UserError(f"{path}: unknown section {section!r}: {nearest(section, sections)}")
     for name in (name for name in content.get("all", {}) if name not in BaseConfig.model_fields):
-        remedy = "move it to a benchmark's section"
-        raise UserError(f"{path}: `all` has {name!r}, which not every benchmark knows: {remedy}")
+        raise UserError(
+            f"{path}: `all` has {name!r}, which not every benchmark knows: move it to a benchmark's section"
+        )
     for benchmark in (name for name in BENCHMARKS if name in content):
         check_names(benchmark, content[benchmark] or {}, f"{path}: ")
     return content
@@ -350,15 +334,14 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
     return overrides
 
 
-def _gathered(layer: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _gathered(layer: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """Return a layer with its ``limits.METRIC`` in one table, which adds to those of the layers below."""
     dotted = {name.removeprefix("limits."): value for name, value in layer.items() if name.startswith("limits.")}
-    rest = {name: value for name, value in layer.items() if not name.startswith("limits.")}
-    stated = rest.get("limits", {})
+    values = {name: value for name, value in layer.items() if not name.startswith("limits.")}
+    stated = values.get("limits", {})
     if not isinstance(stated, Mapping):
         raise UserError(f"limits = {stated!r}: expected a table METRIC: VALUE, or --set limits.METRIC=VALUE")
-    together = {**known, **stated, **dotted}
-    return rest | ({"limits": together} if stated or dotted else {})
+    return values | ({"limits": {**below, **stated, **dotted}} if stated or dotted else {})
 
 
 def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
@@ -383,28 +366,27 @@ def resolve(
 
     Raises ``UserError`` for unknown names and for values out of their type or range.
     """
-    if backend not in BACKENDS:
-        raise UserError(
-            f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}; there are auto, {', '.join(BACKENDS)}"
-        )
     cls = config_class(benchmark)
+    check_names(benchmark, overrides or {})
+    layers: dict[str, Mapping[str, Any]] = {}
+    for kind, name in (("tiers", tier), ("backends", backend)):
+        content = read_params(kind, name)
+        layers[f"params/{kind}/{name}.yaml"] = {**content.get("all", {}), **(content.get(benchmark) or {})}
     fixed = {"benchmark": benchmark, "tier": tier, "backend": backend}
     values, origins = dict[str, Any](fixed), dict[str, str]()
-    check_names(benchmark, overrides or {})
-    for origin, stated in _layers(benchmark, tier, backend, overrides or {}).items():
+    for origin, stated in {**layers, BY_HAND: overrides or {}}.items():
         layer = _gathered(stated, values.get("limits", {}))
-        for name, value in fixed.items():
-            if str(layer.get(name, value)) != value:
-                raise UserError(
-                    f"{origin}: {name} = {layer[name]!r} contradicts the {name} {value!r} of this run: use --{name}"
-                )
+        for name in fixed.keys() & layer.keys():
+            if str(layer[name]) != fixed[name]:
+                contradiction = f"{name} = {layer[name]!r} contradicts the {name} {fixed[name]!r} of this run"
+                raise UserError(f"{origin}: {contradiction}: use --{name}")
         values |= layer
         origins |= dict.fromkeys(layer, origin)
     config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():
         if origins.get(name) == BY_HAND and getattr(config, cause):
-            both = f"{name} = {values[name]} with {cause} = {getattr(config, cause)}"
-            raise UserError(f"{both}, which decides it: leave one of them out")
+            decides = f"{cause} = {getattr(config, cause)}, which decides it"
+            raise UserError(f"{name} = {values[name]} with {decides}: leave one of them out")
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
         added = name not in values and name in config.model_fields_set
@@ -413,33 +395,14 @@ def resolve(
     return Resolved(config, origins)
 
 
-def _layers(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    layers: dict[str, Mapping[str, Any]] = {}
-    for kind, name in (("tiers", tier), ("backends", backend)):
-        content = read_params(kind, name)
-        layers[f"params/{kind}/{name}.yaml"] = {**content.get("all", {}), **(content.get(benchmark) or {})}
-    return {**layers, BY_HAND: overrides}
-
-
 def save_config(config: BaseConfig, run_dir: Path | str) -> None:
     write_json(Path(run_dir) / "config.json", config.model_dump(mode="json"))
 
 
-def load_config(run_dir: Path | str) -> BaseConfig:
+def load_config(run_dir: Path | str, name: str = "config.json") -> BaseConfig:
     """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
-    path = Path(run_dir) / "config.json"
-    status = path.stat() if path.exists() else None
-    return _read_config(path, status and (status.st_mtime_ns, status.st_size, status.st_ino))
-
-
-@functools.lru_cache(maxsize=8)
-def _read_config(path: Path, _version: tuple[int, ...] | None) -> BaseConfig:
-    """Read a config that did not change once in a process, whoever asks for it."""
-    return stored(path, read_json(path))
-
-
-def stored(path: Path, values: Any) -> BaseConfig:
-    """Return the config that a file of a run holds as ``values``. Raises ``UserError`` for a foreign one."""
+    path = Path(run_dir) / name
+    values = read_json(path)
     if not isinstance(values, dict) or "benchmark" not in values:
         raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")
     try:
@@ -450,12 +413,10 @@ def stored(path: Path, values: Any) -> BaseConfig:
 
 def changes(config: BaseConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """Return the fields that differ from the benchmark's defaults: name, value, where it came from, default."""
-    fields = type(config).model_fields
-    rows = [(name, getattr(config, name), fields[name].default) for name in fields if name != "benchmark"]
     return [
-        (name, str(value) or "''", origins.get(name, ""), str(default) or "''")
-        for name, value, default in rows
-        if value != default
+        (name, str(value) or "''", origins.get(name, ""), str(field.default) or "''")
+        for name, field in type(config).model_fields.items()
+        if (value := getattr(config, name)) != field.default and name != "benchmark"
     ]
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import benchlib
 from benchlib.core.errors import UserError
 
@@ -100,6 +98,8 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
 
     ``probe`` is what a worker reported about torch's devices (see ``probe_devices``).
     """
+    import psutil  # here: the help of the command line imports the backends
+
     memory = psutil.virtual_memory()
     return {
         "host": platform.node(),
@@ -118,16 +118,6 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
         "drivers": drivers(),
         "devices": probe or {},
     }
-
-
-def hardware(machine: dict[str, Any], backend: str) -> str:
-    """Return host, processor and devices of a described machine in one line, as far as they are known."""
-    cpu = machine.get("cpu") or {}
-    names = ((machine.get("devices") or {}).get("backends", {}).get(backend) or {}).get("names") or []
-    counted = {name: names.count(name) for name in names} if backend != "cpu" else {}
-    processor = f"{cpu['model']} × {cpu.get('usable_cores', '?')}" if cpu.get("model") else ""
-    devices = ", ".join(f"{count} × {name}" for name, count in counted.items())
-    return "; ".join(part for part in (str(machine.get("host") or ""), processor, devices) if part)
 
 
 def drivers() -> dict[str, str]:

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
-from benchlib.core.machine import hardware
 from benchlib.core.text import counted, moment, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
@@ -160,8 +159,7 @@ class Named(BaseModel):
         names, words = [run.run for run in side.runs], [run.word for run in side.runs]
         # A baseline keeps the hardware only.
         machines = [
-            hardware(run.machine, run.backend) or "; ".join(filter(None, map(run.fingerprint.get, ("cpu", "devices"))))
-            for run in side.runs
+            "; ".join(run.parts or filter(None, map(run.fingerprint.get, ("cpu", "devices")))) for run in side.runs
         ]
         return cls(label=side.label, runs=names, verdicts=words, machines=list(dict.fromkeys(filter(None, machines))))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from benchlib.benchmarks import spec_of
 from benchlib.core.errors import UserError
-from benchlib.core.machine import hardware
 from benchlib.core.text import counted
 from benchlib.judge.compare import RunSet, read_kinds
 from benchlib.judge.prices import Names, Price
@@ -62,7 +61,7 @@ class Machine:
 
     @property
     def hardware(self) -> str:
-        return hardware(self.first.machine, self.first.backend) or "; ".join(sorted(self.names.devices))
+        return "; ".join(self.first.parts or sorted(self.names.devices))
 
     def plain(self) -> dict[str, Any]:
         return {

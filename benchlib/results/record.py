@@ -3,6 +3,7 @@
 ``load`` reads a run folder, whole, partial or damaged. It raises nothing for what is damaged: that is a sentence in ``problems``.
 """
 
+import contextlib
 import datetime
 import functools
 import json
@@ -147,19 +148,26 @@ class Record(BaseModel):
         backends = self.machine.get("devices", {}).get("backends", {})
         return list(backends.get(self.backend, {}).get("names", [])) if self.backend != "cpu" else []
 
+    @property
+    def parts(self) -> list[str]:
+        """Its host, processor and accelerators, as far as they are known."""
+        cpu, names = self.machine.get("cpu", {}), self.device_names
+        processor = f"{cpu['model']} × {cpu.get('usable_cores', '?')}" if cpu.get("model") else ""
+        accelerators = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+        return [part for part in (self.host, processor, accelerators) if part]
+
     @functools.cached_property
     def hardware(self) -> str:
         """Its accelerators, else its processor, in a line; '' where nothing says."""
-        cpu, names = self.machine.get("cpu", {}), self.device_names
-        processor = f"{cpu.get('model', 'unknown processor')} × {cpu.get('usable_cores', '?')}" if self.machine else ""
-        return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or processor
+        return "".join(self.parts[-1:]) if self.parts != [self.host] else ""
 
     @functools.cached_property
     def setup(self) -> dict[str, str]:
         """Host, system, drivers and versions by name."""
-        drivers = {f"driver {name}": version for name, version in self.machine.get("drivers", {}).items()}
-        versions = self.machine.get("devices", {}).get("versions", {}) | self.machine.get("versions", {})
-        facts = {"host": self.host, "system": str(self.machine.get("system") or "")} | drivers | versions
+        machine = self.machine
+        drivers = {f"driver {name}": version for name, version in machine.get("drivers", {}).items()}
+        versions = machine.get("devices", {}).get("versions", {}) | machine.get("versions", {})
+        facts = {"host": self.host, "system": machine.get("system", ""), **drivers, **versions}
         return {name: value for name, value in facts.items() if value}
 
     @functools.cached_property
@@ -200,17 +208,15 @@ class Record(BaseModel):
 
         Of its status only the outcome stays.
         """
-        result, left_out = self.result, list(self.left_out)
-        if result is not None and most_bytes is not None:
-            parts = {}
-            for name in ("tables", "facts"):
-                whole: dict[str, Any] = getattr(result, name)
-                parts[name] = {key: value for key, value in whole.items() if len(repr(value)) <= most_bytes}
-                left_out += [f"{name}.{key}" for key in whole.keys() - parts[name].keys()]
-            result = result.model_copy(update=parts)
+        result, left_out = self.result, {*self.left_out}
+        for name in ("tables", "facts") if result and most_bytes is not None else ():
+            whole: dict[str, Any] = getattr(result, name)
+            short = {key: value for key, value in whole.items() if len(repr(value)) <= (most_bytes or 0)}
+            left_out |= {f"{name}.{key}" for key in whole.keys() - short.keys()}
+            result = result and result.model_copy(update={name: short})
         samples = {name: thinned(values, kept) for name, values in self.samples.items()} if kept else {}
         status = {name: self.status[name] for name in ("outcome", "reason")} if self.status else None
-        update = {"result": result, "samples": samples, "status": status, "left_out": sorted(set(left_out))}
+        update = {"result": result, "samples": samples, "status": status, "left_out": sorted(left_out)}
         return self.model_copy(update=update)
 
     def kept(self, limits: Iterable[RegressionLimit], reason: str = "", accepted_at: float | None = None) -> "Record":
@@ -218,14 +224,9 @@ class Record(BaseModel):
         thin, limited = self.thin(most_bytes=0), {limit.metric for limit in limits}
         samples = {name: values for name, values in thin.samples.items() if name in limited}
         verdict = self.verdict.model_copy(update={"checks": [], "gate": None}) if self.verdict else None
-        update: dict[str, Any] = {
-            "samples": samples,
-            "verdict": verdict,
-            "reason": reason,
-            "accepted_at": accepted_at,
-            "limits": [],
-        }
-        return thin.model_copy(update=update | {"config": {}, "machine": {}, "status": None, "left_out": []})
+        update = {"samples": samples, "verdict": verdict, "reason": reason, "accepted_at": accepted_at}
+        left: dict[str, Any] = {"limits": [], "config": {}, "machine": {}, "status": None, "left_out": []}
+        return thin.model_copy(update=update | left)
 
 
 def limits_of(run: Run) -> list[RegressionLimit]:
@@ -242,12 +243,9 @@ def others_share(folder: Path, machine: Machine, config: BaseConfig) -> float:
     cores, elsewhere = machine.get("cpu", {}).get("logical_cores"), getattr(config, "workers", None)
     if config.backend != "cpu" or config.nnodes > 1 or elsewhere or not isinstance(cores, int) or cores < 1:
         return 0.0
-    pairs = [
-        (event.get("cpu_percent"), event.get("others_percent"))
-        for event in read_events(folder, {"sensor"}, "supervisor")
-    ]
-    readings = [pair for pair in pairs if all(isinstance(value, int | float) for value in pair)]
-    if not readings:
+    events = read_events(folder, {"sensor"}, "supervisor")
+    readings = [[event.get(name) for name in ("cpu_percent", "others_percent")] for event in events]
+    if not (readings := [reading for reading in readings if None not in reading]):
         return 0.0
     own, others = np.mean(np.array(readings, dtype=float), axis=0) / (100 * cores)
     used = own + others  # more than all by the clocks' errors on a machine that is full
@@ -257,10 +255,9 @@ def others_share(folder: Path, machine: Machine, config: BaseConfig) -> float:
 @functools.lru_cache(maxsize=256)
 def _built(benchmark: str, content: str) -> BaseConfig | None:
     """Return the config of these values; None where this version has no such config."""
-    try:
+    with contextlib.suppress(UserError):
         return build(benchmark, json.loads(content))
-    except UserError:
-        return None
+    return None
 
 
 def load(folder: Path | str, whole: bool = True) -> Record:
@@ -309,19 +306,17 @@ def load(folder: Path | str, whole: bool = True) -> Record:
     if built:
         record.fingerprint = fingerprint(built, machine, result.facts if result else {})
     if whole and built and record.complete:
-        record.others = others_share(path, machine, built)
-        try:
+        with contextlib.suppress(Exception):  # a foreign result breaks it in many ways: its verdict says so
+            record.others = others_share(path, machine, built)
             record.limits = limits_of(Run(path))
-        except Exception:  # a foreign result breaks it in many ways: its verdict says so
-            record.limits = []
     return record
 
 
 def named_by(folder: Path | str) -> dict[str, str]:
-    """Return benchmark, tier and backend by the names of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``, else '?'."""
-    day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
-    parts = (match.groupdict() if match else {} for match in (day, run))
-    return dict.fromkeys(NAMING, "?") | {name: text for part in parts for name, text in part.items() if name in NAMING}
+    """Return the parts of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``; '?' for one that the names do not have."""
+    matches = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
+    parts = {name: text for match in matches if match for name, text in match.groupdict().items()}
+    return dict.fromkeys((*NAMING, "day", "time"), "?") | parts
 
 
 def _names(folder: Path | str) -> list[str]:
@@ -330,11 +325,9 @@ def _names(folder: Path | str) -> list[str]:
 
 def _start(folder: Path) -> float:
     """Return the start of a run by the names of its folders, else by the folder's time of change."""
-    day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
-    try:
-        return datetime.datetime.strptime(f"{day['day']} {run['time']}", "%Y%m%d %H%M%S").timestamp()  # type: ignore[index]
-    except (TypeError, ValueError, OverflowError):
-        return max(0.0, folder.stat().st_mtime)
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.datetime.strptime("{day} {time}".format_map(named_by(folder)), "%Y%m%d %H%M%S").timestamp()
+    return max(0.0, folder.stat().st_mtime)
 
 
 def span(result: Result | None, status: Status | None) -> tuple[float | None, float | None]:

@@ -1,42 +1,41 @@
 """Results and run folders: what a run left, read and written as a whole."""
 
-import contextlib
 import errno
 import functools
 import hashlib
 import json
 import math
 import os
-import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    field_validator,
+)
 from pydantic_core import from_json
-from typing_extensions import TypedDict
 
 from benchlib.config.schema import BaseConfig, load_config
 from benchlib.core.errors import UserError, explained
 from benchlib.core.events import Event, read_events
-from benchlib.core.files import atomic_path, check_schema, not_written, read_bytes, write_text
+from benchlib.core.files import atomic_path, check_schema, not_written, read_bytes, write_text, writing
 from benchlib.core.terminal import harmless
 from benchlib.results.metrics import Metric
 from benchlib.results.verdict import Verdict
 
 SCHEMA = 1
 LATEST = 32_503_680_000.0  # the year 3000: a later clock is wrong
-# What may be, or stand for, a control character: see ``benchlib.core.terminal.harmless``.
-_UNPRINTABLE = re.compile(
-    rb"\\u(?:00[0189]|007[fF]|20[26])|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
-)
-# A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
-_OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
-
-# Any of them makes a folder a run: a damaged run may have lost the others.
-PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.json", "report.html", "notebook.ipynb")
+# A folder that holds one of these is a run, whatever else it lost; nothing is written into one that does not hold two.
+PARTS = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json")
 
 Moment = Annotated[float, Field(ge=0, le=LATEST)]  # unix seconds
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # as pydantic writes them
@@ -94,64 +93,38 @@ class Result(BaseModel):
         return metric.value if metric else None
 
 
-class _Part(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+def _with(*required: str, **parts: Any) -> AfterValidator:
+    """Check the types of the parts of a JSON object that are read by name; those that are not ``required`` may be absent."""
+    fields: dict[str, Any] = {name: (kind, ... if name in required else None) for name, kind in parts.items()}
+    model = create_model("Part", __config__=ConfigDict(extra="allow", strict=True), **fields)
+
+    def check(value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            model.model_validate(value)
+        except ValidationError as error:
+            raise ValueError(explained(error)) from None
+        return value  # in the order in which it was written
+
+    return AfterValidator(check)
 
 
-class _Backend(_Part, total=False):
-    names: list[str]
-
-
-class _Devices(_Part, total=False):
-    backends: dict[str, _Backend]
-    versions: dict[str, str]
-
-
-class _Machine(_Part, total=False):
-    host: str
-    system: str
-    cpu: dict[str, Any]
-    memory_bytes: int | float
-    load_average: list[float] | None
-    versions: dict[str, str]
-    drivers: dict[str, str]
-    devices: _Devices
-
-
-class _Status(_Part):
-    outcome: str
-    reason: str
-    ranks: NotRequired[list[dict[str, Any]]]
-    earlier_attempts: NotRequired[list[dict[str, Any]]]
-    restarts: NotRequired[int]
-    started_at: NotRequired[Moment | None]
-    ended_at: NotRequired[Moment | None]
-
-
-class _Config(_Part, total=False):
-    benchmark: str
-    tier: str
-    backend: str
-    planted_slowdown: float
-
-
-if TYPE_CHECKING:
-    Machine: TypeAlias = dict[str, Any]
-    Status: TypeAlias = dict[str, Any]
-    Config: TypeAlias = dict[str, Any]
-else:  # dicts whose parts that are read by name were checked
-    Machine, Status, Config = _Machine, _Status, _Config
-
-READ = {
-    name: TypeAdapter[Any](kind)
-    for name, kind in (
-        ("config.json", _Config),
-        ("machine.json", _Machine),
-        ("status.json", _Status),
-        ("result.json", Result),
-        ("verdict.json", Verdict),
-        ("origins.json", dict[str, str]),
-    )
+_Object: TypeAlias = dict[str, Any]
+_Texts: TypeAlias = dict[str, str]
+_Backends = dict[str, Annotated[_Object, _with(names=list[str])]]
+_Devices = Annotated[_Object, _with(backends=_Backends, versions=_Texts)]
+_HARDWARE = {"cpu": _Object, "memory_bytes": float, "load_average": list[float] | None, "devices": _Devices}
+_TIMES = {"started_at": Moment | None, "ended_at": Moment | None}
+_ATTEMPTS = {"ranks": list[_Object], "earlier_attempts": list[_Object], "restarts": int}
+Config: TypeAlias = Annotated[_Object, _with(benchmark=str, tier=str, backend=str, planted_slowdown=float)]
+Machine: TypeAlias = Annotated[_Object, _with(host=str, system=str, versions=_Texts, drivers=_Texts, **_HARDWARE)]
+Status: TypeAlias = Annotated[_Object, _with("outcome", "reason", outcome=str, reason=str, **_TIMES, **_ATTEMPTS)]
+READ: dict[str, TypeAdapter[Any]] = {
+    "config.json": TypeAdapter(Config),
+    "machine.json": TypeAdapter(Machine),
+    "status.json": TypeAdapter(Status),
+    "result.json": TypeAdapter(Result),
+    "verdict.json": TypeAdapter(Verdict),
+    "origins.json": TypeAdapter(dict[str, str]),
 }
 
 
@@ -167,11 +140,10 @@ def read_part(path: Path, tables: bool = True) -> Any:
         value = from_json(content, allow_inf_nan=False)
         if path.name == "result.json" and not tables and isinstance(value, dict):
             value["tables"] = {}
-        if _UNPRINTABLE.search(content):
+        if not content.isascii() or b"\\u" in content or b"\x7f" in content:
             value = printable(value)
         check_schema(path, value, SCHEMA)
-        part = READ[path.name].validate_python(value, strict=path.name not in ("result.json", "verdict.json"))
-        return value if isinstance(part, dict) else part  # in the order in which it was written
+        return READ[path.name].validate_python(value)
     except ValidationError as error:
         raise UserError(f"{path}: not of this version ({explained(error)})") from None
     except UserError:
@@ -224,17 +196,14 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
     import pyarrow.parquet as parquet
 
     data = read_bytes(path)  # read_table() would also take a folder, and wait for a pipe
+    samples: dict[str, list[float]] = {}
     try:
         table = parquet.read_table(pyarrow.BufferReader(data), columns=["metric", "value"])
-        names, values = table["metric"].to_pylist(), table["value"].to_pylist()
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError, OverflowError):
+        for row in table.cast(pyarrow.schema([("metric", "string"), ("value", "float64")])).to_pylist():
+            samples.setdefault(row["metric"], []).append(float(row["value"]))
+    except (pyarrow.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError):
         # What pyarrow says of a damaged file is about its own buffers and thrift.
         raise UserError(f"{path}: no table of samples can be read from it; it was altered or damaged") from None
-    samples: dict[str, list[float]] = {}
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(name, str) or type(value) not in (float, int):
-            raise UserError(f"{path}: not samples of benchlib ({str(name)[:40]}: {str(value)[:40]} is no number)")
-        samples.setdefault(name, []).append(float(value))
     return samples
 
 
@@ -257,7 +226,7 @@ class Run:
     @property
     def recognised(self) -> bool:
         """Whether the folder is a run's at all, whole or damaged: nothing may be written into another one."""
-        return sum((self.path / name).exists() for name in _OWN_FILES) > 1
+        return sum((self.path / name).exists() for name in PARTS) > 1
 
     @functools.cached_property
     def config(self) -> BaseConfig:
@@ -307,33 +276,21 @@ class Run:
     def events(self) -> list[Event]:
         return read_events(self.path)
 
-    def refresh(self) -> "Run":
-        return Run(self.path)
-
 
 def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in PARTS) or any(folder.glob("events-*.jsonl"))
 
 
 def run_path(config: BaseConfig, out: Path, now: float | None = None) -> Path:
-    """Return ``OUT/<tier>-<YYYYMMDD>/<benchmark>-<backend>-<HHMMSS>-<id>/``, which does not exist yet."""
-    moment = time.localtime(time.time() if now is None else now)
-    day = out / f"{config.tier}-{time.strftime('%Y%m%d', moment)}"
-    begin = f"{config.benchmark}-{config.backend}-{time.strftime('%H%M%S', moment)}"
-    while (path := day / f"{begin}-{uuid.uuid4().hex[:6]}").exists():
-        pass  # the same second and the same six digits
-    return path
+    """Return ``OUT/<tier>-<YYYYMMDD>/<benchmark>-<backend>-<HHMMSS>-<id>/``."""
+    day, clock = time.strftime("%Y%m%d %H%M%S", time.localtime(now)).split()
+    return out / f"{config.tier}-{day}" / f"{config.benchmark}-{config.backend}-{clock}-{uuid.uuid4().hex[:6]}"
 
 
 def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path:
     path = run_path(config, out, now)
-    try:
-        path.mkdir(parents=True)
-        (path / "logs").mkdir()
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            path.rmdir()
-        raise not_written(path, error) from error
+    with writing(path):
+        (path / "logs").mkdir(parents=True)
     return path
 
 
@@ -355,10 +312,7 @@ def find_runs(outputs: Path) -> Iterable[Path]:
 
 
 def no_runs(folder: Path) -> str:
-    """Return the sentence for a store without runs; runs that lie deeper or higher are none of it."""
-    return (
-        f"{folder} holds no runs as <tier>-<day>/<run>: `benchlib run quick` makes the first, --out names another store"
-    )
+    return f"{folder} holds no runs as <tier>-<day>/<run>: `benchlib run` makes the first, --out names another store"
 
 
 def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, Any]) -> dict[str, str]:

@@ -2,8 +2,7 @@
 
 A report carries its run as ``<a download href="data:application/gzip;base64,...">``: JSON of a :class:`Record`, thinned and
 compressed. A link needs no script, passes through mail and *Save as* unchanged, and a click saves the file. ``data-sha256``, of
-the compressed bytes, detects damage and careless changes; it is no signature. File, link and unpacked JSON each have a
-largest size.
+the compressed bytes, detects damage and careless changes; it is no signature. File and unpacked JSON have a largest size.
 """
 
 import base64
@@ -32,13 +31,12 @@ ANCHOR, VALUE = re.compile(r"<a\s[^<>]*>", re.IGNORECASE), re.compile(r'\s([\w-]
 PREFIX = f"data:{MEDIA_TYPE};base64,"
 
 REPORT_BYTES = 16_000_000
-LINK_CHARACTERS = 2_000_000
 JSON_BYTES = 16_000_000
 WRITTEN_BYTES = 90_000  # of compressed data: with base64 a quarter of what a report may have
 
 
 class Link(NamedTuple):
-    """What a report's template needs: ``href``, ``sha256`` and the name of the file that a click saves."""
+    """What a report's template needs; ``file_name`` is that of the file that a click saves."""
 
     href: str
     sha256: str
@@ -49,9 +47,9 @@ class Link(NamedTuple):
 
 def link(run: Record) -> Link:
     """Pack a run into a link of at most 90 kB of compressed data; samples are thinned further until it fits."""
-    for kept in (200, 100, 50, 20, 0):
+    for count in (200, 100, 50, 20, 0):
         # A fixed time in the header: the same run gives the same report, byte for byte.
-        packed = gzip.compress(run.thin(kept, KEPT_BYTES).model_dump_json().encode(), mtime=0)
+        packed = gzip.compress(run.thin(count, KEPT_BYTES).model_dump_json().encode(), mtime=0)
         if len(packed) <= WRITTEN_BYTES:
             break
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.run).strip("-.") or "run"
@@ -63,12 +61,8 @@ def read_report(path: Path | str) -> Record:
     """Return the run that a ``report.html`` carries; ``UserError`` for one without data, cut or altered."""
     path = Path(path)
     try:
-        source = read_bytes(path, REPORT_BYTES).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not readable as a report ({error})") from None
-    try:
-        return read_html(source).model_copy(update={"report": str(path)})
-    except UserError as error:
+        return read_html(read_bytes(path, REPORT_BYTES).decode()).model_copy(update={"report": str(path)})
+    except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 
 
@@ -80,13 +74,11 @@ def read_html(source: str) -> Record:
     if not source.rstrip().lower().endswith("</html>"):
         raise UserError("the file is cut or not a report: its end is missing; ask for the whole file")
     links = [dict(VALUE.findall(tag)) for tag in ANCHOR.findall(source) if f"{ATTRIBUTE}=" in tag]
-    if not links:
+    if len(links) != 1:
         raise UserError(
-            "carries no data of a run: it is not a report of benchlib, or an old one that `benchlib report` renders again"
+            f"carries the data of {len(links)} runs, a report of benchlib has one: let `benchlib report` make it"
         )
-    if len(links) > 1:
-        raise UserError(f"carries the data of {len(links)} runs where a report has one: it was put together by hand")
-    link = links[0]
+    (link,) = links
     if link.get(ATTRIBUTE) != VERSION:
         raise UserError(f"its data have version {link.get(ATTRIBUTE)!r}, this version of benchlib reads {VERSION!r}")
     return _unpack(link.get("href", ""), link.get("data-sha256", ""))
@@ -94,9 +86,8 @@ def read_html(source: str) -> Record:
 
 def _unpack(href: str, sha256: str) -> Record:
     try:
-        small = href.startswith(PREFIX) and len(href) <= LINK_CHARACTERS
-        packed = base64.b64decode(href.removeprefix(PREFIX) if small else "", validate=True)
-    except ValueError:
+        packed = base64.b64decode(href.removeprefix(PREFIX), validate=True)
+    except ValueError:  # also of an address
         packed = b""
     if hashlib.sha256(packed).hexdigest() != sha256:
         raise UserError("its data were altered or damaged: they do not match their SHA-256; ask for the file again")

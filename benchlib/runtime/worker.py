@@ -135,9 +135,9 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
             function, read = _load(benchmark)
             config = read(values)
         else:
-            from benchlib.config.schema import stored
+            from benchlib.config.schema import load_config
 
-            config = stored(path, values)
+            config = load_config(run_dir, path.name)
             function = _registered(config)
         gc.freeze()  # what is loaded stays
         gc.enable()

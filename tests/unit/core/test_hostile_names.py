@@ -10,7 +10,6 @@ from stores import ANSI, EVIL, command, files_of, no_pictures, place  # noqa: F4
 from benchlib.commands import output
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
-from benchlib.core.text import duration, moment
 from benchlib.judge import baselines, verdict
 from benchlib.results.run import Run
 from benchlib.show import index, report
@@ -71,10 +70,3 @@ def test_times_that_no_calendar_has(tmp_path, started):
     assert "result.json: not of this version (started_at" in report.html(Run(run))
     code, listed = command("list", "--runs", out=out)
     assert (code, listed.count("PASS"), listed.count("DAMAGED")) == (0, 1, 1)
-
-
-def test_durations_are_written_in_their_unit():
-    assert [duration(value) for value in (-30, 0.25, 59.7, 3599.9, 7260)] == [
-        "-30 s", "0.25 s", "1 min 0 s", "1 h 0 min", "2 h 1 min",
-    ]  # fmt: skip
-    assert moment(float("nan")) == moment(1e18) == "an unknown time"

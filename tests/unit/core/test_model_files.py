@@ -33,48 +33,39 @@ def without_tokenizer(place):
         (place / name).unlink(missing_ok=True)
 
 
-def cut(name, share=0.5):
-    def change(place):
-        data = (place / name).read_bytes()
-        (place / name).write_bytes(data[: int(share * len(data))])
+def edited(name, change):
+    return lambda place: (place / name).write_bytes(change((place / name).read_bytes()))
 
-    return change
+
+def cut(name):
+    return edited(name, lambda data: data[: len(data) // 2])
 
 
 def set_config(**values):
-    def change(place):
-        config = json.loads((place / "config.json").read_text())
-        (place / "config.json").write_text(json.dumps(config | values))
-
-    return change
+    return edited("config.json", lambda data: json.dumps(json.loads(data) | values).encode())
 
 
-def only_pickle(place):
-    (place / "model.safetensors").rename(place / "pytorch_model.bin")
+def renamed(name):
+    return lambda place: (place / "model.safetensors").rename(place / name)
 
 
 def of_a_lost_part(place):
-    (place / "model.safetensors").rename(place / "model-00001-of-00002.safetensors")
-    places = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    renamed("model-1.safetensors")(place)
+    places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-
-
-def longer(place):
-    with (place / "model.safetensors").open("ab") as handle:
-        handle.write(b"more")
 
 
 NOT_WHOLE = {
     "no tokenizer": (without_tokenizer, "no tokenizer in the folder"),
     "cut tokenizer": (cut("tokenizer.json"), "tokenizer.json: not valid JSON"),
     "cut weights": (cut("model.safetensors"), "model.safetensors was cut, altered or is no safetensors file"),
-    "cut header": (cut("model.safetensors", 0.00001), "model.safetensors was cut"),
-    "longer weights": (longer, "model.safetensors was cut, altered"),
-    "noise": (lambda place: (place / "model.safetensors").write_bytes(bytes(range(256)) * 9), "is no safetensors file"),
-    "a pickle": (only_pickle, "pytorch_model.bin is a pickle"),
-    "a lost part": (of_a_lost_part, "model-00002-of-00002.safetensors is missing, which model.safetensors.index.json"),
+    "cut header": (edited("model.safetensors", lambda data: data[:20]), "model.safetensors was cut"),
+    "longer weights": (edited("model.safetensors", lambda data: data + b"more"), "model.safetensors was cut, altered"),
+    "noise": (edited("model.safetensors", lambda _: bytes(range(256)) * 9), "is no safetensors file"),
+    "a pickle": (renamed("pytorch_model.bin"), "pytorch_model.bin is a pickle"),
+    "a lost part": (of_a_lost_part, "model-2.safetensors is missing, which model.safetensors.index.json names"),
     "cut config": (cut("config.json"), "config.json: not valid JSON"),
-    "another config": (lambda place: (place / "config.json").write_text('{"a": 1}'), "model_type is missing"),
+    "another config": (edited("config.json", lambda _: b'{"a": 1}'), "model_type is missing"),
 }  # fmt: skip
 
 

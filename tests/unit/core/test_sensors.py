@@ -125,17 +125,6 @@ def test_processor_energy_adds_packages_and_survives_a_wrap(tmp_path):
     assert "no processor energy counter" in processor(tmp_path / "none").read()[0]["power_w"]
 
 
-def _moment():
-    return time.monotonic(), time.process_time()
-
-
-def _assert_between(percent, *moments):
-    """Assert a share of processor time between a reading within the first two moments and one within the last two."""
-    (t0, used0), (t1, used1), (t2, used2), (t3, used3) = moments
-    counted = 0.03  # s: the kernel counts in steps of 10 ms
-    assert 100 * (used2 - used1 - counted) / (t3 - t0) <= percent <= 100 * (used3 - used0 + counted) / (t2 - t1)
-
-
 def _busy(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end:
@@ -145,16 +134,17 @@ def _busy(seconds):
 @pytest.mark.parametrize("work", [_busy, time.sleep])
 @pytest.mark.parametrize("known", [True, False])
 def test_processor_time_of_a_rank(work, known):
-    """What a rank used before its first reading is no part of one."""
-    before = _moment()
+    """What a rank used before its first reading is no part of one. The kernel counts in steps of 10 ms."""
+    moments = [(time.monotonic(), time.process_time())]
     reader = Sensors([os.getpid()] if known else [])
     if not known:
         _busy(0.2)
-        reader.pids, before = [os.getpid()], _moment()
+        reader.pids, moments = [os.getpid()], [(time.monotonic(), time.process_time())]
         assert reader.read()["cpu_percent"] is None and "second reading" in reader.availability()["cpu_percent"]
-    begun = _moment()
+    moments.append((time.monotonic(), time.process_time()))
     work(0.2)
-    ended = _moment()
+    moments.append((time.monotonic(), time.process_time()))
     values = reader.read()
-    _assert_between(values["cpu_percent"], before, begun, ended, _moment())
+    (t0, used0), (t1, used1), (t2, used2), (t3, used3) = [*moments, (time.monotonic(), time.process_time())]
+    assert 100 * (used2 - used1 - 0.03) / (t3 - t0) <= values["cpu_percent"] <= 100 * (used3 - used0 + 0.03) / (t2 - t1)
     assert values["rss_bytes_per_pid"][str(os.getpid())] > 1e6

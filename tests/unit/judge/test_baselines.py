@@ -366,7 +366,7 @@ def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp
     assert checks_of(broken, root)["rate"].status == "FAIL"
     (run.path / "repeats.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"repeats\.json"):
-        checks_of(run.refresh(), root)
+        checks_of(Run(run.path), root)
 
 
 def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run, tmp_path):

@@ -104,8 +104,8 @@ def thinned(run):
         tables, samples = split_samples(spec.tables, change(with_samples(run.result.tables, run.row_samples)))
         result = run.result.model_copy(update={"tables": tables})
         save_result(run.path, result, samples)
-        save_result(run.path, result.model_copy(update={"metrics": spec.stated(Rows.of(run.refresh()))}), samples)
-    return run.refresh()
+        save_result(run.path, result.model_copy(update={"metrics": spec.stated(Rows.of(Run(run.path)))}), samples)
+    return Run(run.path)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_a_text_or_flag_among_numbers_fails(smoke, tmp_path, name):
 def test_a_smoke_run_can_be_accepted(smoke, tmp_path, name):
     run = smoke(name)
     judge(run.path, tmp_path)
-    accept(run.refresh(), "first", BENCHMARKS[name].spec.limits(run), root=tmp_path, force=True)
+    accept(Run(run.path), "first", BENCHMARKS[name].spec.limits(run), root=tmp_path, force=True)
     assert find(run, tmp_path).status == "found" and not find(run, tmp_path).refused
 
 

@@ -14,7 +14,7 @@ from benchlib.config.schema import load_config
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
-from benchlib.core.text import duration, quantity
+from benchlib.core.text import duration, moment, quantity
 from benchlib.judge import baselines
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result, Run, load_result, load_samples, save_result
@@ -25,9 +25,6 @@ from benchlib.workloads.squad_text import read_squad
 def folder(tmp_path_factory):
     """One folder for all inputs of all tests here."""
     return tmp_path_factory.mktemp("properties")
-
-
-# The readers
 
 
 READERS = {
@@ -79,12 +76,6 @@ def test_a_result_comes_back_as_it_was_saved(folder, samples, notes):
     assert load_samples(place) == samples
 
 
-# Writing
-
-
-# Formats
-
-
 PREFIXES = {"PFLOP/s": 1e15, "TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "FLOP/s": 1.0}
 
 
@@ -109,6 +100,7 @@ def test_a_duration_shows_the_right_size(seconds):
     total = sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.e+-]+) (h|min|s)", shown.lstrip("-")))
     assert total == pytest.approx(abs(seconds), rel=6e-3, abs=0.5 if abs(seconds) >= 59 else 0)
     assert shown.startswith("-") == (seconds < 0)
+    assert moment(float("nan")) == moment(1e18) == "an unknown time"
 
 
 @bounded(200)
