@@ -6,7 +6,7 @@ from typing import Any
 
 from benchlib.core.definitions import BUS_FACTORS, algbw_gbps
 from benchlib.judge.impossible.claim import Collective
-from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, rule, span
+from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, follows, rule, span
 
 GB = "GB/s"
 BITS = 8
@@ -23,13 +23,10 @@ def algbw(it: Any) -> Finding:
     # S is the bytes of the larger side. What some tools print, 2S/t, is no algbw.
     if it.seconds <= 0:
         return finding(False, f"{it.size_bytes:,} bytes in {it.seconds:g} s", wrong="a time is above zero")
-    shortest, longest = span(it.seconds)
-    low, expected, high = (algbw_gbps(it.size_bytes, max(t, 1e-12)) / BITS for t in (longest, it.seconds, shortest))
-    by = f"{it.size_bytes:,} bytes / {figure(1e6 * it.seconds, 'us')} = {figure(expected, GB)}"
-    ratio = it.algbw_gbytes_per_s / expected if expected else 0.0
-    wrong = "it is 2·S/t under the name of algbw" if abs(ratio - 2) < 0.05 else f"{ratio:.3g} times S/t"
-    good = agrees(it.algbw_gbytes_per_s, low, high, PRINTED, DECIMALS)
-    return finding(good, f"algbw {figure(it.algbw_gbytes_per_s, GB)} stated, {by}", wrong=wrong)
+    expected, *ends = (algbw_gbps(it.size_bytes, max(t, 1e-12)) / BITS for t in (it.seconds, *span(it.seconds)))
+    by = f"{it.size_bytes:,} bytes / {figure(1e6 * it.seconds, 'us')}"
+    wrong = "it is 2·S/t under the name of algbw" * (abs(it.algbw_gbytes_per_s - 2 * expected) < 0.05 * expected)
+    return follows(it.algbw_gbytes_per_s, expected, by, GB, ends, PRINTED, absolute=DECIMALS, wrong=wrong)
 
 
 @rule("collective", "transfer takes time", "size_bytes seconds")
@@ -40,43 +37,38 @@ def possible_transfer(it: Any) -> Finding | None:
         return None
     rate = it.size_bytes / it.seconds
     reason = f"{it.size_bytes:,} bytes in {figure(1e6 * it.seconds, 'us')} = {figure(rate / 1e9, GB)}"
-    if it.seconds < MIN_TRANSFER_S:
-        return finding(False, reason, wrong="light needs longer to another device and back; it was not waited for")
     wrong = f"no device's memory moves more than {figure(MAX_BYTES_PER_S / 1e9, GB)}; it was not waited for"
-    return finding(rate <= MAX_BYTES_PER_S, reason, wrong=wrong)
+    if it.seconds < MIN_TRANSFER_S:
+        wrong = "light needs longer to another device and back; it was not waited for"
+    return finding(it.seconds >= MIN_TRANSFER_S and rate <= MAX_BYTES_PER_S, reason, wrong=wrong)
 
 
 @rule("collective", "busbw factor", "ranks algbw_gbytes_per_s busbw_gbytes_per_s")
 def busbw_factor(it: Any) -> Finding:
     """A bus bandwidth with another operation's or rank count's factor."""
-    # Where the operation is not known it may be any.
     if it.operation and it.operation not in BUS_FACTORS:
         return Finding("SKIPPED", f"{it.operation}: no factor is defined for it")
-    factors = {BUS_FACTORS[name](it.ranks) for name in ([it.operation] if it.operation else BUS_FACTORS)}
-    good = any(_has_factor(it.busbw_gbytes_per_s, it.algbw_gbytes_per_s, factor) for factor in factors)
+    factors = sorted({BUS_FACTORS[name](it.ranks) for name in ([it.operation] if it.operation else BUS_FACTORS)})
     reason = (
         f"busbw {figure(it.busbw_gbytes_per_s, GB)}, algbw {figure(it.algbw_gbytes_per_s, GB)}; the factor of "
         f"{it.operation or 'the operation, which is not named,'} over {it.ranks} ranks is "
-        f"{' or '.join(f'{factor:.4g}' for factor in sorted(factors))}"
+        f"{' or '.join(f'{factor:.4g}' for factor in factors)}"
     )
     ratio = it.busbw_gbytes_per_s / it.algbw_gbytes_per_s if it.algbw_gbytes_per_s else 0.0
-    return finding(good, reason, wrong=f"their ratio is {ratio:.4g}")
+    return finding(any(_has_factor(it, factor) for factor in factors), reason, wrong=f"their ratio is {ratio:.4g}")
 
 
-def _has_factor(busbw: float, algbw: float, factor: float) -> bool:
-    low, high = span(algbw)
-    return agrees(busbw, factor * low, factor * high, PRINTED, 2 * DECIMALS)
+def _has_factor(it: Any, factor: float) -> bool:
+    ends = [factor * end for end in span(it.algbw_gbytes_per_s)]
+    return agrees(it.busbw_gbytes_per_s, ends, PRINTED, 2 * DECIMALS)
 
 
 def _possible_operations(it: Collective) -> list[str]:
     """Return the operation, or where it is not named those whose factor the two bandwidths have; all where none has."""
-    if it.operation:
-        return [it.operation]
-    busbw, algbw, ranks = it.busbw_gbytes_per_s, it.algbw_gbytes_per_s, it.ranks
-    if ranks is None or algbw is None or busbw is None:
-        return sorted(BUS_FACTORS)
-    fitting = [name for name in sorted(BUS_FACTORS) if _has_factor(busbw, algbw, BUS_FACTORS[name](ranks))]
-    return fitting or sorted(BUS_FACTORS)
+    names, ranks = sorted(BUS_FACTORS), it.ranks
+    if ranks is None or it.algbw_gbytes_per_s is None or it.operation:
+        return [it.operation] if it.operation else names
+    return [name for name in names if _has_factor(it, BUS_FACTORS[name](ranks))] or names
 
 
 def wire_rate(
@@ -124,10 +116,7 @@ def right_results(it: Any) -> Finding:
 def average_busbw(it: Any) -> Finding:
     """An average that is not that of the rows."""
     rows, average = it.all_busbw_gbytes_per_s, it.average_busbw_gbytes_per_s
-    mean = statistics.fmean(rows)
     # Each row is printed with two decimals or fewer.
     margin = max(0.01, *(span(row)[1] - row for row in rows))
-    reason = f"average busbw {figure(average, GB)} stated, the mean of {len(rows)} rows is {figure(mean, GB)}"
-    return finding(
-        agrees(average, mean - margin, mean + margin, PRINTED), reason, wrong="rows were left out or changed"
-    )
+    wrong = "rows were left out or changed"
+    return follows(average, statistics.fmean(rows), f"{len(rows)} rows", GB, (), PRINTED, absolute=margin, wrong=wrong)

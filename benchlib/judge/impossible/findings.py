@@ -95,22 +95,32 @@ def span(value: float, most: float = MAX_ROUNDING) -> tuple[float, float]:
     return value - half, value + half
 
 
-def agrees(
-    stated: float,
-    low: float,
-    high: float,
-    slack: float = ROUNDING,
-    absolute: float = 0.0,
-    rounding: float = MAX_ROUNDING,
-) -> bool:
-    """Return whether a stated value, as rounded, can lie between ``low`` and ``high``.
+def agrees(stated: float, ends: Sequence[float], slack: float = ROUNDING, absolute: float = 0.0) -> bool:
+    """Return whether a stated value, as rounded, can lie between the least and the greatest of ``ends``.
 
-    ``slack`` is a share (5e-4: 0.05%); ``absolute`` is for small values that were printed with fixed decimals;
-    ``rounding`` is the most that the stated value may have been rounded by, as a share.
+    ``slack`` is a share (5e-4: 0.05%); ``absolute`` is for small values that were printed with fixed decimals.
     """
-    below, above = span(stated, rounding)
+    (below, above), low, high = span(stated), min(ends), max(ends)
     margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
     return above >= low - margin and below <= high + margin
+
+
+def follows(
+    stated: float,
+    expected: float,
+    by: str,
+    unit: str = "",
+    ends: Sequence[float] = (),
+    slack: float = ROUNDING,
+    *,
+    absolute: float = 0.0,
+    wrong: str = "",
+) -> Finding:
+    """Hold a stated value against what it has to follow from, ``by`` the terms of that; ``ends`` are those of its range."""
+    reason = f"{figure(stated, unit)} stated, {figure(expected, unit)} by {by}"
+    wrong = wrong or (f"{stated / expected:.3g} times that" if expected else "it does not follow")
+    good = agrees(stated, ends or [expected], slack, absolute)
+    return finding(good, reason, wrong=wrong, value=stated, unit=unit)
 
 
 def figure(value: float, unit: str = "") -> str:

@@ -7,7 +7,18 @@ from typing import Any
 
 from benchlib.judge.impossible.claim import LoadGen
 from benchlib.judge.impossible.early_stopping import queries_needed, set_aside
-from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding, none_wrong, rule
+from benchlib.judge.impossible.findings import (
+    PEAK_SLACK,
+    ROUNDING,
+    Finding,
+    agrees,
+    figure,
+    finding,
+    follows,
+    none_wrong,
+    rule,
+    span,
+)
 from benchlib.judge.references import vendor_peak
 
 OVERTAKEN = 1.2  # by which LoadGen's rate may exceed the one of the raw samples: a tail of queries
@@ -24,7 +35,7 @@ WHOLE = ("latency", "end to end", "end-to-end", "end-to-end latency", "e2e", "e2
 @rule("latencies", "no time below zero")
 def no_negative_time(it: Any) -> Finding | None:
     """Negative latencies."""
-    times = {**it.stated, **{f"sample {place:,}": value for place, value in enumerate(it.samples_s, 1)}}
+    times = it.stated | {f"sample {place:,}": value for place, value in enumerate(it.samples_s, 1)}
     wrong = [f"{what} {value:.4g} s" for what, value in times.items() if value < 0]
     why = "a time cannot be negative; clocks or events were mixed up"
     return none_wrong(wrong[:3], f"{len(times)} times, none below zero", why, f"{it.name}: ") if times else None
@@ -36,22 +47,19 @@ def tokens_take_time(it: Any) -> Finding | None:
     times = [*it.samples_s, *it.percentiles_s.values()]
     if not it.of_tokens or not times:
         return None
-    zero = sum(value == 0 for value in times)
-    zeros = f"{zero} of {len(times)} times are zero" if zero else f"{len(times)} times, none zero"
-    return finding(not zero, f"{it.name}: {zeros}", wrong="first tokens were not reported, or all tokens came at once")
+    zero, wrong = times.count(0), "first tokens were not reported, or all tokens came at once"
+    return finding(not zero, f"{it.name}: {zero} of {len(times)} times are zero", wrong=wrong)
 
 
 @rule("latencies", "percentiles in order")
 def percentiles_in_order(it: Any) -> Finding | None:
     """Percentiles that fall or are none, a mean outside the ends."""
     # minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends.
-    if wrong := [f"p{key:g} is no percentile" for key in it.percentiles_s if not 0 <= key <= 100]:
-        return finding(False, f"{it.name}: {'; '.join(wrong)}")
-    ladder = [(step, value) for step, value in it.stated.items() if step != "mean"]
-    mean = it.mean_s
+    wrong = [f"p{key:g} is no percentile" for key in it.percentiles_s if not 0 <= key <= 100]
+    ladder, mean = [pair for pair in it.stated.items() if pair[0] != "mean"], it.mean_s
     if not ladder or (len(ladder) < 2 and mean is None):
         return None
-    wrong = [
+    wrong += [
         f"{low} {first:.6g} s above {high} {second:.6g} s"
         for (low, first), (high, second) in itertools.pairwise(ladder)
         if first > second * (1 + EQUAL) and second >= 0
@@ -68,18 +76,16 @@ def percentiles_in_order(it: Any) -> Finding | None:
 def latency_of_samples(it: Any) -> Finding | None:
     """Latencies that the raw times do not give."""
     # A percentile lies between the two times around its rank, however it is taken.
-    times, mean = sorted(it.samples_s), statistics.fmean(it.samples_s)
-    spans = {"minimum": (times[0], times[0]), "maximum": (times[-1], times[-1]), "mean": (mean, mean)}
+    times = sorted(it.samples_s)
+    spans = {"minimum": times[:1], "maximum": times[-1:], "mean": [statistics.fmean(times)]}
     for key in it.percentiles_s:
-        place = key / 100 * (len(times) - 1)
-        low, high = (min(max(int(place) + shift, 0), len(times) - 1) for shift in (-1, 2))
-        spans[f"p{key:g}"] = (times[low], times[high])
-    wrong = []
-    for what, value in it.stated.items():
-        low_s, high_s = spans[what]
-        if not agrees(value, low_s, high_s, SAMPLES_SLACK):
-            by = f"{low_s:.6g}{f' to {high_s:.6g}' if low_s < high_s else ''} s by the {len(times):,} raw times"
-            wrong.append(f"{what} {value:.6g} s stated, {by}")
+        place = int(key / 100 * (len(times) - 1))
+        spans[f"p{key:g}"] = times[min(max(place - 1, 0), len(times) - 1) : place + 3]
+    wrong = [
+        f"{what} {value:.6g} s stated, {min(spans[what]):.6g} to {max(spans[what]):.6g} s by {len(times):,} raw times"
+        for what, value in it.stated.items()
+        if not agrees(value, spans[what], SAMPLES_SLACK)
+    ]
     good = f"{', '.join(it.stated)} are those of the raw times"
     return none_wrong(wrong, good, about=f"{it.name}: ") if it.stated else None
 
@@ -88,16 +94,15 @@ def latency_of_samples(it: Any) -> Finding | None:
 def first_before_last(it: Any) -> Finding | None:
     """A first token after the end of its answer."""
     # At every percentile, and in the mean, of the same requests.
-    firsts = [item for item in it.latencies if item.name.lower() in FIRST]
-    wholes = [item for item in it.latencies if item.name.lower() in WHOLE]
-    wrong, count = list[str](), 0
-    for first, whole in itertools.product(firsts, wholes):
-        for what in first.stated.keys() & whole.stated.keys():
-            early, late, count = first.stated[what], whole.stated[what], count + 1
-            if early > late * (1 + EQUAL):
-                wrong.append(f"{what} of {first.name} {early:.4g} s above that of {whole.name} {late:.4g} s")
-    good = f"first tokens come before the ends of their answers, {count} figures"
-    return none_wrong(sorted(wrong), good, "the first token is a part of the whole") if count else None
+    kinds = ([item for item in it.latencies if item.name.lower() in names] for names in (FIRST, WHOLE))
+    pairs = [(what, a, b) for a, b in itertools.product(*kinds) for what in sorted(a.stated.keys() & b.stated.keys())]
+    wrong = [
+        f"{what} of {first.name} {first.stated[what]:.4g} s above that of {whole.name} {whole.stated[what]:.4g} s"
+        for what, first, whole in pairs
+        if first.stated[what] > whole.stated[what] * (1 + EQUAL)
+    ]
+    good = f"first tokens come before the ends of their answers, {len(pairs)} figures"
+    return none_wrong(wrong, good, "the first token is a part of the whole") if pairs else None
 
 
 @rule("", "latency of requests", "latencies requests")
@@ -133,40 +138,32 @@ def decode_bandwidth(it: Any) -> Finding:
 def requests_add_up(it: Any) -> Finding | None:
     """Failed requests counted as fast ones."""
     # Issued = completed + failed, but for those in flight at the end, and only completed requests have a latency.
-    issued, completed, failed, wrong = it.issued, it.completed, it.failed, list[str]()
-    counts = {"issued": issued, "completed": completed, "failed": failed, "in the latency": it.in_latency}
+    counts = {"issued": it.issued, "completed": it.completed, "failed": it.failed, "in the latency": it.in_latency}
     stated = [f"{value:,} {name}" for name, value in counts.items() if value is not None]
-    if None not in (issued, completed, failed):
-        rest = issued - completed - failed
+    most = it.completed if it.issued is None or it.completed is not None else it.issued - (it.failed or 0)
+    wrong = list[str]()
+    if it.issued is not None and it.completed is not None:
+        rest = it.issued - it.completed - (it.failed or 0)
         if rest < 0:
-            wrong.append(f"{issued:,} issued are not {completed:,} completed + {failed:,} failed")
-        elif rest > IN_FLIGHT * issued if it.in_flight is None else rest != it.in_flight:
-            wrong.append(f"{rest:,} of {issued:,} issued are neither completed nor failed")
-        elif rest:
-            stated.append(f"{rest:,} in flight at the end")
-    elif None not in (issued, completed) and completed > issued:
-        wrong.append(f"{completed:,} completed of {issued:,} issued")
-    elif None not in (issued, failed):
-        completed = issued - failed  # at most
-    if it.in_latency is not None and completed is not None and it.in_latency > completed:
-        only = f"{it.in_latency:,} are in the latency, {completed:,} completed"
-        wrong.append(f"{only}: failed requests make it look shorter")
-    return none_wrong(wrong, ", ".join(stated)) if len(stated) > 1 else None
+            wrong.append("more than were issued")
+        elif it.failed is not None and (rest > IN_FLIGHT * it.issued if it.in_flight is None else rest != it.in_flight):
+            wrong.append(f"{rest:,} are neither completed nor failed")
+    if it.in_latency is not None and most is not None and it.in_latency > most:
+        wrong.append(f"{it.in_latency:,} are in the latency, {most:,} completed: failed ones make it look shorter")
+    return finding(not wrong, ", ".join(stated), wrong="; ".join(wrong)) if len(stated) > 1 else None
 
 
 @rule("loadgen", "LoadGen verdict", "valid")
 def loadgen_verdict(it: Any) -> Finding:
     """VALID with an unmet constraint."""
     # A run that is no result is possible all the same.
+    unmet = ", ".join(name for name, word in it.satisfied.items() if word.upper() == "NO")
     if it.mode == "AccuracyOnly":
         return Finding("SKIPPED", "a run in mode AccuracyOnly: no rate of it is a result, run PerformanceOnly")
-    unmet = ", ".join(name for name, word in it.satisfied.items() if word.upper() == "NO")
     if not it.valid:
-        return Finding(
-            "SKIPPED", f"LoadGen calls the run INVALID, it is no result; not satisfied: {unmet or 'not stated'}"
-        )
-    good = "VALID, every constraint is satisfied"
-    return finding(not unmet, f"VALID although not satisfied: {unmet}" if unmet else good)
+        invalid = "LoadGen calls the run INVALID, it is no result; not satisfied"
+        return Finding("SKIPPED", f"{invalid}: {unmet or 'not stated'}")
+    return finding(not unmet, "VALID", wrong=f"not satisfied: {unmet}")
 
 
 def _admitted(constraint: str, it: LoadGen) -> bool:
@@ -187,19 +184,17 @@ def loadgen_errors(it: Any) -> Finding:
 def loadgen_rate(it: Any) -> Finding | None:
     """A rate up to the end of the last issued query, or above the rate at which queries were sent or asked for."""
     # It counts up to the end of the last *issued* query; none ends before it is due, so the scheduled rate is a bound.
-    reason, good, wrong = f"{figure(it.samples_per_s)} samples/s stated", True, ""
-    if it.scheduled_per_s is not None:
-        reason += f", {figure(it.scheduled_per_s)} were due"
-        good = agrees(it.samples_per_s, min(it.samples_per_s, 0.0), it.scheduled_per_s, absolute=CENT)
-        wrong = "queries cannot end before they are sent"
-    if good and it.target_per_s:
-        reason += f", the target is {figure(it.target_per_s)}"
-        good, wrong = it.samples_per_s <= OVER_TARGET * it.target_per_s, "queries are sent at the target rate"
-    if good and it.raw_samples_per_s is not None:
-        reason += f", the raw samples give {figure(it.raw_samples_per_s)}"
-        good = it.samples_per_s <= OVERTAKEN * it.raw_samples_per_s
-        wrong = "others were still running when the last issued query ended"
-    return finding(good, reason, wrong=wrong) if wrong else None
+    raw, due, target = it.raw_samples_per_s, it.scheduled_per_s, it.target_per_s or None
+    bounds = [
+        (due, due and span(due)[1] + CENT, "were due", "queries cannot end before they are sent"),
+        (target, target and OVER_TARGET * target, "are the target", "queries are sent at the target rate"),
+        (raw, raw and OVERTAKEN * raw, "by the raw samples", "others still ran when the last issued query ended"),
+    ]
+    stated = [bound for bound in bounds if bound[0] is not None]
+    reason = ", ".join(f"{figure(value)} {what}" for value, _, what, _ in stated)
+    wrong = [why for _, most, _, why in stated if span(it.samples_per_s)[0] > most * (1 + ROUNDING)]
+    reason = f"{figure(it.samples_per_s)} samples/s stated, {reason}"
+    return finding(not wrong, reason, wrong="; ".join(wrong)) if stated else None
 
 
 @rule("loadgen", "LoadGen duration", "duration_s min_duration_s")
@@ -227,27 +222,24 @@ def loadgen_samples(it: Any) -> Finding | None:
     # Offline: samples per second × the time of the last sample = the samples of the query.
     if not it.duration_s:
         return None
-    rate = it.samples / it.duration_s
-    reason = f"{figure(it.samples_per_s)} samples/s stated, {it.samples:,} samples in {it.duration_s:,.3f} s = {figure(rate)}"
-    return finding(agrees(it.samples_per_s, rate, rate, 1e-3), reason, wrong="the stated rate does not follow")
+    by = f"{it.samples:,} samples in {it.duration_s:,.3f} s"
+    return follows(it.samples_per_s, it.samples / it.duration_s, by, "samples/s", slack=1e-3)
 
 
 @rule("loadgen", "early stopping", "processed")
 def early_stopping(it: Any) -> Finding | None:
     """Too few queries for a percentile."""
     share = (it.target_percentile or (90 if it.scenario == "SingleStream" else 99)) / 100
-    wrong, reason = list[str](), f"{it.processed:,} queries"
-    if it.short_of and it.valid:
-        wrong.append(f"VALID although {it.short_of:,} queries are missing")
+    stated = {"needed": it.at_least, "set aside": it.discarded, "missing": it.short_of}
+    reason = [f"{it.processed:,} queries", *(f"{count:,} {what}" for what, count in stated.items() if count)]
+    wrong = ["VALID although queries are missing"] if it.short_of and it.valid else []
     if it.at_least is not None:
-        reason += f", at least {it.at_least:,} needed"
         need, aside = queries_needed(share, 1), set_aside(share, it.processed)
         if it.at_least != need:
-            wrong.append(f"asks for {it.at_least:,} queries, the formula for {need:,}")
+            wrong.append(f"the formula asks for {need:,}")
         if it.processed < need and it.valid:
             wrong.append(f"{it.processed:,} queries are fewer than the {need:,} that p{100 * share:g} takes")
         if it.discarded is not None and aside is not None and it.discarded != aside:
-            wrong.append(f"sets {it.discarded:,} latencies aside, the formula {aside:,}")
-    reason += f", {it.discarded:,} set aside" if it.discarded is not None else ""
-    reason += f", {it.short_of:,} missing" if it.short_of else ""
-    return finding(not wrong, reason, wrong="; ".join(wrong)) if (it.at_least, it.short_of) != (None, None) else None
+            wrong.append(f"the formula sets {aside:,} aside")
+    asked = (it.at_least, it.short_of) != (None, None)
+    return finding(not wrong, ", ".join(reason), wrong="; ".join(wrong)) if asked else None

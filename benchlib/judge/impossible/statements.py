@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchlib.judge.impossible.claim import AccuracyLimit
-from benchlib.judge.impossible.findings import RATE_SLACK, Finding, agrees, figure, finding, none_wrong, rule, span
+from benchlib.judge.impossible.findings import (
+    RATE_SLACK,
+    Finding,
+    agrees,
+    figure,
+    finding,
+    follows,
+    half_unit,
+    none_wrong,
+    rule,
+    span,
+)
 
 FAR_OFF = 2.0  # an announcement that is off by more than a factor of two describes another run
 EQUAL = 1e-6  # of numbers that were written in full
@@ -29,12 +40,14 @@ RANGES = {
 def speed_up(it: Any) -> Finding:
     """A ratio that is not that of the named runs."""
     (new_low, new_high), (old_low, old_high) = span(it.new), span(it.old)
-    good = agrees(it.stated, new_low / old_high, new_high / max(old_low, 1e-12), RATIO_SLACK, rounding=RATIO_ROUNDING)
-    reason = f"{it.stated:g} × stated, {figure(it.new, it.unit)} / {figure(it.old, it.unit)} = {it.new / it.old:.3g} ×"
+    # It is written with one digit or two.
+    half = half_unit(it.stated, RATIO_ROUNDING) - half_unit(it.stated)
+    by = f"{figure(it.new, it.unit)} / {figure(it.old, it.unit)}"
     if it.others:
         best = max(it.others)
-        reason += f" ({it.new / best:.3g} × against the better of the others, {figure(best, it.unit)})"
-    return finding(good, reason, wrong="it is not the ratio of these runs", value=it.stated)
+        by += f" ({it.new / best:.3g} × against the better of the others, {figure(best, it.unit)})"
+    ends = [new_low / old_high, new_high / max(old_low, 1e-12)]
+    return follows(it.stated, it.new / it.old, by, "×", ends, RATIO_SLACK, absolute=half)
 
 
 @rule("cost", "costs agree")
@@ -42,21 +55,21 @@ def costs_agree(it: Any) -> Finding | None:
     """Costs that prices, times and rates do not give."""
     hours = {"all ranks": [1], "one rank": [it.ranks]}.get(it.per_hour_of, [1, it.ranks])
     prices = [it.per_hour * count / 3600 for count in hours] if it.per_hour else []
-    span_s = it.wall_s_span or (it.wall_s or 0.0, it.wall_s or 0.0)
+    span_s = it.wall_s_span or [it.wall_s or 0.0]
     totals = [[price * end for end in span_s] for price in prices if it.wall_s]
-    thousands = [[1e3 * price / it.samples_per_s] * 2 for price in prices if it.samples_per_s]
+    thousands = [[1e3 * price / it.samples_per_s] for price in prices if it.samples_per_s]
     if not thousands and it.total and it.samples_counted:
-        thousands = [[1e3 * it.total / it.samples_counted] * 2]
-    millions = [[1e6 * price / it.tokens_per_s] * 2 for price in prices if it.tokens_per_s]
+        thousands = [[1e3 * it.total / it.samples_counted]]
+    millions = [[1e6 * price / it.tokens_per_s] for price in prices if it.tokens_per_s]
     sentences, good = [], True
-    for name, stated, ends in (
+    for name, stated, choices in (
         ("total", it.total, totals),
         ("per 1,000 samples", it.per_thousand_samples, thousands),
         ("per million tokens", it.per_million_tokens, millions),
     ):
-        if stated is not None and ends:
-            good &= any(agrees(stated, low, high, RATE_SLACK, CENT) for low, high in ends)
-            results = " or ".join(dict.fromkeys(figure(sum(pair) / 2) for pair in ends))
+        if stated is not None and choices:
+            good &= any(agrees(stated, ends, RATE_SLACK, CENT) for ends in choices)
+            results = " or ".join(dict.fromkeys(figure(statistics.fmean(ends)) for ends in choices))
             sentences.append(f"{name} {figure(stated)} stated, {results} by price, time and rate")
     return finding(good, "; ".join(sentences), wrong="the costs contradict each other") if sentences else None
 
@@ -68,10 +81,8 @@ def announcement(it: Any) -> Finding:
     reason = f"{it.name}: {_range(low, high, it.unit)} announced, {_range(least, most, it.unit)} measured"
     if min(low, least) <= 0:
         return Finding("SKIPPED", f"{reason}; a ratio needs values above zero")
-    log_ratio = 0.5 * (math.log(low) + math.log(high) - math.log(least) - math.log(most))  # of the middles
-    ratio = math.exp(max(-600.0, min(600.0, log_ratio)))
-    side = f"{ratio:.3g} times" if ratio >= 1 else f"1/{1 / ratio:.3g} of"
-    wrong = f"the announcement is {side} what was measured; the measurement holds"
+    ratio = math.sqrt(low / least) * math.sqrt(high / most)  # of the middles
+    wrong = f"the announcement is {ratio:.3g} times what was measured; the measurement holds"
     return finding(low / FAR_OFF <= most and least <= high * FAR_OFF, reason, wrong=wrong, value=ratio)
 
 
@@ -82,22 +93,14 @@ def _range(low: float, high: float, unit: str) -> str:
 @rule("", "limits have a source", "accuracy_limits")
 def sourced_limit(it: Any) -> list[Finding]:
     """Accuracy limits that differ by source or have none."""
-    findings = []
+    findings, why = [], "two limits for one question: state source and version"
     for metric in dict.fromkeys(limit.metric for limit in it.accuracy_limits):
-        limits = [limit for limit in it.accuracy_limits if limit.metric == metric]
-        holds = next((limit for limit in limits if limit.enforced), limits[0])
-        wrong = [
-            f"{limit.value:g} has no {'version' if limit.source else 'source'}"
-            for limit in limits
-            if not (limit.source and limit.version)
-        ]
-        wrong += [
-            f"{limit.value:g} of {_from(limit)} is not {'the enforced ' * holds.enforced}{holds.value:g} of {_from(holds)}"
-            for limit in limits
-            if not agrees(limit.value, holds.value, holds.value)
-        ]
-        good, why = f"{holds.value:g} of {_from(holds)}", "two limits for one question: state source and version"
-        findings.append(none_wrong(wrong, good, why, f"{metric}: "))
+        first, *others = sorted((i for i in it.accuracy_limits if i.metric == metric), key=lambda i: not i.enforced)
+        holds, wrong = f"{'the enforced ' * first.enforced}{first.value:g} of {_from(first)}", list[str]()
+        for limit in (first, *others):
+            wrong += [f"{limit.value:g} has no source or version"] * (not (limit.source and limit.version))
+            wrong += [f"{limit.value:g} of {_from(limit)} is not {holds}"] * (not agrees(limit.value, [first.value]))
+        findings.append(none_wrong(wrong, holds, why, f"{metric}: "))
     return findings
 
 
@@ -127,8 +130,12 @@ def possible_value(it: Any) -> Finding:
     if it.value is None:
         return finding(False, f"{it.name} is not a finite number")
     least = min([it.value, *it.samples])
-    wrong = f"{it.name} = {figure(least, it.unit)} is below zero"
-    return finding(least >= 0, "finite and not below zero" if least >= 0 else wrong)
+    return _about(it, least >= 0, "finite and not below zero", f"= {figure(least, it.unit)} is below zero")
+
+
+def _about(it: Any, good: bool, right: str, wrong: str) -> Finding:
+    """Say of good quantities only what they are, of others which one it is."""
+    return finding(good, right if good else f"{it.name} {wrong}")
 
 
 @rule("quantities", "possible ranges", "value")
@@ -141,7 +148,7 @@ def possible_range(it: Any) -> Finding | None:
         return None
     low, high, what = bounds
     good = low <= it.value <= high * (1 + EQUAL)
-    return finding(good, "within its range" if good else f"{it.name} = {figure(it.value, it.unit)}: {what}")
+    return _about(it, good, "within its range", f"= {figure(it.value, it.unit)}: {what}")
 
 
 @rule("quantities", "raw samples", "value samples")
@@ -150,10 +157,9 @@ def raw_samples(it: Any) -> Finding | None:
     if not it.median_of_samples:
         return None
     median = statistics.median(it.samples)
-    good = abs(it.value - median) <= EQUAL * max(abs(it.value), abs(median))
     by = f"the median of its {len(it.samples):,} raw samples is {figure(median, it.unit)}"
-    wrong = f"{it.name} {figure(it.value, it.unit)} stated, {by}"
-    return finding(good, "the median of its raw samples" if good else wrong)
+    good, stated = math.isclose(it.value, median, rel_tol=EQUAL), f"{figure(it.value, it.unit)} stated"
+    return _about(it, good, "the median of its raw samples", f"{stated}, {by}")
 
 
 @rule("quantities", "intervals", "value")
@@ -163,9 +169,9 @@ def interval(it: Any) -> Finding | None:
         return None
     low, high = (it.value if end is None else end for end in (it.low, it.high))
     margin = EQUAL * max(abs(it.value), abs(low), abs(high))
-    good, ends = low - margin <= it.value <= high + margin, f"{figure(low)} to {figure(high, it.unit)}"
-    wrong = f"{it.name} {figure(it.value, it.unit)} is not within its interval, {ends}"
-    return finding(good, "within its interval" if good else wrong)
+    ends = f"is not within its interval, {figure(low)} to {figure(high, it.unit)}"
+    good = low - margin <= it.value <= high + margin
+    return _about(it, good, "within its interval", f"{figure(it.value, it.unit)} {ends}")
 
 
 @rule("quantities", "recorded samples", "samples recorded")
@@ -173,14 +179,13 @@ def recorded_samples(it: Any) -> Finding:
     """Raw samples that another record of the same steps does not have."""
     count = min(len(it.samples), len(it.recorded))
     pairs = zip(it.samples[-count:], it.recorded[-count:], strict=True)
-    other = [(here, there) for here, there in pairs if abs(here - there) > EQUAL * max(abs(here), abs(there))]
-    if not other:
-        return finding(True, "as recorded")
-    here, there = max(other, key=lambda pair: abs(pair[0] - pair[1]))
-    if count == 1:
-        return finding(False, f"{it.name} is {figure(here, it.unit)}, its row says {figure(there, it.unit)}")
+    other = [pair for pair in pairs if not math.isclose(*pair, rel_tol=EQUAL)]
+    here, there = max(other, key=lambda pair: abs(pair[0] - pair[1]), default=(0.0, 0.0))
     such = f"such as {figure(here, it.unit)} for {figure(there, it.unit)}"
-    return finding(False, f"{it.name}: {len(other):,} of {count:,} samples are not the recorded ones, {such}")
+    words = f": {len(other):,} of {count:,} samples are not the recorded ones, {such}"
+    if count == 1:
+        words = f" is {figure(here, it.unit)}, its row says {figure(there, it.unit)}"
+    return finding(not other, f"{it.name}{words}" if other else "as recorded")
 
 
 @rule("wholes", "parts of a whole")

@@ -12,9 +12,9 @@ from benchlib.judge.impossible.findings import (
     RATE_SLACK,
     SCALING_SLACK,
     Finding,
-    agrees,
     figure,
     finding,
+    follows,
     none_wrong,
     rule,
     span,
@@ -32,35 +32,29 @@ def rate_from_counts(it: Any) -> Finding | None:
     """A rate that the counted samples do not give: planned steps, one rank for all."""
     ranks, steps, planned, batch = it.ranks, it.steps_run, it.steps_planned, it.batch_per_rank
     if it.samples_counted is not None:
-        count, how = float(it.samples_counted), f"{it.samples_counted:,} samples counted"
+        count, how = it.samples_counted, f"{it.samples_counted:,} samples counted"
     elif it.features is not None and it.epochs is not None:
         count = it.features * it.epochs
         how = f"{it.features:,} features × {it.epochs:g} epochs = {count:,.0f} samples"
-    elif steps is not None and batch is not None and ranks is not None:
-        count, how = float(steps * batch * ranks), f"{steps:,} steps × {batch:,} samples × {ranks} ranks"
+    elif None not in (steps, batch, ranks):
+        count, how = steps * batch * ranks, f"{steps:,} steps × {batch:,} samples × {ranks} ranks"
     else:
         return None
-    expected, unit = count / it.wall_s, it.unit
     if it.stands_for == "one rank":
         if ranks is None:
             return Finding("SKIPPED", f"the rate is that of one rank, and the number of ranks is not stated: {how}")
-        expected, how = expected / ranks, f"{how}, over {ranks} ranks"
-    reason = f"{figure(it.samples_per_s, unit)} stated, {figure(expected, unit)} by {how} in {figure(it.wall_s, 's')}"
-    wrong = "nothing was processed"
-    if expected > 0:
-        ratio = it.samples_per_s / expected
-        planned_per_run = planned / steps if planned and steps else 0
-        mistakes = {
-            f"the rate counts the {planned or 0:,} planned steps, of which {steps or 0:,} ran": planned_per_run,
-            f"the rate was multiplied by the {steps or 0:,} steps": steps,
-            f"it is the rate of one of the {ranks} ranks, not of all": 1 / ranks if ranks else 0,
-            f"it was multiplied by the {ranks} ranks once too often": ranks,
-        }
-        fitting = (text for text, factor in mistakes.items() if factor and factor != 1 and _near(ratio, factor))
-        wrong = next(fitting, f"{ratio:.3g} times what was processed")
-    shortest, longest = it.wall_s_span or (it.wall_s, it.wall_s)
-    good = agrees(it.samples_per_s, expected * it.wall_s / longest, expected * it.wall_s / shortest, RATE_SLACK)
-    return finding(good, reason, wrong=wrong, value=it.samples_per_s, unit=unit)
+        count, how = count / ranks, f"{how}, over {ranks} ranks"
+    ratio = it.samples_per_s * it.wall_s / count if count else math.inf
+    mistakes = {
+        f"the rate counts the {planned or 0:,} planned steps, of which {steps or 0:,} ran": (planned or 0)
+        / (steps or 1),
+        f"the rate was multiplied by the {steps or 0:,} steps": steps,
+        f"it is the rate of one of the {ranks} ranks, not of all": 1 / (ranks or 1),
+    }
+    wrong = next((text for text, factor in mistakes.items() if factor and factor != 1 and _near(ratio, factor)), "")
+    ends = [count / end for end in it.wall_s_span or (it.wall_s, it.wall_s)]
+    how = f"{how} in {figure(it.wall_s, 's')}"
+    return follows(it.samples_per_s, count / it.wall_s, how, it.unit, ends, RATE_SLACK, wrong=wrong)
 
 
 def _near(ratio: float, factor: float) -> bool:
@@ -109,68 +103,53 @@ def rate_from_steps(it: Any) -> Finding | None:
     together = it.ranks if it.stands_for == "all ranks" else 1
     if together is None or not (it.step_s or it.step_s_span):
         return None
-    steps = len(it.step_s)
-    times = (statistics.fmean(it.step_s), statistics.median(it.step_s)) if steps else it.step_s_span
-    rates = [it.batch_per_rank * together / value for value in times]
-    if steps:
-        rates.append(statistics.median(it.batch_per_rank * together / value for value in it.step_s))
-    rates.sort()
-    by_steps = rates[0] if steps else rates[-1]
-    reason = (
-        f"{figure(it.samples_per_s, it.unit)} stated, {'' if it.batches_full else 'at most '}{figure(by_steps, it.unit)} by "
-        f"{f'the raw times of {steps:,} steps' if steps else 'the median time of the steps,'} "
-        f"of {it.batch_per_rank * together:,} samples"
-    )
-    ratio = it.samples_per_s / by_steps
-    multiplied = steps > 1 and _near(ratio, steps)
-    wrong = f"it was multiplied by the {steps:,} steps" if multiplied else f"{ratio:.3g} times what the steps give"
-    good = agrees(it.samples_per_s, rates[0] if it.batches_full else 0.0, rates[-1], RATE_SLACK)
-    return finding(good, reason, wrong=wrong, value=it.samples_per_s, unit=it.unit)
+    samples, by = it.batch_per_rank * together, f"the raw times of {len(it.step_s):,} steps"
+    if it.step_s:
+        rates = sorted(samples / middle(it.step_s) for middle in (statistics.fmean, statistics.median))
+        rates.append(statistics.median(samples / value for value in it.step_s))
+        expected = min(rates)
+    else:
+        rates, by = [samples / value for value in it.step_s_span], "the median time of the steps,"
+        expected = max(rates)
+    by, ends = f"{by} of {samples:,} samples", rates if it.batches_full else [0.0, *rates]
+    return follows(it.samples_per_s, expected, by, it.unit, ends, RATE_SLACK)
 
 
 @rule("speed", "tokens and samples", "samples_per_s tokens_per_s")
 def tokens_and_samples(it: Any) -> Finding | None:
     """Tokens per second that are not samples per second × length."""
-    low, high = span(it.samples_per_s)
-    stated, samples = f"{figure(it.tokens_per_s)} tokens/s", figure(it.samples_per_s, it.unit)
+    ends, samples = span(it.samples_per_s), figure(it.samples_per_s, it.unit)
     if it.sequence_length is not None:
-        product = figure(it.samples_per_s * it.sequence_length)
-        reason = f"{stated} beside {samples} × {it.sequence_length:,} tokens = {product}"
-        good = agrees(it.tokens_per_s, low * it.sequence_length, high * it.sequence_length)
-        return finding(good, reason, wrong=f"it would need {figure(it.tokens_per_s / it.sequence_length, it.unit)}")
+        by, ends = f"{samples} × {it.sequence_length:,} tokens", [end * it.sequence_length for end in ends]
+        return follows(it.tokens_per_s, it.samples_per_s * it.sequence_length, by, "tokens/s", ends)
     if it.longest_sequence is None or it.samples_per_s <= 0:
         return None
-    mean = it.tokens_per_s / it.samples_per_s
-    reason = f"{stated} beside {samples} are {mean:.1f} tokens per sample, which has 1 to {it.longest_sequence:,}"
-    least, most = span(it.tokens_per_s)
-    good = (1 - RATE_SLACK) * low <= most and least <= high * it.longest_sequence * (1 + RATE_SLACK)
-    return finding(good, reason, wrong="no sample is that short or long")
+    mean, (least, most) = it.tokens_per_s / it.samples_per_s, span(it.tokens_per_s)
+    good = (1 - RATE_SLACK) * ends[0] <= most and least <= ends[1] * it.longest_sequence * (1 + RATE_SLACK)
+    reason = f"{figure(it.tokens_per_s)} tokens/s beside {samples} are {mean:.1f} tokens per sample"
+    return finding(good, f"{reason}, which has 1 to {it.longest_sequence:,}", wrong="no sample is that short or long")
 
 
 @rule("speed", "scaling", "samples_per_s one_device_samples_per_s ranks")
 def scaling(it: Any) -> Finding:
     """More than n times the rate of one device on n devices."""
-    total = it.samples_per_s * (it.ranks if it.stands_for == "one rank" else 1)
-    efficiency = total / it.one_device_samples_per_s / it.ranks
+    total, one = it.samples_per_s * (it.ranks if it.stands_for == "one rank" else 1), it.one_device_samples_per_s
+    efficiency = total / one / it.ranks
     reason = (
-        f"{figure(total, it.unit)} on {it.ranks} devices are {efficiency * it.ranks:.3g} times the "
-        f"{figure(it.one_device_samples_per_s, it.unit)} of one{f' ({it.one_device})' if it.one_device else ''}, "
-        f"an efficiency of {efficiency:.2f}"
+        f"{figure(total, it.unit)} on {it.ranks} devices are {total / one:.3g} times the {figure(one, it.unit)} of one"
+        f"{f' ({it.one_device})' if it.one_device else ''}, an efficiency of {efficiency:.2f}"
     )
     # The stated rates are rounded: only what no rounding explains is impossible.
-    least = span(total)[0] / span(it.one_device_samples_per_s)[1] / it.ranks
-    wrong = (
-        f"{it.ranks} devices cannot do more than {it.ranks} times the work of one; samples were counted that were not "
-        "processed, or the two did different work"
-    )
+    least = span(total)[0] / span(one)[1] / it.ranks
+    wrong = f"{it.ranks} devices cannot do more than {it.ranks} times the work of one"
     good = min(least, efficiency) <= SCALING_SLACK
     return finding(good, reason, wrong=wrong, value=efficiency, limit=f"<= {SCALING_SLACK}")
 
 
-def _token_rate(item: Compute) -> tuple[float, str] | None:
-    """Return the FLOP/s of the matrix products that this rate of tokens needs, and how they were computed."""
+def _token_rate(item: Compute) -> tuple[float, str]:
+    """Return the FLOP/s of the matrix products that this rate of tokens needs, 0 where it is not known, and their terms."""
     if item.tokens_per_s is None or item.parameters is None:
-        return None
+        return 0.0, ""
     training = item.work == "training"
     rate = item.tokens_per_s * token_flops(item.parameters, training=training)
     return rate, f"{item.tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {item.parameters:.3g} parameters"
@@ -179,103 +158,79 @@ def _token_rate(item: Compute) -> tuple[float, str] | None:
 def _dense_peak(item: Compute, precision: str = "") -> tuple[float, str] | None:
     """Return the dense peak that the vendor of a known device claims for all ranks, and its name."""
     vendor, precision = vendor_peak(item.device), precision or item.precision or "bf16"
-    dense = vendor.dense_flops.get(precision) if vendor else None
-    if vendor is None or dense is None:
+    if vendor is None or precision not in vendor.dense_flops:
         return None
-    return dense * item.ranks, f"the claimed dense {precision} peak of {item.ranks} × {vendor.name}"
-
-
-def _unknown_peak(device: str) -> str:
-    return f"no peak of {device!r} is known" if device else "no peak of this device is known"
-
-
-@rule("compute", "below the peak")
-def below_peak(it: Any) -> Finding | None:
-    """More operations per second than the device can do."""
-    # The dense peak of a registered device holds, whatever peak is stated; a lower one that was measured holds more.
-    by_tokens, rate, how = _token_rate(it), it.flops_per_s, ""
-    if rate is None:
-        if by_tokens is None:
-            return None
-        rate, how = by_tokens[0], f"({by_tokens[1]}) "
-    source = f"the {it.peak_kind or 'stated'} peak" + (f" ({it.peak_source})" if it.peak_source else "")
-    stated, dense = None if it.peak_sparse else it.peak_flops, _dense_peak(it)
-    wrong = "no device exceeds its peak"
-    if dense and stated and stated > dense[0] * PEAK_SLACK:
-        reason, limit = f"{source} of {_flops(stated)} is above {dense[1]} of {_flops(dense[0])}", dense[0]
-        return _bounded(False, reason, wrong, stated, limit)
-    peaks = [(stated, source)] if stated else []
-    if not (peaks := [*peaks, *([dense] if dense else [])]):
-        return Finding("SKIPPED", f"{_flops(rate)} {how}: {_unknown_peak(it.device)}")
-    peak, source = min(peaks)
-    reason = f"{_flops(rate)} {how}are {rate / peak:.1%} of {source} of {_flops(peak)}"
-    tensor_cores = _dense_peak(it, "tf32") if it.precision == "fp32" else None
-    if tensor_cores and rate <= tensor_cores[0] * PEAK_SLACK:
-        wrong += " (if the products ran in TF32, the precision is tf32)"
-    return _bounded(rate <= peak * PEAK_SLACK, reason, wrong, rate, peak)
+    peak = vendor.dense_flops[precision] * item.ranks
+    return peak, f"the claimed dense {precision} peak of {item.ranks} × {vendor.name}"
 
 
 def _flops(value: float) -> str:
     return quantity(value, FLOP)
 
 
-def _bounded(good: bool, reason: str, wrong: str, value: float, peak: float) -> Finding:
-    return finding(good, reason, wrong=wrong, value=value, unit=FLOP, limit=f"<= {_flops(peak * PEAK_SLACK)}")
+@rule("compute", "below the peak")
+def below_peak(it: Any) -> Finding | None:
+    """More operations per second than the device can do."""
+    # The dense peak of a registered device holds, whatever peak is stated; a lower one that was measured holds more.
+    by_tokens, how = _token_rate(it)
+    rate = by_tokens if it.flops_per_s is None else it.flops_per_s
+    if it.flops_per_s is None and not how:
+        return None
+    how = f"({how}) " if it.flops_per_s is None else ""
+    source = f"the {it.peak_kind or 'stated'} peak" + (f" ({it.peak_source})" if it.peak_source else "")
+    stated, dense = None if it.peak_sparse else it.peak_flops, _dense_peak(it)
+    if dense and stated and stated > dense[0] * PEAK_SLACK:
+        rate, peak, reason = stated, dense[0], f"{source} of {_flops(stated)} is above {dense[1]} of {_flops(dense[0])}"
+    elif peaks := [*([(stated, source)] if stated else []), *([dense] if dense else [])]:
+        peak, source = min(peaks)
+        reason = f"{_flops(rate)} {how}are {rate / peak:.1%} of {source} of {_flops(peak)}"
+    else:
+        return Finding("SKIPPED", f"{_flops(rate)} {how}: no peak of {it.device or 'this device'} is known")
+    limit, wrong = f"<= {_flops(peak * PEAK_SLACK)}", "no device exceeds its peak"
+    tensor_cores = _dense_peak(it, "tf32") if it.precision == "fp32" else None
+    if tensor_cores and rate <= tensor_cores[0] * PEAK_SLACK:
+        wrong += " (if the products ran in TF32, the precision is tf32)"
+    return finding(rate <= peak * PEAK_SLACK, reason, wrong=wrong, value=rate, unit=FLOP, limit=limit)
 
 
 @rule("compute", "operations of tokens", "tokens_per_s parameters")
 def flops_of_tokens(it: Any) -> Finding | None:
     """FLOP/s or MFU that tokens and parameters do not give."""
     # At least those of tokens × parameters, and with attention at most twice as many.
-    counted, how = _token_rate(it) or (0.0, "")
-    dense = _dense_peak(it)
+    (counted, how), dense = _token_rate(it), _dense_peak(it)
     peak = dense[0] if dense else None if it.peak_sparse else it.peak_flops
-    if it.flops_per_s is not None:
-        stated, name = it.flops_per_s, f"{_flops(it.flops_per_s)} stated"
-    elif it.mfu is not None and peak:
-        stated, name = it.mfu * peak, f"MFU {it.mfu:.1%} of {_flops(peak)} = {_flops(it.mfu * peak)}"
-    else:
-        return None
-    if counted <= 0:
-        return None
-    ratio = stated / counted
-    good = 1 - FLOPS_SLACK <= ratio <= MAX_ATTENTION * (1 + FLOPS_SLACK)
-    wrong = f"{ratio:.3g} times what the tokens need" + (", which attention does not explain" if ratio > 1 else "")
-    return finding(good, f"{name}, {_flops(counted)} by {how}", wrong=wrong, value=ratio)
+    stated = it.mfu * peak if it.flops_per_s is None and it.mfu is not None and peak else it.flops_per_s
+    ends = [counted * (1 - FLOPS_SLACK), counted * MAX_ATTENTION * (1 + FLOPS_SLACK)]
+    return None if stated is None else follows(stated, counted, how, FLOP, ends, 0.0)
 
 
 @rule("compute", "share of the peak", "mfu")
 def share_of_peak(it: Any) -> Finding | None:
     """An MFU above 1, or of another device's or precision's peak."""
-    dense, precision = _dense_peak(it), it.precision
-    other = it.peak_precision if precision and it.peak_precision != precision else ""
-    if it.mfu < 0:
-        return finding(False, f"MFU {it.mfu:.1%}", wrong="below zero")
-    if it.mfu > PEAK_SLACK:
-        peak = f"the peak of {_flops(it.peak_flops)}" if it.peak_flops else "the peak it was taken of"
-        wrong = f"{peak} is another device's or another precision's, or the work was counted twice"
-        if other:
-            wrong = f"{peak} is that of {other}, while the work ran in {precision}"
-        elif it.device and vendor_peak(it.device) is None:
-            wrong = f"{peak} is not that of {it.device}, whose peak is not known; MFU is not available"
-        elif dense and it.peak_flops and dense[0] > it.peak_flops * PEAK_SLACK:
-            wrong = f"{peak} is not {dense[1]}, {_flops(dense[0])}"
-        return finding(False, f"MFU {it.mfu:.1%} is impossible", wrong=wrong, value=it.mfu, limit="<= 1")
+    dense, unknown = _dense_peak(it) or (0.0, ""), vendor_peak(it.device) is None
+    other = it.peak_precision if it.precision and it.peak_precision != it.precision else ""
+    mfu, peak = f"MFU {it.mfu:.1%}", it.peak_flops or 0.0
+    if not 0 <= it.mfu <= PEAK_SLACK:
+        mistakes = {
+            f"the peak is that of {other}, while the work ran in {it.precision}": other,
+            f"the peak of {_flops(peak)} is not that of {it.device}, which is not known": it.device and unknown,
+            f"the peak of {_flops(peak)} is not {dense[1]}, {_flops(dense[0])}": peak and dense[0] > peak * PEAK_SLACK,
+        }
+        default = "the peak is another device's or another precision's, or the work was counted twice"
+        wrong = next((text for text, holds in mistakes.items() if holds), default)
+        return finding(False, f"{mfu} is impossible", wrong=wrong, value=it.mfu, limit="<= 1")
     if other:
-        reason = f"MFU {it.mfu:.1%} is of the {other} peak, but the work ran in {precision}"
-        return finding(False, reason, wrong="another precision has another peak")
+        return finding(False, f"{mfu} is of the {other} peak, but the work ran in {it.precision}")
     if it.peak_sparse:
-        sparse = f"MFU {it.mfu:.1%} is of a sparse peak, twice the dense one: MFU is not available"
-        return Finding("SKIPPED", f"{sparse}; of the dense peak it would be {2 * it.mfu:.1%}")
-    if it.peak_flops is None and vendor_peak(it.device) is None:
-        return Finding("SKIPPED", f"MFU is not available: {_unknown_peak(it.device)}")
-    if it.flops_per_s is None or it.peak_flops is None:
+        return Finding(
+            "SKIPPED", f"{mfu} is of a sparse peak, twice the dense one; of that it would be {2 * it.mfu:.1%}"
+        )
+    if not peak and unknown:
+        return Finding("SKIPPED", f"MFU is not available: no peak of {it.device or 'this device'} is known")
+    if it.flops_per_s is None or not peak:
         return None
-    share = it.flops_per_s / it.peak_flops
-    rates = f"{_flops(it.flops_per_s)} / {_flops(it.peak_flops)}"
-    good = abs(it.mfu - share) <= max(RATE_SLACK * share, 0.005)
-    reason = f"MFU {it.mfu:.1%} stated, {rates} = {share:.1%}"
-    return finding(good, reason, wrong="the share does not follow from the two rates", value=it.mfu)
+    share, by = it.flops_per_s / peak, f"{_flops(it.flops_per_s)} / {_flops(peak)}"
+    return follows(it.mfu, share, by, "of the peak", absolute=max(RATE_SLACK * share, 0.005))
 
 
 @rule("learning", "learning rate")
@@ -285,23 +240,19 @@ def learning_rate(it: Any) -> Finding | None:
     if not it.learning_rates:
         if it.learning_rate_min is None:
             return None
-        reason = f"the smallest learning rate of all steps is {it.learning_rate_min:.3g}"
-        wrong = "nothing is trained at zero"
-        return finding(it.learning_rate_min > 0, reason, wrong=wrong, value=it.learning_rate_min, limit="> 0")
-    steps = len(it.learning_rates)
-    below = sum(rate < 0 for rate in it.learning_rates)
-    if below:
+        reason, good = (
+            f"the smallest learning rate of all steps is {it.learning_rate_min:.3g}",
+            it.learning_rate_min > 0,
+        )
+        return finding(good, reason, wrong="nothing is trained at zero", value=it.learning_rate_min, limit="> 0")
+    steps, zero = len(it.learning_rates), [step for step, rate in enumerate(it.learning_rates, 1) if rate <= 0]
+    if below := sum(rate < 0 for rate in it.learning_rates):
         return finding(False, f"the learning rate is below zero in {below:,} of {steps:,} steps")
-    zero = [index for index, rate in enumerate(it.learning_rates, 1) if rate == 0]
-    if len(zero) == steps:
-        reason = f"the learning rate is {it.learning_rates[0]:g} in all {steps:,} steps"
-        return finding(False, reason, wrong="nothing was trained")
-    if 2 * len(zero) <= steps:
+    if 2 * len(zero) <= steps and len(zero) < steps:
         at_ends = f", zero in {len(zero):,}" if zero else ""
         return finding(True, f"the learning rate is above zero in {steps - len(zero):,} of {steps:,} steps{at_ends}")
-    score = f"; the F1 of {it.f1:g} is that of a training that stopped there" if it.f1 is not None else ""
     reason = f"the learning rate is zero from step {zero[0]:,} of {steps:,}"
-    wrong = f"the schedule is shorter than the training, and {len(zero):,} steps trained nothing{score}"
+    wrong = "nothing was trained" if len(zero) == steps else f"{len(zero):,} steps trained nothing"
     return finding(False, reason, wrong=wrong, value=0.0, limit="> 0")
 
 
