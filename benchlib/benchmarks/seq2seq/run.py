@@ -167,13 +167,14 @@ def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
     """Return a row for each engine: its interleaved steps, and how much faster than the plain one the tuned one is."""
     asked, first_s = f"engine = {config.engine}", {name: row.pop("first_s") for name, row in compared.items()}
     none: Row = {"ratios": None, "compile_s": None, "why": {"ratios": asked, "compile_s": "nothing was compiled"}}
-    skipped = {"status": "skipped", "reason": asked}
-    plain, tuned = ({"engine": name} | none | compared.get(name, skipped) for name in ("plain", "tuned"))
+    skipped: Row = {"status": "skipped", "reason": asked}
+    rows: list[Row] = [{"engine": name, **none, **compared.get(name, skipped)} for name in ("plain", "tuned")]
+    plain, tuned = rows
     if len(compared) > 1:
         tuned["ratios"] = list(map(truediv, plain["step_s"], tuned["step_s"]))
     if config.compile and "tuned" in compared:
         tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
-    return [plain, tuned]
+    return rows
 
 
 def _facts(task: Task, trained: Trained, samples: int, per_epoch: int) -> Row:

@@ -120,8 +120,8 @@ def tokens_and_samples(it: Any) -> Finding | None:
     """Tokens per second that are not samples per second × length."""
     ends, samples = span(it.samples_per_s), figure(it.samples_per_s, it.unit)
     if it.sequence_length is not None:
-        by, ends = f"{samples} × {it.sequence_length:,} tokens", [end * it.sequence_length for end in ends]
-        return follows(it.tokens_per_s, it.samples_per_s * it.sequence_length, by, "tokens/s", ends)
+        by, lengths = f"{samples} × {it.sequence_length:,} tokens", [end * it.sequence_length for end in ends]
+        return follows(it.tokens_per_s, it.samples_per_s * it.sequence_length, by, "tokens/s", lengths)
     if it.longest_sequence is None or it.samples_per_s <= 0:
         return None
     mean, (least, most) = it.tokens_per_s / it.samples_per_s, span(it.tokens_per_s)
