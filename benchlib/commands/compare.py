@@ -189,6 +189,9 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
             ]
             say()
             show_table(rows, right=labels)
+        if item.published:
+            say()
+            show_table(cost.published(item))
         for name, values in item.differences.items():
             say(f"The work differs in {name}: {' / '.join(values)}", style="yellow", fold=True)
         for words in item.notes:

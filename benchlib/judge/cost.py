@@ -16,13 +16,16 @@ excludes 1.
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.judge.change import GATE_CONFIDENCE, LOG, compared, own_spread
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
+from benchlib.judge.foreign.readers import claim_file
+from benchlib.judge.impossible.claim import ClaimFile
 from benchlib.judge.machines import HOUR_S, Machine, read_machines
 from benchlib.judge.prices import Asked, assign, parse
 from benchlib.judge.regression import Side
@@ -131,6 +134,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A rate that a claim file states, in items per second: it stands beside what was measured and takes part in no order."""
+
+    subject: str
+    source: str
+    rate: float
+    usd_per_million: float | None
+
+
+@dataclass(frozen=True)
 class Worth:
     """The comparison of machines by price, in one benchmark. ``seconds`` and ``usd`` are what each takes for ``amount``.
 
@@ -150,6 +163,7 @@ class Worth:
     rows: list[Row]
     answers: list[Answer]
     notes: list[str]
+    published: list[Published] = field(default_factory=list)
 
     def row(self, name: str) -> Row | None:
         return next((row for row in self.rows if row.name == name), None)
@@ -165,6 +179,7 @@ class Worth:
             "confidence": GATE_CONFIDENCE,
             "machines": machines,
             "rows": [row.plain() for row in self.rows],
+            "published": [vars(item) for item in self.published],
             "answers": [vars(answer) for answer in self.answers],
             "same_work": not self.differences,
             "differences": [{"name": name, "values": values} for name, values in self.differences.items()],
@@ -378,14 +393,31 @@ def _notes(machines: Sequence[Machine], of_runs: bool, items: str, differs: bool
 
 
 def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
-    """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out."""
-    machines, notes = read_machines(arguments)
+    """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out.
+
+    What claim files state stands beside the runs whose items it counts.
+    """
+    named = {argument: claim_file(Path(argument)) for argument in arguments}
+    files = {Path(argument).stem: file for argument, file in named.items() if file}
+    machines, notes = read_machines(argument for argument, file in named.items() if not file)
+    prices_of = {name: usd for name, usd in asked.named.items() if name in files}
+    asked = replace(asked, named={name: usd for name, usd in asked.named.items() if name not in files})
     items = []
     for members in machines.values():
         prices = assign(asked, [machine.names for machine in members])
         priced = [replace(machine, price=price) for machine, price in zip(members, prices, strict=True)]
-        items.append(worth(priced, deadline_s))
+        item = worth(priced, deadline_s)
+        stated = [entry for name, file in files.items() for entry in _published(file, item.items, prices_of.get(name))]
+        items.append(replace(item, published=stated))
     return items, notes
+
+
+def _published(file: ClaimFile, items: str, usd_per_hour: float | None) -> Iterator[Published]:
+    for speed, subject in ((claim.speed, claim.subject) for claim in file.claims if claim.speed):
+        rate = speed.tokens_per_s if items == "tokens" else speed.samples_per_s if speed.unit == f"{items}/s" else None
+        if rate:
+            usd = usd_per_hour and 1e6 * usd_per_hour * (speed.ranks or 1) / HOUR_S / rate
+            yield Published(subject, file.source, rate, usd)
 
 
 def amount_text(value: float, unit: str = "") -> str:

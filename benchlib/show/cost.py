@@ -44,6 +44,18 @@ def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
     return [("Price (USD per device hour)", prices), ("Devices", devices), *others]
 
 
+def published(item: Worth) -> list[dict[str, str]]:
+    return [
+        {
+            "published, not measured": stated.subject,
+            "source": stated.source,
+            f"{item.items} per second": quantity(stated.rate),
+            f"USD per million {item.items}": quantity(stated.usd_per_million) if stated.usd_per_million else "–",
+        }
+        for stated in item.published
+    ]
+
+
 def cell(row: Row, index: int) -> Cell:
     """Write a machine in a row: ✓ is the best, ≈ the best by its value in an open order. Only times carry their unit."""
     value, unit = row.values[index], "s" if row.unit == "s" else ""
@@ -103,7 +115,7 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
 
 def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
     drawn = [(item, front(item)) for item in items]
-    return markup.page("cost.html.j2", items=drawn, notes=notes, rows=rows, data_url=data_url)
+    return markup.page("cost.html.j2", items=drawn, notes=notes, rows=rows, published=published, data_url=data_url)
 
 
 # What the notebook shows, by `session`.
@@ -122,7 +134,10 @@ def asked(offers: Offers) -> dict[str, str]:
 
 def tables(offers: Offers) -> dict[str, list[dict[str, Any]]]:
     others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
-    return {"comparison": _table(offers.items[0]), "other benchmarks": others}
+    stated = [row for item in offers.items for row in published(item)]
+    return {"comparison": _table(offers.items[0]), "other benchmarks": others} | (
+        {"published": stated} if stated else {}
+    )
 
 
 def _table(item: Worth) -> list[dict[str, str]]:

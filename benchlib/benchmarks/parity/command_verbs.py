@@ -16,7 +16,6 @@ from rich.markup import escape
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity import merge as results
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.benchmarks.parity.recording import GRADIENTS
 from benchlib.commands import run
 from benchlib.commands.run import console, shown
 from benchlib.config.schema import parse_overrides
@@ -127,7 +126,7 @@ def _publish(recorded: Path, target: Path, weights: bool, slim: bool) -> None:
         (recorded / golden.WEIGHTS).unlink(missing_ok=True)
         if slim:
             shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
-            (recorded / golden.REFERENCE / GRADIENTS).unlink(missing_ok=True)
+            (recorded / golden.REFERENCE / "gradients.safetensors").unlink(missing_ok=True)
         manifest = golden.write(recorded, manifest)
     beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
     try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from benchlib.core.errors import UserError, explained
-from benchlib.core.files import read_bytes
+from benchlib.core.files import read_bytes, read_json
 from benchlib.judge.baselines import Baseline
 from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
 from benchlib.judge.foreign.loadgen_summary import TITLE
@@ -84,6 +84,17 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     if not claims:
         raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
     return name, claims
+
+
+def claim_file(path: Path) -> ClaimFile | None:
+    """Return a claim file; None for a file of another kind. Raises ``UserError`` for one that is not valid."""
+    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
+    if not isinstance(content, dict) or not READERS["claim"].fits(path, content):
+        return None
+    try:
+        return ClaimFile.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path}: {explained(error, ClaimFile)}") from None
 
 
 def _object(path: Path, text: str) -> dict[str, Any]:

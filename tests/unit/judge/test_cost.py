@@ -16,6 +16,7 @@ from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import front, worth
 from benchlib.judge.machines import Machine
 from benchlib.judge.prices import Names, Price, Sheet, assign, parse, read_sheet
+from benchlib.judge.trends import demo_worth
 from benchlib.results.metrics import derived, measured, not_available
 from benchlib.results.record import Record
 from benchlib.results.run import Result
@@ -298,3 +299,23 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     assert even["values"][1]["value"] == pytest.approx(1.5)
     new = item["machines"][1]
     assert (new["usd_per_device_hour"], new["seconds"]["value"], new["front"]) == (3.0, pytest.approx(20), True)
+
+
+def test_a_published_figure_stands_beside_measured_machines_and_in_no_order(tmp_path):
+    stated = {"speed": {"samples_per_s": 20000, "ranks": 8}}
+    claims = [{"subject": "8 x H100", **stated}, {"subject": "tokens", "speed": {"tokens_per_s": 1}}]
+    path = tmp_path / "vendor.json"
+    path.write_text(json.dumps({"claim_version": 1, "source": "a blog", "claims": claims}))
+    sides = [str(demo_worth() / name) for name in ("1-rank", "2-ranks")]
+    asked = parse(["1-rank=0.06", "2-ranks=0.1", "vendor=3.6"])
+    (alone,), _ = cost.worths(sides, parse(["1-rank=0.06", "2-ranks=0.1"]))
+    (item,), _ = cost.worths([*sides, str(path)], asked)
+    # 8 devices at 3.60 USD an hour are 0.008 USD a second; a million samples take 50 s.
+    assert [vars(entry) for entry in item.published] == [
+        {"subject": "8 x H100", "source": "a blog", "rate": 20000.0, "usd_per_million": pytest.approx(0.4)}
+    ]
+    assert item.answers == alone.answers
+    assert "Published, not measured" in showing.page([item], [])
+    path.write_text('{"claim_version": 1, "claims": []}')
+    with pytest.raises(UserError, match=r"vendor\.json.*claims"):
+        cost.worths([*sides, str(path)], asked)
