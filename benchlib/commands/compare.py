@@ -15,6 +15,7 @@ from benchlib.core.terminal import stacked
 from benchlib.core.text import band_text, counted, listing, quantity
 from benchlib.judge.compare import Contrast, Line, Named, Row, RunSet, contrast, headline, line, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
+from benchlib.judge.foreign.readers import claim_file
 from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
@@ -110,24 +111,36 @@ def side_text(side: Named) -> str:
     return side.label if runs in side.label else f"{side.label} ({runs})"
 
 
-def summaries(contrasts: Sequence[Contrast]) -> dict[str, list[Line]]:
-    """Return a line a benchmark for each side that is compared in several."""
+def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> dict[str, list[Line]]:
+    """Return a line a benchmark for each side that is compared in several, with what an item costs where prices are given."""
     sides: dict[str, list[Line]] = {}
+    costs = {item.benchmark: item for item in priced if len(item.machines) == 2 and not item.differences}
     for item in contrasts:
-        sides.setdefault(item.other.label, []).append(line(item))
+        row = line(item)
+        if worth := costs.get(item.benchmark):
+            first, other = next(row.values for row in worth.rows if row.name == "usd_per_million")
+            share = other / first
+            row = row.model_copy(update={"cost": share.value, "cost_ends": share.ends()})
+        sides.setdefault(item.other.label, []).append(row)
     return {label: lines for label, lines in sides.items() if lines[1:]}
+
+
+def _show_summaries(tops: dict[str, list[Line]]) -> None:
+    for label, lines in tops.items():
+        say((headline(lines, label), "bold"))
+        priced = any(row.cost for row in lines)
+        show_table(
+            {"benchmark": row.benchmark, "speed": stacked(row.word, row.speed), "times as fast": stacked(*row.ends)}
+            | ({"cost of an item": stacked(f"{row.cost:.2g}" if row.cost else "", row.cost_ends)} if priced else {})
+            | {"computes": row.computes}
+            for row in lines
+        )
+        say()
 
 
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
     """Print the comparison: metrics with a limit, key numbers and regressions; all where there are none, or with ``all_metrics``."""
-    for label, lines in summaries(contrasts).items():
-        say((headline(lines, label), "bold"))
-        show_table(
-            {"benchmark": row.benchmark, "speed": stacked(row.word, row.speed)}
-            | {"times as fast": stacked(*row.ends), "computes": row.computes}
-            for row in lines
-        )
-        say()
+    _show_summaries(summaries(contrasts))
     for item in contrasts:
         say(item.heading, style="bold")
         for what, side in (("reference", item.reference), ("compared ", item.other)):
@@ -173,8 +186,9 @@ def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     )
 
 
-def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
+def show_worth(items: Sequence[Worth], notes: Sequence[str], tops: dict[str, list[Line]]) -> None:
     """Print the comparison by price: the answers, then the table, as many machines side by side as the terminal takes."""
+    _show_summaries(tops)
     for item in items:
         say(f"{item.benchmark}, {item.tier}", style="bold")
         for answer in item.answers:
@@ -234,17 +248,20 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     by_price, as_json = bool(prices or deadline), options["as_json"]
     if by_price:
         items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
+        measured = [side for side in sides if not claim_file(Path(side))]
+        tops = summaries(compare(measured)[0], items) if len(measured) == 2 and measured[0] != measured[1] else {}
     else:
         items, notes = compare(sides)
     if path:
         if not path.parent.is_dir():
             raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
-        written = put((cost.page if by_price else html)(items, notes), str(path), "page")
+        text = cost.page(items, notes, tops) if by_price else html(items, notes)
+        written = put(text, str(path), "page")
     if as_json:
         plain = [item.plain() if by_price else item.model_dump(mode="json") for item in items]
         click.echo(to_json("worth" if by_price else "contrasts", plain, notes))
     elif by_price:
-        show_worth(items, notes)
+        show_worth(items, notes, tops)
     else:
         show(items, notes, options["all_metrics"])
     if path:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
-from benchlib.core.text import counted, moment, quantity, shortened
+from benchlib.core.text import counted, listing, moment, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
@@ -209,6 +209,8 @@ class Line(BaseModel):
     word: str
     same: bool | None = None  # whether it computes the same; None: not known
     computes: str = "not known"
+    cost: float | None = None  # of an item, as a share of what the reference's costs
+    cost_ends: str = ""
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -265,6 +267,8 @@ def headline(lines: Sequence[Line], other: str) -> str:
     parts += [f"no difference found in the speed of {', '.join(level)}"] if level else []
     results = [item.same for item in lines if item.same is not None]
     parts += [f"it computes the same in {sum(results)} of {counted(len(results), 'benchmark')}"] if results else []
+    costs = [f"{item.cost:.2g} of the reference's in {item.benchmark}" for item in lines if item.cost]
+    parts += [f"at these prices an item costs {listing(costs)}"] if costs else []
     return f"{other}: {'; '.join(parts or ['nothing can be compared'])}."
 
 

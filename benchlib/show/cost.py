@@ -1,12 +1,14 @@
 """What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import benchlib
 from benchlib.core.text import quantity
+from benchlib.judge.compare import Line, headline
 from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text
 from benchlib.show import markup
 from benchlib.show.figures import (
@@ -113,9 +115,16 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
     return 0.5 * min(values), 2 * max(values)
 
 
-def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
-    drawn = [(item, front(item)) for item in items]
-    return markup.page("cost.html.j2", items=drawn, notes=notes, rows=rows, published=published, data_url=data_url)
+def page(
+    items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, Sequence[Line]] = MappingProxyType({})
+) -> str:
+    drawn, tops = (
+        [(item, front(item)) for item in items],
+        [(headline(lines, name), lines) for name, lines in summaries.items()],
+    )
+    return markup.page(
+        "cost.html.j2", tops=tops, items=drawn, notes=notes, rows=rows, published=published, data_url=data_url
+    )
 
 
 # What the notebook shows, by `session`.

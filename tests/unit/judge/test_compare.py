@@ -338,3 +338,5 @@ def test_a_tier_is_compared_in_a_line_a_benchmark_and_one_sentence():
         "B: squad 1.8 to 2.2 times as fast; compiled 0.4 to 0.625 times as fast; no difference found in the speed of squad; "
         "it computes the same in 1 of 2 benchmarks."
     )
+    priced = lines[1].model_copy(update={"cost": 0.8})
+    assert headline([priced], "B").endswith("; at these prices an item costs 0.8 of the reference's in squad.")
