@@ -10,7 +10,6 @@ Notation: B rows, S positions, T positions of the dev set in a line.
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -65,17 +64,33 @@ class Reference:
 
 
 @dataclass
-class Differences:
-    """The rows of one member on ``backend``, compared with a reference that ran on ``other``; ``rows`` fills up."""
+class _Comparison:
+    """A member beside the reference; ``rows`` fills up. Without ``ease`` the limits of logits are those of the table.
 
+    ``largest`` is the largest logit of what was compared, ``error`` the reference's distance to the fp64 reference there.
+    """
+
+    reference: Reference
+    candidate: Recording
     member: Member
-    backend: str
-    other: str
-    absent: Mapping[str, str]
+    ease: bool
     rows: list[Row] = field(default_factory=list)
+    largest: float = 0.0
+    error: float | None = None
 
     def limit(self, quantity: str) -> Limit:
-        return numerics.limit(self.backend, self.member.precision, quantity, self.other)
+        backends = self.candidate.meta["backend"], self.reference.recording.meta["backend"]
+        return numerics.limit(backends[0], self.member.precision, quantity, backends[1])
+
+    def eased(self, quantity: str, largest: float, error: float | None) -> Limit:
+        """Return the limit of a quantity that follows the logits."""
+        entry = self.limit(quantity)
+        return numerics.eased(entry, self.member.precision, largest, error) if self.ease else entry
+
+    def eased_loss(self, quantity: str) -> Limit:
+        logits = self.eased(numerics.LOGITS, self.largest, self.error).value
+        entry = self.limit(quantity)
+        return numerics.eased_loss(entry, self.member.precision, self.largest, logits) if self.ease else entry
 
     def _row(self, quantity: str, **cells: Any) -> None:
         # Where a difference sits is not whether it matters: a layer beyond its limit is named, and the outputs judged.
@@ -92,7 +107,7 @@ class Differences:
 
     def lacks(self, quantity: str, reason: str = "") -> None:
         """Add a quantity without a number; a missing value without a stated reason fails."""
-        if reason := reason or self.absent.get(quantity, ""):
+        if reason := reason or (self.candidate.meta.get("absent") or {}).get(quantity, ""):
             self._row(quantity, status="skipped", reason=reason)
         else:
             self.add(quantity, math.nan, note="not computed, and no reason was stated")
@@ -103,14 +118,70 @@ class Differences:
             self.lacks(quantity, "" if reference else "the reference has none")
         return bool(values and reference)
 
-    def tensor(
-        self, quantity: str, at: str, a: np.ndarray | None, b: np.ndarray, floor: float = 0, index: int = 0
-    ) -> None:
-        """Add the distance of two tensors, relative to the second one's norm."""
-        if a is None or a.shape != b.shape:
-            self.add(quantity, math.nan, at, "missing, or of another shape", index=index)
+    def tensors(self, quantity: str, own: Arrays, reference: Arrays, floor: float = 0.0) -> None:
+        """Add the distance of each tensor, relative to the reference's norm; of hidden states where there is text."""
+        if not self.have(quantity, own, reference):
+            return
+        for number, (name, b) in enumerate(reference.items()):
+            a, at = own.get(name), name
+            if quantity == numerics.LAYERS:
+                at = f"layer {number - 1}" if number else "the embeddings"
+            if a is None or a.shape != b.shape:
+                self.add(quantity, math.nan, at, "missing, or of another shape", index=number + 1)
+                continue
+            if quantity == numerics.LAYERS:
+                mask = self.reference.attended("layer", b.shape[:2])
+                a, b = a[mask], b[mask]
+            self.add(quantity, relative_l2(a, b, floor), at, index=number + 1)
+
+    def finite(self) -> None:
+        """Count the numbers that are NaN or infinite, of outputs also where nothing is compared."""
+        own = self.candidate
+        parts = {"outputs": own.outputs, "gradients": own.gradients, "layers": own.layers}
+        arrays = {f"{part} {name}": array for part, of in parts.items() for name, array in of.items()}
+        arrays |= {name: np.array(own.meta.get(name, 0.0)) for name in ("loss", "curve", *SCALARS)}
+        wrong = {name: count for name, array in arrays.items() if (count := int((~np.isfinite(array)).sum()))}
+        worst = max(wrong, key=lambda name: wrong[name], default="")
+        self.add(numerics.FINITE, sum(wrong.values()), worst, f"in {len(wrong)} places" if wrong else "")
+
+    def logits(self) -> None:
+        """Add logits, cosines and spans by case."""
+        outputs, base = self.candidate.outputs, self.reference.recording.outputs
+        errors, decided, differing = list[float](), 0, list[str]()
+        for case in sorted({key.rpartition("/")[0] for key in base}):
+            shape = base[f"{case}/start"].shape
+            sides = [(outputs.get(f"{case}/{head}"), base[f"{case}/{head}"]) for head in HEADS]
+            if any(side is None or side.shape != shape for side, _ in sides):
+                self.add(numerics.LOGITS, math.nan, case, "not computed, or of another shape")
+                continue
+            mask = self.reference.attended(case, shape)
+            heads = [(side[mask], other[mask]) for side, other in sides]  # type: ignore[index]
+            size = max(float(np.max(np.abs(other), initial=0.0)) for _, other in heads)
+            error = self.reference.errors.get(case)
+            limit = self.eased(numerics.LOGITS, size, error)
+            apart = float(
+                np.max([max_abs(*head) for head in heads])
+            )  # one good head does not hide the other; of NaN: NaN
+            self.add(numerics.LOGITS, apart, case, _place(sides, mask) if apart else "", limit)
+            if mask.sum() > 1:  # of a single position the cosine is but a sign
+                self.add(numerics.COSINE, float(np.max([one_minus_cosine(*head) for head in heads])), case)
+            if not math.isfinite(apart):
+                continue
+            self.largest = max(self.largest, size)
+            errors += [error] if error is not None else []
+            # Where two spans are closer than two limits of each logit rounding may choose.
+            for row in np.flatnonzero(mask.sum(1) > 1) if len(shape) == 2 else ():
+                span, lead = best_span(*(other[row][mask[row]] for _, other in sides))
+                if lead > 4 * limit.value:
+                    decided += 1
+                    chosen, _ = best_span(*(side[row][mask[row]] for side, _ in sides))  # type: ignore[index]
+                    differing += [case] if chosen != span else []
+        self.error = max(errors, default=None)
+        if decided:
+            share, first = len(differing) / decided, next(iter(differing), "")
+            self.add(numerics.SPANS, share, first, f"{decided} rows are decided")
         else:
-            self.add(quantity, relative_l2(a, b, floor), at, index=index)
+            self.lacks(numerics.SPANS, "the reference's best span leads clearly in no row")
 
 
 def compare(
@@ -123,77 +194,40 @@ def compare(
 ) -> list[Row]:
     """Compare what ``member`` recorded with the reference.
 
-    ``f1`` are the reference's and the candidate's F1 on the dev set of ``questions`` questions. Without ``ease`` the
-    limits of logits are those of the table, whatever their size. Raises ``UserError`` where the recording is of other
-    weights or inputs.
+    ``f1`` are the reference's and the candidate's F1 on the dev set of ``questions`` questions; in bf16 one answer of a
+    small set may change. Raises ``UserError`` where the recording is of other weights or inputs.
     """
-    meta, base = candidate.meta, reference.recording.meta
+    meta, recorded = candidate.meta, reference.recording
+    base = recorded.meta
     for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
         if meta[name] != base[name]:
             raise UserError(f"other {what}: {meta[name][:12]}, the reference has {base[name][:12]}")
-    rows = Differences(member, meta["backend"], base["backend"], meta.get("absent") or {})
-    _finite(rows, candidate)
-    largest, error = _logits(rows, reference, candidate, ease)
-
-    def eased(quantity: str) -> Limit:
-        entry = rows.limit(quantity)
-        return numerics.eased(entry, member.precision, largest, error) if ease else entry
-
-    def eased_loss(quantity: str) -> Limit:
-        entry, logits = rows.limit(quantity), eased(numerics.LOGITS).value
-        return numerics.eased_loss(entry, member.precision, largest, logits) if ease else entry
-
+    rows = _Comparison(reference, candidate, member, ease)
+    rows.finite()
+    rows.logits()
     if rows.have(numerics.LOSS, "loss" in meta, "loss" in base):
-        rows.add(numerics.LOSS, abs(meta["loss"] - base["loss"]), limit=eased_loss(numerics.LOSS))
+        rows.add(numerics.LOSS, abs(meta["loss"] - base["loss"]), limit=rows.eased_loss(numerics.LOSS))
     if rows.have(numerics.CURVE, meta.get("curve"), base.get("curve")):
         losses = itertools.zip_longest(meta["curve"], base["curve"], fillvalue=math.nan)
         for step, (loss, other) in enumerate(losses, 1):
-            limit = eased_loss(numerics.CURVE)
+            limit = rows.eased_loss(numerics.CURVE)
             rows.add(numerics.CURVE, abs(loss - other), f"step {step}", limit=limit, index=step)
-    _gradients(rows, candidate.gradients, reference.recording.gradients)
-    _layers(rows, candidate.layers, reference)
+    floor = GRADIENT_FLOOR * numerics.norm(np.array([numerics.norm(array) for array in recorded.gradients.values()]))
+    rows.tensors(numerics.GRADIENTS, candidate.gradients, recorded.gradients, floor)
+    rows.tensors(numerics.LAYERS, candidate.layers, recorded.layers)
     for name, quantity in SCALARS.items():
         if rows.have(quantity, name in meta, True):
             exact = quantity == numerics.REPEATS
-            rows.add(quantity, meta[name], limit=rows.limit(quantity) if exact else eased(quantity))
-    _f1(rows, f1, questions)
+            limit = rows.limit(quantity) if exact else rows.eased(quantity, rows.largest, rows.error)
+            rows.add(quantity, meta[name], limit=limit)
+    if f1 is None:
+        rows.lacks(numerics.F1, "there is no dev set, or its logits are not finite")
+        return rows.rows
+    limit = rows.limit(numerics.F1)
+    if member.precision == "bf16" and 100 / max(questions, 1) > limit.value:
+        limit = Limit(100 / questions, limit.why, "one question of the set")
+    rows.add(numerics.F1, abs(f1[1] - f1[0]), note=f"{f1[1]:.2f}, the reference {f1[0]:.2f}", limit=limit)
     return rows.rows
-
-
-def _finite(rows: Differences, candidate: Recording) -> None:
-    """Count the numbers that are NaN or infinite, of outputs also where nothing is compared."""
-    parts = {"outputs": candidate.outputs, "gradients": candidate.gradients, "layers": candidate.layers}
-    arrays = {f"{part} {name}": array for part, of in parts.items() for name, array in of.items()}
-    arrays |= {name: np.array(candidate.meta.get(name, 0.0)) for name in ("loss", "curve", *SCALARS)}
-    wrong = {name: count for name, array in arrays.items() if (count := int((~np.isfinite(array)).sum()))}
-    worst = max(wrong, key=lambda name: wrong[name], default="")
-    rows.add(numerics.FINITE, sum(wrong.values()), worst, f"in {len(wrong)} places" if wrong else "")
-
-
-def _logits(rows: Differences, reference: Reference, candidate: Recording, ease: bool) -> tuple[float, float | None]:
-    """Add logits, cosines and spans by case; return the largest logit, and the reference's error, of what was compared."""
-    outputs, base = candidate.outputs, reference.recording.outputs
-    precision, largest, errors, margins = rows.member.precision, 0.0, list[float](), dict[str, float]()
-    for case in sorted({key.rpartition("/")[0] for key in base}):
-        shape = base[f"{case}/start"].shape
-        sides = [(outputs.get(f"{case}/{head}"), base[f"{case}/{head}"]) for head in HEADS]
-        if any(side is None or side.shape != shape for side, _ in sides):
-            rows.add(numerics.LOGITS, math.nan, case, "not computed, or of another shape")
-            continue
-        mask = reference.attended(case, shape)
-        heads = [(side[mask], other[mask]) for side, other in sides]  # type: ignore[index]
-        size, error = max(float(np.max(np.abs(other), initial=0.0)) for _, other in heads), reference.errors.get(case)
-        limit = rows.limit(numerics.LOGITS)
-        limit = numerics.eased(limit, precision, size, error) if ease else limit
-        apart = float(np.max([max_abs(*head) for head in heads]))  # one good head does not hide the other; of NaN: NaN
-        rows.add(numerics.LOGITS, apart, case, _place(sides, mask) if apart else "", limit)
-        if mask.sum() > 1:  # of a single position the cosine is but a sign
-            rows.add(numerics.COSINE, float(np.max([one_minus_cosine(*head) for head in heads])), case)
-        if math.isfinite(apart):
-            largest, margins[case] = max(largest, size), 4 * limit.value
-            errors += [error] if error is not None else []
-    _spans(rows, reference, outputs, margins)
-    return largest, max(errors, default=None)
 
 
 def _place(sides: list[Any], mask: np.ndarray) -> str:
@@ -201,29 +235,6 @@ def _place(sides: list[Any], mask: np.ndarray) -> str:
     apart = np.stack([np.where(mask, np.abs(side.astype(np.float64) - other), -1.0) for side, other in sides])
     head, *row, position = np.unravel_index(int(np.argmax(apart)), apart.shape)
     return ", ".join([f"{HEADS[head]} logits", *(f"row {number}" for number in row), f"position {position}"])
-
-
-def _spans(rows: Differences, reference: Reference, outputs: Arrays, margins: Mapping[str, float]) -> None:
-    """Add the share of decided rows whose best span is another one.
-
-    A row is decided where the reference's best span leads the next by more than the margin of its case; where two spans
-    are closer, rounding may choose.
-    """
-    decided, differing, base = 0, list[str](), reference.recording.outputs
-    for case, margin in margins.items():
-        shape = base[f"{case}/start"].shape
-        for row, mask in enumerate(reference.attended(case, shape) if len(shape) == 2 else ()):
-            if mask.sum() < 2:
-                continue
-            span, lead = best_span(*(base[f"{case}/{head}"][row][mask] for head in HEADS))
-            if lead > margin:
-                decided += 1
-                chosen, _ = best_span(*(outputs[f"{case}/{head}"][row][mask] for head in HEADS))
-                differing += [case] if chosen != span else []
-    if decided:
-        rows.add(numerics.SPANS, len(differing) / decided, next(iter(differing), ""), f"{decided} rows are decided")
-    else:
-        rows.lacks(numerics.SPANS, "the reference's best span leads clearly in no row")
 
 
 def best_span(start: np.ndarray, end: np.ndarray) -> tuple[tuple[int, int], float]:
@@ -234,33 +245,3 @@ def best_span(start: np.ndarray, end: np.ndarray) -> tuple[tuple[int, int], floa
     second, best = np.partition(np.append(scores, -math.inf), -2)[-2:]
     first, last = divmod(int(scores.argmax()), size)
     return (first, last), float(best - second)
-
-
-def _gradients(rows: Differences, gradients: Arrays, reference: Arrays) -> None:
-    """Add a row for each parameter of the reference."""
-    if rows.have(numerics.GRADIENTS, gradients, reference):
-        floor = GRADIENT_FLOOR * numerics.norm(np.array([numerics.norm(array) for array in reference.values()]))
-        for name, array in reference.items():
-            rows.tensor(numerics.GRADIENTS, name, gradients.get(name), array, floor)
-
-
-def _layers(rows: Differences, layers: Arrays, reference: Reference) -> None:
-    """Add a row for the embeddings and each layer, in the order of the forward pass."""
-    if rows.have(numerics.LAYERS, layers, reference.recording.layers):
-        for number, (name, b) in enumerate(reference.recording.layers.items()):
-            a, at = layers.get(name), f"layer {number - 1}" if number else "the embeddings"
-            if a is not None and a.shape == b.shape:
-                mask = reference.attended("layer", b.shape[:2])
-                a, b = a[mask], b[mask]
-            rows.tensor(numerics.LAYERS, at, a, b, index=number + 1)
-
-
-def _f1(rows: Differences, scores: tuple[float, float] | None, questions: int) -> None:
-    """Add the difference of the F1 of reference and candidate; in bf16 one answer of a small set may change."""
-    if scores is None:
-        rows.lacks(numerics.F1, "there is no dev set, or its logits are not finite")
-        return
-    limit, words = rows.limit(numerics.F1), f"{scores[1]:.2f}, the reference {scores[0]:.2f}"
-    if rows.member.precision == "bf16" and 100 / max(questions, 1) > limit.value:
-        limit = Limit(100 / questions, limit.why, "one question of the set")
-    rows.add(numerics.F1, abs(scores[1] - scores[0]), note=words, limit=limit)

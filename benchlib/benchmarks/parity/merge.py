@@ -69,7 +69,7 @@ def _misfits(row: Any, backend: str) -> str:
     """Return what of a row cannot be: these files come from others, and their words are counted."""
     if not isinstance(row, dict) or row.keys() != EMPTY.keys():
         return "its fields"
-    kinds = {name: type(value) if value is not None else int | float | None for name, value in EMPTY.items()}
+    kinds = {name: int | float | None if value is None else type(value) for name, value in EMPTY.items()}
     wrong = [name for name, kind in kinds.items() if not isinstance(row[name], kind)]
     wrong += ["backend"] if row["backend"] != backend or backend not in BACKENDS else []
     if not wrong and row["outcome"] == "PASS" and not (row["max_difference"] or 0.0) <= (row["limit"] or 0.0):
@@ -93,9 +93,9 @@ def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
     ended_at = (result.ended_at if result else None) or status.get("ended_at")
     if ended_at is None:
         return [], "it has not ended, or was cut off before it wrote a result"
-    facts, moment = result.facts if result else {}, datetime.datetime.fromtimestamp(round(ended_at), datetime.UTC)
-    torch = facts.get("reference_torch")
-    common = {
+    facts = result.facts if result else {}
+    moment, torch = datetime.datetime.fromtimestamp(round(ended_at), datetime.UTC), facts.get("reference_torch")
+    common = EMPTY | {
         "machine": machine or str(run.machine.get("host") or "this machine"),
         "backend": config.backend,
         "run": run.path.name,
@@ -108,20 +108,16 @@ def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
         "reference_sha256": facts.get("outputs_sha256", ""),
         "environment": _environment(run.machine, config.backend),
     }
-    own = _members(Rows.of(run)) if result and result.status == "complete" else []
-    return [EMPTY | common | row for row in own or [_whole(run, status)]], ""
-
-
-def _whole(run: Run, status: Mapping[str, Any]) -> Row:
-    """Return the row of a run that no member has an outcome of."""
-    result = run.result
+    complete = result is not None and result.status == "complete"
+    if complete and (rows := _members(Rows.of(run))):
+        return [common | row for row in rows], ""
     if (result and result.status == "skipped") or status.get("outcome") == "skipped":
-        outcome, reason = "SKIPPED", result.reason if result and result.reason else str(status["reason"])
-    elif result and result.status == "complete" and status.get("outcome", "complete") == "complete":
+        outcome, reason = "SKIPPED", (result and result.reason) or str(status["reason"])
+    elif complete and status.get("outcome", "complete") == "complete":
         outcome, reason = NOT_COMPARED, "only the reference was recorded"
     else:
         outcome, reason = "FAIL", f"the run broke: {status.get('reason') or 'it left no complete result'}"
-    return {"member": WHOLE, "outcome": outcome, "reason": reason}
+    return [common | {"member": WHOLE, "outcome": outcome, "reason": reason}], ""
 
 
 def _members(run: Rows) -> list[Row]:
@@ -131,15 +127,14 @@ def _members(run: Rows) -> list[Row]:
         first, angle = (next(iter(table.where(**of).rows(run)), {}) for table in (logits, cosines))
         cells = {"max_difference": (logits["value"], first), "limit": (logits["limit"], first)}
         cells |= {"one_minus_cosine": (cosines["value"], angle), "latency_ms": (members["latency_ms"], row)}
-        numbers = {name: ref.finite(cell, run) for name, (ref, cell) in cells.items()}
-        value, bound = worst["value"], worst["limit"]
         largest = {
-            item["quantity"]: [value.finite(item, run), bound.finite(item, run)] for item in worst.where(**of).rows(run)
+            item["quantity"]: [worst[name].finite(item, run) for name in ("value", "limit")]
+            for item in worst.where(**of).rows(run)
         }
-        texts = {"outcome": answer.status, "reason": answer.reason if answer.status != "PASS" else ""}
-        texts |= {"device": row.get("device") or "", "accuracy": members["accuracy"].raw(row, run) or ""}
-        about = {name: row[name] for name in ("member", "precision", "gates")}
-        rows.append({**about, **texts, **numbers, "quantities": largest})
+        own = {name: row[name] for name in ("member", "precision", "gates")} | {"device": row.get("device") or ""}
+        own |= {"outcome": answer.status, "reason": answer.reason if answer.status != "PASS" else ""}
+        own |= {"accuracy": members["accuracy"].raw(row, run) or "", "quantities": largest}
+        rows.append(own | {name: ref.finite(cell, run) for name, (ref, cell) in cells.items()})
     return rows
 
 
@@ -194,22 +189,22 @@ def newest(rows: Iterable[Row]) -> list[Row]:
     A run as a whole (skipped, broken) counts where nothing newer is there of its machine and backend, one that only
     recorded the reference where no run of these compared anything.
     """
-    last, groups = dict[tuple[str, str, str], Row](), dict[tuple[str, str], list[Row]]()
-    for row in sorted(rows, key=lambda row: (row["ended_at"], row["run"])):
-        last[row["machine"], row["backend"], row["member"]] = row
-    for row in last.values():
-        groups.setdefault((row["machine"], row["backend"]), []).append(row)
-    latest_rows = list[Row]()
-    for group in groups.values():
-        group = [row for row in group if row["outcome"] != NOT_COMPARED] or group
-        latest = max(row["ended_at"] for row in group)
-        latest_rows += [row for row in group if row["member"] != WHOLE or row["ended_at"] == latest]
+    last = {
+        (row["machine"], row["backend"], row["member"]): row
+        for row in sorted(rows, key=lambda row: (row["ended_at"], row["run"]))
+    }
     order = {name: place for place, name in enumerate([*BACKENDS, *MEMBERS])}
 
     def place(row: Row) -> tuple[Any, ...]:
         return order[row["backend"]], row["machine"], order.get(row["member"], len(order)), row["member"]
 
-    return sorted(latest_rows, key=place)
+    latest = list[Row]()
+    for _, group in itertools.groupby(sorted(last.values(), key=place), key=lambda row: place(row)[:2]):
+        of_one = list(group)
+        of_one = [row for row in of_one if row["outcome"] != NOT_COMPARED] or of_one
+        ended_at = max(row["ended_at"] for row in of_one)
+        latest += [row for row in of_one if row["member"] != WHOLE or row["ended_at"] == ended_at]
+    return latest
 
 
 def standing(merged: Merged, backend: str) -> tuple[str, str, list[str]]:
@@ -221,16 +216,16 @@ def standing(merged: Merged, backend: str) -> tuple[str, str, list[str]]:
     if not rows:
         return NOT_COMPARED, "no result from any machine", []
     machines, gated = list(dict.fromkeys(row["machine"] for row in rows)), [row for row in rows if row["gates"]]
+    by_outcome = {word: [row for row in gated if row["outcome"] == word] for word in ("FAIL", "PASS")}
 
-    def named(*words: str) -> str:
-        return ", ".join(f"{row['member']} on {row['machine']}" for row in gated if row["outcome"] in words)
+    def named(rows: Iterable[Row]) -> str:
+        return ", ".join(f"{row['member']} on {row['machine']}" for row in rows)
 
-    passed = [row for row in gated if row["outcome"] == "PASS"]
-    if failed := named("FAIL"):
-        return "FAIL", f"{failed}: {next(row['reason'] for row in gated if row['outcome'] == 'FAIL')}", machines
-    if passed:
-        left = named("SKIPPED", NOT_COMPARED)
+    if failed := by_outcome["FAIL"]:
+        return "FAIL", f"{named(failed)}: {failed[0]['reason']}", machines
+    if passed := by_outcome["PASS"]:
         reason = f"{len(passed)} of {len(gated)} gated results are within their limits"
+        left = named(row for row in gated if row["outcome"] != "PASS")
         return "PASS", reason + (f"; not compared: {left}" if left else ""), machines
     outcome = "SKIPPED" if all(row["outcome"] == "SKIPPED" for row in gated or rows) else NOT_COMPARED
     return outcome, next((row["reason"] for row in gated if row["reason"]), "no gated member was compared"), machines
@@ -244,10 +239,15 @@ def agreement(merged: Merged) -> list[Row]:
     """
     shared = ("model_sha256", "inputs_sha256", "reference", "reference_sha256")
     far: dict[tuple[str, ...], dict[str, Row]] = {}
-    fp32 = (row for row in merged.rows if row["gates"] and row["precision"] == "fp32" and row["reference_sha256"])
-    for row in (row for row in fp32 if row["max_difference"] is not None):
-        group = far.setdefault(tuple(row[name] for name in shared), {})
-        group[row["backend"]] = max(group.get(row["backend"], row), row, key=lambda item: item["max_difference"])
+    for row in merged.rows:
+        if (
+            row["gates"]
+            and row["precision"] == "fp32"
+            and row["reference_sha256"]
+            and row["max_difference"] is not None
+        ):
+            group = far.setdefault(tuple(row[name] for name in shared), {})
+            group[row["backend"]] = max(group.get(row["backend"], row), row, key=lambda item: item["max_difference"])
     return [
         {"backends": [a, b], "members": [group[a]["member"], group[b]["member"]], **dict(zip(shared, key, strict=True))}
         | {"at_most": group[a]["max_difference"] + group[b]["max_difference"]}
@@ -258,11 +258,10 @@ def agreement(merged: Merged) -> list[Row]:
 
 def write(merged: Merged, folder: Path) -> list[Path]:
     """Write the files of merged results and return them."""
-    texts = dict[Path, str]()
-    for backend in BACKENDS:
-        rows = [row for row in merged.rows if row["backend"] == backend]
-        if rows:
-            texts[folder / backend / FILE] = _json(KIND, backend=backend, results=rows)
+    texts = {
+        folder / backend / FILE: _json(KIND, backend=backend, results=list(rows))
+        for backend, rows in itertools.groupby(merged.rows, key=lambda row: row["backend"])
+    }
     fields = ("outcome", "reason", "machines")
     texts[folder / CROSS] = _json(
         "benchlib.parity.cross_backend_validation",
@@ -278,8 +277,8 @@ def write(merged: Merged, folder: Path) -> list[Path]:
 
 
 def _json(kind: str, **fields: Any) -> str:
-    fields = {"schema_version": SCHEMA, "kind": kind, **fields}
-    return json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    whole = {"schema_version": SCHEMA, "kind": kind, **fields}
+    return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 RESULTS = ("backend", "machine", "member", "outcome", *NUMBERS, "accuracy", "reason")
