@@ -45,7 +45,6 @@ class Features:
     suffix: int
     cls_index: int
     token_types: bool
-    questions: int
     questions_cut: int  # questions that were too long to leave room for a context
 
     def __len__(self) -> int:
@@ -55,17 +54,6 @@ class Features:
     def lengths(self) -> np.ndarray:
         """Tokens of each window, int64 (F,)."""
         return np.diff(self.starts)
-
-    def ids(self, window: int) -> np.ndarray:
-        """Return the token ids of one window, int32 (length,), a view."""
-        return self.input_ids[self.starts[window] : self.starts[window + 1]]
-
-    def types(self, window: int) -> np.ndarray:
-        """Return the segment numbers of one window, int32 (length,); zeros where the model takes none."""
-        types = np.zeros(int(self.starts[window + 1] - self.starts[window]), np.int32)
-        if self.token_types:
-            types[self.context_start[window] :] = 1
-        return types
 
 
 def build(
@@ -122,8 +110,7 @@ def build(
     arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in columns.items()}
     starts = np.concatenate([[0], np.cumsum(arrays.pop("lengths"))])
     arrays = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays
-    counts: dict[str, Any] = {"max_length": max_length, "questions": len(examples), "questions_cut": questions_cut}
-    return Features(starts=starts, **arrays, **counts, **layout)
+    return Features(starts=starts, **arrays, max_length=max_length, questions_cut=questions_cut, **layout)
 
 
 def _layout(tokenizer: Any, joining: Tokenizer) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Seq2seqConfig(BaseConfig):
         return {name: getattr(self, name) for name in (*FIELDS[:-1], "vocabulary")}
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
+    def _sizes(self) -> tuple[int, int, int, int, int]:
         return self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward, self.vocabulary
 
     @property

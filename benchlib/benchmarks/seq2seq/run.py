@@ -166,9 +166,9 @@ def _epochs(trained: Trained, trainer: Engine, per_epoch: int) -> list[Row]:
 def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
     """Return a row for each engine: its interleaved steps, and how much faster than the plain one the tuned one is."""
     asked, first_s = f"engine = {config.engine}", {name: row.pop("first_s") for name, row in compared.items()}
-    none = {"ratios": None, "compile_s": None, "why": {"ratios": asked, "compile_s": "nothing was compiled"}}
+    none: Row = {"ratios": None, "compile_s": None, "why": {"ratios": asked, "compile_s": "nothing was compiled"}}
     skipped = {"status": "skipped", "reason": asked}
-    plain, tuned = ({"engine": name} | none | compared.get(name, skipped) for name in ("plain", "tuned"))
+    plain, tuned = (none | {"engine": name} | compared.get(name, skipped) for name in ("plain", "tuned"))
     if len(compared) > 1:
         tuned["ratios"] = list(map(truediv, plain["step_s"], tuned["step_s"]))
     if config.compile and "tuned" in compared:
