@@ -236,12 +236,9 @@ def rows(
     )
     counted = [value for value, _ in memory if value is not None]
     run: Row = {
-        "planned_steps": plan.planned_steps,
-        "total_steps": plan.total_steps,
-        "epoch_share": plan.epoch_share,
+        **{name: getattr(plan, name) for name in ("planned_steps", "total_steps", "epoch_share", "cut_by")},
         "expected_step_s": plan.step_s,
         "left_s": max(plan.left_s, 0.0),
-        "cut_by": plan.cut_by,
         "samples_expected": plan.samples,
         "samples_seen": whole["samples"].sum(axis=0).astype(int).tolist(),
         "resumed_step": trained.first,
