@@ -1,9 +1,10 @@
 """From logits to answers and their scores: the best span over all windows of a question, F1 and exact match.
 
-Notation: F windows, L longest window, T tokens of all windows, k = ``n_best``.
+Notation: T tokens of all windows.
 """
 
 import collections
+import itertools
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ from benchlib.workloads.squad_text import Example
 # What the usual recipe predicts where no span is possible; kept, so that predictions compare equal.
 NO_SPAN = "empty"
 
-_CHUNK = 512
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -41,57 +41,36 @@ def best_answers(
     then of ranks, so the same logits always give the same answer. NaN is never chosen.
     """
     assert features.char_start is not None and features.char_end is not None  # training=False
-    score = np.full(len(features), -np.inf, np.result_type(start_logits, end_logits, np.float32))
-    span = np.zeros((len(features), 2), np.int64)
-    for low in range(0, len(features), _CHUNK):
-        rows = np.arange(low, min(low + _CHUNK, len(features)))
-        score[rows], span[rows] = _best_pairs(features, rows, start_logits, end_logits, n_best, max_answer_tokens)
-
     answers = {example.id: NO_SPAN for example in examples}
     leading = [-np.inf] * len(examples)
     # Windows come in order, and only a higher score replaces an earlier one: the first of equal scores stays.
-    for window in np.flatnonzero(score > -np.inf).tolist():
+    for window, (low, high) in enumerate(itertools.pairwise(features.starts.tolist())):
+        context = int(features.context_start[window]), high - low - features.suffix
+        logits = (start_logits[low:high], end_logits[low:high])
+        score, first, last = _best_pair(*logits, *context, n_best, max_answer_tokens)
         index = int(features.example_index[window])
-        if score[window] > leading[index]:
-            leading[index] = score[window]
-            at = features.starts[window] + span[window]
-            example = examples[index]
-            answers[example.id] = example.context[features.char_start[at[0]] : features.char_end[at[1]]]
+        if score > leading[index]:
+            leading[index], example = score, examples[index]
+            answers[example.id] = example.context[features.char_start[low + first] : features.char_end[low + last]]
     return answers
 
 
-def _padded(features: Features, rows: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Return the logits of ``rows`` as (rows, L), -inf behind each window's end and in the place of NaN."""
-    lengths = features.lengths[rows]
-    columns = np.arange(int(lengths.max(initial=1)))
-    real = columns < lengths[:, None]
-    values = logits[np.where(real, features.starts[rows][:, None] + columns, 0)]
-    return np.where(real & ~np.isnan(values), values, -np.inf)
-
-
-def _best_pairs(
-    features: Features,
-    rows: np.ndarray,
-    start_logits: np.ndarray,
-    end_logits: np.ndarray,
-    n_best: int,
-    max_answer_tokens: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return score (rows,) and first and last token (rows, 2) of each window's best pair; score -inf for none."""
-    starts, ends = (_padded(features, rows, logits) for logits in (start_logits, end_logits))
+def _best_pair(
+    start: np.ndarray, end: np.ndarray, low: int, high: int, n_best: int, max_answer_tokens: int
+) -> tuple[float, int, int]:
+    """Return score, first and last token of a window's best pair within ``low`` to ``high``; score -inf for none."""
+    start, end = (np.where(np.isnan(logits), -np.inf, logits) for logits in (start, end))
     # Stable sorts of the negated values: the highest first, equal ones in the order of their tokens.
-    s = np.argsort(-starts, axis=1, kind="stable")[:, :n_best]
-    e = np.argsort(-ends, axis=1, kind="stable")[:, :n_best]
-    low = features.context_start[rows][:, None]
-    high = features.lengths[rows][:, None] - features.suffix
-    pairs = ((s >= low) & (s < high))[:, :, None] & ((e >= low) & (e < high))[:, None, :]
-    size = e[:, None, :] - s[:, :, None] + 1
+    s, e = (np.argsort(-logits, kind="stable")[:n_best] for logits in (start, end))
+    s, e = (places[(places >= low) & (places < high)] for places in (s, e))
+    size, total = e - s[:, None] + 1, start[s][:, None] + end[e]
+    pairs = total > -np.inf
     pairs &= (size >= 1) & (size <= max_answer_tokens)
-    total = np.take_along_axis(starts, s, axis=1)[:, :, None] + np.take_along_axis(ends, e, axis=1)[:, None, :]
-    total = np.where(pairs, total, -np.inf).reshape(len(rows), -1)
-    best = total.argmax(axis=1)  # the first of equal ones: the highest start, then the highest end
-    each = np.arange(len(rows))
-    return total[each, best], np.stack([s[each, best // e.shape[1]], e[each, best % e.shape[1]]], axis=1)
+    if not pairs.any():
+        return -np.inf, 0, 0
+    total = np.where(pairs, total, -np.inf)
+    row, column = divmod(int(total.argmax()), len(e))  # of equal ones the highest start, then the highest end
+    return float(total[row, column]), int(s[row]), int(e[column])
 
 
 def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[str, Any]:

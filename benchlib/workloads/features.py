@@ -21,7 +21,6 @@ BATCH = 1024  # questions that are tokenised together
 MIN_ADVANCE = 16
 
 Progress = Callable[[int, int], None]  # questions done, questions
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Features:
     suffix: int
     cls_index: int
     token_types: bool
-    questions: int
     questions_cut: int  # questions that were too long to leave room for a context
 
     def __len__(self) -> int:
@@ -55,17 +53,6 @@ class Features:
     def lengths(self) -> np.ndarray:
         """Tokens of each window, int64 (F,)."""
         return np.diff(self.starts)
-
-    def ids(self, window: int) -> np.ndarray:
-        """Return the token ids of one window, int32 (length,), a view."""
-        return self.input_ids[self.starts[window] : self.starts[window + 1]]
-
-    def types(self, window: int) -> np.ndarray:
-        """Return the segment numbers of one window, int32 (length,); zeros where the model takes none."""
-        types = np.zeros(int(self.starts[window + 1] - self.starts[window]), np.int32)
-        if self.token_types:
-            types[self.context_start[window] :] = 1
-        return types
 
 
 def build(
@@ -98,32 +85,30 @@ def build(
     # Without its post-processor, which is for the joined text and would trim offsets twice.
     plain = Tokenizer.from_str(json.dumps(content | {"post_processor": None}))
 
-    columns: dict[str, list[np.ndarray]] = {}
+    rows: list[dict[str, Any]] = []
     questions_cut = 0
-    for low in range(0, len(examples) or 1, BATCH):  # no questions give empty arrays
+    for low in range(0, len(examples), BATCH):
         part = examples[low : low + BATCH]
         # White space before a question is no information, and there are questions with thousands of blanks.
         questions = plain.encode_batch_fast([example.question.lstrip() for example in part])
         # About five questions share a context: each is tokenised once.
         texts = list(dict.fromkeys(example.context for example in part))
         contexts = dict(zip(texts, plain.encode_batch(texts), strict=True))
-        windows: list[Encoding] = []
-        owners: list[int] = []
         for index, (example, question) in enumerate(zip(part, questions, strict=True), low):
             if len(question) > longest:
                 question, questions_cut = _shortened(plain, example.question.lstrip(), longest), questions_cut + 1
             joined = joining.post_process(question, contexts[example.context])
-            windows += [joined, *joined.overflowing]
-            owners += [index] * (1 + len(joined.overflowing))
-        for name, array in _arrays(examples, windows, owners, layout, training).items():
-            columns.setdefault(name, []).append(array)
+            windows = [_window(item, example, layout, training) for item in (joined, *joined.overflowing)]
+            rows += [window | {"example_index": index} for window in windows]
         if progress:
             progress(low + len(part), len(examples))
-    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in columns.items()}
-    starts = np.concatenate([[0], np.cumsum(arrays.pop("lengths"))])
-    arrays = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays
-    counts: dict[str, Any] = {"max_length": max_length, "questions": len(examples), "questions_cut": questions_cut}
-    return Features(starts=starts, **arrays, **counts, **layout)
+    arrays: dict[str, Any] = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end"))
+    for name in ("context_start", "example_index", *(("start_positions", "end_positions") if training else ())):
+        arrays[name] = np.array([row[name] for row in rows], np.int32)
+    for name in ("input_ids", *(() if training else ("char_start", "char_end"))):
+        arrays[name] = np.concatenate([np.zeros(0, np.int32), *(row[name] for row in rows)])
+    starts = np.cumsum([0, *(len(row["input_ids"]) for row in rows)])
+    return Features(starts=starts, **arrays, max_length=max_length, questions_cut=questions_cut, **layout)
 
 
 def _layout(tokenizer: Any, joining: Tokenizer) -> dict[str, Any]:
@@ -160,37 +145,19 @@ def _shortened(tokenizer: Tokenizer, question: str, longest: int) -> Encoding:
     return encoding
 
 
-def _arrays(
-    examples: Sequence[Example], windows: list[Encoding], owners: list[int], layout: dict[str, Any], training: bool
-) -> Arrays:
-    """Return the arrays of some windows; ``lengths`` (F,) instead of ``starts``."""
-    lengths = np.array([len(window) for window in windows], np.int64)
-    size = np.array([window.sequence_ids.count(1) for window in windows], np.int64)  # of the context's part
-    context_start = lengths - layout["suffix"] - size
-    total = int(lengths.sum())
-    pairs = itertools.chain.from_iterable(window.offsets for window in windows)
-    characters = np.fromiter(itertools.chain.from_iterable(pairs), np.int32, 2 * total).reshape(-1, 2)
-    arrays = {
-        "input_ids": np.fromiter(itertools.chain.from_iterable(window.ids for window in windows), np.int32, total),
-        "lengths": lengths,
-        "context_start": context_start.astype(np.int32),
-        "example_index": np.array(owners, np.int32),
-    }
-    first = np.cumsum(lengths) - lengths + context_start
+def _window(encoding: Encoding, example: Example, layout: dict[str, Any], training: bool) -> dict[str, Any]:
+    """Return the columns of a window, ``Features``' names."""
+    size = encoding.sequence_ids.count(1)  # of the context's part
+    first = len(encoding) - layout["suffix"] - size
+    characters = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+    row: dict[str, Any] = {"input_ids": np.array(encoding.ids, np.int32), "context_start": first}
     if training:
-        labels = np.full((len(windows), 2), layout["cls_index"], np.int32)
-        for row, (low, high) in enumerate(zip(first.tolist(), (first + size).tolist(), strict=True)):
-            text, begin = examples[owners[row]].answers[0]
-            span = _answer(characters[low:high], begin, begin + len(text))
-            if span is not None:
-                labels[row] = context_start[row] + span[0], context_start[row] + span[1]
-        arrays["start_positions"], arrays["end_positions"] = labels[:, 0], labels[:, 1]
-    else:
-        place = np.arange(total) - np.repeat(first, lengths)
-        outside = (place < 0) | (place >= np.repeat(size, lengths))
-        characters[outside] = -1
-        arrays["char_start"], arrays["char_end"] = characters[:, 0], characters[:, 1]
-    return arrays
+        text, begin = example.answers[0]
+        span = _answer(characters[first : first + size], begin, begin + len(text))
+        ends = (layout["cls_index"],) * 2 if span is None else (first + span[0], first + span[1])
+        return row | dict(zip(("start_positions", "end_positions"), ends, strict=True))
+    characters[:first] = characters[first + size :] = -1
+    return row | {"char_start": characters[:, 0], "char_end": characters[:, 1]}
 
 
 def _answer(characters: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:

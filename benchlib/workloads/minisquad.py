@@ -18,7 +18,7 @@ from benchlib.core.files import read_yaml
 from benchlib.workloads.squad_text import Example
 
 FACTS = (6, 8)
-SLOT = re.compile(r"\b([SX])\b")
+SUBJECT = re.compile(r"\bS\b")
 QUESTIONS_PER_PARAGRAPH = 4
 SYLLABLES = (
     "bra", "cor", "dun", "fal", "gre", "hol", "jur", "kel", "lom", "mir", "nar", "osk", "pel", "quo", "rud", "sil",
@@ -93,12 +93,8 @@ class Fact:
 
 def _fill(template: str, subject: str, value: str) -> tuple[str, int]:
     """The sentence, and the character at which the value starts in it. S and X are words of their own in every template."""
-    text, start = "", 0
-    for part in SLOT.split(template):
-        if part == "X":
-            start = len(text)
-        text += {"S": subject, "X": value}.get(part, part)
-    return text, start
+    before, slot, after = SUBJECT.sub(subject, template).partition("X")
+    return before + (value if slot else "") + after, len(before)
 
 
 def _paragraph(random: Random, split: str, facts: int) -> tuple[str, str, list[Fact]]:

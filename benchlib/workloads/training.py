@@ -98,9 +98,9 @@ class Work(Protocol):
 
 @dataclass
 class Trained:
-    """What a training leaves. ``table`` is ``StepLog.table``, ``rates`` the learning rate of each step, ``checksums``
-    those of all ranks' weights at the end of each epoch, ``tables`` further rows, ``passed_over`` what is wrong with checkpoints that were not taken. Steps before ``first`` are of the run
-    that it continued."""
+    """What a training leaves: ``table`` is ``StepLog.table``, ``rates`` the learning rate of each step, ``checksums``
+    those of all ranks' weights after each epoch, ``passed_over`` what is wrong with checkpoints that were not taken.
+    Steps before ``first`` are of the run that it continued."""
 
     plan: Plan
     rates: Sequence[float]
@@ -236,12 +236,9 @@ def rows(
     )
     counted = [value for value, _ in memory if value is not None]
     run: Row = {
-        "planned_steps": plan.planned_steps,
-        "total_steps": plan.total_steps,
-        "epoch_share": plan.epoch_share,
+        **{name: getattr(plan, name) for name in ("planned_steps", "total_steps", "epoch_share", "cut_by")},
         "expected_step_s": plan.step_s,
         "left_s": max(plan.left_s, 0.0),
-        "cut_by": plan.cut_by,
         "samples_expected": plan.samples,
         "samples_seen": whole["samples"].sum(axis=0).astype(int).tolist(),
         "resumed_step": trained.first,
@@ -294,9 +291,8 @@ def _series(steady: Columns, world: World) -> Row:
     hidden = 1 - np.minimum(steady["exchange_exposed_s"], busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
     row |= {"exchange_overlap": hidden.tolist(), "rank_skew": (work.max(axis=1) / work.mean(axis=1)).tolist()}
     row["flops"] = steady["flops"].sum(axis=1).tolist()
-    lacking = {
-        name: NO_PARTS for name in (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew") if np.isnan(row[name]).any()
-    }
+    of_parts = (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew")
+    lacking = {name: NO_PARTS for name in of_parts if np.isnan(row[name]).any()}
     if np.isnan(row["flops"]).any():
         lacking["flops"] = "the model's config does not name layers, hidden and intermediate size"
     if world.size == 1:
@@ -305,47 +301,34 @@ def _series(steady: Columns, world: World) -> Row:
 
 
 def _by_rank(
-    steady: Columns,
-    samples: Sequence[int],
-    memory: Sequence[tuple[float | None, float]],
-    no_memory: str,
-    read: dict[int, list[float]],
+    steady: Columns, samples: list[int], memory: Sequence[Any], no_memory: str, read: dict[int, list[float]]
 ) -> list[Row]:
     """Return a row for each rank: medians of its step and its parts, samples, peaks and readings of its memory."""
     rows = []
     for rank, (device_bytes, resident) in enumerate(memory):
         row: Row = {name: float(np.median(steady[name][:, rank])) for name in ("step_s", *PARTS)}
         why = {name: NO_PARTS for name in PARTS if np.isnan(row[name])}
-        row |= {
-            "rank": rank,
-            "samples": samples[rank],
-            "resident_gb": resident / 1e9,
-            "memory_gb": read.get(rank) or None,
-        }
-        why |= {} if read.get(rank) else {"memory_gb": "no supervisor sampled it"}
-        row["device_gb"] = None if device_bytes is None else device_bytes / 1e9
-        why |= {"device_gb": no_memory} if device_bytes is None else {}
-        rows.append(row | dict.fromkeys(why) | {"why": why})
+        row |= {"rank": rank, "samples": samples[rank], "resident_gb": resident / 1e9} | dict.fromkeys(why)
+        row["memory_gb"], why["memory_gb"] = read.get(rank) or None, "no supervisor sampled it"
+        row["device_gb"], why["device_gb"] = device_bytes and device_bytes / 1e9, no_memory
+        rows.append(row | {"why": why})
     return rows
 
 
 def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -> Row:
     """Return power, energy, temperature and utilisation over the training: readings, or why there are none."""
-    reasons: dict[str, str] = next(
-        (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
-    )
-    every = [event for event in events if event["kind"] == "sensor"]
-    during = [event for event in every if began <= event["t"] <= ended]
+    stated = [event["availability"] for event in events if event["kind"] == "sensors"]
+    during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"
-    lacking = lacking if every else "no supervisor sampled the sensors of this run"
     # Of a CPU the time of the ranks: 100% is one core.
     used = "cpu_percent" if backend == "cpu" else "utilization_percent"
     keys = {"power_w": "power_w", "temperature_c": "temperature_c", "utilization": used, "energy_j": "energy_j"}
-    row: Row = {
-        name: [float(event[key]) for event in during if isinstance(event.get(key), (int, float))] or None
-        for name, key in keys.items()
+    read = {
+        name: [event[key] for event in during if isinstance(event.get(key), int | float)] for name, key in keys.items()
     }
+    row: Row = {name: list(map(float, values)) or None for name, values in read.items()}
     energy = row["energy_j"] or [0.0]
     row["energy_j"] = energy[-1] - energy[0] if energy[1:] else None  # the hardware's own counter
+    reasons = stated[-1] if stated else {}
     why = {name: str(reasons.get(key, lacking)) for name, key in keys.items() if row[name] is None}
     return row | {"why": why}

@@ -1,6 +1,7 @@
 """What the training tests execute in each of two ranks: `python -m benchlib.runtime.worker RUN_DIR --benchmark training_cases:run`."""
 
 import functools
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -30,24 +31,12 @@ def make_model(folder: Path) -> str:
     texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
     words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
     letters = sorted({letter for word in words for letter in word})
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words]),
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = [*special, *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words])]
     tokenizer = transformers.BertTokenizerFast(vocab={word: index for index, word in enumerate(vocabulary)})
     tokenizer.save_pretrained(folder)
-    transformers.BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=512,
-    ).save_pretrained(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    transformers.BertConfig(vocab_size=len(vocabulary), **sizes).save_pretrained(folder)
     return str(folder)
 
 
@@ -75,6 +64,7 @@ def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter
 def outcome_of(task: passes.Task) -> dict[str, Any]:
     """Train and return losses by step, the checksum of the final weights and what else the tests look at."""
     trained = squad.engine(task.config.engine)(task)
+    last = zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)
     return {
         "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
         "weights": weight_checksum(task.loaded.model),
@@ -88,10 +78,7 @@ def outcome_of(task: passes.Task) -> dict[str, Any]:
         "expected": trained.plan.samples,
         "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
         "resumed": trained.first,
-        "columns": {
-            name: None if value != value else value
-            for name, value in zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)
-        },
+        "columns": {name: None if value != value else value for name, value in last},
     }
 
 
@@ -153,9 +140,8 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
     resume = {"checkpoint_every": -1, "resume": str(run_dir / "compiled")}
     case("compiled resumed", engine="compiled", **without_dropout(batch_size=4, accumulation=2, **resume))
 
-    gradients = gradients_of(
-        task_of(config_of(config.model, 2, train_questions=16, max_steps=1, **without_dropout()), here, run_dir, events)
-    )
+    first = config_of(config.model, 2, train_questions=16, max_steps=1, **without_dropout())
+    gradients = gradients_of(task_of(first, here, run_dir, events))
 
     task = task_of(config_of(config.model, 2), here, run_dir, events)
     if here.rank == 1:
@@ -175,11 +161,8 @@ def _shared(engine: Any, program: Any, programs: dict[tuple[int, ...], Any], inp
 def alone(config: SquadConfig, run_dir: Path) -> dict[str, Any]:
     """Train with one rank in this process."""
     run_dir.mkdir()
-    events = EventWriter(run_dir, "rank0")
     with world(config, run_dir) as here:
-        outcomes = outcome_of(task_of(config, here, run_dir, events))
-    events.close()
-    return outcomes
+        return outcome_of(task_of(config, here, run_dir, EventWriter(run_dir, "rank0")))
 
 
 def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
@@ -188,13 +171,11 @@ def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     loaded = passes.load_model(config)
     windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     model = loaded.model.train()
-    for index in range(len(windows)):
-        ids, types = (
-            torch.from_numpy(array.astype("int64"))[None] for array in (windows.ids(index), windows.types(index))
-        )
-        labels = {
-            name: torch.tensor([int(getattr(windows, name)[index])]) for name in ("start_positions", "end_positions")
-        }
+    for index, (first, end) in enumerate(itertools.pairwise(windows.starts)):
+        ids = torch.from_numpy(windows.input_ids[first:end].astype("int64"))[None]
+        types = (torch.arange(end - first) >= int(windows.context_start[index])).long()[None]
+        names = ("start_positions", "end_positions")
+        labels = {name: torch.tensor([int(getattr(windows, name)[index])]) for name in names}
         (model(input_ids=ids, token_type_ids=types, **labels).loss / len(windows)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 

@@ -88,11 +88,10 @@ def _batch(rank: Rank) -> tuple[int, list[Row], Row]:
         reason = "the search took its share of budget_s: set a larger one"
         reason = search.tried[0]["reason"] if search.complete else reason
         raise RunBroken(f"batch = auto: no batch was found to fit into {limit / 1e9:.3g} GB: {reason}")
-    rows, limited_by = [], "samples" if search.complete else "time"
-    for row in search.tried:
-        limited_by = limited_by if row["fits"] or not search.complete else "memory"
-        lacking = dict.fromkeys(("peak_gb", "samples_per_s"), row.pop("reason", "")) if not row["fits"] else {}
-        rows.append(row | {"why": lacking})
+    lacking = dict.fromkeys(("peak_gb", "samples_per_s"))
+    rows = [row | {"why": dict.fromkeys(lacking, row.pop("reason", ""))} for row in search.tried]
+    whole = "samples" if all(row["fits"] for row in rows) else "memory"
+    limited_by = whole if search.complete else "time"
     limits: Row = {"memory_limit_gb": limit / 1e9, "batch_below": search.below, "batch_limited_by": limited_by}
     return search.batch, rows, limits
 

@@ -10,6 +10,7 @@ rank's memory whose slowest rank is soonest done.
 Notation: G samples of a global batch, W ranks, n samples of a rank, S tokens of a sample after padding, K steps.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,37 +106,26 @@ def longest(members: Sequence[Member], shares: Sequence[int], tokens: float) -> 
 def optimum(members: Sequence[Member], samples: int, tokens: float) -> list[int]:
     """Return the shares of ``samples`` samples whose slowest rank is soonest done; whole samples, whole micro-batches.
 
-    Raises ``UserError`` where no rank has memory for a sample. Exact: the time of a step is one of the (W, G + 1) times of
-    its ranks, the smallest by which all samples are done.
+    Each sample in turn goes to the rank that is soonest done with it. Raises ``UserError`` where no rank has memory for one.
     """
-    if not any(member.most for member in members):
+    able = [place for place, member in enumerate(members) if member.most]
+    if not able:
         limits = ", ".join(f"{(member.limit_bytes or 0) / 1e9:.3g}" for member in members)
         held = max(member.held_bytes for member in members) / 1e9
         raise UserError(
             f"no rank has memory for one sample: weights, gradients and optimizer state hold {held:.3g} GB of {limits} GB: "
             "raise memory_limits_gb, or take a smaller model or max_length"
         )
-    counts = np.arange(samples + 1)
+    counts, shares = np.arange(1, samples + 2), [0] * len(members)
     # Never falling: a rank that could do more in less time may as well do less.
-    times = np.array([np.maximum.accumulate(member.seconds(counts, counts * tokens)) for member in members])
-    for place, member in enumerate(members):
-        if not member.most:
-            times[place, 1:] = np.inf
-
-    def done(time: float) -> np.ndarray:
-        """Return how many samples each rank has done by then, (W,)."""
-        return np.maximum(np.array([np.searchsorted(row, time, side="right") for row in times]) - 1, 0)
-
-    ends = np.unique(times[np.isfinite(times)])
-    low, high = 0, len(ends) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if done(ends[middle]).sum() >= samples else (middle + 1, high)
-    shares = done(ends[low])
-    for _ in range(int(shares.sum()) - samples):  # the slowest ones give back what is too much
-        ends_at = np.where(shares > 0, times[np.arange(len(members)), shares], -1.0)
-        shares[int(ends_at.argmax())] -= 1
-    return [int(share) for share in shares]
+    ends = {place: np.maximum.accumulate(members[place].seconds(counts, counts * tokens)) for place in able}
+    soonest = [(ends[place][0], -place) for place in able]
+    heapq.heapify(soonest)
+    for _ in range(samples):
+        place = -soonest[0][1]
+        shares[place] += 1
+        heapq.heapreplace(soonest, (ends[place][shares[place]], -place))
+    return shares
 
 
 def fitting(limit_bytes: float | None, held_bytes: float, token_bytes: float, length: int, samples: int) -> int:

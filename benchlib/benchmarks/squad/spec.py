@@ -188,11 +188,17 @@ def _warnings(rows: Rows) -> list[str]:
 
 
 def _split(rows: Rows) -> list[str]:
-    """Say what the split gives, and when it changed."""
+    """Say what the split gives, what it saves, and when it changed."""
     parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
     sentences = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
     idle = shares.where(idle=bool).rows(rows)
     sentences += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in idle]
+    seconds = [
+        max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0) for name in EVEN_OWN_S
+    ]
+    if all(seconds):
+        words = "The slowest rank works {1:.3g} s of a step; with even shares it took {0:.3g} s before the training."
+        sentences.append(words.format(*seconds))
     moved = splits.where(drifted=lambda rank: rank >= 0)
     words = (
         "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it."
@@ -271,7 +277,8 @@ def _balanced(config: Any) -> bool:
 
 AT = "at the gradient buckets of {buckets} MB, every sum checked"
 INTACT = "Was the newest checkpoint intact?"
-EVEN_OWN, EVENLY = (shares["even_s"], shares["own_s"]), "The ranks share evenly: balance=auto gives each its part."
+EVEN_OWN_S = ("even_s", "own_s")
+EVEN_OWN, EVENLY = [shares[name] for name in EVEN_OWN_S], "The ranks share evenly: balance=auto gives each its part."
 WORKS = "Rank {rank} works {even_s} of an even step, with {samples} samples {own_s}"
 RIGHT = "Is every element of every timed exchange correct?"
 AS_PLANNED = "Did each rank train on the samples that its split gives it?"

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from benchlib.workloads.batches import (
-    collate,
-    cut,
-    epoch_batches,
-    even,
-    samples_of,
-    share,
-    steps_per_epoch,
-)
+from benchlib.workloads.batches import collate, cut, epoch_batches, even, samples_of, share, steps_per_epoch
 from benchlib.workloads.features import Features
 
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
@@ -24,7 +16,7 @@ def _features(lengths: list[int], training: bool = True) -> Features:
         input_ids=np.arange(1, starts[-1] + 1, dtype=np.int32), starts=starts, context_start=np.full(count, 3, np.int32),
         example_index=np.arange(count, dtype=np.int32), start_positions=np.arange(count, dtype=np.int32) if training else None,
         end_positions=np.arange(count, dtype=np.int32) + 1 if training else None, char_start=None, char_end=None, max_length=20, suffix=1,
-        cls_index=0, token_types=True, questions=count, questions_cut=0,
+        cls_index=0, token_types=True, questions_cut=0,
     )  # fmt: skip
 
 
@@ -54,11 +46,9 @@ def test_ranks_share_a_batch_without_gap_or_overlap(world_size: int, accumulatio
     for batch in (epoch_batches(LENGTHS, 16, 0, 0)[0], np.array([5, 9, 2])):
         shares = even(len(batch), world_size)
         mine = [share(batch, LENGTHS, shares, rank) for rank in range(world_size)]
-        # Dealt in turns, one each.
         ordered = batch[np.argsort(-LENGTHS[batch], kind="stable")]
-        assert [samples.tolist() for samples in mine] == [
-            ordered[rank::world_size].tolist() for rank in range(world_size)
-        ]
+        dealt = [ordered[rank::world_size].tolist() for rank in range(world_size)]  # in turns, one each
+        assert [samples.tolist() for samples in mine] == dealt
         parts = [cut(samples, accumulation) for samples in mine]
         assert sorted(index for rank in parts for part in rank for index in part.tolist()) == sorted(batch.tolist())
         assert all(len(rank) <= accumulation and all(len(part) for part in rank) for rank in parts)
@@ -92,14 +82,12 @@ def test_collate_pads_to_the_longest_and_keeps_every_token() -> None:
     assert batch.shape == (2, 16)
     assert (batch.tokens, batch.padded_tokens) == (18, 32)
     for row, window in enumerate((1, 2)):
-        length = int(features.lengths[window])
-        assert batch.inputs["input_ids"][row].tolist() == features.ids(window).tolist() + [0] * (16 - length)
-        assert batch.inputs["attention_mask"][row].tolist() == [1] * length + [0] * (16 - length)
-        assert batch.inputs["token_type_ids"][row].tolist() == features.types(window).tolist() + [0] * (16 - length)
-    assert batch.start is not None
-    assert batch.end is not None
-    assert batch.start.tolist() == [1, 2]
-    assert batch.end.tolist() == [2, 3]
+        length, first = int(features.lengths[window]), int(features.starts[window]) + 1
+        lines = [list(range(first, first + length)), [1] * length, [0] * 3 + [1] * (length - 3)]
+        for name, line in zip(("input_ids", "attention_mask", "token_type_ids"), lines, strict=True):
+            assert batch.inputs[name][row].tolist() == line + [0] * (16 - length), name
+    assert batch.start is not None and batch.end is not None
+    assert (batch.start.tolist(), batch.end.tolist()) == ([1, 2], [2, 3])
 
 
 def test_padding_never_exceeds_the_longest_window_allowed() -> None:

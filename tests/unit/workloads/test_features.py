@@ -7,6 +7,10 @@ from benchlib.workloads import features
 from benchlib.workloads.squad_text import Example
 
 
+def ids(built, window):
+    return built.input_ids[built.starts[window] : built.starts[window + 1]].tolist()
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize(("max_length", "doc_stride"), [(384, 128), (96, 24), (64, 0)])
 def test_features_equal_the_usual_recipe(name, max_length, doc_stride):
@@ -17,8 +21,9 @@ def test_features_equal_the_usual_recipe(name, max_length, doc_stride):
     assert len(train) == len(evaluation) == len(rows)
     slips = 0
     for i, row in enumerate(rows):
-        assert train.ids(i).tolist() == evaluation.ids(i).tolist() == row["ids"]
-        assert train.types(i).tolist() == row["types"]
+        assert ids(train, i) == ids(evaluation, i) == row["ids"]
+        types = [int(train.token_types and place >= train.context_start[i]) for place in range(train.lengths[i])]
+        assert types == row["types"]
         assert train.example_index[i] == row["example"]
         part = slice(evaluation.starts[i], evaluation.starts[i + 1])
         pairs = zip(evaluation.char_start[part].tolist(), evaluation.char_end[part].tolist(), strict=True)
@@ -28,33 +33,27 @@ def test_features_equal_the_usual_recipe(name, max_length, doc_stride):
         if start != row["start"]:
             # The two slips of the recipe that are not followed: past the context's end, and behind the end.
             slips += 1
-            outside = row["offsets"][row["start"]] is None
-            assert outside or row["start"] > row["end"]
-            assert start <= end
-            assert train.context_start[i] <= start
+            assert row["offsets"][row["start"]] is None or row["start"] > row["end"]
+            assert train.context_start[i] <= start <= end
     assert slips < len(rows) / 5
 
 
 def test_an_answer_at_the_end_of_a_window_is_labelled_with_its_token():
     tokenizer = TOKENIZERS["bert"]
     built = features.build([Example("q", "river", "the river", (("river", 4),))], tokenizer, 64, 8, True, None)
-    context = built.ids(0)[built.context_start[0] : -1]
     expected = tokenizer("river", add_special_tokens=False)["input_ids"]
-    assert context[-len(expected) :].tolist() == expected
-    labelled = built.ids(0)[built.start_positions[0] : built.end_positions[0] + 1]
-    assert labelled.tolist() == expected
+    assert ids(built, 0)[-1 - len(expected) : -1] == expected
+    assert ids(built, 0)[built.start_positions[0] : built.end_positions[0] + 1] == expected
 
 
 def test_a_question_longer_than_the_window_is_cut():
     endless = Example("long", "river " * 500, "the year was 1843 , near the river " * 10, (("1843", 13),))
     short = odd_examples(1)[0]
-    built = features.build([endless, short], TOKENIZERS["bert"], 96, 24, True, None)
-    alone = features.build([short], TOKENIZERS["bert"], 96, 24, True, None)
-    assert built.questions_cut == 1
-    assert alone.questions_cut == 0
+    built, alone = (features.build(part, TOKENIZERS["bert"], 96, 24, True) for part in ([endless, short], [short]))
+    assert (built.questions_cut, alone.questions_cut) == (1, 0)
     assert built.lengths.max() <= 96
     assert (built.start_positions[built.example_index == 0] > 0).any(), "the answer is still in a window"
-    assert built.ids(len(built) - 1).tolist() == alone.ids(len(alone) - 1).tolist()
+    assert ids(built, len(built) - 1) == ids(alone, len(alone) - 1)
 
 
 def test_a_context_without_tokens_has_a_window_without_an_answer():

@@ -43,22 +43,13 @@ def test_the_mean_is_over_all_questions_and_a_missing_one_counts_nothing():
     gold = {"right": "Ada", "half": "the first program", "missing": "the", "wrong": "1843"}
     result = score({"wrong": "1844", "right": "Ada", "half": "first"}, [_example(*pair) for pair in gold.items()])
     assert (result["f1"], result["exact_match"]) == (pytest.approx((100 + 200 / 3) / 4), 25)
-    assert result["per_question"] == {
-        "right": (100, 100),
-        "half": (0, pytest.approx(200 / 3)),
-        "missing": (0, 0),
-        "wrong": (0, 0),
-    }
+    right, half = (100, 100), (0, pytest.approx(200 / 3))
+    assert result["per_question"] == {"right": right, "half": half, "missing": (0, 0), "wrong": (0, 0)}
 
 
 PIECES = ["the", "a", "an", "An", "The", "Ada", "ada", "Löve", "1843", "1,843", "U.S.", "-", "...", "well-known", "é", "É", "ß", "İ"]  # fmt: skip
 PIECES += ["😀", "東京", "“x”", "\u00a0", "\t", "it's"]
-EMPTY = {
-    "",
-    "a",
-    "an",
-    "the",
-}  # words that torchmetrics and SQuAD 2.0 take for an answer of its own where nothing else is left
+EMPTY = {"", "a", "an", "the"}  # for torchmetrics and SQuAD 2.0 an answer of its own where nothing else is left
 
 
 def _text(random, least):
@@ -86,7 +77,4 @@ def test_scores_equal_those_of_torchmetrics():
             {"id": "q", "answers": {"text": texts, "answer_start": [0] * len(texts)}},
         )
         expected = theirs["exact_match"].item(), theirs["f1"].item()
-        assert result["per_question"][example.id] == pytest.approx(expected, abs=1e-3), (
-            predictions[example.id],
-            texts,
-        )
+        assert result["per_question"][example.id] == pytest.approx(expected, abs=1e-3), (predictions[example.id], texts)
