@@ -81,7 +81,7 @@ def measured(
     A sample that is not finite becomes the value: such a metric fails its checks. ``derived`` marks a value that was
     computed from measured ones.
     """
-    values = [float(samples)] if isinstance(samples, (int, float)) else [float(value) for value in samples]
+    values = [float(value) for value in ([samples] if isinstance(samples, (int, float)) else samples)]
     if not values:
         return not_available(name, unit, direction, reason or "no samples were taken")
     fields: dict[str, Any] = {"name": name, "unit": unit, "direction": direction, "n": len(values), "samples": values}
@@ -91,13 +91,6 @@ def measured(
         return Metric(**fields | {"value": wrong[0], "reason": why})
     stats = summary(values)
     return Metric(**fields, value=stats.median, ci_low=stats.ci_low, ci_high=stats.ci_high)
-
-
-def derived(
-    name: str, samples: float | Sequence[float], unit: str, direction: Direction = "none", reason: str = ""
-) -> Metric:
-    """Make a metric of computed values; ``reason`` gives the formula."""
-    return measured(name, samples, unit, direction, derived=True, reason=reason)
 
 
 def not_available(name: str, unit: str, direction: Direction, reason: str) -> Metric:

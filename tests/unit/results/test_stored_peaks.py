@@ -4,7 +4,7 @@ import pytest
 
 from benchlib.config.schema import build, save_config
 from benchlib.core.files import write_json
-from benchlib.results.metrics import derived
+from benchlib.results.metrics import measured
 from benchlib.results.peaks import highest
 from benchlib.results.run import Result, save_result
 
@@ -23,7 +23,7 @@ def store(tmp_path):
         cpu = {"model": "a processor", "usable_cores": 2}
         write_json(path / "machine.json", {"host": host, "cpu": cpu, "versions": {}})
         if value:
-            metrics = [derived(name, value, "FLOP/s", "higher", reason=f"n = {int(value / 1e9)}")]
+            metrics = [measured(name, value, "FLOP/s", "higher", reason=f"n = {int(value / 1e9)}")]
             save_result(path, Result.of(config, status="complete", started_at=1.76e9, metrics=metrics))
             words = {"schema_version": 1, "verdict": verdict, "sentence": "", "checks": []}
             write_json(path / "verdict.json", words)
