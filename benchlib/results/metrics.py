@@ -47,7 +47,6 @@ class Metric(BaseModel):
 
     @property
     def value(self) -> float | None:
-        """The value where it is a finite number, else None."""
         return self.stored if self.stored is not None and math.isfinite(self.stored) else None
 
     @property
@@ -94,7 +93,6 @@ def measured(
 
 
 def not_available(name: str, unit: str, direction: Direction, reason: str) -> Metric:
-    """Make a metric that this machine cannot give, with the reason in plain words."""
     return Metric(name=name, value=None, unit=unit, direction=direction, provenance="not_available", n=0, reason=reason)
 
 
@@ -117,7 +115,6 @@ class RegressionLimit(BaseModel):
         return self
 
     def text(self, direction: str) -> str:
-        """The limit for a reader, as in ``-20%`` or ``-1 point``."""
         sign = "-" if direction == "higher" else "+"
         return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
 

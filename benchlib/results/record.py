@@ -108,7 +108,6 @@ class Record(BaseModel):
 
     @property
     def version(self) -> str:
-        """The version of benchlib that made it, '' where nothing says."""
         return str(self.machine.get("versions", {}).get("benchlib") or "")
 
     @property
@@ -118,12 +117,10 @@ class Record(BaseModel):
 
     @property
     def complete(self) -> bool:
-        """Whether the run has a whole result that can be compared."""
         return self.result is not None and self.result.status == "complete" and bool(self.fingerprint)
 
     @property
     def path(self) -> str:
-        """Its place in a store, ``<tier>-<day>/<run>``."""
         return "/".join(_names(self.folder))
 
     @property
@@ -136,7 +133,6 @@ class Record(BaseModel):
 
     @property
     def planted(self) -> float:
-        """The slow-down that was put in on purpose, as a share."""
         return float(self.config.get("planted_slowdown") or 0.0)
 
     @property
@@ -163,7 +159,6 @@ class Record(BaseModel):
 
     @functools.cached_property
     def setup(self) -> dict[str, str]:
-        """Host, system, drivers and versions by name."""
         machine = self.machine
         drivers = {f"driver {name}": version for name, version in machine.get("drivers", {}).items()}
         versions = machine.get("devices", {}).get("versions", {}) | machine.get("versions", {})
