@@ -52,7 +52,7 @@ def test_files_that_are_cut_later_are_noticed(tmp_path):
 def test_without_locks_events_tell_that_a_run_goes_on(tmp_path):
     run = place(tmp_path, with_result=False, with_status=False, with_verdict=False)
     assert load(run).word == "UNFINISHED"  # the last event is of long ago
-    event = f'{{"t": {time.time() - 2}, "source": "supervisor", "kind": "sensor"}}'
+    event = f'{{"t": {time.time() - 2}, "source": "supervisor", "kind": "sensor"}}\n'
     (run / "events-supervisor.jsonl").write_text(event)
     assert load(run).word == "RUNNING"
     assert load_all(tmp_path)[0].word == "RUNNING"
