@@ -52,7 +52,6 @@ def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, f
 
 
 def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
-    """Make what runs computed the reference of their work on any machine, or with ``add`` more runs of it."""
     runs = _acceptable(folders, but=reference_values.NAME)
     values = [BENCHMARKS[run.config.benchmark].spec.page(run)[1] for run in runs]
     path = reference_values.accept(runs, values, reason, add)

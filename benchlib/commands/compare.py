@@ -165,7 +165,6 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
 
 
 def _show_metrics(rows: Sequence[Row]) -> None:
-    """Print the table of metrics, two lines a row: all of it fits into 80 columns."""
     table = [
         {
             "metric": stacked(row.metric, f"{row.reference} → {row.other}"),

@@ -48,7 +48,6 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """Look at the machine. Asks torch in a process of its own."""
     named = ("python", "torch", "transformers", "benchlib")
     yield Finding("processor", True, f"{cpu_model()}, {usable_cores()} cores")
     yield Finding("versions", True, ", ".join(f"{name} {text}" for name, text in versions().items() if name in named))

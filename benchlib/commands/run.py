@@ -181,7 +181,6 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
 
 
 def at_work(words: str) -> contextlib.AbstractContextManager[Status | None]:
-    """Show in a terminal that something takes its time; print nothing elsewhere."""
     return console.status(words) if console.is_terminal else contextlib.nullcontext()
 
 
@@ -238,7 +237,6 @@ def not_stored(error: StorageError, word: str = "error") -> int:
 
 
 def seen(run_dir: Path, verdict: Verdict) -> Record:
-    """Return a run as a list sees it with this verdict."""
     return load(run_dir, whole=False).model_copy(update={"verdict": verdict})
 
 
@@ -307,7 +305,6 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
 
 
 def shown(path: Path) -> str:
-    """Return a path for a text with rich's markup."""
     return escape(place(path))
 
 

@@ -136,31 +136,21 @@ def names() -> dict[str, Path]:
     return {path.stem: path for path in sorted((home() / "params" / "clusters").glob("*.yaml"))}
 
 
-def path_of(name: str) -> Path:
-    """Return the file of a profile: a shipped one by name, else a path, absolute.
-
-    Raises ``UserError`` for neither.
-    """
-    if shipped := names().get(name):
-        return shipped
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path.resolve()
-    if "/" in name or path.suffix in (".yaml", ".yml", ".json"):
-        raise UserError(f"cluster = {name!r}: no such file (looked in {Path.cwd()})")
-    raise UserError(f"cluster = {name!r}: unknown profile: {nearest(name, names())}, or give the path of a file")
-
-
 def resolved(name: str) -> str:
-    """Return a profile's name, or the absolute path of a file of one's own: ranks work in another folder."""
-    return name if name in names() else str(path_of(name))
+    """Return a shipped profile's name, or the absolute path of a file of one's own. Raises ``UserError`` for neither."""
+    if name in names():
+        return name
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UserError(f"cluster = {name!r}: no such profile or file (in {Path.cwd()}): {nearest(name, names())}")
+    return str(path.resolve())
 
 
 def load(name: str) -> Cluster:
     """Read and check a profile, by name or path; '' is the profile that claims nothing. Raises ``UserError``."""
     if not name:
         return Cluster()
-    path = path_of(name)
+    path = names().get(name) or Path(resolved(name))
     try:
         return Cluster.model_validate(read_yaml(path) or {})
     except ValidationError as error:

@@ -178,7 +178,6 @@ class BaseConfig(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes."""
         return self.nproc * self.nnodes
 
     @property
@@ -352,7 +351,6 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
 
 
 def validated(cls: type[BaseConfig], values: Mapping[str, Any]) -> BaseConfig:
-    """Validate ``values`` by a config class. Raises ``UserError`` that names every wrong value."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -400,7 +398,6 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
 
 
 def load_config(run_dir: Path | str, name: str = "config.json") -> BaseConfig:
-    """Read the config of a run from its folder; ``UserError`` where it is missing, cut or of another version."""
     path = Path(run_dir) / name
     values = read_json(path)
     if not isinstance(values, dict) or "benchmark" not in values:

@@ -101,54 +101,45 @@ class EventWriter:
         self._descriptor = -1  # the number may soon be another file's
 
 
-def _parse(data: bytes) -> list[Event]:
-    events = []
+class EventFollower:
+    """Reads the events that were added since the last look, from all files of a run folder or from that of one writer."""
+
+    def __init__(self, run_dir: Path | str, writer: str = "*") -> None:
+        self.run_dir, self.files = Path(run_dir), f"events-{writer}.jsonl"
+        self._offsets: dict[Path, int] = {}
+
+    def poll(self) -> list[Event]:
+        """Return the new events in the order of time; a line that is still being written waits for the next poll.
+
+        Cut or foreign lines and files are passed over.
+        """
+        files = []
+        for path in sorted(self.run_dir.glob(self.files)):
+            with contextlib.suppress(UserError):
+                offset = self._offsets.get(path, 0)
+                data = read_bytes(path, start=offset)
+                whole = data.rfind(b"\n") + 1
+                self._offsets[path] = offset + whole
+                files.append([*_events(data[:whole])])
+        # Merged, not sorted: what one process wrote keeps its order even where the clock was set back meanwhile.
+        return list(heapq.merge(*files, key=lambda event: event["t"]))
+
+
+def _events(data: bytes) -> Iterator[Event]:
     for line in data.split(b"\n"):  # JSON has no bare line feed
-        with contextlib.suppress(ValueError):  # a damaged or foreign line must not hide the others
+        with contextlib.suppress(ValueError):
             event = from_json(line, allow_inf_nan=False)
             if isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in EVENT.items()):
-                events.append(event)
-    return events
-
-
-def _in_order(files: list[list[Event]]) -> list[Event]:
-    # Merged, not sorted: what one process wrote keeps its order even where the clock was set back meanwhile.
-    return list(heapq.merge(*files, key=lambda event: event["t"]))
+                yield event
 
 
 def read_events(run_dir: Path | str, kinds: Collection[str] = (), writer: str = "*") -> list[Event]:
-    """Return the events of a run folder, those of some ``kinds`` or of one ``writer``, in the order of time; cut or foreign lines
-    and files are passed over."""
-    files = []
-    for path in sorted(Path(run_dir).glob(f"events-{writer}.jsonl")):
-        with contextlib.suppress(UserError):
-            files.append([event for event in _parse(read_bytes(path)) if not kinds or event["kind"] in kinds])
-    return _in_order(files)
+    """Return the events of a run folder, those of some ``kinds`` or of one ``writer``, in the order of time."""
+    return [event for event in EventFollower(run_dir, writer).poll() if not kinds or event["kind"] in kinds]
 
 
 def restarts(run_dir: Path | str) -> int:
     return max(0, len({str(event.get("attempt", "")) for event in read_events(run_dir, {"start"})}) - 1)
-
-
-class EventFollower:
-    """Reads the events that were added since the last look, from all files of a run folder."""
-
-    def __init__(self, run_dir: Path | str) -> None:
-        self.run_dir = Path(run_dir)
-        self._offsets: dict[Path, int] = {}
-
-    def poll(self) -> list[Event]:
-        """Return the new events in the order of time; a line that is still being written waits for the next poll."""
-        files = []
-        for path in sorted(self.run_dir.glob("events-*.jsonl")):
-            offset = self._offsets.get(path, 0)
-            with path.open("rb") as handle:
-                handle.seek(offset)
-                data = handle.read()
-            whole = data.rfind(b"\n") + 1
-            self._offsets[path] = offset + whole
-            files.append(_parse(data[:whole]))
-        return _in_order(files)
 
 
 @dataclass

@@ -121,7 +121,7 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
 
 
-def read_bytes(path: Path | str, most: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path | str, most: int = MAX_BYTES, start: int = 0) -> bytes:
     """Read a regular file of at most ``most`` bytes; ``UserError`` for a folder, a pipe, a device, and what cannot be read."""
     try:
         with open(path, "rb", opener=_at_once) as handle:
@@ -130,6 +130,7 @@ def read_bytes(path: Path | str, most: int = MAX_BYTES) -> bytes:
                 raise UserError(f"{path}: expected a file, found a pipe or a device")
             if status.st_size > most:
                 raise UserError(f"{path}: {status.st_size / 2**20:,.0f} MiB; the limit is {most / 2**20:,.0f} MiB")
+            handle.seek(start)
             return handle.read()
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None

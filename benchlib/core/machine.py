@@ -122,15 +122,12 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
 
 def drivers() -> dict[str, str]:
     """Return the versions of the accelerators' kernel drivers by name; they are recorded, not part of the fingerprint."""
-    installed = {"nvidia": _first_number(NVIDIA), "amdgpu": _first_number(AMD)}
-    return {name: version for name, version in installed.items() if version}
-
-
-def _first_number(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        match = re.search(r"\d+\.\d+(\.\d+)*", path.read_text(encoding="utf-8", errors="replace"))
-        return match[0] if match else ""
-    return ""
+    installed = {}
+    for name, path in (("nvidia", NVIDIA), ("amdgpu", AMD)):
+        with contextlib.suppress(OSError):
+            if match := re.search(r"\d+(\.\d+)+", path.read_text(encoding="utf-8", errors="replace")):
+                installed[name] = match[0]
+    return installed
 
 
 def probe_devices() -> dict[str, Any]:

@@ -31,7 +31,7 @@ KEPT = (
     *("config.json", "machine.json", "job.json", "status.json", "result.json", VERDICT),
     *("samples.parquet", "predictions.json", "answers.json"),
 )
-SCHEMA = 2  # of files.json; before 2 it said nothing of the verdict
+SCHEMA = 2  # of files.json
 
 
 def _lock(descriptor: int, shared: bool = False) -> bool | None:
@@ -125,9 +125,7 @@ def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
     # What the list leaves out could be anything.
     left_out = (name for name in KEPT if name not in files and (run_dir / name).exists())
     faults |= {name: f"{name} is not in {FILES}" for name in left_out}
-    if not verdict or listed.get("schema_version") != SCHEMA:
-        faults.pop(VERDICT, None)
-    return [fault for fault in faults.values() if fault]
+    return [fault for name, fault in faults.items() if fault and (verdict or name != VERDICT)]
 
 
 def _was_listed(run_dir: Path) -> bool:

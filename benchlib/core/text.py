@@ -50,7 +50,6 @@ NOT_EVALUATED = "not evaluated (no target or baseline)"
 
 
 def look(word: str) -> Look:
-    """Return how a word is shown, also one that is none of ours."""
     return WORDS.get(word, Look("?", "calm", "white", ""))
 
 

@@ -47,7 +47,6 @@ class Metric(BaseModel):
 
     @property
     def value(self) -> float | None:
-        """The value where it is a finite number, else None."""
         return self.stored if self.stored is not None and math.isfinite(self.stored) else None
 
     @property
@@ -81,7 +80,7 @@ def measured(
     A sample that is not finite becomes the value: such a metric fails its checks. ``derived`` marks a value that was
     computed from measured ones.
     """
-    values = [float(samples)] if isinstance(samples, (int, float)) else [float(value) for value in samples]
+    values = [float(value) for value in ([samples] if isinstance(samples, (int, float)) else samples)]
     if not values:
         return not_available(name, unit, direction, reason or "no samples were taken")
     fields: dict[str, Any] = {"name": name, "unit": unit, "direction": direction, "n": len(values), "samples": values}
@@ -93,15 +92,7 @@ def measured(
     return Metric(**fields, value=stats.median, ci_low=stats.ci_low, ci_high=stats.ci_high)
 
 
-def derived(
-    name: str, samples: float | Sequence[float], unit: str, direction: Direction = "none", reason: str = ""
-) -> Metric:
-    """Make a metric of computed values; ``reason`` gives the formula."""
-    return measured(name, samples, unit, direction, derived=True, reason=reason)
-
-
 def not_available(name: str, unit: str, direction: Direction, reason: str) -> Metric:
-    """Make a metric that this machine cannot give, with the reason in plain words."""
     return Metric(name=name, value=None, unit=unit, direction=direction, provenance="not_available", n=0, reason=reason)
 
 
@@ -124,7 +115,6 @@ class RegressionLimit(BaseModel):
         return self
 
     def text(self, direction: str) -> str:
-        """The limit for a reader, as in ``-20%`` or ``-1 point``."""
         sign = "-" if direction == "higher" else "+"
         return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
 

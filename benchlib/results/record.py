@@ -41,7 +41,7 @@ class Record(BaseModel):
     """A run. ``fingerprint`` are the factors that make it comparable, none where this version cannot read its config.
 
     ``samples`` are raw samples by metric, ``limits`` how much worse the benchmark lets its metrics get, ``others`` the share of the
-    processors that others took. ``reason`` and ``accepted_at`` are those of an accepted run, ``left_out`` what was left out here.
+    processors that others took. ``reason`` and ``accepted_at`` are those of an accepted run.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
@@ -66,7 +66,6 @@ class Record(BaseModel):
     reason: str = ""
     accepted_at: Moment | None = None
     problems: list[str] = []
-    left_out: list[str] = []
     # Where it and its report lie on this machine, '' where they do not, and whose copy it is: no part of the run.
     folder: str = Field("", exclude=True, repr=False)
     report: str = Field("", exclude=True, repr=False)
@@ -108,7 +107,6 @@ class Record(BaseModel):
 
     @property
     def version(self) -> str:
-        """The version of benchlib that made it, '' where nothing says."""
         return str(self.machine.get("versions", {}).get("benchlib") or "")
 
     @property
@@ -118,12 +116,10 @@ class Record(BaseModel):
 
     @property
     def complete(self) -> bool:
-        """Whether the run has a whole result that can be compared."""
         return self.result is not None and self.result.status == "complete" and bool(self.fingerprint)
 
     @property
     def path(self) -> str:
-        """Its place in a store, ``<tier>-<day>/<run>``."""
         return "/".join(_names(self.folder))
 
     @property
@@ -136,7 +132,6 @@ class Record(BaseModel):
 
     @property
     def planted(self) -> float:
-        """The slow-down that was put in on purpose, as a share."""
         return float(self.config.get("planted_slowdown") or 0.0)
 
     @property
@@ -163,7 +158,6 @@ class Record(BaseModel):
 
     @functools.cached_property
     def setup(self) -> dict[str, str]:
-        """Host, system, drivers and versions by name."""
         machine = self.machine
         drivers = {f"driver {name}": version for name, version in machine.get("drivers", {}).items()}
         versions = machine.get("devices", {}).get("versions", {}) | machine.get("versions", {})
@@ -208,16 +202,17 @@ class Record(BaseModel):
 
         Of its status only the outcome stays.
         """
-        result, left_out = self.result, {*self.left_out}
-        for name in ("tables", "facts") if result and most_bytes is not None else ():
-            whole: dict[str, Any] = getattr(result, name)
-            short = {key: value for key, value in whole.items() if len(repr(value)) <= (most_bytes or 0)}
-            left_out |= {f"{name}.{key}" for key in whole.keys() - short.keys()}
-            result = result and result.model_copy(update={name: short})
+        result = self.result
+        if result is not None and most_bytes is not None:
+            parts = {"tables": result.tables, "facts": result.facts}
+            short = {
+                name: {key: value for key, value in part.items() if len(repr(value)) <= most_bytes}
+                for name, part in parts.items()
+            }
+            result = result.model_copy(update=short)
         samples = {name: thinned(values, kept) for name, values in self.samples.items()} if kept else {}
         status = {name: self.status[name] for name in ("outcome", "reason")} if self.status else None
-        update = {"result": result, "samples": samples, "status": status, "left_out": sorted(left_out)}
-        return self.model_copy(update=update)
+        return self.model_copy(update={"result": result, "samples": samples, "status": status})
 
     def kept(self, limits: Iterable[RegressionLimit], reason: str = "", accepted_at: float | None = None) -> "Record":
         """Return what a baseline, or a later repetition, keeps of the run: its metrics, with the samples of those with a limit."""
@@ -225,7 +220,7 @@ class Record(BaseModel):
         samples = {name: values for name, values in thin.samples.items() if name in limited}
         verdict = self.verdict.model_copy(update={"checks": [], "gate": None}) if self.verdict else None
         update = {"samples": samples, "verdict": verdict, "reason": reason, "accepted_at": accepted_at}
-        left: dict[str, Any] = {"limits": [], "config": {}, "machine": {}, "status": None, "left_out": []}
+        left: dict[str, Any] = {"limits": [], "config": {}, "machine": {}, "status": None}
         return thin.model_copy(update=update | left)
 
 

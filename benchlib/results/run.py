@@ -220,7 +220,6 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        """Whether ranks were started in the folder."""
         return (self.path / "status.json").exists() or any(self.path.glob("events-*.jsonl"))
 
     @property
@@ -239,7 +238,6 @@ class Run:
 
     @functools.cached_property
     def machine(self) -> Machine:
-        """The machine of the run, see ``benchlib.core.machine.describe``."""
         return read_part(self.path / "machine.json") or {}
 
     @functools.cached_property
@@ -248,7 +246,6 @@ class Run:
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
-        """The factors that make it comparable."""
         return fingerprint(self.config, self.machine, self.result.facts if self.result else {})
 
     @functools.cached_property

@@ -9,24 +9,22 @@ from benchlib.results.run import Run
 from benchlib.show import report
 
 FAULTS = {
-    "syntax": ({"__init__": "", "config": "class TallyConfig(:"}, "SyntaxError"),
-    "import": ({"__init__": "import nowhere_at_all"}, "ModuleNotFoundError"),
-    "gone": ({}, "ModuleNotFoundError"),
-    "name": ({"__init__": "", "config": "", "judge": ""}, "AttributeError"),
+    "SyntaxError": {"__init__": "", "config": "class TallyConfig(:"},
+    "ModuleNotFoundError": {"__init__": "import nowhere_at_all"},
+    "AttributeError": {"__init__": "", "config": "", "judge": ""},
 }
 
 
 @pytest.fixture(params=FAULTS)
 def fault(request, tmp_path, monkeypatch):
     """Join a benchmark that cannot be imported; return the name of its error."""
-    files, error = FAULTS[request.param]
     package = f"faulty_{request.param}"
-    for name, text in files.items():
-        (tmp_path / package).mkdir(exist_ok=True)
+    (tmp_path / package).mkdir()
+    for name, text in FAULTS[request.param].items():
         (tmp_path / package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(BENCHMARKS, "tally", Benchmark("tally", package, joined=True))
-    return error
+    return request.param
 
 
 @pytest.mark.usefixtures("no_pictures")

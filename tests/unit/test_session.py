@@ -1,6 +1,8 @@
 """What a notebook shows at its end, in its tables and for errors, without a kernel."""
 
 import contextlib
+import json
+from unittest import mock
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -46,38 +48,18 @@ def test_only_a_failed_verdict_raises_and_only_where_asked(shown, tmp_path, monk
     monkeypatch.setenv("BENCHLIB_HEADLESS", "1")
     run, judged = stored(tmp_path, 1), Verdict(verdict=verdict, sentence="The sentence.", checks=[])
     session.conclude(run, judged)
-    refusal = pytest.raises(VerdictFailed, match=r"The sentence\.") if raises else contextlib.nullcontext()
-    with refusal:
+    with pytest.raises(VerdictFailed, match=r"The sentence\.") if raises else contextlib.nullcontext():
         session.conclude(run, judged, fail_on_verdict=True)
     assert len(shown) == 2 and not (run.path / "report.html").exists(), "the command line writes it"
 
 
-class Ended:
-    """A launch whose run has ended, in a folder of which the test keeps account."""
-
-    folders = ()
-    outcome = "complete"
-
-    def __init__(self, folder, config):
-        self.folder = folder
-        Ended.folders = (*Ended.folders, folder)
-
-    def start(self):
-        pass
-
-    def raise_for_status(self):
-        pass
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def ended(monkeypatch):
-    monkeypatch.setattr(Ended, "folders", ())
-    monkeypatch.setattr(launch, "Launch", Ended)
-    monkeypatch.setattr(widgets, "watch", lambda _: {"outcome": Ended.outcome, "reason": "stopped by the user"})
-    return Ended
+    """The folders of launches, which have ended as soon as they are watched."""
+    folders = []
+    monkeypatch.setattr(launch, "Launch", lambda folder, config: folders.append(folder) or mock.Mock(folder=folder))
+    monkeypatch.setattr(widgets, "watch", lambda _: {"outcome": "complete", "reason": ""})
+    return folders
 
 
 def test_the_run_cell_again_is_a_new_run_with_the_same_config(shown, ended, tmp_path):
@@ -87,13 +69,16 @@ def test_the_run_cell_again_is_a_new_run_with_the_same_config(shown, ended, tmp_
     assert again.config == first.config
     assert again.path.parents[1] == tmp_path / "outputs"
     assert session.execute(again).path == again.path, "nothing was started in it yet"
-    assert ended.folders == (again.path, again.path)
+    assert ended == [again.path, again.path]
 
 
-def test_the_run_cell_alone_leaves_verdict_report_folder_and_comparison(shown, ended, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("ended")
+def test_the_run_cell_alone_leaves_verdict_report_folder_and_comparison(shown, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     earlier = demo(tmp_path / "outputs" / "smoke-20260921" / "machine-cpu-101501-abcde1")
-    monkeypatch.setattr(Ended, "start", lambda self: demo(self.folder))
+    monkeypatch.setattr(
+        widgets, "watch", lambda launched: json.loads((demo(launched.folder).path / "status.json").read_text())
+    )
     run = session.execute(earlier)
     (places,) = shown
     folder = run.path.relative_to(tmp_path)

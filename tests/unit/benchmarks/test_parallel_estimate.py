@@ -16,7 +16,7 @@ from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout,
 from benchlib.core.errors import UserError
 from benchlib.judge import presets
 from benchlib.judge.references import registry, vendor_peak
-from benchlib.results.metrics import derived
+from benchlib.results.metrics import measured
 from benchlib.results.run import Result
 
 SMALL = Shape("s", "decoder", 8, 4, 2, 2, 32, 16, 100)
@@ -160,7 +160,7 @@ def test_this_machine_becomes_a_preset():
         "copies": [{"kind": "host", "gbytes_per_s": [10.0]}],
         "allreduce": [{"bytes": 1000, "times_us": [400.0]}, {"bytes": 10**7, "times_us": [1e4]}],  # 8 Gbps
     }
-    copied = derived("copy_host_gbytes_per_s", 10.0, "GB/s", "higher", "64 MiB")
+    copied = measured("copy_host_gbytes_per_s", 10.0, "GB/s", "higher", reason="64 MiB")
     about = {"benchmark": "machine", "tier": "smoke", "backend": "cpu", "world_size": 2}
     result = Result(**about, metrics=[copied], facts={"collective": "gloo"}, tables=tables)
     config = SimpleNamespace(benchmark="machine", backend="cpu", nproc=2, nnodes=1, world_size=2)

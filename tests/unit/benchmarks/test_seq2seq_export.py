@@ -10,7 +10,7 @@ from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.core.errors import UserError
 from benchlib.core.files import home
 from benchlib.judge.compare import read_kinds
-from benchlib.results.metrics import derived, not_available
+from benchlib.results.metrics import measured, not_available
 from benchlib.results.record import Record
 from benchlib.results.run import Result
 from benchlib.results.verdict import Verdict
@@ -24,7 +24,7 @@ PASSED = Verdict(verdict="PASS", sentence="9 checks passed.", checks=[])
 def run(name="seq2seq-cuda-171138-abc", backend="cuda", ranks=4, speed=100.0, started=STARTED, **more):
     config = Seq2seqConfig(backend=backend, nproc=ranks, batch_size=32)
     metrics = [
-        derived("train_samples_per_s", [speed, speed + 1, speed + 3], "samples/s", "higher"),
+        measured("train_samples_per_s", [speed, speed + 1, speed + 3], "samples/s", "higher"),
         not_available("power_w", "W", "lower", "no sensor"),
     ]
     common = {"benchmark": "seq2seq", "tier": "smoke", "backend": backend}

@@ -49,7 +49,7 @@ def test_names_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, resolved in (("mine.yaml", str(tmp_path / "mine.yaml")), ("h100", "h100")):
         assert schema.absolute_paths("squad", {"cluster": name}) == {"cluster": resolved}
-    for name, words in (("h1000", "did you mean h100"), ("other.yaml", r"other.yaml.*no such file")):
+    for name, words in (("h1000", "did you mean h100"), ("other.yaml", r"other.yaml.*no such profile or file")):
         with pytest.raises(UserError, match=words):
             schema.absolute_paths("squad", {"cluster": name})
 

@@ -17,7 +17,7 @@ from benchlib.judge.cost import front, worth
 from benchlib.judge.machines import Machine
 from benchlib.judge.prices import Names, Price, Sheet, assign, parse, read_sheet
 from benchlib.judge.trends import demo_worth
-from benchlib.results.metrics import derived, measured, not_available
+from benchlib.results.metrics import measured, not_available
 from benchlib.results.record import Record
 from benchlib.results.run import Result
 from benchlib.show import cost as showing
@@ -38,8 +38,8 @@ def run(rates, *, name="run", backend="cpu", ranks=1, nodes=1, devices=(), epoch
     } | config
     factors = {f"config.{key}": json.dumps(value) for key, value in settings.items()}
     power = measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
-    metrics = [derived(RATE, list(rates), "samples/s", "higher"), power]
-    metrics += [derived("flops_per_s_minisquad_tiny", list(flops), "FLOP/s", "higher")] if flops else []
+    metrics = [measured(RATE, list(rates), "samples/s", "higher"), power]
+    metrics += [measured("flops_per_s_minisquad_tiny", list(flops), "FLOP/s", "higher")] if flops else []
     common, facts = {"benchmark": "squad", "tier": "smoke", "backend": backend}, {"epoch_items": epoch} if epoch else {}
     return Record(
         **common,

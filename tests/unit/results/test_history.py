@@ -70,25 +70,23 @@ def test_too_few_runs_decide_nothing(tmp_path):
 def test_filters(tmp_path):
     for age in range(3):
         place(tmp_path, START - age * DAY, tier=("quick", "smoke", "smoke")[age])
-    make_run(
-        tmp_path / "smoke-20260101" / "machine-cpu-101500-abcdef", config={"benchmark": "machine", "tier": "smoke"}
-    )
+    other = {"benchmark": "machine", "tier": "smoke"}
+    make_run(tmp_path / "smoke-20260101" / "machine-cpu-101500-abcdef", config=other)
 
     def count(**asked):
         return len(trends.read_history(*trends.choose_store(str(tmp_path), **asked)).runs)
 
     day = load_all(tmp_path)[-1].moment.strftime("%Y-%m-%d")
-    assert [count(), count(tier="smoke"), count(benchmark="machine"), count(machine="imaginary"), count(first_day=day)] == [
-        4, 3, 1, 4, 2,
-    ]  # fmt: skip
-    for wrong, said in (
-        ({"benchmark": "sqad"}, "did you mean squad"),
-        ({"first_day": "yesterday"}, "such as 2026-11-21"),
-        ({"machine": "H100"}, "none of the 4 runs"),
-        ({"metric": "train_sample_per_s"}, "did you mean train_samples_per_s_minisquad_tiny"),
+    asked = ({}, {"tier": "smoke"}, {"benchmark": "machine"}, {"machine": "imaginary"}, {"first_day": day})
+    assert [count(**names) for names in asked] == [4, 3, 1, 4, 2]
+    for name, wrong, said in (
+        ("benchmark", "sqad", "did you mean squad"),
+        ("first_day", "yesterday", "such as 2026-11-21"),
+        ("machine", "H100", "none of the 4 runs"),
+        ("metric", "train_sample_per_s", "did you mean train_samples_per_s_minisquad_tiny"),
     ):
         with pytest.raises(UserError, match=said):
-            count(**wrong)
+            count(**{name: wrong})
 
 
 def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
@@ -101,19 +99,11 @@ def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     assert trends.choose_store("")[:2] == (tmp_path, False)
 
 
-def listed(store):
-    done = CliRunner().invoke(main, ["list", "--runs", "--out", str(store)])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_a_listed_run_has_time_and_key_number_in_80_columns_and_a_name_to_copy(tmp_path):
     passed = place(tmp_path, START, metrics=[_metric("f1_minisquad_tiny", 91.0, "", "higher", 1)])
     failed = place(tmp_path, START - DAY, verdict={"verdict": "FAIL", "sentence": "1 check failed.", "checks": []})
-    lines = listed(tmp_path).splitlines()
-    assert [line.split()[0] for line in (lines[0], lines[1])] == [
-        str(f.relative_to(tmp_path)) for f in (passed, failed)
-    ]
+    lines = CliRunner().invoke(main, ["list", "--runs", "--out", str(tmp_path)]).output.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == [str(run.relative_to(tmp_path)) for run in (passed, failed)]
     assert re.search(r"  PASS  \d\d:\d\d  F1 91\.00$", lines[0])
     assert lines[2].strip() == "1 check failed."
     assert max(map(len, lines)) <= 80
@@ -132,13 +122,9 @@ def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys):
 
 
 def test_an_unreadable_baseline_is_no_regression(tmp_path):
-    checks = [
-        {"name": name, "kind": "regression", "question": "?", "status": "FAIL", "reason": reason, "gates": True}
-        for name, reason in (
-            ("baseline readable", "key.json is cut"),
-            ("step_s_minisquad_tiny vs baseline", "ratio 1.9"),
-        )
-    ]
+    failed = {"kind": "regression", "question": "?", "status": "FAIL", "gates": True}
+    named = (("baseline readable", "key.json is cut"), ("step_s_minisquad_tiny vs baseline", "ratio 1.9"))
+    checks = [failed | {"name": name, "reason": reason} for name, reason in named]
     place(tmp_path, START, verdict={"verdict": "FAIL", "checks": checks[:1]})
     place(tmp_path, START - DAY, verdict={"verdict": "FAIL", "checks": checks[1:]})
     slow, cut = load_all(tmp_path)
@@ -173,7 +159,6 @@ def test_a_steady_decline_is_found_by_the_tenth_run_and_steady_series_raise_no_a
     assert "m degrading by 2.0% a run: 100.0 to 83.37 samples/s" in check.reason
     assert declining(100 * 1.02 ** np.arange(10))[0].status == "PASS", "better is no decline"
     step = np.repeat([100.0, 90.0], 5) * np.exp(source.normal(0, 0.01, 10))
-    assert (declining(step)[0].status, declining(step)[1]) == ("PASS", "PASS"), (
-        "one step within the limit is no decline"
-    )
+    check, level = declining(step)
+    assert (check.status, level) == ("PASS", "PASS"), "one step within the limit is no decline"
     assert declining([100.0] * 7)[0].status == "SKIPPED"
