@@ -310,6 +310,7 @@ def shown(path: Path) -> str:
 
 @click.command()
 @click.argument("target")
+@click.argument("words", nargs=-1, metavar="")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
 @BACKEND
 @SET
@@ -341,8 +342,12 @@ def shown(path: Path) -> str:
     help="With --dry-run: every benchmark of a tier in full, every parameter with its meaning.",
 )
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
+def verb(target: str, words: tuple[str, ...], pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
+    for word in words:
+        name, sign, value = word.partition("=")
+        remedy = f"write --{name} {value}" if name in ("tier", "backend") else f"write --set {word}"
+        raise UserError(f"{word}: {remedy if sign else 'one run has one target'}")
     dry_run, manifest, max_restarts = options["dry_run"], options["manifest"], options["max_restarts"]
     if options["everything"] and not dry_run:
         raise UserError("--all: shows every parameter of a plan, with --dry-run")
