@@ -342,6 +342,10 @@ def _asked(config: Any) -> bool:
     return not config.record
 
 
+VERIFIED = (
+    each(run, "{cases} inputs: logits, layers, gradients and a loss curve, against fp64"),
+    each(recorded_logits, "the shipped recording of the same work, to {value} in its logits"),
+)
 SPEC = Spec(
     tables=[members, differences, recorded, environment, run],
     metrics=[
@@ -460,7 +464,7 @@ SPEC = Spec(
             even=True,
         ),
     ],
-    verified=each(run, "{cases} inputs: logits, layers, gradients and a loss curve, against fp64"),
+    verified=lambda rows: [text for say in VERIFIED for text in say(rows)],
     warnings=_warnings,
     refuse=golden.refuse,
     missed=_missed,
