@@ -155,7 +155,7 @@ def run_of_training(*more: Col) -> Table:
 
 def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
     own, higher, lower = counted_steps, partial(Metric, better="higher"), partial(Metric, better="lower")
-    mean, slowest, each_s = "mean over {window} steps", "slowest rank, {pace}", "every second of the training"
+    mean, slowest, each_s = "steps in the mean: {window}", "slowest rank, {pace}", "every second of the training"
     after = "after the last gradient was ready; waiting for slower ranks is part of it"
     times = {f"time_{name}_s": f"{name}_s" for name in ("data", "forward", "backward", "exchange", "optimizer")}
     return [

@@ -51,7 +51,7 @@ workers = Table(
 )
 scaling = Table(
     "scaling",
-    "{size} workers",
+    "workers: {size}",
     [
         scope,
         Col("size", "number", "workers"),
