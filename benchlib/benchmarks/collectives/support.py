@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from benchlib.runtime import group as process_group
-from benchlib.workloads.collective_ops import Place
+from benchlib.workloads.collective_ops import DTYPES, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Kind, slowest
 from benchlib.workloads.operations import OPS
 
@@ -54,8 +54,7 @@ def _try(kind: Kind, at: Place) -> str:
         trial.restore()
         trial.run()
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        message = " ".join(str(error).split()) or type(error).__name__
-        if kind[3] == "avg" and "can't be cast" in message:  # torch divides the sum, and has nowhere to put a fraction
+        if kind[3] == "avg" and not DTYPES[kind[2]].is_floating_point:  # a sum that is divided has a fraction
             return "it does not average whole numbers"
-        return message[:200]
+        return " ".join(str(error).split())[:200] or type(error).__name__
     return ""
