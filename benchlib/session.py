@@ -145,16 +145,15 @@ def _places(run: Run, verdict: Verdict) -> Any:
         return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
 
     here = str(run.path.resolve())
-    lines = [f"- report ({_word(run, verdict)}): {link(run.path / 'report.html')}", f"- run folder: `{here}`"]
+    lines = [
+        f"- report ({load(run.path, False, verdict).word}): {link(run.path / 'report.html')}",
+        f"- run folder: `{here}`",
+    ]
     if store := _lists(run):
         lines.append(f"- all runs: {link(store / 'index.html')}")
         if run.result is not None:  # else nothing to compare: stopped or broken
             lines.append(f"- compare: `benchlib compare OTHER_RUN {shlex.quote(here)}`")
     return _markdown(*lines)
-
-
-def _word(run: Run, verdict: Verdict) -> str:
-    return load(run.path, whole=False).model_copy(update={"verdict": verdict}).word
 
 
 # What the cells show.
@@ -290,7 +289,9 @@ def reading(run: Subject) -> Any:
 
 
 def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
-    return _markdown(f"**{_word(run, verdict) if run else verdict.verdict}**: {html.escape(verdict.sentence)}")
+    return _markdown(
+        f"**{load(run.path, False, verdict).word if run else verdict.verdict}**: {html.escape(verdict.sentence)}"
+    )
 
 
 def provenance(run: Subject) -> "pandas.DataFrame":

@@ -1,5 +1,6 @@
 """``benchlib doctor``: what this machine can run, which sensors and optional parts are there, and how to get what is missing."""
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -20,7 +21,7 @@ from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
 
 NOTEBOOKS = "pip install -e '.[notebooks]'"
-OPTIONAL = (
+OPTIONAL = (  # modules and programs
     ("jupyterlab", "notebooks by hand", NOTEBOOKS),
     ("papermill", "headless runs and reports", NOTEBOOKS),
     ("ipywidgets", "live progress in JupyterLab", NOTEBOOKS),
@@ -28,8 +29,6 @@ OPTIONAL = (
     ("amdsmi", "power, temperature and energy of AMD GPUs", "install amd-smi-lib of ROCm and its Python package"),
     ("torch_xla", "TPUs", "pip install torch_xla[tpu] on a TPU machine"),
     ("pytest", "the tests", "pip install -e '.[test]'"),
-)
-PROGRAMS = (
     ("kubectl", "runs on Kubernetes", KUBECTL),
     ("sbatch", "runs on a SLURM cluster", SLURM),
     ("torchx", "runs through TorchX", TORCHX),
@@ -66,23 +65,17 @@ def examine() -> Iterator[Finding]:
     for name, reason in probe.get("libraries", {}).items():
         yield Finding(f"collective {name}", not reason, reason or "ready")
     yield from _sensors()
-    for module, use, install in OPTIONAL:
-        yield Finding(module, importlib.util.find_spec(module) is not None, use, install)
-    for program, use, install in PROGRAMS:
-        yield Finding(program, shutil.which(program) is not None, use, install)
+    for name, use, install in OPTIONAL:
+        yield Finding(name, bool(importlib.util.find_spec(name) or shutil.which(name)), use, install)
     yield from _files()
 
 
 def _sensors() -> Iterator[Finding]:
     from benchlib.core.sensors import Sensors
 
-    sensors = Sensors([os.getpid()])
-    try:
+    with contextlib.closing(Sensors([os.getpid()])) as sensors:
         readings, missing = sensors.read(), sensors.availability()
-    finally:
-        sensors.close()
-    there = sorted(name for name, value in readings.items() if value is not None and name not in missing)
-    yield Finding("sensors", True, ", ".join(there) or "none")
+    yield Finding("sensors", True, ", ".join(sorted(readings.keys() - missing.keys())) or "none")
     for name, reason in sorted(missing.items()):
         yield Finding(f"sensor {name}", False, reason)
 

@@ -8,7 +8,7 @@ import click
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import OUT
 from benchlib.commands.output import place, say
-from benchlib.commands.run import keep, not_stored, seen, settled, write_index
+from benchlib.commands.run import keep, not_stored, settled, write_index
 from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError, unexpected
 from benchlib.core.files import outputs
@@ -41,7 +41,7 @@ def _judged_and_rendered(run_dir: Path) -> int:
         return EXIT_PASS
     settled(run_dir)
     verdict = judging.judged(Run(run_dir))
-    word = seen(run_dir, verdict).word
+    word = load(run_dir, False, verdict).word
     try:
         say((word, look(word).colour), f"  {place(keep(run_dir, verdict))}")
     except StorageError as error:

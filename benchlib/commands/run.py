@@ -236,13 +236,9 @@ def not_stored(error: StorageError, word: str = "error") -> int:
     return EXIT_BROKEN
 
 
-def seen(run_dir: Path, verdict: Verdict) -> Record:
-    return load(run_dir, whole=False).model_copy(update={"verdict": verdict})
-
-
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
-    checks, record, run = verdict.checks, seen(run_dir, verdict), Run(run_dir)
+    checks, record, run = verdict.checks, load(run_dir, False, verdict), Run(run_dir)
     # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
     first = sorted(checks, key=lambda item: (item.status != "FAIL", item.word == "INCOMPLETE", not item.gates))
     show_table(
@@ -290,7 +286,7 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
 def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
     from benchlib.show import machine_page
 
-    records = [seen(outcome.run_dir, outcome.verdict) for outcome in outcomes]
+    records = [load(outcome.run_dir, False, outcome.verdict) for outcome in outcomes]
     show_table(
         {"benchmark": run.benchmark, "verdict": Text(run.word, look(run.word).colour), "summary": run.verdict.sentence}
         for run in records

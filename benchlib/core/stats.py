@@ -6,7 +6,7 @@ other and say less than as many independent samples do: their interval comes fro
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,16 +16,10 @@ MIN_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 MIN_DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Of n samples, in their unit. The interval is None for fewer than five samples: not even their range holds the median so often."""
+class Summary(NamedTuple):
+    """Of samples, in their unit. The interval is None for fewer than five: not even their range holds the median so often."""
 
-    n: int
     median: float
-    mean: float
-    p05: float
-    p95: float
-    p99: float
     ci_low: float | None
     ci_high: float | None
 
@@ -33,9 +27,8 @@ class Summary:
 def summary(samples: Sequence[float]) -> Summary:
     """Summarise finite samples; none, or one that is not finite, raises ``ValueError``."""
     values = finite(samples)
-    low, high = median_interval(values) if len(values) >= MIN_FOR_INTERVAL else (None, None)
-    p05, median, p95, p99 = (float(value) for value in np.percentile(values, [5, 50, 95, 99]))
-    return Summary(len(values), median, float(values.mean()), p05, p95, p99, low, high)
+    ends = median_interval(values) if len(values) >= MIN_FOR_INTERVAL else (None, None)
+    return Summary(float(np.percentile(values, 50)), *ends)
 
 
 def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float]:

@@ -255,10 +255,10 @@ def _built(benchmark: str, content: str) -> BaseConfig | None:
     return None
 
 
-def load(folder: Path | str, whole: bool = True) -> Record:
+def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None) -> Record:
     """Read a run folder. Raises nothing: what cannot be read, or changed after the run, is a sentence in ``problems``.
 
-    Not ``whole``: without samples, tables and limits, as lists need it.
+    Not ``whole``: without samples, tables and limits, as lists need it. ``verdict`` stands in for the stored one.
     """
     path, problems, parts = Path(folder), list[str](), dict[str, Any]()
 
@@ -271,6 +271,7 @@ def load(folder: Path | str, whole: bool = True) -> Record:
 
     for name in ("config", "machine", "result", "verdict", "status"):
         parts[name] = read(lambda name=name: read_part(path / f"{name}.json", tables=whole))
+    parts["verdict"] = verdict or parts["verdict"]
     if parts["config"] is None and not problems:
         problems.append("the folder has no config.json")
     elif parts["config"] is not None and (lacks := [name for name in NAMING if name not in parts["config"]]):

@@ -165,7 +165,7 @@ def _point(row: Row, base: Row, trusted: bool) -> dict[str, Any]:
         scale = rate / ideal * steps.median / first.median
         point |= {"low": scale * shorter, "high": scale * longer}
     else:
-        point["why"] |= dict.fromkeys(("low", "high"), f"{steps.n} steps have no interval")
+        point["why"] |= dict.fromkeys(("low", "high"), f"{len(row['steps_s'])} steps have no interval")
     if (predicted := row.get("predicted_step_s")) and trusted:
         return point | {"predicted": row["batch_size"] / predicted / ideal, "error": steps.median / predicted - 1}
     point["why"] |= dict.fromkeys(("predicted", "error"), "no prediction, or one of a model that is too far off")

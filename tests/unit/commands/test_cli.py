@@ -12,7 +12,9 @@ from benchlib.cli import main
 from benchlib.commands import output
 from benchlib.commands import run as runner
 from benchlib.commands.list import budget_s
-from benchlib.config.schema import read_params
+from benchlib.config import cluster
+from benchlib.config.schema import read_params, tier_names
+from benchlib.core.machine import BACKENDS
 from benchlib.core.text import duration
 from benchlib.judge.checks import Check, verdict_of
 from benchlib.launch import plan
@@ -123,8 +125,7 @@ def test_what_was_named_and_skipped_is_exit_code_3_and_a_tier_may_skip(tmp_path,
 
 def test_list_names_everything(call):
     output = call("list").output
-    for name in ("squad", "machine", "quick", "weekend", "cuda", "rocm", "xpu", "tpu", "mps"):
-        assert name in output
+    assert all(name in output for name in (*BENCHMARKS, *tier_names(), *BACKENDS, *cluster.names()))
     assert f"at most {duration(budget_s(read_params('tiers', 'quick')))}" in " ".join(output.split())
 
 

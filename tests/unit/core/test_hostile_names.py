@@ -61,12 +61,3 @@ def test_a_stored_config_leads_nowhere_else(tmp_path, field, value):
     assert not (tmp_path / "baselines").exists()
     assert verdict.judged(Run(run)).broken
     assert "<script>alert" not in report.html(Run(run))
-
-
-@pytest.mark.parametrize("started", [-1.0, 4e11, 10**200])
-def test_times_that_no_calendar_has(tmp_path, started):
-    out = tmp_path / "out"
-    run, _ = place(out, started_at=started), place(out, "squad-cpu-101501-bbbbbb")
-    assert "result.json: not of this version (started_at" in report.html(Run(run))
-    code, listed = command("list", "--runs", out=out)
-    assert (code, listed.count("PASS"), listed.count("DAMAGED")) == (0, 1, 1)

@@ -52,7 +52,6 @@ def test_what_is_shown_follows_the_events(events, line, left_s):
     [
         {"kind": "plan", "planned_steps": "all"},
         {"kind": "step", "step": 4, "loss": "low"},
-        {"kind": "step", "step": 4, "samples": "many"},
         {"kind": "progress", "done": 9},
         {"kind": "progress", "done": 9, "total": 10, "member": "bf16"},
     ],
