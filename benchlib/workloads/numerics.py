@@ -21,27 +21,20 @@ import numpy as np
 
 def max_abs(a: np.ndarray, b: np.ndarray) -> float:
     """Return max |a - b|; 0 of nothing."""
-    return _largest(np.abs(_difference(a, b)))
+    return _finite(float(np.max(np.abs(_difference(a, b)), initial=0.0)))
 
 
 def relative_l2(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:
     """Return ||a - b|| / max(||b||, floor); 0 where both are equal, infinity where only ``b`` and ``floor`` are 0."""
-    difference = norm(_difference(a, b))
-    scale = max(norm(b), floor)
-    if math.isnan(difference) or math.isnan(scale):
-        return math.nan
+    difference, scale = norm(_difference(a, b)), max(norm(b), floor)
     if difference == 0.0:
         return 0.0
-    return difference / scale if scale else math.inf
+    return difference / scale if scale else difference * math.inf
 
 
 def norm(a: np.ndarray) -> float:
-    """Return the Euclidean norm over all elements, without overflow or underflow on the way."""
-    flat = np.abs(_wide(a)).ravel()
-    largest = _largest(flat)
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    return float(largest * math.sqrt(float(np.sum(np.square(flat / largest)))))
+    """Return the Euclidean norm over all elements."""
+    return _finite(float(np.linalg.norm(_wide(a))))
 
 
 def one_minus_cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -52,9 +45,7 @@ def one_minus_cosine(a: np.ndarray, b: np.ndarray) -> float:
     of 5e-17) is still distinguishable from 0. Two zero vectors agree (0); one of them alone has no direction (1).
     """
     length_a, length_b = norm(a), norm(b)
-    if not (math.isfinite(length_a) and math.isfinite(length_b)):
-        return math.nan
-    if length_a == 0.0 or length_b == 0.0:
+    if 0.0 in (length_a, length_b):
         return 0.0 if length_a == length_b else 1.0
     u, v = _wide(a).ravel() / length_a, _wide(b).ravel() / length_b
     return float(np.sum(np.square(u - v)) / 2)
@@ -76,8 +67,7 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return _wide(a) - _wide(b)
 
 
-def _largest(a: np.ndarray) -> float:
-    value = float(np.max(a, initial=0.0))
+def _finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 

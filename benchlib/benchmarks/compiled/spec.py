@@ -108,15 +108,17 @@ def _to_time(config: Any) -> list[str]:
     return [f"{name} at {batch} x {length}" for name in names for batch, length in config.shapes]
 
 
+def _apart(table: Table, column: str, limit: Limit, *more: tuple[Ref, float]) -> list[tuple[Ref, Any]]:
+    """Return how far a column may be apart; a reference that is itself farther off than any may be proves nothing."""
+    return [(table[column], table["limit"]), (table["reference_error"], MAX_EASED * limit.value), *more]
+
+
 def _logits(table: Table) -> list[tuple[Ref, Any]]:
-    """Return how far logits may be apart; a reference that is itself farther off than any proves nothing."""
-    own = [(table["max_abs"], table["limit"]), (table["reference_error"], MAX_EASED * LOGITS_LIMIT.value)]
-    return [*own, (table["one_minus_cos"], COSINE_LIMIT.value)]
+    return _apart(table, "max_abs", LOGITS_LIMIT, (table["one_minus_cos"], COSINE_LIMIT.value))
 
 
 def _relative(table: Table) -> list[tuple[Ref, Any]]:
-    own = [(table["relative"], table["limit"]), (table["reference_error"], MAX_EASED * GRADIENTS.value)]
-    return [*own, (table["unequal"], 0.0)]
+    return _apart(table, "relative", GRADIENTS, (table["unequal"], 0.0))
 
 
 def _latency(name: str, **more: Any) -> Iterator[Metric]:

@@ -141,10 +141,8 @@ def _prepare(bench: Bench) -> None:
     if config.golden:
         tell("phase", name="data")
         bench.fields = golden.read(folder)
-        if config.planted_layer >= 0 or golden.WEIGHTS not in bench.fields["files"]:
-            layers.require_layer(
-                weights.loaded(config, folder, "eager")[0], config.planted_layer
-            )  # once, not by each member
+        if config.planted_layer >= 0 or golden.WEIGHTS not in bench.fields["files"]:  # once, not by each member
+            layers.require_layer(weights.loaded(config, folder, "eager")[0], config.planted_layer)
         return
     tell("phase", name="model")
     bench.fields = inputs.prepare(config, folder)
@@ -255,37 +253,29 @@ def _run(bench: Bench) -> Row:
     """Return what there is one of: the model, the reference and how far it is from the fp64 reference."""
     config, fields, meta, errors = bench.config, bench.fields, bench.reference.recording.meta, bench.reference.errors
     model, outputs = fields["model"], sha256(bench.folder / golden.REFERENCE / recording.OUTPUTS)
-    row: Row = {name: model[name] for name in ("init", "description", "parameters")}
-    row |= {"model": model["name"], "weights_sha256": model["sha256"], "cases_sha256": fields["inputs_sha256"]}
-    row |= {"stand_in": _stand_in(config, model), "cases": len(fields["cases"]), "device": meta["device"]}
+    hashes = (model["sha256"], fields["inputs_sha256"], outputs)
+    row: Row = dict(zip(("weights_sha256", "cases_sha256", "outputs_sha256"), hashes, strict=True))
+    row |= {name: model[name] for name in ("init", "description", "parameters")} | {"model": model["name"]}
+    # The end of the names of metrics: what stands in for a real model on real text.
+    stand_ins = {"minisquad": config.data == "minisquad", "files": config.data == "files"}
+    stand_ins |= {"tiny": model["name"] == EMBEDDED_MODEL, "random": model["init"] == "random"}
+    row |= {"stand_in": "".join(f"_{name}" for name, is_so in stand_ins.items() if is_so)}
+    # By content what the config names by path, so that a baseline holds on another machine too; a golden folder's date is none.
+    golden_sha256 = hashlib.sha256(" ".join(hashes).encode()).hexdigest() if config.golden else ""
+    identity = {"model": hashes[0] if Path(config.model).is_absolute() else "", "golden": golden_sha256}
+    identity |= {"dev_file": hashes[1] if config.dev_file else ""}
+    row |= {"identity": {name: digest for name, digest in identity.items() if digest}, "cases": len(fields["cases"])}
     row |= {"reference_backend": meta["backend"], "reference_torch": meta["environment"]["torch"]}
-    row |= {"outputs_sha256": outputs, "identity": _identity(bench, outputs), "dev_f1": bench.f1}
     row["reference_case"] = max(errors, key=lambda case: errors[case], default="")
-    row["reference_error"] = errors.get(row["reference_case"])
     limit = numerics.limit(config.backend, "fp32", numerics.LOGITS, meta["backend"])
-    row["reference_limit"] = numerics.MAX_EASED * limit.value
+    row |= {"reference_limit": numerics.MAX_EASED * limit.value, "device": meta["device"]}
     row["golden"] = Path(config.golden).name
-    row["golden_age_s"] = max(0.0, time.time() - fields["created_at"]) if config.golden else None
-    row["last_loss"] = next(iter(meta.get("curve", ())[-1:]), None)
-    reasons = {"reference_error": bench.no_truth, "golden_age_s": "it was computed in this run"}
-    reasons["last_loss"] = "nothing was trained: train_steps = 0"
-    reasons["dev_f1"] = "there is no dev set"
-    return row | {"why": {name: why for name, why in reasons.items() if row[name] is None}}
-
-
-def _stand_in(config: ParityConfig, model: Row) -> str:
-    """Return the end of the names of metrics: what stands in for a real model on real text; '' for neither."""
-    data = {"minisquad": "_minisquad", "files": "_files", "squad": ""}[config.data]
-    tiny = "_tiny" if model["name"] == EMBEDDED_MODEL else ""
-    return data + tiny + ("_random" if model["init"] == "random" else "")
-
-
-def _identity(bench: Bench, outputs_sha256: str) -> Row:
-    """Return by content what the config names by path, so that a baseline holds on another machine too."""
-    config, fields = bench.config, bench.fields
-    identity: Row = {"model": fields["model"]["sha256"]} if Path(config.model).is_absolute() else {}
-    identity |= {"dev_file": fields["inputs_sha256"]} if config.dev_file else {}
-    if config.golden:  # its date of recording is not what it holds
-        parts = (fields["model"]["sha256"], fields["inputs_sha256"], outputs_sha256)
-        identity["golden"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
-    return identity
+    age_s = max(0.0, time.time() - fields["created_at"]) if config.golden else None
+    optional = {
+        "reference_error": (errors.get(row["reference_case"]), bench.no_truth),
+        "golden_age_s": (age_s, "it was computed in this run"),
+        "last_loss": (next(iter(meta.get("curve", ())[-1:]), None), "nothing was trained: train_steps = 0"),
+        "dev_f1": (bench.f1, "there is no dev set"),
+    }
+    row |= {name: value for name, (value, _) in optional.items()}
+    return row | {"why": {name: why for name, (value, why) in optional.items() if value is None}}

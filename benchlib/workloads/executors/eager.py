@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class Compiled(TorchExecutor):
     def run(self, placed: Inputs) -> Logits:
         """Compute by the compiled graph, which a new shape may add to."""
         assert self.module is not None, "closed"
-        with torch.no_grad(), quiet(), built():
+        with torch.no_grad(), quiet():
             logits: Logits = self.module(**placed)
         return logits
 
@@ -223,21 +223,6 @@ def require_compiler() -> str:
     return compiler
 
 
-@contextlib.contextmanager
-def built() -> Iterator[None]:
-    """Tell a compiler that lacks its headers apart from one that fails: the former is ``BackendUnavailable``."""
-    try:
-        yield
-    except Exception as error:  # Inductor wraps the compiler's words in errors of several kinds
-        if "Python.h" not in str(error):
-            raise
-        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        raise BackendUnavailable(
-            f"the C++ compiler finds no Python.h: install the headers of Python {version} "
-            "(Debian: apt install python3-dev)"
-        ) from error
-
-
 def export(model: torch.nn.Module, example: Inputs, where: torch.device) -> torch.export.ExportedProgram:
     """Return the graph of a model on ``where``: from the example's arguments to (start, end), B and S free.
 
@@ -274,7 +259,7 @@ def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs
     program = export(model.to(where), example, where)
     export_s = time.monotonic() - begin
     # torch._inductor is where torch's documentation has these two functions: there is no other name.
-    with torch.no_grad(), quiet(), built():
+    with torch.no_grad(), quiet():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     package = torch._inductor.aoti_load_package(str(path), device_index=-1 if where.index is None else where.index)
     description = described("AOTInductor of {}", member) | {

@@ -17,9 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchlib.workloads.answer_loss import answer_losses
 
-_NOISY = [f"torch.{name}" for name in ("onnx", "export", "_export", "_inductor", "_dynamo", "_subclasses")]
-_NOISY += ["onnxscript", "onnx_ir"]
-
 
 def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Return the graph of ``module(**inputs)``, tensors to tensors. Raises what ``torch.export`` raises."""
@@ -70,16 +67,14 @@ def _require_no_dropout(module: torch.nn.Module) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the exporters' hints and deprecations out of the logs; errors are raised as ever."""
-    levels = {name: logging.getLogger(name).level for name in _NOISY}
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for name in _NOISY:
-            logging.getLogger(name).setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(before)
 
 
 class _Wrapped(torch.nn.Module):

@@ -51,9 +51,8 @@ def _dim(dim: int, x: Value) -> int:
 
 
 def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
-    if dims is None or (not isinstance(dims, int) and not dims):
-        return list(range(x.rank))
-    return [_dim(dim, x) for dim in ([dims] if isinstance(dims, int) else dims)]
+    dims = [dims] if isinstance(dims, int) else dims or range(x.rank)
+    return [_dim(dim, x) for dim in dims]
 
 
 # Element by element

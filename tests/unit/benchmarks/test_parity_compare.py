@@ -5,14 +5,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForQuestionAnswering
 
-from benchlib.benchmarks.parity import compare as comparing
 from benchlib.benchmarks.parity import recording
 from benchlib.benchmarks.parity.compare import Reference, best_span, compare
 from benchlib.core.errors import UserError
-from benchlib.workloads.encoders import TINY
 from benchlib.workloads.executors import MEMBERS
 from benchlib.workloads.numerics import (
     BATCH,
@@ -178,7 +174,7 @@ def test_a_truth_with_a_nan_still_says_how_far_the_reference_is(judged):
     assert judged(truth={name: array * math.nan for name, array in exact.items()})[LOGITS, "dev"]["limit"] == 1e-5
 
 
-@pytest.mark.parametrize("k", range(DEPTH))
+@pytest.mark.parametrize("k", [0, DEPTH - 1])
 def test_a_perturbed_layer_is_found_where_it_is_and_decides_nothing(judged, k):
     """Layer k is off by 1.001 of the limit and all later ones by much more, the earlier ones by just less than it."""
     states = layers()
@@ -297,30 +293,6 @@ def test_only_rows_whose_best_span_leads_clearly_are_compared(judged):
     assert judged(reference={"outputs": plain}, outputs=own)[SPANS, "len8-batch4"]["value"] == 1.0
     nothing = {name: np.zeros_like(array) for name, array in outputs().items()}
     assert judged(reference={"outputs": nothing}, outputs=nothing)[SPANS, ""]["status"] == "skipped"
-
-
-def test_a_head_that_was_drawn_anew_fails_at_any_limit(tmp_path):
-    """Logits of a real encoder: in bf16 and on a TPU a fresh question answering head is not taken for the trained one."""
-    torch.manual_seed(0)
-    model = AutoModelForQuestionAnswering.from_pretrained(TINY, attn_implementation="eager").eval()
-    ids = torch.randint(5, model.config.vocab_size, (4, 32))
-    mask = (torch.arange(32) < torch.tensor([[32], [20], [11], [5]])).long()
-    with torch.no_grad():
-        hidden = model.bert(input_ids=ids, attention_mask=mask).last_hidden_state
-
-    def logits(head):
-        with torch.no_grad():
-            sides = head(hidden).numpy()
-        return {f"a/{name}": np.ascontiguousarray(sides[..., n]) for n, name in enumerate(comparing.HEADS)}
-
-    trained = write(tmp_path / "trained", outputs=logits(model.qa_outputs))
-    for seed in range(5):
-        torch.manual_seed(seed)
-        own = write(tmp_path / str(seed), {"backend": "tpu"}, outputs=logits(torch.nn.Linear(hidden.shape[-1], 2)))
-        for member in (MEMBERS["exact"], BF16):
-            rows = compare(Reference(trained, None, {"a/attention_mask": mask.numpy()}), own, member)
-            wrong = {row["quantity"] for row in rows if "value" in row and not row["value"] <= row["limit"]}
-            assert {LOGITS, COSINE} <= wrong
 
 
 def test_a_recording_is_whole_or_absent_and_never_overwritten(tmp_path):

@@ -3,7 +3,6 @@
 import functools
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -282,25 +281,3 @@ def test_literals_are_exact():
     assert emit.literal(-np.inf, "f32") == "0xFF800000"
     with pytest.raises(ValueError, match="beyond 32 bits"):
         emit.literal(2**40, "i32")
-
-
-def test_the_independent_converter_gives_the_same_numbers(answers):
-    """torch-mlir knows nothing of this kit's table."""
-    fx = pytest.importorskip("torch_mlir.fx", reason="pip install torch-mlir")
-    decompositions = pytest.importorskip("torch_mlir.extras.fx_decomp_util").get_decomposition_table()
-    model, converted = answers
-    module = export.Answers(model)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of its own use of torch
-        program = torch.export.export(module, (), inputs(), strict=False).run_decompositions(decompositions)
-        text = str(fx.stateless_fx_import(program.graph_module, output_type="stablehlo"))
-    state = {**program.state_dict, **program.constants}
-    names = [spec.target for spec in program.graph_signature.input_specs if spec.target]
-    given = [state[name].detach().numpy() for name in names] + [value.numpy() for value in inputs().values()]
-    import jax
-
-    with jax.enable_x64(True):
-        other = runtimes.Xla(text, manifest.Manifest("main", 1, (), ()))
-        made = other.run(other.place(given))
-    for own, value in zip(computed(converted, inputs()), made, strict=True):
-        np.testing.assert_allclose(np.asarray(value), own, atol=1e-6)
