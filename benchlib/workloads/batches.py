@@ -6,6 +6,7 @@ Notation: F samples, G samples of a global batch, B samples of a micro-batch, S 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,36 +77,31 @@ def samples_of(steps: int, samples: int, global_batch: int) -> int:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors of B samples padded to S tokens, and what they cost. ``inputs`` are the model's keyword arguments."""
+    """Tensors of B samples padded to S tokens. ``inputs`` are the model's keyword arguments."""
 
     inputs: dict[str, torch.Tensor]  # int64 (B, S) each
     start: torch.Tensor | None  # int64 (B,)
     end: torch.Tensor | None  # int64 (B,)
-    samples: int
-    tokens: int  # real ones
-    padded_tokens: int  # B x S
+    tokens: int  # without padding
 
     @property
     def shape(self) -> tuple[int, int]:
         """(B, S) as processed."""
-        return self.samples, self.padded_tokens // self.samples
+        rows, length = self.inputs["input_ids"].shape
+        return rows, length
 
     def idle(self, tokens: int) -> "MicroBatch":
         """Return the beginning of the first sample, ``tokens`` long: what a rank without work computes, and nobody counts."""
         inputs = {name: tensor[:1, :tokens] for name, tensor in self.inputs.items()}
         first = torch.zeros(1, dtype=torch.int64)
-        size = inputs["input_ids"].numel()
-        return MicroBatch(inputs, first, first, 1, size, size)
+        return MicroBatch(inputs, first, first, inputs["input_ids"].numel())
 
     def to(self, device: torch.device) -> "MicroBatch":
-        if device.type == "cpu":
-            return self
-
-        def move(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        def move(tensor: torch.Tensor | None) -> Any:
             return None if tensor is None else tensor.to(device, non_blocking=True)
 
-        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
-        return MicroBatch(inputs, move(self.start), move(self.end), self.samples, self.tokens, self.padded_tokens)
+        inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
+        return MicroBatch(inputs, move(self.start), move(self.end), self.tokens)
 
 
 def padded_length(longest: int, multiple: int, max_length: int) -> int:
@@ -126,17 +122,14 @@ def collate(features: Features, indices: np.ndarray, pad_id: int, multiple: int 
     ids[real] = features.input_ids[(features.starts[indices][:, None] + np.arange(size))[real]]
     arrays = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
     if features.token_types:
-        arrays["token_type_ids"] = ((np.arange(size) >= features.context_start[indices][:, None]) & real).astype(
-            np.int64
-        )
+        second = np.arange(size) >= features.context_start[indices][:, None]
+        arrays["token_type_ids"] = (second & real).astype(np.int64)
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         line = torch.from_numpy(array)
         return line.pin_memory() if pin else line
 
-    positions = [
-        None if values is None else tensor(values[indices].astype(np.int64))
-        for values in (features.start_positions, features.end_positions)
-    ]
+    ends = (features.start_positions, features.end_positions)
+    start, end = (None if values is None else tensor(values[indices].astype(np.int64)) for values in ends)
     inputs = {name: tensor(array) for name, array in arrays.items()}
-    return MicroBatch(inputs, positions[0], positions[1], len(indices), int(lengths.sum()), real.size)
+    return MicroBatch(inputs, start, end, int(lengths.sum()))

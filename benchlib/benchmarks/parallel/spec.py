@@ -194,10 +194,8 @@ def _side_by_side(run: Rows) -> str:
 
 def _explained(run: Rows) -> str:
     shares = [share for row in main.rows(run) if (share := main["explained"].finite(row, run))]
-    if not shares:
-        return "Estimated memory; nothing was measured"
-    ends = dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares)))
-    return f"The model explains {' to '.join(ends)} of the measured memory"
+    ends = dict.fromkeys(f"{share:.0%}" for share in (min(shares, default=0), max(shares, default=0)))
+    return f"The model explains {' to '.join(ends)} of the measured memory" if shares else "Estimated memory"
 
 
 def _efficient(run: Rows) -> str:

@@ -96,7 +96,7 @@ class Balance:
         # AdamW keeps two moments beside weights and gradients.
         held = 4.0 * sum(parameter.numel() * parameter.element_size() for parameter in self.work.model.parameters())
         longest = batch(min(2, config.batch_size), 1.0)
-        token_bytes = self._kept_bytes(longest) / longest.padded_tokens
+        token_bytes = self._kept_bytes(longest) / math.prod(longest.shape)
         limit = 1e9 * config.memory_limits_gb[self.world.rank] if config.memory_limits_gb else self._free_bytes(held)
         most = fitting(limit, held, token_bytes, longest.shape[1], config.global_batch)
         # At least 2, for else nothing tells samples from micro-batches.

@@ -96,8 +96,8 @@ class Xla(Native):
         """Return the program's inputs: B a multiple of the usual rows, where those beyond the batch's repeat its first and weigh 0."""
         assert batch.start is not None and batch.end is not None
         usual = self.task.config.batch_size
-        rows = torch.arange(math.ceil(batch.samples / usual) * usual)
-        filler = rows >= batch.samples
+        rows = torch.arange(math.ceil(batch.shape[0] / usual) * usual)
+        filler = rows >= batch.shape[0]
         rows[filler] = 0
         inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
         weights = torch.full((len(rows),), weight).masked_fill(filler, 0.0)

@@ -42,8 +42,10 @@ class SquadConfig(BaseConfig):
     )
     init: Literal["pretrained", "random"] = Field("pretrained", description="weights to start from")
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
-    attention_dropout: float = Field(-1.0, ge=-1, lt=1, description="of the attention weights; -1: the model's own")
-    hidden_dropout: float = Field(-1.0, ge=-1, lt=1, description="of the hidden states; -1: the model's own")
+    attention_dropout: float = Field(
+        -1.0, ge=-1, lt=1, description="dropout of the attention weights; -1: the model's own"
+    )
+    hidden_dropout: float = Field(-1.0, ge=-1, lt=1, description="dropout of the hidden states; -1: the model's own")
 
     max_length: int = Field(384, ge=16, le=8192, description="tokens per window: question and part of the context")
     doc_stride: int = Field(128, ge=0, le=8192, description="tokens shared by neighbouring windows")

@@ -206,8 +206,9 @@ class Native:
         self.optimizer.zero_grad(set_to_none=False)
 
     def cost(self, batch: MicroBatch, weight: float) -> tuple[int, int, int, float]:
-        counts = (batch.samples, batch.tokens, batch.padded_tokens) if weight else (0, 0, 0)
-        return *counts, self.flops(*batch.shape)
+        rows, length = batch.shape
+        counts = (rows, batch.tokens, rows * length) if weight else (0, 0, 0)
+        return *counts, self.flops(rows, length)
 
     def trial(self, number: int, mark: Callable[[str], None] = lambda phase: None) -> None:
         """Do the forward and backward pass of the step ``typical()[number]`` and leave the weights alone."""
