@@ -1,10 +1,12 @@
 """What a run on servers states: rates of each worker and of all, load against latency up to the knee, and that no query is lost."""
 
+from collections.abc import Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from benchlib.benchmarks.serving.config import ServingConfig
+from benchlib.config.schema import BaseConfig
 from benchlib.core.stats import percentile
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Line, lines
@@ -16,13 +18,10 @@ from benchlib.workloads.llm import served
 MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
 HOUR_S = 3600
 OUTCOMES = {"met": "met", "missed": "missed", "late": "the client was late"}
-# Fields that change how much is sent to whom, and not what a query is.
-WAYS = (
-    *("workers", "engine", "worker_count", "worker_slots", "sim_step_ms", "queries", "rounds", "arrivals", "loads"),
-    *("point_s", "refine", "concurrencies", "ttft_ms", "tpot_ms", "percentile", "deadline_s", "stall_s", "gone_s"),
-    *("recovery", "target_efficiency", "project_samples"),
-)
+QUERY = {"mode", "model", "precision", "prompt_tokens", "max_new", "concurrency"}  # fields that say what a query is
+WAYS = [name for name in ServingConfig.model_fields if name not in BaseConfig.model_fields and name not in QUERY]
 rate = partial(Col, unit="queries/s", samples=True)
+in_gb = partial(Col, unit="GB", of=lambda held: held / 1e9, derived=False)
 
 
 def _efficiency(together: list[float], alone: list[float]) -> list[float]:
@@ -31,6 +30,14 @@ def _efficiency(together: list[float], alone: list[float]) -> list[float]:
 
 def _hours(samples: int, rates: list[float]) -> list[float]:
     return [samples / value / HOUR_S for value in rates]
+
+
+def _other(answers: int, same: int, exact: bool) -> int:
+    return (answers - same) * exact
+
+
+def _at(times_ms: list[float], percent: float) -> float:
+    return percentile(times_ms, percent / 100)
 
 
 scope = Col("work", of=str, needs="scope")  # of the run: what stands in for the work of a real user
@@ -45,8 +52,8 @@ workers = Table(
         Col("answered", "count", "answered in joint runs"),
         Col("cpu_share", "ratio", "CPU of its process"),
         *cols("resident_bytes device_bytes", "B"),
-        Col("resident_gb", "GB", "memory", lambda held: held / 1e9, "resident_bytes", derived=False),
-        Col("device_gb", "GB", "device memory", lambda held: held / 1e9, "device_bytes", derived=False),
+        in_gb("resident_gb", label="memory", needs="resident_bytes"),
+        in_gb("device_gb", label="device memory", needs="device_bytes"),
     ],
 )
 scaling = Table(
@@ -66,6 +73,7 @@ scaling = Table(
     ],
 )
 
+LIMITED = ("ttft", "tpot")
 TIMES = {"ttft": "first token", "tpot": "further tokens", "latency": "end to end", "late": "lateness of the client"}
 load = Table(
     "load",
@@ -92,7 +100,8 @@ load = Table(
             for kind, words in TIMES.items()
             for part in (50, 90, 99)
         ),
-        *(Col(f"{kind}_limit_ms", "ms", f"limit of the {TIMES[kind]}") for kind in ("ttft", "tpot")),
+        *(Col(f"{kind}_limit_ms", "ms", f"limit of the {TIMES[kind]}") for kind in LIMITED),
+        *(Col(f"{kind}_at_ms", "ms", TIMES[kind], _at, f"{kind}_ms percentile") for kind in LIMITED),
     ],
 )
 recovery = Table(
@@ -102,9 +111,7 @@ recovery = Table(
         *cols("queries failed repeated requeued answers same_answers after_return", "count"),
         Col("exact"),
         *cols("killed_s back_s", "s"),
-        Col(
-            "other_answers", "count", "", lambda all_, same, exact: (all_ - same) * exact, "answers same_answers exact"
-        ),
+        Col("other_answers", "count", "", _other, "answers same_answers exact"),
     ],
 )
 losses = served.losses()
@@ -155,15 +162,9 @@ def _knee(check: Check, run: Rows) -> Judged:
     if late := [row for row in rows if row["outcome"] == "late"]:
         why = text("undecided: at {rate} the client sent {late_p99_ms} late (p99) or at another rate", late[-1])
         return check.answer("SKIPPED", f"{why}; a quieter machine for the client decides it", gates=True)
-    missed = ""
-    for row in rows[-1:]:
-        part = next((part for part in (50, 90, 99) if part >= row["percentile"]), 99)
-        times = [
-            f"{TIMES[kind]} {{{kind}_p{part}_ms}} (p{part}), limit {{{kind}_limit_ms}}" for kind in ("ttft", "tpot")
-        ]
-        failed = "{failed} of {queries} failed; " * bool(row["failed"])
-        missed = text(f"at {{rate}}: {failed}{'; '.join(times)}", row)
-    return check.answer("FAIL", missed or "no rate was tried")
+    parts = [f"{TIMES[kind]} {{{kind}_at_ms}} (p{{percentile}}), limit {{{kind}_limit_ms}}" for kind in LIMITED]
+    missed = f"at {{rate}}: {{failed}} of {{queries}} failed; {'; '.join(parts)}"
+    return check.answer("FAIL", text(missed, rows[-1]) if rows else "no rate was tried")
 
 
 def _undecided(run: Rows) -> dict[str, list[str]]:
@@ -183,8 +184,8 @@ def _warnings(run: Rows) -> list[str]:
     if run.config and not run.config.workers and run.config.worker_count > 1 and not simulated:
         words.append("All workers share this machine: what one of them gains, another may lose.")
     words += served.in_texts(workers, run)
-    away = losses.where(event="down") if run.config and run.config.workers else None
-    words += [f"The numbers are those of the other workers: {row['because']}" for row in away.rows(run)] if away else []
+    if run.config and run.config.workers:
+        words += each(losses.where(event="down"), "The numbers are those of the other workers: {because}")(run)
     few = min((row["queries"] for row in opened.rows(run)), default=100)
     if few < 100:
         words.append(f"The shortest run of the sweep has {few} queries: its p99 is the largest. Set point_s higher.")
@@ -197,8 +198,8 @@ def _refuse(config: ServingConfig) -> None:
 
 
 def _up_to(run: Rows) -> str:
-    texts = [knee.text("Both limits hold up to {rate}", row, run) for row in knee.rows(run)]
-    return next(iter(texts), "No rate met both limits in the longer run")
+    texts = each(knee, "Both limits hold up to {rate}")(run)
+    return texts[0] if texts else "No rate met both limits in the longer run"
 
 
 def _raised(kind: str) -> Any:
@@ -220,13 +221,21 @@ def _raised(kind: str) -> Any:
 higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 first = partial(higher, headline=True)
 LIMITS = "sent by the schedule, both limits met at p{percentile} by {queries} queries; {samples_per_s} with the drain at the end"
-WORDS = {"ttft": "First token", "tpot": "Further tokens"}
-PLACES: dict[int, Any] = {90: {"percentile": 0.9}, 99: {"percentile": 0.99, "headline": True}}
 SWEPT = "phase rate queries samples_per_s goodput_per_s ttft_p99_ms tpot_p99_ms late_p99_ms outcome"
 OPEN = "of {queries} queries; open loop, from the schedule on"
 ALL = "{size} workers together at equal concurrency, by round"
 SHARE = "all together over the sum of each alone, in the same round"
 FULL = "{full_set} such samples / rate; start-up is apart"
+
+
+def _at_knee(kind: str, lose: float) -> Iterator[Metric]:
+    of, words = knee[f"{kind}_ms"], TIMES[kind].capitalize()
+    yield lower(f"{kind}_at_knee_ms_{{work}}", of, f"{words}, median", OPEN, may_lose=lose)
+    for part in (90, 99):
+        more: dict[str, Any] = {"percentile": part / 100, "headline": part == 99}
+        yield lower(f"{kind}_p{part}_at_knee_ms_{{work}}", of, f"{words}, p{part}", OPEN, **more)
+
+
 METRICS = [
     first("samples_per_s_all_{work}", joint["samples_per_s"], "All workers together", ALL, may_lose=0.25),
     higher("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", ALL, may_lose=0.25),
@@ -234,15 +243,7 @@ METRICS = [
     first("scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=_alone),
     first("knee_per_s_{work}", knee["rate"], "Highest rate sent within the limits", LIMITS, may_lose=0.35),
     higher("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
-    *(
-        lower(f"{kind}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, median", OPEN, may_lose=lose)
-        for (kind, words), lose in zip(WORDS.items(), (1.0, 0.5), strict=True)
-    ),
-    *(
-        lower(f"{kind}_p{part}_at_knee_ms_{{work}}", knee[f"{kind}_ms"], f"{words}, p{part}", OPEN, **place)
-        for kind, words in WORDS.items()
-        for part, place in PLACES.items()
-    ),
+    *(metric for kind, lose in (("ttft", 1.0), ("tpot", 0.5)) for metric in _at_knee(kind, lose)),
     lower("worker_memory_gb_{work}", workers.most("resident_bytes")["resident_gb"], "Memory of the fullest worker"),
     lower("device_memory_gb_{work}", workers.most("device_bytes")["device_gb"], "Device memory"),
     lower("dispatcher_cpu_ms_{work}", run["dispatcher_cpu_ms"], "Dispatcher, CPU per query", headline=True),
