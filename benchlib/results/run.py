@@ -199,8 +199,9 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {}
     try:
         table = parquet.read_table(pyarrow.BufferReader(data), columns=["metric", "value"])
-        for row in table.cast(pyarrow.schema([("metric", "string"), ("value", "float64")])).to_pylist():
-            samples.setdefault(row["metric"], []).append(float(row["value"]))
+        table = table.cast(pyarrow.schema([("metric", "string"), ("value", "float64")]))
+        for name, value in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            samples.setdefault(str(name), []).append(float(value))
     except (pyarrow.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError):
         # What pyarrow says of a damaged file is about its own buffers and thrift.
         raise UserError(f"{path}: no table of samples can be read from it; it was altered or damaged") from None
