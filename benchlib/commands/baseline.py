@@ -32,9 +32,7 @@ def verb() -> None:
 @verb.command("accept")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--reason", required=True, help="Why this run is the new normal; stored in the file.")
-@click.option(
-    "--add", is_flag=True, help="Keep the runs of the baseline as well: several show how much unchanged runs differ."
-)
+@click.option("--add", is_flag=True, help="Keep its runs as well: several show how much unchanged runs differ.")
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
 @click.option("--force", is_flag=True, help="Accept runs whose spread makes a limit more than twice as wide.")
 @click.option(

@@ -112,12 +112,8 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 @BACKEND
 @SET
 @click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
-@click.option(
-    "--planted", default="0.15,0.35,0.8", show_default=True, help="Injected slow-downs, as shares; '' for none."
-)
-@click.option(
-    "--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each injected slow-down."
-)
+@click.option("--planted", default="0.15,0.35,0.8", show_default=True, help="Injected slow-downs, as shares; '': none.")
+@click.option("--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each of them.")
 @OUT
 def verb(target: str, tier: str, backend: str, pairs: tuple[str, ...], out: Path | None, **runs: Any) -> None:
     """Measure what the gate of benchmark TARGET can detect on this machine.
