@@ -313,15 +313,11 @@ def shown(path: Path) -> str:
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
 @click.option("--max-restarts", type=click.IntRange(0, 100), metavar="N", help="Restart failed ranks N times at most.")
 @click.option(
-    "--repeat", type=click.IntRange(1, 20), default=1, metavar="N", help="Repeat what is undecided: N runs at most."
+    "--repeat", type=click.IntRange(1, 20), default=1, metavar="N", help="Repeat what noise leaves open, up to N runs."
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show what would run, a tier as a table, a benchmark in full; start nothing."
-)
-@click.option(
-    "--all", "everything", is_flag=True, help="With --dry-run: every benchmark in full, with every parameter."
-)
+@click.option("--dry-run", is_flag=True, help="Show what would run: a tier as a table, a benchmark in full.")
+@click.option("--all", "everything", is_flag=True, help="With --dry-run: every benchmark and parameter in full.")
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
 def verb(target: str, pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
