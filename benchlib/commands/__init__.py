@@ -48,10 +48,6 @@ def _sentence(error: Exception) -> str:
 
 # Made absolute here: the notebooks are executed in another folder.
 FOLDER = click.Path(file_okay=False, resolve_path=True, path_type=Path)
-BACKEND = click.option(
-    "--backend", "-b", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="Where."
-)
+BACKEND = click.option("--backend", "-b", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
 OUT = click.option("--out", type=FOLDER, help="Folder of the runs. [default: outputs]")
-SET = click.option(
-    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter; may be repeated."
-)
+SET = click.option("--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter; repeatable.")

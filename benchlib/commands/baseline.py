@@ -10,7 +10,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import one_line
-from benchlib.core.text import band_text, day, quantity
+from benchlib.core.text import band_text, day
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
@@ -18,8 +18,9 @@ from benchlib.judge.change import LOG, Spread, own_spread, pooled
 from benchlib.judge.checks import save_verdict, verdict_of
 from benchlib.judge.regression import disturbances
 from benchlib.results.metrics import Metric
-from benchlib.results.record import limits_of, load
+from benchlib.results.record import load
 from benchlib.results.run import Run
+from benchlib.show.digest import interval
 
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
@@ -32,9 +33,7 @@ def verb() -> None:
 @verb.command("accept")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--reason", required=True, help="Why this run is the new normal; stored in the file.")
-@click.option(
-    "--add", is_flag=True, help="Keep the runs of the baseline as well: several show how much unchanged runs differ."
-)
+@click.option("--add", is_flag=True, help="Keep its runs as well: several show how much unchanged runs differ.")
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
 @click.option("--force", is_flag=True, help="Accept runs whose spread makes a limit more than twice as wide.")
 @click.option(
@@ -79,14 +78,15 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, f
     Several runs must be of one kind. Each is judged again first.
     """
     runs = _acceptable(folders)
-    limits = limits_of(runs[0])
-    for run in runs:
-        for sentence in disturbances(load(run.path)):
-            say(("disturbed", "yellow"), f"  {one_line(run.path.name)}: {sentence}")
+    records = [load(run.path) for run in runs]
+    limits = records[0].limits
+    for record in records:
+        for sentence in disturbances(record):
+            say(("disturbed", "yellow"), f"  {one_line(record.run)}: {sentence}")
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
     accepted = baselines.load_baseline(path)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
-    spreads = baselines.known_spreads(load(runs[0].path), limits, calibration, accepted.runs)
+    spreads = baselines.known_spreads(records[0], limits, calibration, accepted.runs)
     rows = baselines.widths(accepted, limits, spreads)
     show_table(row.cells for row in rows)
     say(f"accepted: {path}\ncommit this file to share it.")
@@ -147,10 +147,8 @@ def _show(key: str) -> None:
     for metric in item.latest.metrics:
         value, band = _of_all_runs(item, metric, measured.spread(metric.name) if measured else None)
         limit = limits[metric.name].text(metric.direction) if metric.name in limits else ""
-        ends = (metric.ci_low, metric.ci_high)
-        interval = "" if None in ends else " to ".join(quantity(end or 0.0) for end in ends)
         cells = {"metric": metric.name, "value": value, "limit": limit, "A/A band": band, "n": metric.n}
-        rows.append(cells | {"95% interval of the latest run": interval})
+        rows.append(cells | {"95% interval of the latest run": interval(metric)})
     show_table(rows)
     show_table({"factor": name, "value": value} for name, value in item.fingerprint.items())
 

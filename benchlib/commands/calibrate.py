@@ -23,11 +23,11 @@ from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
 from benchlib.launch.launch import execute
 from benchlib.launch.plan import Plan, plan, prepare
-from benchlib.results.record import limits_of, load
-from benchlib.results.run import Run, fingerprint_key
+from benchlib.results.record import Record, load
+from benchlib.results.run import fingerprint_key
 
 SHARES: TypeAdapter[list[float]] = TypeAdapter(list[Annotated[float, Field(gt=0, le=10)]])
-Runs = dict[float, list[Run]]  # by the share by which they were slowed down; 0 are the unchanged ones
+Runs = dict[float, list[Record]]  # by the share by which they were slowed down; 0 are the unchanged ones
 
 
 def shares(text: str) -> list[float]:
@@ -76,9 +76,8 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
         say(f"  {number} of {len(schedule)}, {kind}: {run_dir.name}")
         try:
             execute(run_dir)
-            run = Run(run_dir)
-            verdict = judging.judge(run_dir, store / "no-baselines")
-            if verdict.broken or run.result is None or run.result.status != "complete":
+            verdict, run = judging.judge(run_dir, store / "no-baselines"), load(run_dir)
+            if verdict.broken or not run.complete:
                 raise UserError(verdict.sentence)
         except (UserError, RuntimeError) as error:
             raise UserError(f"{run_dir}: {str(error).strip().splitlines()[-1]}") from error
@@ -87,21 +86,20 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
 
 
 def _judge(base: Plan, runs: Runs) -> Calibration:
-    first = runs[0.0][0]
-    for run in runs[0.0][1:]:
+    unchanged, slowed = runs[0.0], {share: members for share, members in runs.items() if share}
+    first = unchanged[0]
+    for run in unchanged[1:]:
         if other := baselines.differences(run.fingerprint, first.fingerprint):
             name, now, before = other[0][:3]
-            raise UserError(f"{run.path}: {name} changed from {before} to {now} during the calibration")
-    records = {share: [load(run.path) for run in members] for share, members in runs.items()}
-    unchanged = records.pop(0.0)
-    metrics = [calibrate_metric(limit, unchanged, records) for limit in limits_of(first)]
+            raise UserError(f"{run.folder}: {name} changed from {before} to {now} during the calibration")
+    metrics = [calibrate_metric(limit, unchanged, slowed) for limit in first.limits]
     return Calibration(
         benchmark=base.config.benchmark,
         tier=base.config.tier,
         fingerprint=first.fingerprint,
         made_at=time.time(),
         runs=len(unchanged),
-        planted_runs=sum(map(len, records.values())),
+        planted_runs=sum(map(len, slowed.values())),
         metrics=[item for item in metrics if item is not None],
     )
 
@@ -112,12 +110,8 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 @BACKEND
 @SET
 @click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
-@click.option(
-    "--planted", default="0.15,0.35,0.8", show_default=True, help="Injected slow-downs, as shares; '' for none."
-)
-@click.option(
-    "--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each injected slow-down."
-)
+@click.option("--planted", default="0.15,0.35,0.8", show_default=True, help="Injected slow-downs, as shares; '': none.")
+@click.option("--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each of them.")
 @OUT
 def verb(target: str, tier: str, backend: str, pairs: tuple[str, ...], out: Path | None, **runs: Any) -> None:
     """Measure what the gate of benchmark TARGET can detect on this machine.

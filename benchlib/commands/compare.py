@@ -222,9 +222,7 @@ def _worth_cell(cell: cost.Cell) -> Text:
 @click.argument("sides", nargs=-1, metavar="REFERENCE OTHER...")
 @click.option("--all-metrics", is_flag=True, help="Show all metrics, not only key numbers and those with a limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole comparison as JSON.")
-@click.option(
-    "--html", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared."
-)
+@click.option("--html", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to share.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if sides are not comparable.")
 @click.option(
     "--cost",
@@ -234,9 +232,7 @@ def _worth_cell(cell: cost.Cell) -> Text:
     help="Compare by price: USD per device hour by run, host or machine, or without names in the order of the sides; "
     "on-demand or spot takes params/prices.yaml. May be repeated.",
 )
-@click.option(
-    "--deadline", default="", metavar="8h", help="With --cost: which machine is the cheapest within this time?"
-)
+@click.option("--deadline", default="", metavar="8h", help="Which machine is the cheapest within this time?")
 def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: Path | None, **options: Any) -> None:
     """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
 

@@ -11,10 +11,7 @@ from benchlib.core.errors import UserError
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--price",
-    type=click.FloatRange(0, min_open=True),
-    metavar="USD",
-    help="Of an hour of a device; of a CPU, of the machine.",
+    "--price", type=click.FloatRange(0, min_open=True), metavar="USD", help="Of a device (CPU: machine) hour."
 )
 def verb(folder: Path, price: float | None) -> None:
     """Write FOLDER/machine.html: whether this machine is right, fast and worth its price.

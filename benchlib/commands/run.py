@@ -312,31 +312,13 @@ def shown(path: Path) -> str:
 @SET
 @OUT
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
+@click.option("--max-restarts", type=click.IntRange(0, 100), metavar="N", help="Restart failed ranks N times at most.")
 @click.option(
-    "--max-restarts",
-    type=click.IntRange(0, 100),
-    metavar="N",
-    help="Restart the ranks after a failure, up to N times: --set max_restarts=N, with launcher=torchrun unless set.",
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1, 20),
-    default=1,
-    metavar="N",
-    help="Repeat a benchmark that noise leaves undecided, up to N runs in all.",
+    "--repeat", type=click.IntRange(1, 20), default=1, metavar="N", help="Repeat what noise leaves open, up to N runs."
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Show what would run: a table for a tier, settings and command lines for a benchmark; start nothing.",
-)
-@click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="With --dry-run: every benchmark of a tier in full, every parameter with its meaning.",
-)
+@click.option("--dry-run", is_flag=True, help="Show what would run: a tier as a table, a benchmark in full.")
+@click.option("--all", "everything", is_flag=True, help="With --dry-run: every benchmark and parameter in full.")
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
 def verb(target: str, words: tuple[str, ...], pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""

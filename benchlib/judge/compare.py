@@ -159,7 +159,7 @@ class Named(BaseModel):
         names, words = [run.run for run in side.runs], [run.word for run in side.runs]
         # A baseline keeps the hardware only.
         machines = [
-            "; ".join(run.parts or filter(None, map(run.fingerprint.get, ("cpu", "devices")))) for run in side.runs
+            "; ".join(run.components or filter(None, map(run.fingerprint.get, ("cpu", "devices")))) for run in side.runs
         ]
         return cls(label=side.label, runs=names, verdicts=words, machines=list(dict.fromkeys(filter(None, machines))))
 

@@ -61,7 +61,7 @@ class Machine:
 
     @property
     def hardware(self) -> str:
-        return "; ".join(self.first.parts or sorted(self.names.devices))
+        return "; ".join(self.first.components or sorted(self.names.devices))
 
     def plain(self) -> dict[str, Any]:
         return {

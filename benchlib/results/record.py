@@ -94,8 +94,9 @@ class Record(BaseModel):
         if self.reason:
             return f"accepted: {self.reason}"
         if self.verdict:
-            text = self.verdict.sentence
-            return f"{text.rstrip('.')}. Made by benchlib {self.version}." if self.other_version else text
+            text, version = self.verdict.sentence, self.setup.get("benchlib", "")
+            alike = not version or version.split(".")[:2] == __version__.split(".")[:2]  # else compared with nothing
+            return text if alike else f"{text.rstrip('.')}. Made by benchlib {version}."
         if self.at_work:
             return "The run is still going on."
         reason = self.status["reason"] if self.status else self.result.reason if self.result else ""
@@ -104,15 +105,6 @@ class Record(BaseModel):
         if self.status:
             return "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
         return "Nothing says how this run ended: it was killed with its supervisor, or never started."
-
-    @property
-    def version(self) -> str:
-        return str(self.machine.get("versions", {}).get("benchlib") or "")
-
-    @property
-    def other_version(self) -> bool:
-        """Whether another minor version made it: its metrics can be shown, and are compared with nothing."""
-        return bool(self.version) and self.version.split(".")[:2] != __version__.split(".")[:2]
 
     @property
     def complete(self) -> bool:
@@ -144,7 +136,7 @@ class Record(BaseModel):
         return list(backends.get(self.backend, {}).get("names", [])) if self.backend != "cpu" else []
 
     @property
-    def parts(self) -> list[str]:
+    def components(self) -> list[str]:
         """Its host, processor and accelerators, as far as they are known."""
         cpu, names = self.machine.get("cpu", {}), self.device_names
         processor = f"{cpu['model']} × {cpu.get('usable_cores', '?')}" if cpu.get("model") else ""
@@ -154,7 +146,7 @@ class Record(BaseModel):
     @functools.cached_property
     def hardware(self) -> str:
         """Its accelerators, else its processor, in a line; '' where nothing says."""
-        return "".join(self.parts[-1:]) if self.parts != [self.host] else ""
+        return "".join(self.components[-1:]) if self.components != [self.host] else ""
 
     @functools.cached_property
     def setup(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
         "started": moment(record.started_at),
         "duration": duration(record.ended_at - record.started_at) if record.ended_at else "",
         "question": own.question if own else "",
-        "hardware": "; ".join(record.parts),
+        "hardware": "; ".join(record.components),
         "gate": (record.verdict.gate if record.verdict else None) or {},
         "cards": _with_limits(cards(result), rows) if result else [],
         "checks": _by_kind(rows, {row["word"] for row in rows} - {"PASS", *UNJUDGED}),  # what needs a reader

@@ -280,7 +280,12 @@ def reading(page: Page) -> list[str]:
 
 def provenance(page: Page) -> list[dict[str, str]]:
     return [
-        {"run": run.run, "benchmark": run.benchmark, "hardware": run.hardware, "benchlib": run.version}
+        {
+            "run": run.run,
+            "benchmark": run.benchmark,
+            "hardware": run.hardware,
+            "benchlib": run.setup.get("benchlib", ""),
+        }
         for run in page.runs
     ]
 
