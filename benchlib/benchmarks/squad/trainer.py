@@ -8,7 +8,7 @@ import logging
 import math
 import tempfile
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from benchlib.core.events import Moment
 from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
-from benchlib.workloads.batches import MicroBatch, collate, steps_per_epoch
+from benchlib.workloads.batches import MicroBatch, collate
 from benchlib.workloads.training import Plan, Trained
 
 TRIALS = 3
@@ -175,16 +175,7 @@ def _plan(task: Task, model: Any) -> Plan:
 
     step_s = measured_step_s(task, trial, TRIALS)
     length = config.max_length if config.trainer_padding == "max_length" else float(windows.lengths.mean())
-    plan = make_plan(task, len(windows), step_s, config.global_batch * length)
-    totals = (_samples(steps, len(windows), config) for steps in (plan.total_steps, plan.planned_steps))
-    return replace(plan, total_samples=next(totals), samples=next(totals))
-
-
-def _samples(steps: int, count: int, config: SquadConfig) -> int:
-    """Return the samples of ``steps`` steps: with several ranks the Trainer fills the last micro-batches of an epoch
-    with samples from its start.
-    """
-    together = config.batch_size * config.world_size
-    whole = count if config.world_size == 1 else math.ceil(count / together) * together
-    epochs, rest = divmod(steps, steps_per_epoch(count, config.global_batch))
-    return epochs * whole + min(rest * config.global_batch, whole)
+    # With several ranks the Trainer fills the last micro-batches of an epoch with samples from its start.
+    together = config.batch_size * config.world_size if config.world_size > 1 else 1
+    samples = math.ceil(len(windows) / together) * together
+    return make_plan(task, samples, step_s, config.global_batch * length)
