@@ -96,19 +96,13 @@ class AnswerLoss(_Wrapped):
     """The loss of question answering, see ``answer_losses``."""
 
     def forward(
-        self,
-        start: torch.Tensor,
-        end: torch.Tensor,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
+        self, start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor | None = None, **inputs: torch.Tensor
     ) -> torch.Tensor:
         """Return the scalar loss of labels int64 (B,) and the model's own int64 (B, S) inputs.
 
         It is the mean over the rows, or with ``weight``, fp32 (B,), their weighted sum.
         """
-        losses = answer_losses(*self.sides(input_ids, attention_mask, token_type_ids), attention_mask, start, end)
+        losses = answer_losses(*self.sides(**inputs), inputs["attention_mask"], start, end)
         return losses.mean() if weight is None else (losses * weight).sum()
 
 
@@ -118,16 +112,9 @@ class Pullback(_Wrapped):
     Its gradients are those of the loss whose slopes by the logits are given.
     """
 
-    def forward(
-        self,
-        start_slope: torch.Tensor,
-        end_slope: torch.Tensor,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, start_slope: torch.Tensor, end_slope: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """Return a scalar of slopes fp32 (B, S) and the model's own inputs."""
-        start, end = self.sides(input_ids, attention_mask, token_type_ids)
+        start, end = self.sides(**inputs)
         return (start * start_slope).sum() + (end * end_slope).sum()
 
 
