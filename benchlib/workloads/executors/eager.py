@@ -225,15 +225,6 @@ def require_compiler() -> str:
     return compiler
 
 
-def export(model: torch.nn.Module, example: Inputs, where: torch.device) -> torch.export.ExportedProgram:
-    """Return the graph of a model on ``where``: from the example's arguments to (start, end), B and S free.
-
-    Raises what ``torch.export`` raises where the model fixes B or S.
-    """
-    with torch.no_grad():
-        return exported(Answers(model), {name: tensor.to(where) for name, tensor in example.items()})
-
-
 class Packaged(TorchExecutor):
     """A loaded package of AOTInductor, without gradients."""
 
@@ -258,7 +249,7 @@ def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs
     compiler = require_compiler()
     path = folder / "model.pt2"
     begin = time.monotonic()
-    program = export(model.to(where), example, where)
+    program = exported(model.to(where), example, where)
     export_s = time.monotonic() - begin
     # torch._inductor is where torch's documentation has these two functions: there is no other name.
     with torch.no_grad(), quiet():

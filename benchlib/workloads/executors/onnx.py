@@ -13,8 +13,8 @@ import torch
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.executors import Member
-from benchlib.workloads.executors.eager import Executor, Inputs, Logits, export, require_package
-from benchlib.workloads.stablehlo.export import quiet
+from benchlib.workloads.executors.eager import Executor, Inputs, Logits, require_package
+from benchlib.workloads.stablehlo.export import exported, quiet
 
 OUTPUTS = ["start", "end"]
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -30,7 +30,7 @@ def write_onnx(model: torch.nn.Module, example: Inputs, path: Path) -> dict[str,
     for name in ("onnx", "onnxscript"):
         require_package(name)
     begin = time.monotonic()
-    program = export(model.to("cpu"), example, torch.device("cpu"))
+    program = exported(model.to("cpu"), example, torch.device("cpu"))
     with torch.no_grad(), quiet():
         converted = torch.onnx.export(
             program, dynamo=True, input_names=list(example), output_names=OUTPUTS, verbose=False

@@ -36,13 +36,16 @@ def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Export
         return _export_forward_backward(torch.export.export(module, (), dict(inputs), strict=False))
 
 
-def exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """Return the graph of ``module(**example)`` with the first two sizes of its inputs free."""
-    inputs = trace_inputs(example)
+def exported(model: torch.nn.Module, example: Mapping[str, torch.Tensor], where: torch.device) -> ExportedProgram:
+    """Return the graph of a model on ``where``: from the example's arguments to (start, end), B and S free.
+
+    Raises what ``torch.export`` raises where the model fixes B or S.
+    """
+    inputs = {name: tensor.to(where) for name, tensor in trace_inputs(example).items()}
     free = torch.export.Dim.DYNAMIC  # an error, not a constant, where a size is not free
     sizes = {name: dict.fromkeys(range(min(2, tensor.ndim)), free) for name, tensor in inputs.items()}
-    with quiet():
-        return torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
+    with torch.no_grad(), quiet():
+        return torch.export.export(Answers(model), (), inputs, dynamic_shapes=sizes, strict=False)
 
 
 def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
