@@ -33,8 +33,11 @@ def relative_l2(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:
 
 
 def norm(a: np.ndarray) -> float:
-    """Return the Euclidean norm over all elements."""
-    return _finite(float(np.linalg.norm(_wide(a))))
+    """Return the Euclidean norm over all elements, without overflow or underflow on the way."""
+    largest = max_abs(a, np.zeros_like(a))
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    return float(largest * math.sqrt(float(np.sum(np.square(np.abs(_wide(a)).ravel() / largest)))))
 
 
 def one_minus_cosine(a: np.ndarray, b: np.ndarray) -> float:

@@ -48,17 +48,14 @@ class Exercise:
 
     def run(self, latency: bool = True) -> "Exercise":
         """Do everything; without ``latency`` no time is taken."""
-        parts = [self._outputs, self._repeats, self._invariance, self._layers]
-        if self.executor.module is None:
+        graph = self.executor.module is None
+        if graph:
             self.absent |= dict.fromkeys((LOSS, GRADIENTS, CURVE), "a compiled graph without gradients")
-        else:
-            parts.append(self._gradients)
-        if latency and self.config.latency_runs:
-            parts.append(self._latency)
-        else:
+        timed = latency and self.config.latency_runs > 0
+        if not timed:
             self.absent[LATENCY] = "latency_runs = 0" if latency else "not timed"
-        if self.executor.module is not None:
-            parts.append(self._curve)
+        parts = [self._outputs, self._repeats, self._invariance, self._layers, *([] if graph else [self._gradients])]
+        parts += [self._latency] * timed + ([] if graph else [self._curve])
         for number, part in enumerate(parts):
             self.tell({"done": number, "total": len(parts), "what": part.__name__.removeprefix("_")})
             part()

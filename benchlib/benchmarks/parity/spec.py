@@ -193,19 +193,20 @@ def _unchanged(check: Check, run: Rows) -> Judged:
     if comparison.baseline is None:
         comparable = comparison.status == "NOT_COMPARABLE"
         return check.answer("NOT_COMPARABLE" if comparable else "NO_BASELINE", comparison.reason)
-    accepted = {metric.name: metric.value for metric in comparison.baseline.latest.metrics}
+    latest = comparison.baseline.latest
+    accepted = {metric.name: metric.value for metric in latest.metrics}
     exact = {row["member"] for row in compared.where(mode="exact").rows(run)}
-    changed, equal = list[str](), 0
-    for metric in (LOGITS_METRIC, COSINE_METRIC):
-        for name, row in metric.rows(run):
-            if row["member"] in exact and name in accepted:
-                now, was = metric.of.number(row, run), accepted[name]
-                equal += now == was
-                changed += [f"{name} was {was:.6g}, is {now:.6g}"] if now != was else []  # type: ignore[str-format]
-    if not changed and not equal:
+    pairs = [
+        (name, accepted[name], metric.of.number(row, run))
+        for metric in (LOGITS_METRIC, COSINE_METRIC)
+        for name, row in metric.rows(run)
+        if row["member"] in exact and name in accepted
+    ]
+    if not pairs:
         return check.answer("SKIPPED", "the baseline has no difference in common with this run")
+    changed = [f"{name} was {was:.6g}, is {now:.6g}" for name, was, now in pairs if now != was]
     more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    same = f"{equal} differences equal those of {comparison.baseline.latest.run}"
+    same = f"{len(pairs)} differences equal those of {latest.run}"
     return check.answer("FAIL" if changed else "PASS", "; ".join(changed[:NAMED]) + more if changed else same)
 
 
@@ -246,13 +247,13 @@ def _limits(run: Rows) -> list[dict[str, str]]:
     """Return the limits that the config's members are judged by, and where each comes from."""
     if run.config is None or run.config.record:
         return []
-    rows = []
+    rows, precisions = [], dict.fromkeys(way.precision for way in chosen(run.config))
     for quantity, measures in QUANTITIES.items():
         of = dict[Limit, list[str]]()
-        for precision in dict.fromkeys(way.precision for way in chosen(run.config)):
+        for precision in precisions:
             of.setdefault(limit(run.config.backend, precision, quantity, run.config.reference), []).append(precision)
-        for entry, precisions in of.items():
-            row = {"quantity": quantity, "measures": measures, "precision": ", ".join(precisions)}
+        for entry, names in of.items():
+            row = {"quantity": quantity, "measures": measures, "precision": ", ".join(names)}
             rows.append(row | {"limit": f"{entry.value:g}", "why": entry.why})
     return rows
 

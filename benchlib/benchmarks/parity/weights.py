@@ -132,13 +132,9 @@ def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str
     model: Any = AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
     name = facts["name"] if config.model == EMBEDDED_MODEL else config.model
     source = str(stored) if stored.exists() else f"model = {name}"
+    again = config.model_copy(update={"model": name, "init": "auto" if name == BERT_BASE else facts["init"]})
     try:
-        if stored.exists():
-            state = load_file(stored)
-        else:
-            init = "auto" if name == BERT_BASE else facts["init"]
-            state = _state(prepare(config.model_copy(update={"model": name, "init": init})).model)
-        model.load_state_dict(state)
+        model.load_state_dict(load_file(stored) if stored.exists() else _state(prepare(again).model))
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{source}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error

@@ -57,6 +57,20 @@ class Executor:
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         """Return a call that does one forward pass and waits for it; the inputs are placed before, once."""
+        placed = self.place(inputs)
+
+        def once() -> None:
+            self.run(placed)
+            devices.synchronize(self.where)
+
+        return once
+
+    def place(self, inputs: Inputs) -> Any:
+        """Put an input where it is computed with."""
+        raise NotImplementedError
+
+    def run(self, placed: Any) -> Any:
+        """Compute from what ``place`` returned."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -78,25 +92,13 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class TorchExecutor(Executor):
-    """What torch's own executors share. ``run`` computes (start, end), (B, S) each, from inputs on the device."""
-
-    def run(self, placed: Inputs) -> Logits:
-        raise NotImplementedError
+    """What torch's own executors share. ``run`` returns (start, end), (B, S) each."""
 
     def forward(self, inputs: Inputs) -> Logits:
-        start, end = map(plain, self.run(self.placed(inputs)))
+        start, end = map(plain, self.run(self.place(inputs)))
         return start, end
 
-    def timed(self, inputs: Inputs) -> Callable[[], None]:
-        placed = self.placed(inputs)
-
-        def once() -> None:
-            self.run(placed)
-            devices.synchronize(self.where)
-
-        return once
-
-    def placed(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+    def place(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self.where) for name, tensor in inputs.items()}
 
 
@@ -128,7 +130,7 @@ class Eager(TorchExecutor):
         return pair(self._called(placed))
 
     def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
-        output = self._called({**self.placed(inputs), "output_hidden_states": True})
+        output = self._called({**self.place(inputs), "output_hidden_states": True})
         return [plain(tensor) for tensor in output.hidden_states or ()]
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
@@ -223,15 +225,6 @@ def require_compiler() -> str:
     return compiler
 
 
-def export(model: torch.nn.Module, example: Inputs, where: torch.device) -> torch.export.ExportedProgram:
-    """Return the graph of a model on ``where``: from the example's arguments to (start, end), B and S free.
-
-    Raises what ``torch.export`` raises where the model fixes B or S.
-    """
-    with torch.no_grad():
-        return exported(Answers(model), {name: tensor.to(where) for name, tensor in example.items()})
-
-
 class Packaged(TorchExecutor):
     """A loaded package of AOTInductor, without gradients."""
 
@@ -256,7 +249,7 @@ def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs
     compiler = require_compiler()
     path = folder / "model.pt2"
     begin = time.monotonic()
-    program = export(model.to(where), example, where)
+    program = exported(model.to(where), example, where)
     export_s = time.monotonic() - begin
     # torch._inductor is where torch's documentation has these two functions: there is no other name.
     with torch.no_grad(), quiet():

@@ -6,7 +6,6 @@ Notation: B rows, S tokens.
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import torch
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.executors import Member
-from benchlib.workloads.executors.eager import Executor, Inputs, Logits, export, require_package
-from benchlib.workloads.stablehlo.export import quiet
+from benchlib.workloads.executors.eager import Executor, Inputs, Logits, require_package
+from benchlib.workloads.stablehlo.export import exported, quiet
 
 OUTPUTS = ["start", "end"]
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -31,7 +30,7 @@ def write_onnx(model: torch.nn.Module, example: Inputs, path: Path) -> dict[str,
     for name in ("onnx", "onnxscript"):
         require_package(name)
     begin = time.monotonic()
-    program = export(model.to("cpu"), example, torch.device("cpu"))
+    program = exported(model.to("cpu"), example, torch.device("cpu"))
     with torch.no_grad(), quiet():
         converted = torch.onnx.export(
             program, dynamo=True, input_names=list(example), output_names=OUTPUTS, verbose=False
@@ -64,8 +63,8 @@ class Session(Graph):
         start, end = self._loaded.run(OUTPUTS, {name: inputs[name].numpy() for name in self._names})
         return torch.from_numpy(start), torch.from_numpy(end)
 
-    def timed(self, inputs: Inputs) -> Callable[[], None]:
-        """Return a call on inputs and outputs that are on the device, which waits for it."""
+    def place(self, inputs: Inputs) -> Any:
+        """Bind inputs and outputs that are on the device."""
         runtime = require_package("onnxruntime")
         place = (self.where.type, self.where.index or 0)
         binding = self._loaded.io_binding()
@@ -73,12 +72,11 @@ class Session(Graph):
             binding.bind_ortvalue_input(name, runtime.OrtValue.ortvalue_from_numpy(inputs[name].numpy(), *place))
         for name in OUTPUTS:
             binding.bind_output(name, *place)
+        return binding
 
-        def once() -> None:
-            self._loaded.run_with_iobinding(binding)
-            binding.synchronize_outputs()
-
-        return once
+    def run(self, placed: Any) -> None:
+        self._loaded.run_with_iobinding(placed)
+        placed.synchronize_outputs()
 
 
 def onnxruntime(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Session:
@@ -127,16 +125,15 @@ class Request(Graph):
         start, end = (torch.from_numpy(outputs[name].copy()) for name in OUTPUTS)
         return start.float(), end.float()
 
-    def timed(self, inputs: Inputs) -> Callable[[], None]:
+    def place(self, inputs: Inputs) -> Any:
         runtime = require_package("openvino")
         request = self._loaded.create_infer_request()
         for name in self._names:
             request.set_tensor(name, runtime.Tensor(inputs[name].numpy()))
+        return request
 
-        def once() -> None:
-            request.infer(share_outputs=True)  # waits; without sharing it would copy the outputs
-
-        return once
+    def run(self, placed: Any) -> None:
+        placed.infer(share_outputs=True)  # waits; without sharing it would copy the outputs
 
 
 def openvino(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Request:

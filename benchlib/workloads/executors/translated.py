@@ -8,7 +8,7 @@ Notation: B rows, S tokens.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,13 @@ class Translated(Executor):
         start, end = (torch.from_numpy(value) for _, value in runtimes.computed(program, self._state(), inputs))
         return start, end
 
-    def timed(self, inputs: Inputs) -> Callable[[], None]:
+    def place(self, inputs: Inputs) -> tuple[runtimes.Runtime, Sequence[Any]]:
         program = self._program(self._forward, inputs)
-        placed = program.place(runtimes.arguments(program.manifest, self._state(), inputs))
+        return program, program.place(runtimes.arguments(program.manifest, self._state(), inputs))
 
-        def once() -> None:
-            program.run(placed)
-
-        return once
+    def run(self, placed: tuple[runtimes.Runtime, Sequence[Any]]) -> None:
+        program, arrays = placed
+        program.run(arrays)
 
     def gradients(self, inputs: Inputs, slopes: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the gradients by parameter of a loss whose slopes by start and end logits are given, (B, S) each."""

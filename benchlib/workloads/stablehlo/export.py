@@ -36,13 +36,16 @@ def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Export
         return _export_forward_backward(torch.export.export(module, (), dict(inputs), strict=False))
 
 
-def exported(module: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """Return the graph of ``module(**example)`` with the first two sizes of its inputs free."""
-    inputs = trace_inputs(example)
+def exported(model: torch.nn.Module, example: Mapping[str, torch.Tensor], where: torch.device) -> ExportedProgram:
+    """Return the graph of a model on ``where``: from the example's arguments to (start, end), B and S free.
+
+    Raises what ``torch.export`` raises where the model fixes B or S.
+    """
+    inputs = {name: tensor.to(where) for name, tensor in trace_inputs(example).items()}
     free = torch.export.Dim.DYNAMIC  # an error, not a constant, where a size is not free
     sizes = {name: dict.fromkeys(range(min(2, tensor.ndim)), free) for name, tensor in inputs.items()}
-    with quiet():
-        return torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
+    with torch.no_grad(), quiet():
+        return torch.export.export(Answers(model), (), inputs, dynamic_shapes=sizes, strict=False)
 
 
 def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -96,19 +99,13 @@ class AnswerLoss(_Wrapped):
     """The loss of question answering, see ``answer_losses``."""
 
     def forward(
-        self,
-        start: torch.Tensor,
-        end: torch.Tensor,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
+        self, start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor | None = None, **inputs: torch.Tensor
     ) -> torch.Tensor:
         """Return the scalar loss of labels int64 (B,) and the model's own int64 (B, S) inputs.
 
         It is the mean over the rows, or with ``weight``, fp32 (B,), their weighted sum.
         """
-        losses = answer_losses(*self.sides(input_ids, attention_mask, token_type_ids), attention_mask, start, end)
+        losses = answer_losses(*self.sides(**inputs), inputs["attention_mask"], start, end)
         return losses.mean() if weight is None else (losses * weight).sum()
 
 
@@ -118,16 +115,9 @@ class Pullback(_Wrapped):
     Its gradients are those of the loss whose slopes by the logits are given.
     """
 
-    def forward(
-        self,
-        start_slope: torch.Tensor,
-        end_slope: torch.Tensor,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, start_slope: torch.Tensor, end_slope: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """Return a scalar of slopes fp32 (B, S) and the model's own inputs."""
-        start, end = self.sides(input_ids, attention_mask, token_type_ids)
+        start, end = self.sides(**inputs)
         return (start * start_slope).sum() + (end * end_slope).sum()
 
 

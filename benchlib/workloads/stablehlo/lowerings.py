@@ -59,8 +59,10 @@ def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
 
 _UNARY = {"neg": "negate", "exp": "exponential", "sin": "sine", "cos": "cosine", "sigmoid": "logistic"}
 _UNARY |= {name: name for name in ("log", "rsqrt", "sqrt", "tanh", "abs")}
+_UNARY |= {"logical_not": "not", "bitwise_not": "not"}
 _BINARY = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
 _BINARY |= {name: name for name in ("maximum", "minimum")}
+_BINARY |= {f"{way}_{name}": name for name in ("and", "or", "xor") for way in ("bitwise", "logical")}
 
 
 def _unary(kind: str) -> Lowering:
@@ -69,35 +71,22 @@ def _unary(kind: str) -> Lowering:
 
 def _binary(kind: str) -> Lowering:
     def lower(w: Writer, node: Any, x: Any, y: Any, alpha: float = 1) -> Value:
-        shape, element = out(node)
-        right = w.fit(y, shape, element)
-        if alpha != 1:  # add and sub: x + alpha y
-            right = w.op("multiply", right, alpha)
-        return w.op(kind, w.fit(x, shape, element), right)
-
-    return lower
-
-
-def _logic(kind: str, bits: bool) -> Lowering:
-    def lower(w: Writer, node: Any, x: Any, y: Any) -> Value:
-        shape, element = out(node)
-        return w.op(kind, *(w.fit(side, shape, element if bits else "i1") for side in (x, y)))
+        left, right = (w.fit(side, *out(node)) for side in (x, y))
+        return w.op(kind, left, right if alpha == 1 else right * alpha)  # add and sub: x + alpha y
 
     return lower
 
 
 def _comparison(direction: str) -> Lowering:
     def lower(w: Writer, node: Any, x: Any, y: Any) -> Value:
-        shape, _ = out(node)
         metas = (arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in node.args)
-        element = element_of(torch.result_type(*metas))
-        return w.compare(direction, w.fit(x, shape, element), w.fit(y, shape, element))
+        fitted = out(node)[0], element_of(torch.result_type(*metas))
+        return w.compare(direction, w.fit(x, *fitted), w.fit(y, *fitted))
 
     return lower
 
 
 _TABLE: dict[str, Lowering] = {
-    "logical_not.default bitwise_not.default": lambda w, node, x: w.op("not", w.convert(x, out(node)[1])),
     "pow.Tensor_Scalar": lambda w, node, x, exponent: w.op("power", w.fit(x, *out(node)), exponent),
     "relu.default": lambda w, node, x: w.op("maximum", x, 0),
     "clone.default alias.default detach.default lift_fresh_copy.default": lambda w, node, x, **_: x,
@@ -126,9 +115,6 @@ for _name, _kind in _UNARY.items():
     lowers(f"aten.{_name}.default")(_unary(_kind))
 for _name, _kind in _BINARY.items():
     lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", f"aten.{_name}.default")(_binary(_kind))
-for _name in ("and", "or", "xor"):
-    lowers(f"aten.bitwise_{_name}.Tensor", f"aten.bitwise_{_name}.Scalar")(_logic(_name, bits=True))
-    lowers(f"aten.logical_{_name}.default")(_logic(_name, bits=False))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name.upper()))
 

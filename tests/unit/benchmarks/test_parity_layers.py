@@ -8,7 +8,8 @@ from transformers import AutoModelForQuestionAnswering, BertConfig, DistilBertCo
 from benchlib.benchmarks.parity import layers
 from benchlib.core.errors import UserError
 from benchlib.workloads.executors import MEMBERS
-from benchlib.workloads.executors.eager import Eager, export
+from benchlib.workloads.executors.eager import Eager
+from benchlib.workloads.stablehlo.export import exported
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
@@ -61,7 +62,7 @@ def test_an_export_takes_a_planted_fault_along(bert):
         honest = bert(**INPUTS).start_logits
         with layers.planted(bert, 1):
             faulty = bert(**INPUTS).start_logits
-            program = export(bert, INPUTS, CPU)
+            program = exported(bert, INPUTS, CPU)
         start, _ = program.module()(**INPUTS)
     assert torch.allclose(start, faulty, atol=1e-6) and not torch.allclose(start, honest, atol=1e-4)
 
