@@ -171,7 +171,7 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
     """Whether the user named what was skipped. A tier may skip what it chose, but not a backend that was named."""
     if verdict.broken or verdict.elsewhere:
         return False
-    if verdict.verdict == "SKIPPED" and (not planned.of_tier or (planned.backend_named and not verdict.checks)):
+    if verdict.verdict == "SKIPPED" and (not planned.of_tier or not (planned.auto or verdict.checks)):
         return True
     missed = dict(BENCHMARKS[planned.config.benchmark].spec.undone(Run(run_dir)))
     named = [f"{name} {value}" for name, values in missed.items() if planned.set_by_hand(name) for value in values]
