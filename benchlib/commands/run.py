@@ -169,7 +169,7 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
     """Whether the user named what was skipped. A tier may skip what it chose, but not a backend that was named."""
     if verdict.broken or verdict.elsewhere:
         return False
-    if verdict.verdict == "SKIPPED" and (not planned.of_tier or (planned.backend_named and not verdict.checks)):
+    if verdict.verdict == "SKIPPED" and (not planned.of_tier or not (planned.auto or verdict.checks)):
         return True
     undone = BENCHMARKS[planned.config.benchmark].spec.undone(Run(run_dir))
     named = [

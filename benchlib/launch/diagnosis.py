@@ -190,7 +190,6 @@ def _failed_at(record: RankRecord) -> float:
 
 
 def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
-    """Return what a failed rank did: raised, was killed, or left with a code."""
     who, code, where = f"rank {record.rank}", record.returncode or 0, record.where()
     if error := record.error:
         message = str(error.get("message", "")).strip()

@@ -68,7 +68,6 @@ class Job:
         return "; ".join(f"{name} is not on the PATH: {self.needs[name]}" for name in missing)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the job as plain values; ``Job(**values)`` reads it back."""
         return dataclasses.asdict(self)
 
 

@@ -49,12 +49,11 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
-
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def objects(config: BaseConfig, profile: Cluster, run_dir: Path | str, benchmark: str = "") -> list[dict[str, Any]]:
@@ -89,12 +88,12 @@ def metadata(k8s: Kubernetes, name: str) -> dict[str, Any]:
 
 def _config_files(config: BaseConfig, profile: Cluster) -> dict[str, str]:
     """Return what the ranks read: their config, and the profile whose links it is judged by."""
-    if not config.cluster:
-        return {"config.json": config.model_dump_json(indent=1) + "\n"}
-    # The profile may be a file of the machine that submits.
-    travels = config.model_copy(update={"cluster": f"{CONFIG_DIR}/cluster.yaml"})
-    links = yaml.safe_dump(profile.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True)
-    return {"config.json": travels.model_dump_json(indent=1) + "\n", "cluster.yaml": links}
+    files = dict[str, str]()
+    if config.cluster:  # the profile may be a file of the machine that submits
+        config = config.model_copy(update={"cluster": f"{CONFIG_DIR}/cluster.yaml"})
+        values = profile.model_dump(mode="json", exclude_unset=True)
+        files = {"cluster.yaml": yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
+    return {"config.json": config.model_dump_json(indent=1) + "\n", **files}
 
 
 def _template(config: BaseConfig, profile: Cluster, run_dir: Path | str, benchmark: str) -> dict[str, Any]:
@@ -142,21 +141,16 @@ def pod_template(
     env = {"PYTHONUNBUFFERED": "1", **env, **k8s.env}
     volumes = more | {
         "outputs": (k8s.claim_path, _claim(k8s.claim) if k8s.claim else {"emptyDir": {}}),
-        "shm": ("/dev/shm", {"emptyDir": {"medium": "Memory"} | ({"sizeLimit": k8s.shm} if k8s.shm else {})}),
+        "shm": ("/dev/shm", {"emptyDir": _filled(medium="Memory", sizeLimit=k8s.shm)}),
     }
     if k8s.data_claim:  # not read only: the libraries of HF_HOME write locks and caches beside what they read
         env |= {"HF_HOME": k8s.data_path, "HF_HUB_OFFLINE": "1"}
         volumes["data"] = (k8s.data_path, _claim(k8s.data_claim))
-    requests = {key: value for key, value in (("cpu", k8s.cpu), ("memory", k8s.memory)) if value}
-    limits = {"memory": k8s.memory} if k8s.memory else {}  # no limit of CPU: throttled ranks measure the throttle
-    if k8s.resource:
-        limits[k8s.resource] = str(k8s.devices or devices)
+    # No limit of CPU: throttled ranks measure the throttle.
+    limits = _filled(memory=k8s.memory) | ({k8s.resource: str(k8s.devices or devices)} if k8s.resource else {})
     whole = container | {
-        "env": [
-            {"name": key, **({"value": value} if isinstance(value, str) else {"valueFrom": value})}
-            for key, value in env.items()
-        ],
-        "resources": {key: value for key, value in (("requests", requests), ("limits", limits)) if value},
+        "env": [{"name": key, "value" if isinstance(value, str) else "valueFrom": value} for key, value in env.items()],
+        "resources": _filled(requests=_filled(cpu=k8s.cpu, memory=k8s.memory), limits=limits),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": key, "mountPath": path} for key, (path, _) in volumes.items()],
     }
@@ -172,13 +166,13 @@ def pod_template(
     }
     if k8s.host_network:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    if k8s.node_selector:
-        spec["nodeSelector"] = dict(k8s.node_selector)
-    if k8s.tolerations:
-        spec["tolerations"] = [
-            item.model_dump(exclude_defaults=True) | {"operator": item.operator} for item in k8s.tolerations
-        ]
+    tolerated = [item.model_dump(exclude_defaults=True) | {"operator": item.operator} for item in k8s.tolerations]
+    spec |= _filled(nodeSelector=dict(k8s.node_selector), tolerations=tolerated)
     return {"metadata": {"labels": {RUN_LABEL: name}}, "spec": spec}
+
+
+def _filled(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
 
 
 def _claim(name: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class RankFailed(RunBroken):
 
     def _lines(self) -> list[str]:
         rank = self.status["culprit"]
-        culprit: dict[str, Any] = next((row for row in self.status["ranks"] if row["rank"] == rank), {})
+        culprit: Status = next((row for row in self.status["ranks"] if row["rank"] == rank), {})
         traceback = (culprit.get("error") or {}).get("traceback")
         heading = f"Traceback of rank {rank}:" if traceback else f"Python stacks of rank {rank} when it was ended:"
         shown = (traceback or culprit.get("stacks") or "").rstrip().splitlines()

@@ -17,7 +17,6 @@ from benchlib.launch.processes import MARK
 
 
 def local(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
-    """Start the ranks on this machine, under the supervisor alone."""
     command = [sys.executable, *worker_command(run_dir, benchmark)]
     env = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(config.nproc))
     return Job.of(config, "local", command, env=env, agent=False, ranks=config.nproc)

@@ -5,7 +5,7 @@ import dataclasses
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,31 +55,18 @@ def place() -> Place:
     if names is None:
         return Place()
     values = [os.environ.get(name, "") for name in names]
-    variables = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
     try:
         rank, size = int(values[0]), int(values[1])
         local_rank = int(values[2] or rank)
-        sizes = local_sizes(values[3])
-        # A list holds one size for each node. Without any, all ranks are taken to be here.
-        node = int(os.environ.get("SLURM_NODEID", "0")) if len(sizes) > 1 else 0
-        local_size = sizes[node] if sizes else size
-    except (ValueError, IndexError):
-        rank, size, local_rank, local_size = -1, 0, 0, 0
-    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        raise UserError(f"{variables}: not the place of a rank: start the ranks with one launcher only")
+        # SLURM writes ``4(x3)`` for four ranks on each of three nodes. Without any, all ranks are taken to be here.
+        local_size = int(values[3].partition("(x")[0] or size)
+        if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+            raise ValueError
+    except ValueError:
+        variables = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        remedy = "start the ranks with one launcher only, as many on each node"
+        raise UserError(f"{variables}: not the place of a rank: {remedy}") from None
     return Place(rank, size, local_rank, local_size)
-
-
-def local_sizes(text: str) -> list[int]:
-    """Return the ranks of each node from SLURM's short form: ``"2(x3),1"`` is [2, 2, 2, 1].
-
-    Raises ``ValueError`` for another form.
-    """
-    sizes: list[int] = []
-    for part in filter(None, text.split(",")):
-        count, _, repeated = part.partition("(x")
-        sizes += [int(count)] * int(repeated.removesuffix(")") or 1)
-    return sizes
 
 
 def attempt() -> str:
@@ -90,8 +77,7 @@ def attempt() -> str:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
-    names = ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    return " ".join(os.environ.get(name, "") for name in names)
+    return " ".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"))
 
 
 # This machine's addresses
@@ -118,7 +104,6 @@ def own_addresses() -> dict[str, str]:
 
 
 def resolve(host: str) -> list[str]:
-    """Return the addresses of a host; none where its name is not known."""
     try:
         return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)]
     except (OSError, UnicodeError):
@@ -170,11 +155,9 @@ class Node:
     ranks: tuple[int, ...]
 
     def label(self) -> str:
-        """Return its name for people: ``vm (10.0.0.2)``."""
         return f"{self.host} ({self.address})" if self.address else self.host
 
     def words(self) -> str:
-        """Return ``node vm (10.0.0.2) with ranks 2, 3``."""
         return f"node {self.label()} with rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
 
 
@@ -189,25 +172,19 @@ def group_ranks(rows: Iterable[tuple[int, str, str, str]]) -> list[Node]:
     Two machines may have one host name, and a launch is of one machine.
     """
     members: dict[tuple[str, str, str], list[int]] = {}
-    for rank, *place in sorted(rows):
-        members.setdefault((place[0], place[1], place[2]), []).append(rank)
+    for rank, launch, host, address in sorted(rows):
+        members.setdefault((launch, host, address), []).append(rank)
     return [Node(*place, tuple(ranks)) for place, ranks in members.items()]
 
 
-def rank_hosts(nodes: Iterable[Node]) -> tuple[str, ...]:
+def rank_hosts(nodes: Sequence[Node]) -> tuple[str, ...]:
     """Return the host name of each rank, by rank, or its node's address where two nodes share the name."""
-    nodes = list(nodes)
     hosts = [node.host for node in nodes]
-    names = {
-        rank: node.address if hosts.count(node.host) > 1 and node.address else node.host
-        for node in nodes
-        for rank in node.ranks
-    }
-    return tuple(names[rank] for rank in sorted(names))
+    places = sorted((rank, node.host, node.address) for node in nodes for rank in node.ranks)
+    return tuple(address if hosts.count(host) > 1 and address else host for _, host, address in places)
 
 
 def write(run_dir: Path, nodes: Iterable[Node]) -> None:
-    """Write the nodes of the run as it is now to the run folder."""
     write_json(run_dir / FILE, {"nodes": [dataclasses.asdict(node) for node in nodes]})
 
 

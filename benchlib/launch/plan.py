@@ -41,11 +41,6 @@ class Plan:
     def config(self) -> Any:
         return self.resolved.config
 
-    @property
-    def backend_named(self) -> bool:
-        """Whether the user named the backend; with ``auto`` the machine chose it."""
-        return not self.auto
-
     def set_by_hand(self, name: str) -> bool:
         """Whether the user named the value of a parameter; else its tier, its backend or its default did."""
         return self.resolved.origins.get(name) == schema.BY_HAND
@@ -57,7 +52,7 @@ class Plan:
             return ""  # the ranks find out, on their own machines
         device = self.probe.get("backends", {}).get(self.config.backend, {})
         missing = f"torch reports no {self.config.backend} device"
-        return "" if device.get("available") else str(device.get("reason") or missing)
+        return "" if device.get("available") else device.get("reason") or missing
 
 
 def _requested(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> Plan:
@@ -124,9 +119,9 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
     if resume:
         overrides["resume"] = str(Path(resume).resolve())
     of_tier, names, level = target not in BENCHMARKS, [target], tier or "smoke"
-    if of_tier and target not in schema.tier_names():
-        raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *schema.tier_names()])}")
     if of_tier:
+        if target not in (tiers := schema.tier_names()):
+            raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *tiers])}")
         if tier not in (None, target):
             raise UserError(f"{target} is a tier itself: leave out --tier {tier}, or name a benchmark")
         names, level = _of_tier(target, overrides), target
@@ -143,21 +138,19 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
 def _of_tier(tier: str, overrides: Mapping[str, Any]) -> list[str]:
     """Return the benchmarks of a tier that know all overrides; over several nodes without those of one process."""
     names = [name for name in BENCHMARKS if name in schema.read_params("tiers", tier)]
-    wanted = {name.partition(".")[0] for name in overrides}
-    fitting = [name for name in names if wanted <= set(config_class(name).model_fields)]
-    if not fitting:
+    wanted, several = {name.partition(".")[0] for name in overrides}, str(overrides.get("nnodes", "1")) != "1"
+    left = dict[str, str]()
+    for name in names:
+        if lacking := sorted(wanted - set(config_class(name).model_fields)):
+            left[name] = f"{name} has no {', '.join(lacking)}"
+        elif several and config_class(name).ONE_PROCESS:
+            left[name] = f"{name} runs in one process"
+    if len(left) == len(names):  # refused with the reason: an unknown name, or several nodes for one process
         schema.check_names(names[-1], wanted)
-    if others := [name for name in names if name not in fitting]:
-        lacking = "; ".join(
-            f"{name} has no {', '.join(sorted(wanted - set(config_class(name).model_fields)))}" for name in others
-        )
-        print(f"left out: {lacking}", file=sys.stderr)
-    single = [name for name in fitting if config_class(name).ONE_PROCESS]
-    if str(overrides.get("nnodes", "1")) == "1" or single == fitting:
-        return fitting
-    for name in single:  # not on standard output, which may be a manifest
-        print(f"{name} runs in one process: left out of this run over several nodes", file=sys.stderr)
-    return [name for name in fitting if name not in single]
+        return names
+    if left:  # not on standard output, which may be a manifest
+        print(f"left out: {'; '.join(left.values())}", file=sys.stderr)
+    return [name for name in names if name not in left]
 
 
 def prepare(planned: Plan, out: Path) -> Path:

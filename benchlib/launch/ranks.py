@@ -96,7 +96,7 @@ class Children:
     def end(self, agent_s: float | None = None) -> list[int]:
         """End the whole family, politely first; return the ids of those that remain even so.
 
-        Agents that have a job on other machines to take back get ``agent_s`` seconds for it, with their helpers.
+        An agent that has a job on other machines to take back gets ``agent_s`` seconds for it.
         """
         if agent_s is not None:
             kill((process for process in descendants() if process.pid in self.living), signal.SIGTERM)
@@ -119,7 +119,7 @@ class Children:
 
 
 class AgentReport:
-    """Reads ``logs/agent.err``, the log of an agent: torchrun, mpirun, a cluster's client."""
+    """The log of an agent, ``logs/agent.err``: of torchrun, mpirun, a cluster's client."""
 
     def __init__(self, job: Job, logs: Path) -> None:
         self.job, self.path = job, logs / "agent.err"
@@ -130,8 +130,8 @@ class AgentReport:
 
     def reason(self) -> str:
         """Return why the nodes cannot meet; '' where the agent left for another reason."""
-        endpoint = self.job.endpoint
-        return diagnosis.agent_reason(self.text(), endpoint, self.job.startup_s) if endpoint else ""
+        job = self.job
+        return diagnosis.agent_reason(self.text(), job.endpoint, job.startup_s) if job.endpoint else ""
 
     def exit_reason(self, code: int) -> str:
         """Return why it left with an exit code (negative: a signal), as far as that is known."""
@@ -156,7 +156,6 @@ class RankTable:
         self._processes: dict[int, RankRecord] = {}  # by the id that the system gave: what a rank says may differ
 
     def all(self) -> list[RankRecord]:
-        """Return all ranks that were heard of; safe for other threads."""
         return list(self.records.values())
 
     def here(self) -> list[RankRecord]:
@@ -280,11 +279,10 @@ class Attempts:
         return new
 
     def close(self, ranks: RankTable) -> dict[str, Any]:
-        """End the present attempt, begin the next one and return the row of the one that ended."""
         ending = self.ending or Ending(REGROUPED, "torchrun started the ranks again because a node came or went")
         for record in ranks.all():
             record.ended_by_us = record.ended_by_us or (record.returncode is None and record.error is None)
-        facts = {"attempt": len(self.past) + 1, **dataclasses.asdict(ending), "ranks": ranks.as_json()}
-        self.past.append({**facts, "started_at": self._began_at, "ended_at": time.time()})
-        ranks.records, self.ending, self._began_at = {}, None, time.time()
+        now, facts = time.time(), {"attempt": len(self.past) + 1, **dataclasses.asdict(ending)}
+        self.past.append({**facts, "ranks": ranks.as_json(), "started_at": self._began_at, "ended_at": now})
+        ranks.records, self.ending, self._began_at = {}, None, now
         return self.past[-1]

@@ -69,13 +69,6 @@ class Lifeline:
     def __init__(self) -> None:
         """Install the signal handlers of this process; for its main thread."""
         self.stop_reason = ""
-        self._sources = [0]
-        # A dead child must end the wait in ``listen`` at once: every signal writes a byte to this pipe.
-        self._wake, write = os.pipe()
-        for descriptor in (self._wake, write):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
@@ -83,16 +76,9 @@ class Lifeline:
         self.stop_reason = self.stop_reason or f"stopped: the supervisor received {signal_name(number)}"
 
     def listen(self, timeout_s: float) -> None:
-        """Wait until something happens, at most ``timeout_s``."""
-        for source in select.select([self._wake, *self._sources], [], [], timeout_s)[0]:
-            data = b""
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(source, 4096)
-            if source == 0 and not data:
-                self._sources = []
-                self.stop_reason = self.stop_reason or "stopped: the launching process is gone"
-            elif source == 0 and b"q" in data:
-                self.stop_reason = self.stop_reason or "stopped by the user"
+        """Wait ``timeout_s``, or until the launching process says that the run is to stop, or is gone."""
+        if select.select([0], [], [], timeout_s)[0] and not self.stop_reason:
+            self.stop_reason = "stopped by the user" if os.read(0, 1) else "stopped: the launching process is gone"
 
 
 class Supervisor:
@@ -122,13 +108,15 @@ class Supervisor:
             ending = Ending("failed", str(error))
         except BaseException:
             ending = Ending("failed", f"the supervisor itself failed: {traceback.format_exc()}")
-        left = self._end_all(ending)
-        if left:
+        if left := self._end_all(ending):
             ending.reason += f"; processes {left} did not go after SIGKILL (they may hang in a driver)"
         self.state = State.OVER
         ending.reason += self.attempts.used_up(ending)
         try:
-            self._write_status(ending)
+            times = {"started_at": self.launched.wall, "ended_at": self.launched.wall + self.launched.since()}
+            again = {"restarts": len(self.attempts.past), "earlier_attempts": self.attempts.past}
+            rows = {**dataclasses.asdict(ending), "ranks": self.ranks.as_json()}
+            write_json(self.run_dir / "status.json", {**rows, **times, **again})
             self.writer.emit("ended", outcome=ending.outcome, reason=ending.reason)
             run_folder.record_files(self.run_dir)
         except StorageError as error:
@@ -198,10 +186,7 @@ class Supervisor:
             if failed or ended:
                 self._enter(State.LEAVING, *UNDER_WAY)
         late = any(record.alive and not record.at_work for record in records) or len(here) < self.job.ranks
-        if late:
-            self._enter(State.STARTING, State.WORKING)
-        else:
-            self._enter(State.WORKING, State.STARTING)
+        self._enter(*(State.STARTING, State.WORKING) if late else (State.WORKING, State.STARTING))
 
     # Attempts
 
@@ -273,8 +258,10 @@ class Supervisor:
 
     def _failed(self) -> Ending:
         self.ranks.read_errors(self.agent.text())
-        if self.attempts.ending:
-            return self._not_again(self.attempts.ending)
+        if last := self.attempts.ending:  # another attempt was to follow, and did not
+            code, late = self.children.failure, f"they were not there after {self.job.startup_s:.0f} s"
+            why = self.agent.exit_reason(code) if code else late
+            return Ending("failed", f"{last.reason}; the ranks could not be started again: {why}", last.culprit)
         records = self.ranks.all()
         culprit = diagnosis.first_failure(records)
         if culprit is None:
@@ -288,20 +275,14 @@ class Supervisor:
             ending.reason += f"; {why}"
         return self._elsewhere(ending)
 
-    def _not_again(self, ending: Ending) -> Ending:
-        """Return the end of a run whose last failure was to be followed by another attempt, and was not."""
-        late, code = f"they were not there after {self.job.startup_s:.0f} s", self.children.failure
-        why = self.agent.exit_reason(code) if code else late
-        return Ending("failed", f"{ending.reason}; the ranks could not be started again: {why}", ending.culprit)
-
     def _elsewhere(self, ending: Ending) -> Ending:
         """Return the ending of ranks that had no cause of their own, with the nodes that may have had it."""
         others = [node for node in nodes.read(self.run_dir) if node.launch != self.id] if self.job.endpoint else []
         if not others:
             return ending
-        named = ", ".join(node.words() for node in others[:NODES_SHOWN]) + (", ..." if others[NODES_SHOWN:] else "")
-        reason = f"{ending.reason}; the cause may lie on another node, see whether it is there and its status: {named}"
-        return dataclasses.replace(ending, reason=reason)
+        named = ", ".join([node.words() for node in others[:NODES_SHOWN]] + ["..."] * (len(others) > NODES_SHOWN))
+        ending.reason += f"; the cause may lie on another node, see whether it is there and its status: {named}"
+        return ending
 
     def _wall_is_reached(self) -> bool:
         limited = self.state in (State.STARTING, State.WORKING, State.AGAIN)
@@ -346,13 +327,11 @@ class Supervisor:
 
     def _sample_sensors(self) -> None:
         """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
-        sensors = Sensors([], backend=self.job.backend, devices=self.job.ranks)
-        if self.job.remote:  # what this machine's sensors say is not what the run used
-            reason = "the ranks are on other machines: their sensors are not read"
-            self.writer.emit("sensors", availability=dict.fromkeys(sensors.read(), reason))
-            return
-        self.writer.emit("sensors", availability=sensors.availability())
-        while self.state is not State.OVER:
+        sensors, remote = Sensors([], backend=self.job.backend, devices=self.job.ranks), self.job.remote
+        reason = "the ranks are on other machines: their sensors are not read"
+        available = dict.fromkeys(sensors.read(), reason) if remote else sensors.availability()
+        self.writer.emit("sensors", availability=available)
+        while not (remote or self.state is State.OVER):
             sensors.pids = [record.pid for record in self.ranks.here() if record.pid and record.alive]
             with contextlib.suppress(StorageError):  # the ranks write as well, and say so
                 self.writer.emit("sensor", **sensors.read())
@@ -361,7 +340,6 @@ class Supervisor:
     # Ending
 
     def _end_all(self, ending: Ending) -> list[int]:
-        """End every process of the run; return the ids of those that remain."""
         living = [record for record in self.ranks.all() if record.alive]
         for record in living:
             record.ended_by_us = True
@@ -375,12 +353,6 @@ class Supervisor:
         self._follow()
         self.ranks.read_errors(self.agent.text())
         return left
-
-    def _write_status(self, ending: Ending) -> None:
-        times = {"started_at": self.launched.wall, "ended_at": self.launched.wall + self.launched.since()}
-        again = {"restarts": len(self.attempts.past), "earlier_attempts": self.attempts.past}
-        rows = {**dataclasses.asdict(ending), "ranks": self.ranks.as_json()}
-        write_json(self.run_dir / "status.json", {**rows, **times, **again})
 
 
 def main(argv: list[str]) -> int:

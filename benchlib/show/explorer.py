@@ -143,22 +143,18 @@ class Explorer:
         self._settling = True
         try:
             self.view.settle()
-            names = self.view.available_metrics()
-            _offer(self.metrics, [(self.view.words(name), name) for name in names], self.view.metrics)
-            words = [
+            names = [(self.view.words(name), name) for name in self.view.available_metrics()]
+            runs = [
                 (f"{_label(run)} {run.word}, {run.tier}, {counted(run.ranks, 'rank')}", run.path)
                 for run in self.view.runs()
             ]
-            _offer(self.runs, words, self.view.picked)
+            for widget, options in ((self.metrics, names), (self.runs, runs)):
+                if list(widget.options) != options:
+                    widget.options = options
+            self.metrics.value, self.runs.value = self.view.metrics, self.view.picked
             self.pane.value = self.view.html()
         finally:
             self._settling = False
-
-
-def _offer(widget: Any, options: list[tuple[str, str]], value: tuple[str, ...]) -> None:
-    if list(widget.options) != options:
-        widget.options = options
-    widget.value = value
 
 
 def explore(past: History) -> None:

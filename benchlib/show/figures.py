@@ -29,6 +29,7 @@ from PIL import Image
 from benchlib.core.definitions import size_text
 
 WIDTH_IN, HEIGHT_IN, DPI, DPI_OF_MANY = 5.3, 3.3, 150, 120
+COLOURS = 128  # that a PNG keeps: a palette makes it three times smaller
 MAX_TICKS = 6  # sizes written along an axis
 LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
 DASHED: Any = (0, (4, 3))
@@ -68,34 +69,22 @@ in_style = functools.partial(matplotlib.rc_context, STYLE)
 
 
 class Picture(Figure):
-    """A figure that can say what it shows. ``empty`` is True where the run recorded nothing to draw.
-
-    ``colours`` is how many a PNG of it keeps: a palette makes it three times smaller.
-    """
+    """A figure that can say what it shows. ``empty`` is True where the run recorded nothing to draw."""
 
     name: str = ""
     alt: str = ""
     empty: bool = False
-    colours: int = 128
-
-
-def blank(name: str, of_many: bool = False) -> tuple[Picture, Axes]:
-    """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels."""
-    figure, axes = panels(name, of_many=of_many)
-    return figure, axes[0]
 
 
 @styled
-def panels(name: str, rows: int = 1, columns: int = 1, of_many: bool = True, **more: Any) -> tuple[Picture, list[Axes]]:
-    """Return an empty figure and its axes row by row; ``more`` goes to ``Figure.subplots``."""
-    dpi = DPI_OF_MANY if of_many else DPI
-    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained")
+def blank(name: str, of_many: bool = False) -> tuple[Picture, Axes]:
+    """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels."""
+    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI_OF_MANY if of_many else DPI, layout="constrained")
     FigureCanvasAgg(figure)
     figure.name = name
-    drawn = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
-    for axes in drawn:  # ticks are made later, perhaps outside of the style
-        axes.tick_params(colors=PALETTE.muted, labelsize=9, length=0, pad=5)
-    return figure, drawn
+    axes: Axes = figure.subplots()
+    axes.tick_params(colors=PALETTE.muted, labelsize=9, length=0, pad=5)  # ticks are made later, outside of the style
+    return figure, axes
 
 
 @styled
@@ -128,13 +117,12 @@ def leave_empty(figure: Picture, axes: Axes, what: str) -> Picture:
 def note(axes: Axes, words: str, xy: tuple[Any, Any], away: tuple[float, float] = (4, 0), **more: Any) -> None:
     """Write words beside a point, ``away`` from it in points and aligned towards it, on the colour of the paper.
 
-    ``more`` goes to ``Axes.annotate``: ``xycoords``, ``color``, ``fontsize`` ...; ``cover`` is how much the paper hides.
+    ``more`` goes to ``Axes.annotate``: ``xycoords``, ``color``, ``fontsize`` ...
     """
     x, y = away
-    cover = more.pop("cover", 0.8)
     more.setdefault("ha", "left" if x > 0 else "right" if x < 0 else "center")
     more.setdefault("va", "bottom" if y > 0 else "top" if y < 0 else "center")
-    paper = {"facecolor": axes.get_facecolor(), "alpha": cover, "linewidth": 0, "pad": 0.5}
+    paper = {"facecolor": axes.get_facecolor(), "alpha": 0.8, "linewidth": 0, "pad": 0.5}
     axes.annotate(words, xy, away, textcoords="offset points", bbox=paper, **more)
 
 
@@ -161,14 +149,11 @@ def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]], across: bool
 @styled
 def png(figure: Figure) -> bytes:
     """Encode a figure as PNG with a palette; same figure, same bytes."""
-    canvas = figure.canvas
-    if not isinstance(canvas, FigureCanvasAgg):
-        canvas = FigureCanvasAgg(figure)
+    canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
     canvas.draw()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
-    few = getattr(figure, "colours", Picture.colours)
     buffer = io.BytesIO()
-    image.quantize(few, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    image.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
@@ -188,13 +173,12 @@ def show(figure: Figure, alt: str = "") -> None:
 
 @dataclass(frozen=True)
 class End:
-    """The last point of a line, and what it shows; ``line`` is the share of the axes' height that a line of words takes."""
+    """The last point of a line, and what it shows."""
 
     x: float
     y: float
     words: str
     colour: str
-    line: float = LINE_HEIGHT
 
 
 def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
@@ -262,7 +246,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
     to_axes = axes.transScale + axes.transLimits
     ends = sorted(ends, key=lambda end: end.y)
     x, y = to_axes.transform([(end.x, min(max(end.y, low), high)) for end in ends]).T
-    heights = [end.line * (end.words.count("\n") + 1) for end in ends]
+    heights = [LINE_HEIGHT * (end.words.count("\n") + 1) for end in ends]
     offsets = np.array([0.0, *accumulate((lower + upper) / 2 for lower, upper in pairwise(heights))])
     places = np.minimum(isotonic_regression(y - offsets).x, 1.0 - offsets[-1]) + offsets
     for end, at, place in zip(ends, zip(np.minimum(x, 1.0) + 0.01, y, strict=True), places, strict=True):

@@ -117,7 +117,7 @@ def _literal(path: Path) -> str:
 
 
 def _log_to(path: Path) -> None:
-    """Send what papermill and nbclient log to a file, which is made by the first line: the verdict says it in a sentence."""
+    """Send what papermill and nbclient log to a file that the first line makes: the verdict says it in a sentence."""
     for name in ("papermill", "traitlets"):
         logger = logging.getLogger(name)
         for handler in [item for item in logger.handlers if isinstance(item, logging.FileHandler)]:

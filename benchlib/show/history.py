@@ -15,17 +15,7 @@ from benchlib.judge.trends import History, Trend
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
-from benchlib.show.figures import (
-    DASHED,
-    PALETTE,
-    Picture,
-    blank,
-    finish,
-    leave_empty,
-    note,
-    short_numbers,
-    styled,
-)
+from benchlib.show.figures import DASHED, PALETTE, Picture, blank, finish, leave_empty, note, short_numbers, styled
 
 MAX_DAYS = 6  # written along the axis of a trend
 MAX_CHANGES = 6  # marked in the picture of a trend, the newest
@@ -201,15 +191,12 @@ def figures(past: History) -> dict[str, Callable[[], list[Picture]]]:
 
 
 def _informative(past: History) -> list[Trend]:
-    turns: Counter[str] = Counter()
-    ranked: list[tuple[bool, bool, int, int, Trend]] = []
+    turns, ranked = Counter[str](), list[tuple[bool, bool, int, Trend]]()
     for trend in past.trends:
         turns[trend.last.series] += 1
         # Quality hardly ever moves; where nothing changed, the numbers that scatter tell more.
-        ranked.append(
-            (not trend.changes, trend.levels.spread < MIN_SPREAD, turns[trend.last.series], len(ranked), trend)
-        )
-    return [item[-1] for item in sorted(ranked, key=lambda item: item[:-1])]
+        ranked.append((not trend.changes, trend.levels.spread < MIN_SPREAD, turns[trend.last.series], trend))
+    return [trend for *_, trend in sorted(ranked, key=lambda item: item[:-1])]
 
 
 def reading(past: History) -> list[str]:

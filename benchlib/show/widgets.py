@@ -27,11 +27,7 @@ LINE_EVERY_S = 10.0
 REFRESH_S = 0.25
 CURVE_POINTS = 120
 PRINT = functools.partial(print, flush=True)
-ENDS = {
-    "complete": "finished",
-    "timeout": "ended at its time limit",
-    "stalled": "ended: a rank hung",
-}
+ENDS = {"complete": "finished", "timeout": "ended at its time limit", "stalled": "ended: a rank hung"}
 
 
 def watch(launch: Any) -> dict[str, Any]:

@@ -5,11 +5,10 @@ import os
 import platform
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from harness import free_port
+from harness import free_port, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 INSTALL = "as root: apt-get install --no-install-recommends munge slurmctld slurmd slurm-client"
@@ -76,8 +75,8 @@ def running(folder: Path) -> Iterator[Path]:
                     subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
                 )
             if command is munge:
-                _until(lambda: (folder / "munge.socket").exists())
-        _until(lambda: _idle(conf))
+                until(lambda: (folder / "munge.socket").exists())
+        until(lambda: _idle(conf))
         yield conf
     finally:
         for daemon in daemons:
@@ -91,10 +90,3 @@ def _idle(conf: Path) -> bool:
         command, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, check=False
     )
     return done.stdout.split() == ["2", "idle"]
-
-
-def _until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "SLURM's daemons did not come up"
-        time.sleep(0.1)

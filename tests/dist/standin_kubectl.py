@@ -21,6 +21,7 @@ import yaml
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
 DIRECT = "STANDIN_DIRECT" in os.environ
+PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def mounted(text: str) -> str:
@@ -40,30 +41,24 @@ def local(pod: Path, network: str, words: list[str]) -> list[str]:
     return out
 
 
-def create(path: str) -> None:
-    """Start the pods of a manifest."""
+def create() -> None:
+    """Start the pods of the manifest on the standard input."""
     if MODE == "refused":
         sys.exit("Error from server (Forbidden): jobs.batch is forbidden: User cannot create resource")
-    text = sys.stdin.read() if path == "-" else Path(path).read_text()
+    text = sys.stdin.read()
     (ROOT / "created.yaml").write_text(text)
     config, _, job = yaml.safe_load_all(text)
     (ROOT / "config").mkdir()
     for name, content in config["data"].items():
         (ROOT / "config" / name).write_text(mounted(content))
-    name, template = job["metadata"]["name"], job["spec"]["template"]
+    name, (container,) = job["metadata"]["name"], job["spec"]["template"]["spec"]["containers"]
     for index in range(job["spec"]["completions"]):
         pod = ROOT / "pods" / f"{name}-{index}"
         (pod / "outputs").mkdir(parents=True)
-        container = template["spec"]["containers"][0]
-        (pod / "made.json").write_text(json.dumps(template))
         if MODE == "image":
             continue
-        env = {
-            **os.environ,
-            **{one["name"]: mounted(one["value"]) for one in container["env"]},
-            "JOB_COMPLETION_INDEX": str(index),
-            **({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if DIRECT else {}),
-        }
+        env = {**os.environ, **{item["name"]: mounted(item["value"]) for item in container["env"]}}
+        env |= {"JOB_COMPLETION_INDEX": str(index), **(PLACE if DIRECT else {})}
         command = [sys.executable, "-c", RUN, str(pod), *local(pod, name, container["command"])]
         with (pod / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -82,14 +77,13 @@ RUN = (
 
 def state(pod: Path) -> dict[str, Any]:
     """Return a pod as the API shows it."""
-    made = json.loads((pod / "made.json").read_text())
     waits = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "benchlib:cpu"'}}
     phase, inside = ("Pending", waits) if MODE == "image" else ("Running", {"running": {}})
     if (pod / "code").exists() and (text := (pod / "code").read_text()):
         code = int(text)
         phase, inside = ("Failed" if code else "Succeeded"), {"terminated": {"exitCode": code, "reason": "Error"}}
     status = {"phase": phase, "containerStatuses": [{"state": inside}], "conditions": []}
-    return {"metadata": {"name": pod.name}, "spec": made["spec"], "status": status}
+    return {"metadata": {"name": pod.name}, "status": status}
 
 
 def follow(pod: Path) -> None:
@@ -120,7 +114,7 @@ def main() -> None:
         words = words[2:]
     verb, pods = words[0], ROOT / "pods"
     if verb == "create":
-        create(words[2])
+        create()
     elif verb == "get":
         there = [] if MODE == "lost" and (ROOT / "shown").exists() else sorted(pods.glob("*"))
         if there:
@@ -134,7 +128,7 @@ def main() -> None:
         for pod in pods.glob("*"):
             if (pod / "pid").exists() and not (pod / "code").exists():
                 os.killpg(int((pod / "pid").read_text()), signal.SIGKILL)
-        (ROOT / "deleted").write_text(sys.stdin.read() if words[2] == "-" else Path(words[2]).read_text())
+        (ROOT / "deleted").write_text(sys.stdin.read())
     else:
         sys.exit(f"unknown command {verb}")
 

@@ -10,6 +10,7 @@ write to. Exit code: 0 when all pods ended well, else that of the first failing 
 import argparse
 import contextlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -79,7 +80,7 @@ class Pod:
         self.code: int | None = None
         self.waits_for, self.seen_at, self.ended_at = "", time.monotonic(), 0.0
         self._offset = 0
-        self._results: dict[str, Any] = {}
+        self._results = ("", 0)  # the path of their archive in the pod, and the exit code of its ranks
         self._logs: subprocess.Popen[bytes] | None = None
 
     def follow(self, ended: bool) -> bool:
@@ -101,28 +102,28 @@ class Pod:
                 self._offset += len(line)
                 if line.startswith(LINE.encode()):
                     self._take(line[len(LINE) :])
-        if self._results:
-            self._fetch()
+        if self._results[0]:
+            self._fetch(*self._results)
 
     def _take(self, text: bytes) -> None:
         try:
             line = json.loads(text)
             if "results" in line:
-                self._results = {"path": str(line["results"]), "returncode": int(line["returncode"])}
+                self._results = (str(line["results"]), int(line["returncode"]))
             else:
                 self.folder.add_events(line["path"], line["offset"], line["text"].encode())
         except (ValueError, KeyError, TypeError) as error:
             report(f"pod {self.name}: {error}: {text[:200]!r}")
 
-    def _fetch(self) -> None:
+    def _fetch(self, path: str, code: int) -> None:
         """Copy the archive of the results and unpack it; again as long as that fails and the pod is there."""
         archive = self.folder.path / f".results-{self.name}.tar.gz"
         # A name and no path: kubectl takes what precedes a colon for a pod.
-        command = [*self.kubectl, "cp", "--retries=3", f"{self.name}:{self._results['path']}", archive.name]
+        command = [*self.kubectl, "cp", "--retries=3", f"{self.name}:{path}", archive.name]
         try:
             if subprocess.run(command, stdout=subprocess.DEVNULL, cwd=archive.parent, check=False).returncode == 0:
                 self.folder.unpack(archive)
-                self.code, self._results = self._results["returncode"], {}
+                self.code, self._results = code, ("", 0)
         except (OSError, EOFError, tarfile.TarError) as error:
             report(f"pod {self.name}: the archive of its results is damaged: {error}")
         archive.unlink(missing_ok=True)
@@ -179,7 +180,7 @@ class Agent:
         return done.stdout
 
     def _follow(self) -> int:
-        failures, failed_at = 0, 0.0
+        failures, failed_at = 0, math.inf
         while True:
             time.sleep(POLL_S)
             try:
@@ -197,14 +198,13 @@ class Agent:
                 pod.seen_at = now
                 if pod.code is None:
                     self._look(pod, item["status"])
-            going_on = [pod for pod in self.pods.values() if pod.code is None]
-            for pod in going_on:
-                if now - pod.seen_at > GONE_S:
+            codes = [pod.code for pod in self.pods.values()]
+            for pod in self.pods.values():
+                if pod.code is None and now - pod.seen_at > GONE_S:
                     raise Failed(f"pod {pod.name} is gone: evicted, or the job was removed by somebody")
-            code = next((pod.code for pod in self.pods.values() if pod.code), 0)
-            failed_at = failed_at or (now if code else 0.0)
-            all_ended = len(self.pods) - len(going_on) >= self.options.pods
-            if all_ended or (failed_at and now - failed_at > AFTER_FAILURE_S):
+            if code := next(filter(None, codes), 0):
+                failed_at = min(failed_at, now)
+            if len(codes) - codes.count(None) >= self.options.pods or now - failed_at > AFTER_FAILURE_S:
                 return code
 
     def _look(self, pod: Pod, status: dict[str, Any]) -> None:

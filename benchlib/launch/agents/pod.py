@@ -23,10 +23,11 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from benchlib.launch.jobs import rendezvous
-from benchlib.launch.processes import CONFIG, MARK
+from benchlib.launch.processes import CONFIG, MARK, leave_with_parent
 
 LINE = "benchlib-pod: "
 EVENTS = "events-*.jsonl"
@@ -35,34 +36,32 @@ CONNECT_S = 5.0
 MAX_BYTES = 64 << 20  # of a file that is handed over: checkpoints and traces stay where they are
 POD_FILES = ("config.json", "store.json", "peers.json")  # not handed over
 TERM_S = 15.0  # for the ranks to end: a pod has half a minute from SIGTERM on
-TERMINATED = 128 + signal.SIGTERM
-
-
-class _Stopped(BaseException):
-    """The pod was asked to end."""
 
 
 def run(options: argparse.Namespace) -> int:
     run_dir: Path = options.run_dir
     archive = run_dir / f".results-{platform.node()}.tar.gz"
-    process, code = None, TERMINATED
-    signal.signal(signal.SIGTERM, _stop)  # before anything is there to end: PID 1 of a pod has no default for it
+    process, code = None, 128 + signal.SIGTERM
+    leave_with_parent()  # before anything is there to end: PID 1 of a pod has no default for SIGTERM
     try:
-        prepare(run_dir)
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        # Who submitted the run may share the folder, with its own config: ranks read the mounted one.
+        if CONFIG in os.environ and not (run_dir / "config.json").exists():
+            shutil.copy(os.environ[CONFIG], run_dir / "config.json")
         # Ranks with the mark write their output into the run folder.
         process = subprocess.Popen(options.command, env={**os.environ, **_met(options), MARK: str(run_dir)})
-        offsets: dict[Path, int] = {}
-        while (returncode := process.poll()) is None:
+        offsets, returncode = defaultdict[Path, int](int), None
+        while returncode is None:
             time.sleep(POLL_S)
+            returncode = process.poll()
             if options.hold:
                 print_events(run_dir, offsets)
         code = 128 - returncode if returncode < 0 else returncode
         if options.hold:
-            print_events(run_dir, offsets)
             pack(run_dir, archive)
             _print_line(results=str(archive), returncode=code)
             time.sleep(options.hold)
-    except _Stopped:
+    except SystemExit:  # the pod was asked to end
         pass
     finally:
         if process and process.poll() is None:  # also when this pod's own part failed: its disk is full, say
@@ -74,18 +73,6 @@ def run(options: argparse.Namespace) -> int:
                 process.wait()
         archive.unlink(missing_ok=True)
     return code
-
-
-def _stop(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the rest is clearing up
-    raise _Stopped
-
-
-def prepare(run_dir: Path) -> None:
-    """Make the run folder. Who submitted the run may share it, with its own config: ranks read the mounted one."""
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    if CONFIG in os.environ and not (run_dir / "config.json").exists():
-        shutil.copy(os.environ[CONFIG], run_dir / "config.json")
 
 
 def _met(options: argparse.Namespace) -> dict[str, str]:
@@ -107,12 +94,11 @@ def print_events(run_dir: Path, offsets: dict[Path, int]) -> None:
     """Print the whole lines that were added to the events; ``offsets`` are the bytes printed so far."""
     for path in sorted(run_dir.glob(EVENTS)):
         with path.open("rb") as handle:
-            handle.seek(offsets.get(path, 0))
+            handle.seek(offsets[path])
             for line in handle:
                 if line.endswith(b"\n"):
-                    offset = offsets.get(path, 0)
-                    _print_line(path=path.name, offset=offset, text=line.decode(errors="replace"))
-                    offsets[path] = offset + len(line)
+                    _print_line(path=path.name, offset=offsets[path], text=line.decode(errors="replace"))
+                    offsets[path] += len(line)
 
 
 def pack(run_dir: Path, archive: Path) -> None:
@@ -120,9 +106,9 @@ def pack(run_dir: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(run_dir.rglob("*")):
             name = path.relative_to(run_dir)
-            foreign = path.is_symlink() or not path.is_file() or path.name.startswith(".") or path.name in POD_FILES
+            own = path.name.startswith(".") or path.name in POD_FILES or "checkpoints" in name.parts
             small = path.match(EVENTS) or path.lstat().st_size <= MAX_BYTES
-            if small and not foreign and "checkpoints" not in name.parts:
+            if small and not own and path.is_file() and not path.is_symlink():
                 tar.add(path, name)
 
 

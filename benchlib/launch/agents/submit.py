@@ -34,36 +34,30 @@ class Submitted:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.identity = options, ""
         self._id_read = threading.Event()
-        self.process: subprocess.Popen[str] | None = None
-
-    def run(self) -> int:
         # In a session of its own: what ends this agent must not end the command before it has printed the id.
         self.process = subprocess.Popen(
-            self.options.command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
+            options.command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
         )
         threading.Thread(target=self._read, daemon=True).start()
+
+    def run(self) -> int:
         code = self.process.wait()
-        code = 128 - code if code < 0 else code
         self._id_read.wait(ID_S)
-        if code:
-            self._show_log()
-        return code
+        if code:  # repeat the end of the job's own output: torchrun's summary of failures is read from here
+            with contextlib.suppress(OSError):
+                text = Path(self.options.log).read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+                print(text, file=sys.stderr, flush=True)
+        return 128 - code if code < 0 else code
 
     def _read(self) -> None:
-        assert self.process and self.process.stdout
-        try:
-            with self.process.stdout as lines:
-                for line in lines:
-                    print(line, end="", flush=True)
-                    if not self.identity and (match := re.search(self.options.id, line)):
-                        self.identity = match.group(1)
-                        self._id_read.set()
-        finally:
-            self._id_read.set()
+        for line in self.process.stdout or ():
+            print(line, end="", flush=True)
+            if not self.identity and (match := re.search(self.options.id, line)):
+                self.identity = match.group(1)
+                self._id_read.set()
+        self._id_read.set()
 
     def cancel(self) -> None:
-        if not self.process or (self.process.poll() is not None and not self.identity):
-            return
         self._id_read.wait(ID_S)
         if self.identity:
             print(f"cancelling {self.identity}", flush=True)
@@ -71,13 +65,11 @@ class Submitted:
             end = time.monotonic() + CANCEL_S
             while self.options.left and self._call(self.options.left) and time.monotonic() < end:
                 time.sleep(POLL_S)
-        if self.process.poll() is not None:
-            return
         for number in (signal.SIGTERM, signal.SIGKILL):  # TorchX's local scheduler ends its replicas itself
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(TERM_S)
+            with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+                if self.process.poll() is None:
+                    os.killpg(self.process.pid, number)
+                    self.process.wait(TERM_S)
 
     def _call(self, words: str) -> str:
         command = [word.replace("{id}", self.identity) for word in shlex.split(words)]
@@ -86,15 +78,8 @@ class Submitted:
         except (OSError, subprocess.TimeoutExpired) as error:
             print(f"{shlex.join(command)}: {error}", file=sys.stderr, flush=True)
             return ""
-        if done.stderr.strip():
-            print(done.stderr.strip(), file=sys.stderr, flush=True)
+        print(done.stderr, end="", file=sys.stderr, flush=True)
         return done.stdout.strip()
-
-    def _show_log(self) -> None:
-        """Repeat the end of the job's own output: torchrun's summary of failures is read from here."""
-        with contextlib.suppress(OSError):
-            text = Path(self.options.log).read_bytes()[-TAIL_BYTES:].decode(errors="replace")
-            print(text, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,12 +91,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--left", default="", help="command that prints something as long as {id} is there")
     parser.add_argument("--log", default="/dev/null", help="file with the job's own output")
     parser.add_argument("command", nargs="+")
-    job = Submitted(parser.parse_args(argv))
+    options, job = parser.parse_args(argv), None
     leave_with_parent()  # killed as an orphan it would leave its job in the queue
     try:
+        job = Submitted(options)
         return job.run()
     except BaseException:
-        job.cancel()
+        if job:
+            job.cancel()
         raise
 
 

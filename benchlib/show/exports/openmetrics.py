@@ -72,24 +72,27 @@ class _Newest(Collector):
             for name, (labels, what) in GAUGES.items()
         }
         for run in self.runs:
-            labels, values = _labels(run), dict[tuple[str, tuple[str, ...]], float | None]()
+            labels = _labels(run)
             facts = {name: run.setup.get(name, "") for name in ("benchlib", "torch")} | {"run": run.run}
-            info.add_metric(
-                labels, facts | {"fingerprint": fingerprint_key(run.fingerprint) if run.fingerprint else ""}
-            )
+            facts["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else ""
+            info.add_metric(labels, facts)
             verdict.add_metric(labels, {word: word == run.word for word in OF_RUNS})
             # Each check and each metric once, even where a foreign run repeats one.
             for check in {check.name: check for check in (run.verdict.checks if run.verdict else [])}.values():
                 states = {word: word == check.status for word in get_args(Status)}
                 status.add_metric((*labels, check.name, check.kind, "true" if check.gates else "false"), states)
-            values["run_readable", labels] = float(not run.problems)
-            values["run_start_time_seconds", labels] = run.started_at
-            values["run_duration_seconds", labels] = run.ended_at and run.ended_at - run.started_at
+            took = run.ended_at and run.ended_at - run.started_at
+            times = {
+                "readable": float(not run.problems),
+                "start_time_seconds": run.started_at,
+                "duration_seconds": took,
+            }
+            rows = [(f"run_{name}", labels, value) for name, value in times.items()]
             for metric in {metric.name: metric for metric in run.metrics if metric.value is not None}.values():
+                numbers = {"value": metric.value, "samples": metric.n, "low": metric.ci_low, "high": metric.ci_high}
                 of = (*labels, metric.name, metric.unit)
-                values |= {("metric_value", of): metric.value, ("metric_samples", of): metric.n}
-                values |= {("metric_low", of): metric.ci_low, ("metric_high", of): metric.ci_high}
-            for (name, of), value in values.items():
+                rows += [(f"metric_{name}", of, value) for name, value in numbers.items()]
+            for name, of, value in rows:
                 if value is not None:
                     gauges[name].add_metric(of, value)
         yield from (info, verdict, status, *gauges.values())

@@ -27,21 +27,20 @@ def _only(monkeypatch: pytest.MonkeyPatch, env: dict[str, Any]) -> None:
 
 
 OURS = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
-# A step of 7 tasks on three nodes, as srun sets it: the step's own names win over the job's.
-STEP = {"SLURM_STEP_NUM_TASKS": 7, "SLURM_STEP_TASKS_PER_NODE": "3(x2),1"}
+# A step of 6 tasks on two nodes, as srun sets it: the step's own names win over the job's.
+STEP = {"SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
 JOB = {"SLURM_NTASKS": 9, "SLURM_TASKS_PER_NODE": "3(x3)"}
 
 
 @pytest.mark.parametrize(
     ("env", "place"),
     [
-        ({"SLURM_PROCID": 6, "SLURM_LOCALID": 0, "SLURM_NODEID": 2, **STEP, **JOB}, (6, 7, 0, 1)),
-        ({"SLURM_PROCID": 4, "SLURM_LOCALID": 1, "SLURM_NODEID": 1, **STEP}, (4, 7, 1, 3)),
+        ({"SLURM_PROCID": 4, "SLURM_LOCALID": 1, **STEP, **JOB}, (4, 6, 1, 3)),
         ({"SLURM_PROCID": 1, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 1}, (1, 2, 1, 2)),
         (OURS, (3, 4, 1, 2)),
         ({}, (0, 1, 0, 1)),
         ({"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_TASKS_PER_NODE": "two"}, "not the place of a rank"),
-        ({"SLURM_PROCID": 0, **STEP, "SLURM_NODEID": 3}, "not the place"),
+        ({"SLURM_PROCID": 0, **STEP, "SLURM_STEP_TASKS_PER_NODE": "3,2,1"}, "as many on each node"),
         ({**OURS, "LOCAL_RANK": 2}, "one launcher only"),
     ],
 )

@@ -37,7 +37,7 @@ def test_the_machine_settles_what_is_left_to_it(backend, overrides, probe, value
     planned = plan.plan("squad", "quick", backend, overrides, probe)
     assert {name: getattr(planned.config, name) for name in values} == values
     assert {name: planned.resolved.origins.get(name) for name in origins} == origins
-    assert not planned.unavailable and planned.backend_named is (backend != "auto")
+    assert not planned.unavailable and planned.auto is (backend == "auto")
 
 
 @pytest.mark.parametrize(
