@@ -3,9 +3,7 @@
 import functools
 import json
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +26,7 @@ SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 1, "decoder_layers": 1, "d
 SAMPLES, EPOCHS = 27, 2
 
 
-def task_of(
-    config: Seq2seqConfig, folder: Path, batch: int, data_dir: str = "", rank: int = 0, dtype: Any = torch.float64
-) -> Task:
+def task_of(config, folder, batch, data_dir="", rank=0, dtype=torch.float64):
     size = config.nproc
     here = World(rank, size, rank, size, torch.device("cpu"), "gloo")
     of_rank = Rank(config, folder, here, EventWriter(folder, f"rank{rank}"), Moment.now())
@@ -38,7 +34,7 @@ def task_of(
     return Task(of_rank, source, "fp32", batch, dtype)
 
 
-def trained(rank: int, size: int, folder: Path, data_dir: str = "", engine: str = "tuned") -> dict[str, Any]:
+def trained(rank, size, folder, data_dir="", engine="tuned"):
     config = Seq2seqConfig(**SHAPE, sequence=6, samples=SAMPLES, epochs=EPOCHS, nproc=size, seed=4, learning_rate=1e-2)
     task = task_of(config, folder, 8 // size, data_dir, rank)
     worker = Engine(engine, task)
@@ -56,15 +52,13 @@ def trained(rank: int, size: int, folder: Path, data_dir: str = "", engine: str 
     }
 
 
-def of_two(folder: Path, rank: int, size: int) -> None:
+def of_two(folder, rank, size):
     outcome = trained(rank, size, folder)
     if rank == 0:
         (folder / "two.json").write_text(json.dumps(outcome))
 
 
-def test_ranks_disk_and_plain_engine_train_as_one_rank_from_memory_does(
-    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_disk_and_plain_engine_train_as_one_rank_from_memory_does(group, tmp_path, monkeypatch):
     worlds.in_world(2, tmp_path, functools.partial(of_two, tmp_path))
     two, one = json.loads((tmp_path / "two.json").read_text()), trained(0, 1, tmp_path)
     assert len(one["losses"]) == (EPOCHS + 1) * 4
@@ -82,16 +76,14 @@ def test_ranks_disk_and_plain_engine_train_as_one_rank_from_memory_does(
     np.testing.assert_allclose(trained(0, 1, tmp_path, engine="plain")["losses"], one["losses"], rtol=1e-9)
 
 
-def test_a_rank_without_samples_takes_part(tmp_path: Path) -> None:
+def test_a_rank_without_samples_takes_part(tmp_path):
     config = Seq2seqConfig(**SHAPE, sequence=6, samples=9, nproc=2)
     parts = [list(share(task_of(config, tmp_path, 4, rank=rank), 1, (0, 1))) for rank in range(2)]
     assert sorted(np.concatenate([part[0][0] for part in parts] + [parts[0][1][0]]).tolist()) == list(range(9))
     assert parts[1][1][1] == 0.0 and parts[0][1][1] == pytest.approx(1 / 6)
 
 
-def test_a_slow_disk_shows_in_the_wait_for_data_and_in_its_rate(
-    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_disk_shows_in_the_wait_for_data_and_in_its_rate(group, tmp_path, monkeypatch):
     """A read of eight samples of 96 bytes takes at least 0.1 s, by injection, and a step 10 ms beside its data."""
     entire = shards.Shards.read
     monkeypatch.setattr(shards.Shards, "read", lambda self, indices: time.sleep(0.1) or entire(self, indices))

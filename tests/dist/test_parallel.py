@@ -4,10 +4,7 @@ import contextlib
 import functools
 import json
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,21 +30,21 @@ PART, TO_LOCAL = transformer_stack.Stack.part, DTensor.to_local
 SHALLOW = replace(NARROW, name="shallow", layers=1)  # for the profiler, to which every kernel is a row
 
 
-def jobs(config: ParallelConfig, size: int) -> Iterator[tuple[str, Job]]:
+def jobs(config, size):
     for name, schedule in config.ways(STRATEGIES):
         with contextlib.suppress(UserError):
             yield f"{name} {schedule}".strip(), config.job(name, schedule, size)
 
 
-def proved(job: Job) -> list[float]:
+def proved(job):
     """Return the errors of loss, weights, gradient and, in fp32, loss."""
     proof = proofs.prove(job, CPU)
     return [proof[name] for name in ("loss_error", "weight_error", "gradient_error", "loss_error_fp32")]
 
 
-def all_proofs(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
+def all_proofs(config, rank):
     """Prove the mixtures on four ranks, whatever fits two ranks there, pipelines with every schedule."""
-    errors: dict[str, Any] = {}
+    errors = {}
     for name, job in jobs(config, rank.world.size):
         if rank.world.size == 4 and len(STRATEGIES[job.strategy]) < 2:
             continue
@@ -58,27 +55,27 @@ def all_proofs(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
     return errors
 
 
-def one_row_taken_for_a_column(part: Any, sequence: bool) -> Any:
+def one_row_taken_for_a_column(part, sequence):
     column = strategies.tp.ColwiseParallel(input_layouts=strategies.Shard(-1), use_local_output=True)
     return TENSOR_PLAN(part, sequence) | {"blocks.0.attention.output": column}
 
 
-def dropped(_: Any, bucket: Any) -> Any:
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+def dropped(_, bucket):
+    future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
-def swapped(model: Any, number: int, stages: int) -> Any:
+def swapped(model, number, stages):
     """Return a stage of a model whose inner stages lie in another order than they are run in."""
     return PART(model, {1: 2, 2: 1}.get(number, number), stages)
 
 
-def averaged_twice(*args: Any) -> Any:
+def averaged_twice(*args):
     way = PREPARE(*args)
     step = way.step
 
-    def again(*batch: Any) -> Any:
+    def again(*batch):
         mean = step(*batch)
         for part in way.parts:
             for parameter in part.parameters():
@@ -89,7 +86,7 @@ def averaged_twice(*args: Any) -> Any:
     return way
 
 
-FAULTS: dict[str, tuple[str, str, Any, str, Any]] = {
+FAULTS = {
     "plan": ("tensor", "", strategies, "tensor_plan", one_row_taken_for_a_column),
     "averaged twice": ("data", "", proofs, "prepare", averaged_twice),
     "stage order": ("pipeline", "interleaved", transformer_stack.Stack, "part", swapped),
@@ -98,9 +95,9 @@ FAULTS: dict[str, tuple[str, str, Any, str, Any]] = {
 }
 
 
-def faults(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
+def faults(config, rank):
     """Return what the proof of a strategy says with a fault in it: its errors, or that it did not even run."""
-    errors: dict[str, Any] = {}
+    errors = {}
     for label, (name, schedule, module, attribute, fault) in FAULTS.items():
         job = config.job(name, schedule, rank.world.size)
         with pytest.MonkeyPatch.context() as patch:
@@ -112,16 +109,16 @@ def faults(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
     return errors
 
 
-def slow(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
+def slow(config, rank):
     """Return by injected fault: the steps in which each rank held its data, and its step; all-reduces of a step."""
-    seen: dict[str, Any] = {}
+    seen = {}
     config = config.model_copy(update={"model": "shallow"})
     for planted in ("", "data", "rank", "communication"):
         slowed = {"planted": planted, "planted_slowdown": 1} if planted else {}
         own = replace(rank, config=config.model_copy(update={**slowed, "warmup": 1, "steps": 1}))
         held = {"data": 0, "step": 0}
 
-        def hold(place: str, seconds: float, held: dict[str, int] = held) -> None:
+        def hold(place, seconds, held=held):
             held[place] += seconds != 0
 
         with pytest.MonkeyPatch.context() as patch:
@@ -133,9 +130,9 @@ def slow(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
     return seen
 
 
-def counts(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
+def counts(config, rank):
     """Return what all ranks hold by strategy: as it is, and where the last rank's shards are empty, if it has any."""
-    seen: dict[str, Any] = {}
+    seen = {}
     for name, job in jobs(config, rank.world.size):
         if "context" in name or name in seen:
             continue
@@ -153,10 +150,10 @@ def counts(config: ParallelConfig, rank: Rank) -> dict[str, Any]:
 class Ranks:
     """What each rank does; picklable."""
 
-    def __init__(self, folder: Path, *works: Callable[[ParallelConfig, Rank], dict[str, Any]]) -> None:
+    def __init__(self, folder, *works):
         self.folder, self.works = folder, works
 
-    def __call__(self, rank: int, size: int) -> None:
+    def __call__(self, rank, size):
         warnings.simplefilter("error", FutureWarning)
         MODELS.update(narrow=NARROW, shallow=SHALLOW)
         values = {"model": "narrow", "nproc": size, "schedules": SCHEDULES[: 4 if size == 2 else 1]}
@@ -168,9 +165,9 @@ class Ranks:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+def ranks(tmp_path_factory):
     """Return by number of ranks what was seen, by the name of the work; each world is started once."""
-    seen: dict[int, dict[str, Any]] = {}
+    seen = {}
     for size, works in ((2, (all_proofs, faults, slow)), (4, (all_proofs, counts))):
         folder = tmp_path_factory.mktemp(f"ranks{size}")
         worlds.in_world(size, folder, Ranks(folder, *works))
@@ -179,7 +176,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
     return seen
 
 
-def test_ranks_compute_what_one_does_and_faults_are_found(ranks: dict[int, dict[str, Any]]) -> None:
+def test_ranks_compute_what_one_does_and_faults_are_found(ranks):
     proved = ranks[2]["all_proofs"] | ranks[4]["all_proofs"]
     assert "needs a GPU" in proved.pop("context")
     assert {name.split()[0] for name in proved} == {*STRATEGIES} - {"context"}
@@ -192,7 +189,7 @@ def test_ranks_compute_what_one_does_and_faults_are_found(ranks: dict[int, dict[
         assert isinstance(error, str) or max(error[2:]) > 100 * FP32, name
 
 
-def test_an_injected_slow_down_lands_in_its_part_of_the_step(ranks: dict[int, dict[str, Any]]) -> None:
+def test_an_injected_slow_down_lands_in_its_part_of_the_step(ranks):
     seen = ranks[2]["slow"]
     # Of 1 + 1 and two traced steps the first has no step before it, whose time the data could be held for.
     assert {name: case["held"] for name, case in seen.items()} == {
@@ -202,7 +199,7 @@ def test_an_injected_slow_down_lands_in_its_part_of_the_step(ranks: dict[int, di
     assert plain > 0 and seen["communication"]["calls"] == (1 + measure.REPEATS) * plain
 
 
-def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks: dict[int, dict[str, Any]]) -> None:
+def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks):
     seen = ranks[4]["counts"]
     assert {name.split()[0] for name in seen} == {*STRATEGIES} - {"context"}
     for name, (parameters, held, empty, injected) in seen.items():
@@ -212,7 +209,7 @@ def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks: dict[int,
     assert plain == {"single", "data", "pipeline"}  # tensors that no mesh cuts
 
 
-def test_recomputed_activations_that_drop_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_activations_that_drop_others_are_found(monkeypatch):
     error = functools.partial(proofs.checkpointing_error, Job(NARROW), CPU)
     assert error() <= RECOMPUTED
     other = functools.partial(transformer_stack.checkpoint, preserve_rng_state=False)

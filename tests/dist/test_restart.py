@@ -2,9 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import training_cases
@@ -23,13 +20,13 @@ from benchlib.spec.tables import Rows
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _find_modules() -> Iterator[None]:
+def _find_modules():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HERE))
         yield
 
 
-def _squad(run_dir: Path, **values: Any) -> Path:
+def _squad(run_dir, **values):
     """Make the run folder of a small training: 12 steps on two ranks of one thread."""
     work = {"threads": 1, "batch_size": 4, "eval_questions": 8, "checkpoint_every": 4, "max_steps": 12, "budget_s": 300}
     run_dir.mkdir()
@@ -37,12 +34,12 @@ def _squad(run_dir: Path, **values: Any) -> Path:
     return run_dir
 
 
-def _nodes(**values: Any) -> dict[str, Any]:
+def _nodes(**values):
     endpoint = f"127.0.0.1:{free_port()}"
     return {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "max_restarts": 1, **values}
 
 
-def _start(launches: list[Launch], endpoint: str) -> None:
+def _start(launches, endpoint):
     """Start nodes; the first of them holds the rendezvous store."""
     host, _, port = endpoint.partition(":")
     for launch in launches:
@@ -50,12 +47,12 @@ def _start(launches: list[Launch], endpoint: str) -> None:
         until(lambda: _answers(host, int(port)))
 
 
-def _answers(host: str, port: int) -> bool:
+def _answers(host, port):
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 
 
-def _lose(launch: Launch) -> None:
+def _lose(launch):
     """Kill every process of a node, the supervisor too."""
     assert launch.pid is not None
     kill_marked(launch.run_dir)
@@ -63,13 +60,13 @@ def _lose(launch: Launch) -> None:
     launch.wait()
 
 
-def _wait(launch: Launch) -> dict[str, Any]:
+def _wait(launch):
     until(lambda: not launch.running)
     return launch.wait()
 
 
 @pytest.fixture(scope="module")
-def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+def left_alone(tmp_path_factory):
     """A node whose neighbour was lost, and nobody comes instead: it waits for the start-up limit while tests go on."""
     folder = tmp_path_factory.mktemp("alone")
     values = _nodes(steps=100_000, startup_timeout_s=30)
@@ -82,13 +79,13 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def undisturbed(tmp_path_factory):
     run_dir = _squad(tmp_path_factory.mktemp("undisturbed") / "run")
     in_ranks(2, run_dir, training_cases.whole)
     return Run(run_dir)
 
 
-def _same_training(run_dir: Path, undisturbed: Run) -> None:
+def _same_training(run_dir, undisturbed):
     """The weights of both ranks, bit for bit, and the loss of each step are those of the undisturbed run."""
     again, whole = Rows.of(Run(run_dir)).run, Rows.of(undisturbed).run
     assert again["planned_steps"] == whole["planned_steps"] == len(again["loss"]) == 12
@@ -96,9 +93,7 @@ def _same_training(run_dir: Path, undisturbed: Run) -> None:
     assert again["loss"] == whole["loss"]
 
 
-def test_another_node_takes_the_place_of_a_lost_one(
-    left_alone: Launch, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_another_node_takes_the_place_of_a_lost_one(left_alone, request, tmp_path):
     values = _nodes()
     nodes = [Launch(_squad(tmp_path / name, **values), "restarting:waits_for_its_end") for name in "abc"]
     with nodes[0], nodes[1], nodes[2]:
@@ -118,7 +113,7 @@ def test_another_node_takes_the_place_of_a_lost_one(
     _same_training(holder, undisturbed)
 
 
-def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: Path) -> None:
+def test_from_the_checkpoint_before_the_damaged_one(undisturbed, tmp_path):
     run_dir = _squad(tmp_path / "run", launcher="torchrun", max_restarts=1)
     ended = execute(run_dir, benchmark="restarting:flipped_and_killed")
     none_left(run_dir)
@@ -139,7 +134,7 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: 
         baselines.require_acceptable(Run(run_dir), passed)
 
 
-def test_a_rank_that_hangs_is_killed_and_all_are_started_again(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_killed_and_all_are_started_again(tmp_path):
     values = {"launcher": "torchrun", "max_restarts": 1, "fault": "spin_without_end", "stall_timeout_s": 4}
     with pytest.raises(RankFailed) as caught:
         execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
@@ -152,13 +147,13 @@ def test_a_rank_that_hangs_is_killed_and_all_are_started_again(tmp_path: Path) -
         assert "spin_without_end" in attempt["reason"]
 
 
-def test_wrong_input_is_not_tried_again(tmp_path: Path) -> None:
+def test_wrong_input_is_not_tried_again(tmp_path):
     values = {"launcher": "torchrun", "max_restarts": 3, "fault": "unavailable", "nproc": 1, "who": 0}
     ended = execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
     assert (ended["outcome"], ended["reason"], ended["restarts"]) == ("skipped", "no such device here", 0)
 
 
-def test_nobody_takes_the_place(left_alone: Launch) -> None:
+def test_nobody_takes_the_place(left_alone):
     ended = _wait(left_alone)
     assert (ended["outcome"], ended["restarts"]) == ("failed", 0)
     assert "may lie on another node" in ended["reason"]

@@ -1,8 +1,5 @@
 """Training by two ranks against one rank, against itself and against transformers alone."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,12 +14,12 @@ from benchlib.runtime import checkpoint
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory):
     return cases.make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(model, tmp_path_factory):
     """Run all cases in two processes, once; return the run folder."""
     run_dir = tmp_path_factory.mktemp("two")
     save_config(cases.config_of(model, 2), run_dir)
@@ -31,17 +28,17 @@ def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(two_ranks: Path) -> dict[str, Any]:
+def outcomes(two_ranks):
     return cases.read(two_ranks)
 
 
 @pytest.fixture(scope="module")
-def one_rank(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def one_rank(model, tmp_path_factory):
     return cases.alone(cases.config_of(model, 1, **cases.without_dropout()), tmp_path_factory.mktemp("one") / "run")
 
 
 @pytest.mark.parametrize("case", ["plain", "accumulated", "compiled"])
-def test_two_ranks_follow_the_curve_of_one(outcomes: dict[str, Any], one_rank: dict[str, Any], case: str) -> None:
+def test_two_ranks_follow_the_curve_of_one(outcomes, one_rank, case):
     # 33 questions in batches of 16: the last batch has one sample, so that one of two ranks has none.
     assert len(one_rank["losses"]) == 3
     np.testing.assert_allclose(outcomes[case]["losses"], one_rank["losses"], rtol=1e-4)
@@ -52,7 +49,7 @@ def test_two_ranks_follow_the_curve_of_one(outcomes: dict[str, Any], one_rank: d
     assert outcomes[case]["samples"][1] < outcomes[case]["samples"][0]
 
 
-def test_gradients_are_those_of_transformers_alone(two_ranks: Path, model: str) -> None:
+def test_gradients_are_those_of_transformers_alone(two_ranks, model):
     expected = cases.single_gradients(cases.config_of(model, 2, train_questions=16, **cases.without_dropout()))
     gradients = torch.load(two_ranks / "gradients.pt", weights_only=True)
     assert gradients.keys() == expected.keys()
@@ -62,14 +59,14 @@ def test_gradients_are_those_of_transformers_alone(two_ranks: Path, model: str) 
 
 
 @pytest.mark.parametrize(("name", "whole", "step"), [("resumed", "first", 4), ("compiled resumed", "compiled", 2)])
-def test_an_interrupted_run_ends_with_the_same_bits(outcomes: dict[str, Any], name: str, whole: str, step: int) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(outcomes, name, whole, step):
     assert outcomes["first"]["losses"][:3] != outcomes["plain"]["losses"], "dropout was on"
     assert outcomes[name]["resumed"] == step
     for same in ("losses", "weights", "samples"):
         assert outcomes[name][same] == outcomes[whole][same], same
 
 
-def test_ranks_are_compared_and_step_times_have_parts(outcomes: dict[str, Any]) -> None:
+def test_ranks_are_compared_and_step_times_have_parts(outcomes):
     """XLA computes forward and backward in one piece, and tells only what it can."""
     assert outcomes["first"]["equal"] == [True, True] and outcomes["compiled"]["equal"] == [True]
     assert len(set(outcomes["perturbed"])) == 2
@@ -82,13 +79,13 @@ def test_ranks_are_compared_and_step_times_have_parts(outcomes: dict[str, Any]) 
     assert 0 < exchange_s <= exposed_s * 1.001 and exposed_s <= step_s * 1.001
 
 
-def test_resume_refuses_other_settings(model: str, two_ranks: Path, tmp_path: Path) -> None:
+def test_resume_refuses_other_settings(model, two_ranks, tmp_path):
     config = cases.config_of(model, 1, epochs=2, resume=str(two_ranks / "first"))
     with pytest.raises(UserError, match=r"that run had nproc = 2, this one has 1"):
         cases.alone(config, tmp_path / "run")
 
 
-def test_a_checkpoint_is_a_model_folder(two_ranks: Path, outcomes: dict[str, Any]) -> None:
+def test_a_checkpoint_is_a_model_folder(two_ranks, outcomes):
     import transformers
 
     newest, faults = checkpoint.search(two_ranks / "resumed" / "checkpoints")
@@ -99,7 +96,7 @@ def test_a_checkpoint_is_a_model_folder(two_ranks: Path, outcomes: dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def by_the_trainer(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_the_trainer(model, tmp_path_factory):
     """Run the benchmark by transformers' Trainer in two processes, once with each padding; return the folder."""
     folder = tmp_path_factory.mktemp("trainer")
     for padding in cases.PADDINGS:
@@ -110,7 +107,7 @@ def by_the_trainer(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("padding", cases.PADDINGS)
-def test_the_trainer_runs_the_same_benchmark(by_the_trainer: Path, padding: str) -> None:
+def test_the_trainer_runs_the_same_benchmark(by_the_trainer, padding):
     folder = by_the_trainer / padding
     result = load_result(folder)
     row = result.facts
@@ -128,7 +125,7 @@ def test_the_trainer_runs_the_same_benchmark(by_the_trainer: Path, padding: str)
     assert len((folder / "predictions.json").read_text()) > 10
 
 
-def test_xla_runs_the_same_benchmark(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xla_runs_the_same_benchmark(model, tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
     config = cases.config_of(model, 1, engine="compiled", max_length=128, doc_stride=32, max_steps=2)
     save_config(config, tmp_path)

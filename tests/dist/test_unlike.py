@@ -4,9 +4,6 @@ import contextlib
 import functools
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -18,7 +15,6 @@ from hosts import two_hosts, why_not
 from worlds import in_ranks
 
 from benchlib.benchmarks.squad import balance, train
-from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.passes import Batches
 from benchlib.benchmarks.squad.shares import Member, Split
 from benchlib.config.schema import resolve, save_config
@@ -26,7 +22,7 @@ from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
 from benchlib.results.run import load_result, load_samples
 from benchlib.runtime import checkpoint
-from benchlib.runtime.group import World, world
+from benchlib.runtime.group import world
 from benchlib.runtime.steps import COLUMNS, Columns
 
 MISSING = why_not()
@@ -34,13 +30,13 @@ GLOBAL_BATCH = 12
 SAMPLE_S = 0.01  # of a rank that does its work once, by the injected clock
 
 
-def config_of(model: str, ranks: int, **changes: Any) -> SquadConfig:
+def config_of(model, ranks, **changes):
     """Return a config whose global batch does not depend on the number of ranks."""
     values = {"batch_size": GLOBAL_BATCH // ranks, "epochs": 2, **changes}
     return cases.config_of(model, ranks, **cases.without_dropout(**values))
 
 
-def other_split(step: int) -> Split:
+def other_split(step):
     """Return a split that is another one in every step: of all, of none, of one, in several micro-batches."""
     first = [0, 12, 1, 7, 5, 11][step % 6]
     members = (
@@ -49,12 +45,12 @@ def other_split(step: int) -> Split:
     return Split(tuple(members), tokens=100.0)
 
 
-def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, heterogeneous: bool) -> dict[str, Any]:
+def exact(config, here, run_dir, events, heterogeneous):
     """Train in fp64; return the losses, the gradients of the first step and the samples that each rank saw."""
-    gradients: list[list[torch.Tensor]] = []
+    gradients = []
     clip = torch.nn.utils.clip_grad_norm_
 
-    def look(parameters: Any, limit: float) -> Any:
+    def look(parameters, limit):
         parameters = list(parameters)
         gradients.append([parameter.grad.clone() for parameter in parameters])
         return clip(parameters, limit)
@@ -72,7 +68,7 @@ def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, 
     }
 
 
-def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+def run(config, run_dir, events):
     """Execute all cases; rank 0 leaves outcome.json, gradients.pt and splits.json."""
     with world(config, run_dir) as here:
         outcome = exact(config, here, run_dir, events, heterogeneous=True)
@@ -84,11 +80,11 @@ def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
 
 
 @contextlib.contextmanager
-def injected_clock(config: SquadConfig, rank: int) -> Iterator[None]:
+def injected_clock(config, rank):
     """Let calibration and steps take SAMPLE_S a sample times what the rank repeats, however busy the machine is."""
     follow = balance.Balance.follow
 
-    def paced(balance: balance.Balance, table: np.ndarray, next_open: int) -> None:
+    def paced(balance, table, next_open):
         repeats = [[config.work_of(place, step) for place in range(table.shape[1])] for step in range(len(table))]
         table = table.copy()
         table[:, :, [COLUMNS.index(name) for name in ("data_s", "backward_s", "optimizer_s")]] = 0.0
@@ -103,11 +99,11 @@ def injected_clock(config: SquadConfig, rank: int) -> Iterator[None]:
         yield
 
 
-def _splits(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
+def _splits(config, run_dir, events, here):
     """Train with a drift, whole, and continued from before the answer to it; rank 0 leaves splits.json."""
-    outcomes: dict[str, Any] = {}
+    outcomes = {}
 
-    def case(name: str, **changes: Any) -> None:
+    def case(name, **changes):
         place = run_dir / name
         if here.main:
             place.mkdir(exist_ok=True)
@@ -138,12 +134,12 @@ def _splits(config: SquadConfig, run_dir: Path, events: EventWriter, here: World
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory):
     return cases.make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def one_process(model, tmp_path_factory):
     config, run_dir = config_of(model, 1), tmp_path_factory.mktemp("one")
     events = EventWriter(run_dir, "rank0")
     with world(config, run_dir) as here:
@@ -151,7 +147,7 @@ def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.fixture(scope="module")
-def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(model, tmp_path_factory):
     """Run the cases in two processes; return the run folder."""
     folder = tmp_path_factory.mktemp("two")
     save_config(config_of(model, 2), folder)
@@ -159,9 +155,7 @@ def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_splits_that_change_every_step_give_the_curve_of_one_process(
-    two_ranks: Path, one_process: dict[str, Any]
-) -> None:
+def test_splits_that_change_every_step_give_the_curve_of_one_process(two_ranks, one_process):
     outcome = json.loads((two_ranks / "outcome.json").read_text())
     gradients = torch.load(two_ranks / "gradients.pt", weights_only=True)
 
@@ -180,11 +174,11 @@ def test_splits_that_change_every_step_give_the_curve_of_one_process(
 
 
 @pytest.fixture(scope="module")
-def splits(two_ranks: Path) -> dict[str, Any]:
+def splits(two_ranks):
     return json.loads((two_ranks / "splits.json").read_text())
 
 
-def test_a_drift_in_the_middle_is_answered_within_8_steps(splits: dict[str, Any]) -> None:
+def test_a_drift_in_the_middle_is_answered_within_8_steps(splits):
     """By the injected clock rank 1 takes four times as long as rank 0, from step 8 on a quarter of it."""
     samples, tables = np.array(splits["whole"]["samples"]), splits["whole"]["tables"]
     moment = next(row for row in tables["splits"] if row["from_step"] > 8)
@@ -195,7 +189,7 @@ def test_a_drift_in_the_middle_is_answered_within_8_steps(splits: dict[str, Any]
     assert all(row["even_s"] > 0 for row in tables["shares"])
 
 
-def test_splits_are_continued_bit_by_bit(splits: dict[str, Any]) -> None:
+def test_splits_are_continued_bit_by_bit(splits):
     """Across the moment of a new split, which follows from steps that the first part took."""
     whole, continued = splits["whole"], splits["before"]
     assert continued["resumed"] == 4
@@ -203,7 +197,7 @@ def test_splits_are_continued_bit_by_bit(splits: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
-def test_two_heterogeneous_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
+def test_two_heterogeneous_hosts_train_to_the_f1_of_one(tmp_path):
     values = {
         "train_questions": 96, "eval_questions": 48, "attention_dropout": 0.0, "hidden_dropout": 0.0, "checkpoint_every": -1, "threads": 1,
         "budget_s": 86400.0,

@@ -3,8 +3,6 @@
 import functools
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -16,7 +14,7 @@ from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import save_config
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import write_json
-from benchlib.runtime.group import World, weight_checksum, world
+from benchlib.runtime.group import weight_checksum, world
 from benchlib.runtime.measurement import Rank, executed
 from benchlib.runtime.steps import COLUMNS, compare_ranks
 from benchlib.workloads import features, training
@@ -25,7 +23,7 @@ Config = SquadConfig
 PADDINGS = ("longest", "max_length")
 
 
-def make_model(folder: Path) -> str:
+def make_model(folder):
     """Write a random BERT of one layer with a word vocabulary of the generated data; return its path."""
     split = passes.load_data(SquadConfig(train_questions=40, eval_questions=4))
     texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
@@ -40,7 +38,7 @@ def make_model(folder: Path) -> str:
     return str(folder)
 
 
-def config_of(model: str, nproc: int, **changes: Any) -> SquadConfig:
+def config_of(model, nproc, **changes):
     """Return a config of a short training from random weights."""
     values = {
         "model": model, "init": "random", "nproc": nproc, "train_questions": 33, "eval_questions": 4, "batch_size": 16 // nproc, "seed": 5,
@@ -49,11 +47,11 @@ def config_of(model: str, nproc: int, **changes: Any) -> SquadConfig:
     return SquadConfig.model_validate(values | changes)
 
 
-def without_dropout(**changes: Any) -> dict[str, Any]:
+def without_dropout(**changes):
     return {"attention_dropout": 0.0, "hidden_dropout": 0.0, **changes}
 
 
-def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter) -> passes.Task:
+def task_of(config, here, run_dir, events):
     """Return a task on generated data, and the model that belongs to it."""
     split = passes.load_data(config)
     loaded = passes.load_model(config)
@@ -61,7 +59,7 @@ def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter
     return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, windows, 100)
 
 
-def outcome_of(task: passes.Task) -> dict[str, Any]:
+def outcome_of(task):
     """Train and return losses by step, the checksum of the final weights and what else the tests look at."""
     trained = squad.engine(task.config.engine)(task)
     last = zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)
@@ -82,12 +80,12 @@ def outcome_of(task: passes.Task) -> dict[str, Any]:
     }
 
 
-def gradients_of(task: passes.Task) -> dict[str, torch.Tensor]:
+def gradients_of(task):
     """Return the gradients of the first step, as they are when they get clipped."""
-    outcomes: dict[str, torch.Tensor] = {}
+    outcomes = {}
     real = torch.nn.utils.clip_grad_norm_
 
-    def look(parameters: Any, limit: float) -> Any:
+    def look(parameters, limit):
         outcomes.update({name: parameter.grad.clone() for name, parameter in task.loaded.model.named_parameters()})
         return real(parameters, limit)
 
@@ -99,28 +97,28 @@ def gradients_of(task: passes.Task) -> dict[str, torch.Tensor]:
     return outcomes
 
 
-def whole(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+def whole(config, run_dir, events):
     """Run the benchmark, whose speed nobody asks: peaks and all-reduces are measured for a moment only."""
     training.PEAK_S = squad.EXCHANGE_S = 0.02
     executed(BENCHMARKS["squad"])(config, run_dir, events)
 
 
-def trainer(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+def trainer(config, run_dir, events):
     """Run the whole benchmark once with each padding; the results are in folders of these names."""
     for padding in PADDINGS:
         whole(config.model_copy(update={"trainer_padding": padding}), run_dir / padding, events)
 
 
-def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+def run(config, run_dir, events):
     """Execute all cases one after the other; rank 0 leaves cases.json and gradients.pt."""
     with world(config, run_dir) as here:
         _cases(config, run_dir, events, here)
 
 
-def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
-    outcomes: dict[str, Any] = {}
+def _cases(config, run_dir, events, here):
+    outcomes = {}
 
-    def case(name: str, folder: str = "", **changes: Any) -> None:
+    def case(name, folder="", **changes):
         place = run_dir / (folder or name)
         if here.main:
             place.mkdir(exist_ok=True)
@@ -153,19 +151,19 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
         write_json(run_dir / "cases.json", outcomes)
 
 
-def _shared(engine: Any, program: Any, programs: dict[tuple[int, ...], Any], inputs: Any) -> Any:
+def _shared(engine, program, programs, inputs):
     engine._programs = programs
     return program(engine, inputs)
 
 
-def alone(config: SquadConfig, run_dir: Path) -> dict[str, Any]:
+def alone(config, run_dir):
     """Train with one rank in this process."""
     run_dir.mkdir()
     with world(config, run_dir) as here:
         return outcome_of(task_of(config, here, run_dir, EventWriter(run_dir, "rank0")))
 
 
-def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
+def single_gradients(config):
     """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
     split = passes.load_data(config)
     loaded = passes.load_model(config)
@@ -180,5 +178,5 @@ def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def read(run_dir: Path) -> dict[str, Any]:
+def read(run_dir):
     return json.loads((run_dir / "cases.json").read_text())

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, Llam
 
 from benchlib.benchmarks.parallel import estimate, forecast, proofs, run
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.shapes import MODELS, Job
+from benchlib.benchmarks.parallel.shapes import MODELS
 from benchlib.benchmarks.parallel.traces import Counter
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
@@ -22,8 +21,8 @@ from benchlib.runtime.group import World
 from benchlib.runtime.measurement import Rank
 from benchlib.workloads.transformer_stack import Stack, loss
 
-WIDTHS: dict[str, Any] = {"hidden": 32, "layers": 2, "heads": 4, "ffn": 48, "positions": 16, "vocabulary": 40}
-THEIRS: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+WIDTHS = {"hidden": 32, "layers": 2, "heads": 4, "ffn": 48, "positions": 16, "vocabulary": 40}
+THEIRS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 THEIRS |= {"vocab_size": 40, "max_position_embeddings": 16}
 LLAMA = LlamaConfig(**THEIRS, num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=False)
 BERT = BertConfig(**THEIRS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, layer_norm_eps=1e-5)
@@ -39,7 +38,7 @@ BERT_NAMES = """embed.tokens=bert.embeddings.word_embeddings embed.places=bert.e
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_a_stack_has_the_parameters_of_its_shape(name: str) -> None:
+def test_a_stack_has_the_parameters_of_its_shape(name):
     shape = replace(MODELS[name], hidden=16 * MODELS[name].heads, layers=2, ffn=24, positions=8, vocabulary=30)
     with torch.device("meta"):
         model = Stack(shape, 8)
@@ -53,7 +52,7 @@ def test_a_stack_has_the_parameters_of_its_shape(name: str) -> None:
         ("bert-base", 4, BertForQuestionAnswering, BERT, BERT_NAMES),
     ],
 )
-def test_a_stack_computes_what_transformers_does(name: str, kv_heads: int, kind: Any, config: Any, names: str) -> None:
+def test_a_stack_computes_what_transformers_does(name, kv_heads, kind, config, names):
     own, other = (
         Stack(replace(MODELS[name], **WIDTHS, kv_heads=kv_heads, tied=False), 16).double(),
         kind(config).double(),
@@ -76,12 +75,12 @@ def test_a_stack_computes_what_transformers_does(name: str, kv_heads: int, kind:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_estimates_of_element_wise_work_are_counted(gated: bool) -> None:
+def test_the_estimates_of_element_wise_work_are_counted(gated):
     """Values that element-wise operations read and write, by models of which one width differs at a time."""
     widths = {"hidden": 64, "ffn": 64, "heads": 2, "kv_heads": 2, "layers": 2, "vocabulary": 64}
     base = replace(MODELS["tiny"], **widths, gated=gated, biases=not gated)
 
-    def values(**widths: int) -> float:
+    def values(**widths):
         shape = replace(base, **widths)
         stack, tokens = Stack(shape, 32), torch.randint(shape.vocabulary, (4, 32))
         with Counter() as counter:
@@ -96,7 +95,7 @@ def test_the_estimates_of_element_wise_work_are_counted(gated: bool) -> None:
     assert of_layers / base.hidden == pytest.approx(estimate.LAYER_PASSES, rel=0.25)
 
 
-def test_flops_are_counted_as_the_field_counts_them() -> None:
+def test_flops_are_counted_as_the_field_counts_them():
     """Products are those of the formula; attention's backward pass computes its weights again, 2.5 times the forward pass."""
     shape = MODELS["tiny"]
     stack, tokens = Stack(shape, 64), torch.randint(512, (8, 64))
@@ -129,7 +128,7 @@ def test_flops_are_counted_as_the_field_counts_them() -> None:
         ({"planted": "data"}, "set planted_slowdown=1"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values: dict[str, Any], says: str) -> None:
+def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values, says):
     with pytest.raises(UserError) as caught:
         build("parallel", {"benchmark": "parallel", **values})
     assert says in str(caught.value)
@@ -138,7 +137,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values: dict[st
 @pytest.mark.parametrize(
     ("model", "tensor", "rows"), [("gpt2", 2, 50304), ("bert-base", 4, 30528), ("small", 2, 50304)]
 )
-def test_an_odd_vocabulary_is_padded_and_trains_as_without(model: str, tensor: int, rows: int) -> None:
+def test_an_odd_vocabulary_is_padded_and_trains_as_without(model, tensor, rows):
     shape = replace(MODELS[model], tied=False)
     assert ParallelConfig(model=model, untie=True, nproc=tensor).job("tensor", "", tensor).shape.rows == rows
     assert shape.padded(tensor).rows == rows and shape.padded(1) == shape
@@ -160,7 +159,7 @@ def test_an_odd_vocabulary_is_padded_and_trains_as_without(model: str, tensor: i
         assert not padded[len(plain) :].any(), name
 
 
-def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch):
     monkeypatch.setattr(largest, "limited", lambda device, limit: None)  # not of this process
     config = ParallelConfig(seq_len=8)
     row = run.one_trial(config, 2, 1 << 60)
@@ -168,13 +167,13 @@ def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyP
     assert not run.one_trial(config, 2, 1 << 20)["fits"]  # the process alone holds more
 
 
-def here(config: ParallelConfig | None = None) -> Rank:
+def here(config=None):
     world = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
     return Rank(config or ParallelConfig(nproc=2), Path(), world, None, Moment.at(0.0))  # type: ignore[arg-type]
 
 
-def test_links_are_fitted_and_what_is_on_no_line_predicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fitted(seconds: Any) -> dict[str, Any]:
+def test_links_are_fitted_and_what_is_on_no_line_predicts_nothing(monkeypatch):
+    def fitted(seconds):
         series = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in forecast.LINK_BYTES]
         monkeypatch.setattr(forecast, "interleaved", lambda cases, device, pace: series)
         return forecast.links(here().world)[0]
@@ -197,12 +196,12 @@ def test_links_are_fitted_and_what_is_on_no_line_predicts_nothing(monkeypatch: p
     ],
 )
 def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
-    monkeypatch: pytest.MonkeyPatch, strategy: str, schedule: str, samples: int, narrow_s: float, expected: float
-) -> None:
+    monkeypatch, strategy, schedule, samples, narrow_s, expected
+):
     """``narrow_s`` is what the model says of a narrow step with its bubble; the strategy adds 4 ms to that."""
     seen = set()
 
-    def phases(self: Any, way: Job | str) -> dict[str, float]:
+    def phases(self, way):
         if isinstance(way, str):
             return {"step_s": narrow_s + 0.004}
         if way.shape != MODELS["tiny"]:
@@ -223,7 +222,7 @@ def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_nan_is_infinitely_far_wherever_it_is(place: int) -> None:
+def test_a_nan_is_infinitely_far_wherever_it_is(place):
     values = [("a", torch.ones(2)), ("b", torch.ones(2))]
     values[place][1][1] = math.nan
     assert proofs._apart(values, {"a": torch.zeros(2), "b": torch.zeros(2)}) == math.inf
@@ -237,7 +236,7 @@ def test_a_nan_is_infinitely_far_wherever_it_is(place: int) -> None:
         (3, 1e12, [("single", ""), ("data", "layout")]),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_planned_with_its_obstacle(nproc: int, limit: float, plans: list[tuple[str, str]]) -> None:
+def test_what_does_not_fit_is_planned_with_its_obstacle(nproc, limit, plans):
     config = ParallelConfig.model_construct(nproc=nproc, strategies=["single", "data"], scaling="both")
     planned = [
         (job.key.removeprefix("tiny "), obstacle, why) for job, obstacle, why in run._plans(config, nproc, limit)

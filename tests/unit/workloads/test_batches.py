@@ -9,7 +9,7 @@ from benchlib.workloads.features import Features
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
 
 
-def _features(lengths: list[int], training: bool = True) -> Features:
+def _features(lengths, training=True):
     starts = np.concatenate([[0], np.cumsum(lengths)])
     count = len(lengths)
     return Features(
@@ -20,20 +20,20 @@ def _features(lengths: list[int], training: bool = True) -> Features:
     )  # fmt: skip
 
 
-def test_an_epoch_has_each_sample_once_and_the_incomplete_batch_last() -> None:
+def test_an_epoch_has_each_sample_once_and_the_incomplete_batch_last():
     batches = epoch_batches(LENGTHS, 16, seed=3, epoch=0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(LENGTHS)))
     assert [len(batch) for batch in batches] == [16] * 62 + [11]
 
 
-def test_epochs_and_seeds_differ_and_repeat() -> None:
+def test_epochs_and_seeds_differ_and_repeat():
     first, again = (np.concatenate(epoch_batches(LENGTHS, 16, 3, 0)) for _ in range(2))
     assert (first == again).all()
     for seed, epoch in ((3, 1), (4, 0)):
         assert (first != np.concatenate(epoch_batches(LENGTHS, 16, seed, epoch))).any()
 
 
-def test_grouping_leaves_little_padding_and_no_order_by_length() -> None:
+def test_grouping_leaves_little_padding_and_no_order_by_length():
     batches = epoch_batches(LENGTHS, 16, 0, 0)[:-1]
     padded = sum(len(batch) * LENGTHS[batch].max() for batch in batches)
     assert padded / sum(LENGTHS[batch].sum() for batch in batches) < 1.03
@@ -42,7 +42,7 @@ def test_grouping_leaves_little_padding_and_no_order_by_length() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (3, 2), (4, 4), (16, 3)])
-def test_ranks_share_a_batch_without_gap_or_overlap(world_size: int, accumulation: int) -> None:
+def test_ranks_share_a_batch_without_gap_or_overlap(world_size, accumulation):
     for batch in (epoch_batches(LENGTHS, 16, 0, 0)[0], np.array([5, 9, 2])):
         shares = even(len(batch), world_size)
         mine = [share(batch, LENGTHS, shares, rank) for rank in range(world_size)]
@@ -55,7 +55,7 @@ def test_ranks_share_a_batch_without_gap_or_overlap(world_size: int, accumulatio
 
 
 @pytest.mark.parametrize("shares", [[12, 4], [1, 15], [0, 16], [7, 0, 9], [5, 5, 6], [1] * 16])
-def test_unlike_shares_are_dealt_whole_and_of_like_length(shares: list[int]) -> None:
+def test_unlike_shares_are_dealt_whole_and_of_like_length(shares):
     batch = np.arange(16)
     mine = [share(batch, LENGTHS, shares, rank) for rank in range(len(shares))]
     assert [len(samples) for samples in mine] == shares
@@ -71,12 +71,12 @@ def test_unlike_shares_are_dealt_whole_and_of_like_length(shares: list[int]) -> 
 
 
 @pytest.mark.parametrize(("steps", "samples"), [(0, 0), (1, 16), (6, 96), (7, 100), (8, 116), (14, 200)])
-def test_samples_of_steps(steps: int, samples: int) -> None:
+def test_samples_of_steps(steps, samples):
     assert steps_per_epoch(100, 16) == 7
     assert samples_of(steps, 100, 16) == samples
 
 
-def test_collate_pads_to_the_longest_and_keeps_every_token() -> None:
+def test_collate_pads_to_the_longest_and_keeps_every_token():
     features = _features([5, 11, 7])
     batch = collate(features, np.array([1, 2]), pad_id=0, multiple=8)
     assert (batch.shape, batch.tokens) == ((2, 16), 18)
@@ -89,6 +89,6 @@ def test_collate_pads_to_the_longest_and_keeps_every_token() -> None:
     assert (batch.start.tolist(), batch.end.tolist()) == ([1, 2], [2, 3])
 
 
-def test_padding_never_exceeds_the_longest_window_allowed() -> None:
+def test_padding_never_exceeds_the_longest_window_allowed():
     assert collate(_features([18]), np.array([0]), 0, multiple=8).shape == (1, 20)
     assert collate(_features([18], training=False), np.array([0]), 0).start is None

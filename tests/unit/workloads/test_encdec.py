@@ -13,7 +13,7 @@ SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 2, "decoder_layers": 3, "d
 SHAPE |= {"vocabulary": 40, "sequence": 6}
 
 
-def pair(dtype: torch.dtype = torch.float64) -> tuple[Plain, Tuned, torch.Tensor, torch.Tensor]:
+def pair(dtype=torch.float64):
     torch.manual_seed(3)
     plain, tuned = Plain(**SHAPE).to(dtype), Tuned(**SHAPE).to(dtype)
     tuned.load_state_dict(plain.state_dict())
@@ -24,7 +24,7 @@ def pair(dtype: torch.dtype = torch.float64) -> tuple[Plain, Tuned, torch.Tensor
     ("size", "parameters"),
     [("small", 3_527_168), ("medium", 52_668_416), ("large", 211_266_560), ("xl", 2_854_764_544)],
 )
-def test_the_ladder_has_exactly_these_parameters(size: str, parameters: int) -> None:
+def test_the_ladder_has_exactly_these_parameters(size, parameters):
     config = Seq2seqConfig(size=size)
     assert tuple(getattr(config, name) for name in FIELDS) == SIZES[size]
     with torch.device("meta"):
@@ -33,7 +33,7 @@ def test_the_ladder_has_exactly_these_parameters(size: str, parameters: int) -> 
 
 
 @pytest.mark.parametrize("longest", [0, 6])
-def test_plain_and_tuned_have_the_same_loss_and_gradients(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
+def test_plain_and_tuned_have_the_same_loss_and_gradients(monkeypatch, longest):
     monkeypatch.setitem(encdec._PLAIN_PRODUCTS, "cpu", longest)  # the fused kernel, and plain products
     monkeypatch.setitem(encdec._CHUNK, "cpu", 40 * 7)  # 7 of the 30 rows at a time: the last chunk is shorter
     plain, tuned, source, target = pair()
@@ -46,7 +46,7 @@ def test_plain_and_tuned_have_the_same_loss_and_gradients(monkeypatch: pytest.Mo
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-10, atol=1e-14, msg=name)
 
 
-def test_with_bf16_both_stay_near_fp32() -> None:
+def test_with_bf16_both_stay_near_fp32():
     plain, tuned, source, target = pair(torch.float32)
     exact = plain(source, target).item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -54,7 +54,7 @@ def test_with_bf16_both_stay_near_fp32() -> None:
 
 
 @pytest.mark.parametrize("kind", [Plain, Tuned])
-def test_no_place_sees_what_it_has_to_predict(kind: type[Plain]) -> None:
+def test_no_place_sees_what_it_has_to_predict(kind):
     torch.manual_seed(3)
     model, source, target = kind(**SHAPE).double(), torch.randint(40, (1, 6)), torch.randint(40, (1, 6))
     states = model.hidden(source, encdec.shifted_right(target))
@@ -65,7 +65,7 @@ def test_no_place_sees_what_it_has_to_predict(kind: type[Plain]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Plain, Tuned])
-def test_flops_are_those_that_torch_counts(kind: type[Plain]) -> None:
+def test_flops_are_those_that_torch_counts(kind):
     model, source = kind(**SHAPE), torch.randint(40, (5, 6))
     counter = FlopCounterMode(display=False)
     with counter, sdpa_kernel(SDPBackend.MATH):  # the counter does not know a CPU's fused kernel

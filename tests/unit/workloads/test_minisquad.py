@@ -7,17 +7,16 @@ import pytest
 
 from benchlib.workloads import minisquad
 from benchlib.workloads.answers import score
-from benchlib.workloads.squad_text import Example
 
 PINNED = ("When did the business of Fenulm begin?", (("1780", 117),))
 
 
 @pytest.fixture(scope="module")
-def evaluation() -> list[Example]:
+def evaluation():
     return minisquad.generate(2000, seed=3, split="eval")
 
 
-def names(examples: list[Example]) -> set[str]:
+def names(examples):
     """Words of all invented names: capitalised words that are made of the generator's syllables."""
     syllable = "|".join(minisquad.SYLLABLES)
     words = set()
@@ -26,7 +25,7 @@ def names(examples: list[Example]) -> set[str]:
     return words
 
 
-def candidates(seed: int, count: int) -> dict[str, list[tuple[minisquad.Relation, str]]]:
+def candidates(seed, count):
     """What the type guesser may choose from: all values stated in each of the first `count` paragraphs."""
     drawn = minisquad.paragraphs(seed, "eval")
     return {
@@ -34,7 +33,7 @@ def candidates(seed: int, count: int) -> dict[str, list[tuple[minisquad.Relation
     }
 
 
-def test_same_arguments_same_examples_and_a_longer_set_starts_with_the_shorter() -> None:
+def test_same_arguments_same_examples_and_a_longer_set_starts_with_the_shorter():
     first = minisquad.generate(50, seed=7, split="train")
     assert first == minisquad.generate(200, seed=7, split="train")[:50]
     assert first != minisquad.generate(50, seed=8, split="train")
@@ -42,14 +41,14 @@ def test_same_arguments_same_examples_and_a_longer_set_starts_with_the_shorter()
     assert (first[0].question, first[0].answers) == PINNED
 
 
-def test_no_name_of_one_split_occurs_in_the_other() -> None:
+def test_no_name_of_one_split_occurs_in_the_other():
     train = names(minisquad.generate(4000, seed=1, split="train") + minisquad.generate(2000, seed=2, split="train"))
     unseen = names(minisquad.generate(2000, seed=1, split="eval"))
     assert len(train) > 1000 and len(unseen) > 300
     assert not train & unseen
 
 
-def test_each_question_names_a_subject_and_a_relation_told_once(evaluation: list[Example]) -> None:
+def test_each_question_names_a_subject_and_a_relation_told_once(evaluation):
     """(subject, relation) has one value in its paragraph, and both are stated of others too: only the pair finds the answer."""
     for _, _, facts in (next(drawn) for drawn in [minisquad.paragraphs(3, "eval")] for _ in range(300)):
         pairs = [(f.subject, f.relation.name) for f in facts]
@@ -60,9 +59,7 @@ def test_each_question_names_a_subject_and_a_relation_told_once(evaluation: list
 
 @pytest.mark.parametrize("choose", ["first", "last", "random"])
 @pytest.mark.parametrize("knows", ["type", "relation"])
-def test_guesser_that_knows_what_is_asked_but_not_of_whom_stays_below_40(
-    evaluation: list[Example], choose: str, knows: str
-) -> None:
+def test_guesser_that_knows_what_is_asked_but_not_of_whom_stays_below_40(evaluation, choose, knows):
     """`type`: any value of the answer's type; `relation`: even only values of the relation that is asked for."""
     by_context, dice, guesses = candidates(3, 600), random.Random(0), dict[str, str]()
     for example in evaluation:
