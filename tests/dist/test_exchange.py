@@ -138,7 +138,11 @@ def refused(rank, size, group):
     whole, own, gap = torch.zeros(4 * size), torch.zeros(4), torch.zeros(8 * size)[::2]
     calls = [
         (all_gather, (gap, own), r"output.*not contiguous.*output\.contiguous\(\)"),
-        (all_gather, (torch.zeros(4 * size + 1), own), rf"output has {4 * size + 1} elements, input 4; .*takes {4 * size}$"),
+        (
+            all_gather,
+            (torch.zeros(4 * size + 1), own),
+            rf"output has {4 * size + 1} elements, input 4; .*takes {4 * size}$",
+        ),
         (all_gather, (whole.double(), own), "float64.*float32"),
         (all_gather, (whole, whole[1:5]), rf"overlaps output but is not slice {rank}"),
         (reduce_scatter, (whole[2:6], whole), "overlaps input"),

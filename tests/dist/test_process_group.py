@@ -11,6 +11,7 @@ from harness import END_S, HERE, none_left, prepare
 
 from benchlib.launch.launch import execute
 
+
 def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what the environment says does not count

@@ -30,14 +30,8 @@ def make_model(folder: Path) -> str:
     texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
     words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
     letters = sorted({letter for word in words for letter in word})
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words]),
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = [*special, *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words])]
     tokenizer = transformers.BertTokenizerFast(vocab={word: index for index, word in enumerate(vocabulary)})
     tokenizer.save_pretrained(folder)
     transformers.BertConfig(
