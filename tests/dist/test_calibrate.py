@@ -16,7 +16,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeypatch, capsys):
+def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeypatch):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
     real, ranks = command.execute, []
@@ -40,8 +40,6 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
     verdict = judge(runs[0], root)
     assert verdict.gate["sentence"] == first.sentence()
     assert load_calibration(root, "machine", "smoke", fingerprint_key(first.fingerprint)) == first
-
-    capsys.readouterr()
 
 
 def test_the_runs_are_interleaved():

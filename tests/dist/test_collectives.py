@@ -14,7 +14,6 @@ from benchlib.benchmarks.collectives import support
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
 from benchlib.judge.baselines import find
-from benchlib.launch.launch import execute
 from benchlib.results.run import Run
 from benchlib.runtime.measurement import executed
 from benchlib.workloads import collective_timing
@@ -35,14 +34,11 @@ COLLECTIVES = BENCHMARKS["collectives"]
 ROOTED = ("reduce", "gather")  # only rank 0 gets something
 
 
-def _run(folder, nproc, launched=False, **values):
+def _run(folder, nproc, **values):
     folder.mkdir(exist_ok=True)
     (folder / "logs").mkdir()
     save_config(build("collectives", SMALL | values | {"nproc": nproc}), folder)
-    if launched:
-        assert execute(folder)["outcome"] == "complete"
-    else:
-        in_ranks(nproc, folder, _work)
+    in_ranks(nproc, folder, _work)
     return Run(folder)
 
 
@@ -56,7 +52,7 @@ def _checks(run):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return _run(tmp_path_factory.mktemp("two") / "run", nproc=2, launched=True, compare_gradients=["gloo"])
+    return _run(tmp_path_factory.mktemp("two") / "run", nproc=2, compare_gradients=["gloo"])
 
 
 def test_two_ranks_verify_every_operation_type_and_reduction(two):
@@ -126,14 +122,9 @@ def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
 
 
 def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(tmp_path):
-    values = {
-        "operations": ["all_reduce"],
-        "reductions": ["sum"],
-        "variants": ["overlap"],
-        "dtypes": ["fp32"],
-        "pairs": False,
-    }
-    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, sizes="4KiB", bucket_bytes=[1, 4000], **values)
+    values = {"operations": ["all_reduce"], "reductions": ["sum"], "variants": ["overlap"], "dtypes": ["fp32"]}
+    values |= {"planted_fault_rank": 1, "sizes": "4KiB", "bucket_bytes": [1, 4000], "pairs": False}
+    run = _run(tmp_path / "run", nproc=2, **values)
     (beside,), (buckets,) = (run.result.tables[name] for name in ("overlap", "buckets"))
     # One element of each run of rank 1 is wrong: 9 to size the computation, 9 alone and 9 together; both ranks compare all.
     assert (beside["wrong_elements"], beside["checked_elements"]) == (27, 27 * 2 * 1024)

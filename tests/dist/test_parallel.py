@@ -22,7 +22,7 @@ from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank
 from benchlib.workloads import transformer_stack
 
-NARROW = Shape("narrow", "decoder", 32, 8, 8, 8, 64, 32, 61)  # 64 rows where tensor-parallel ranks share them
+NARROW = Shape("narrow", "decoder", 32, 4, 8, 8, 64, 32, 61)  # 64 rows where tensor-parallel ranks share them
 CPU = torch.device("cpu")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 TENSOR_PLAN, PREPARE = strategies.tensor_plan, proofs.prepare
