@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat
+from pydantic import AliasPath, BaseModel, BeforeValidator, Field, FiniteFloat
 
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
@@ -33,6 +33,7 @@ PROGRAMS = {
 # NCCL's own numbers of its algorithms (NCCL_ALGO_* in nccl's src/include/nccl_common.h), as older logs print them.
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 WITHOUT_SWITCH = "ring or tree"
+NO_ROWS = "output of nccl-tests without a row of results; the test failed or the file is cut"
 PLACEMENTS = ("out of place", "in place")
 PREFIX = re.compile(r"^\s*(?:\[[\d, ]+\]\s*<std(?:out|err)>:|\[[\d, ]+\]:|\d+:\s)")  # of mpirun and srun --label
 ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
@@ -132,49 +133,37 @@ class _Device(BaseModel):
     device_info: str = ""
 
 
-class _Config(BaseModel):
-    devices: list[_Device] = []
-    nthreads: int = 0
-    ngpus: int = 0
-
-
-class _Average(BaseModel):
-    bandwidth: Maybe = None
-
-
-class _Wrong(BaseModel):
-    count: Maybe = None
-
-
 class File(BaseModel):
     """What is read of the JSON."""
 
     args: list[str] = []
     env: list[str] = []
-    config: _Config = _Config()
+    devices: list[_Device] = Field([], validation_alias=AliasPath("config", "devices"))
+    threads: int = Field(0, validation_alias=AliasPath("config", "nthreads"))
+    gpus: int = Field(0, validation_alias=AliasPath("config", "ngpus"))
     results: list[_Row] = []
-    average_bus_bandwidth: _Average = _Average()
-    out_of_bounds: _Wrong = _Wrong()
+    average_busbw: Maybe = Field(None, validation_alias=AliasPath("average_bus_bandwidth", "bandwidth"))
+    wrong: Maybe = Field(None, validation_alias=AliasPath("out_of_bounds", "count"))
 
 
 def read_json(path: Path, file: File) -> list[Claim]:
-    config, claims = file.config, list[Claim]()
     # There is one entry per process, whatever its devices are.
-    ranks, groups = len(config.devices) * config.nthreads * config.ngpus, {device.group for device in config.devices}
-    operation = operation_of(file.args[0]) if file.args else ""
+    ranks, groups = len(file.devices) * file.threads * file.gpus, {device.group for device in file.devices}
     env = dict(item.partition("=")[::2] for item in file.env)
     algorithm = forced_algorithm(env.get("NCCL_ALGO", ""))
     if not env.get("NCCL_ALGO") and env.get("NCCL_NVLS_ENABLE") == "0":
         algorithm = WITHOUT_SWITCH
-    names = {device.device_info.strip() for device in config.devices} - {""}
-    common = setting(operation, ranks, groups, names, algorithm)
-    for row in file.results:
-        for placement, cells in zip(PLACEMENTS, (row.out_of_place, row.in_place), strict=True):
-            if cells:
-                claims.append(row_claim(common, placement, row.size, *vars(cells).values()))
+    names = {device.device_info.strip() for device in file.devices} - {""}
+    common = setting(operation_of(file.args[0]) if file.args else "", ranks, groups, names, algorithm)
+    claims = [
+        row_claim(common, placement, row.size, *vars(cells).values())
+        for row in file.results
+        for placement, cells in zip(PLACEMENTS, (row.out_of_place, row.in_place), strict=True)
+        if cells
+    ]
     if not claims:
-        raise UserError(f"{path}: JSON of nccl-tests without a row of results; the test failed or the file is cut")
-    return footer(claims, file.average_bus_bandwidth.bandwidth, file.out_of_bounds.count)
+        raise UserError(f"{path}: {NO_ROWS}")
+    return footer(claims, file.average_busbw, file.wrong)
 
 
 # Text
@@ -191,7 +180,7 @@ def read_text(path: Path, text: str) -> list[Claim]:
         claims += _test(path, first, lines)
         first += len(lines)
     if not claims:
-        raise UserError(f"{path}: output of nccl-tests without a row of results; the test failed or the file is cut")
+        raise UserError(f"{path}: {NO_ROWS}")
     return claims
 
 
