@@ -21,14 +21,15 @@ KINDS = {
     "Time to Output Token": TPOT,
     "Time per Output Token": TPOT,  # of LoadGen 6; its percentiles kept the older name
 }
-PROCESSED = re.compile(r"Processed at least (\d+) queries \((\d+)\)")
-ONLY = re.compile(r"Only processed (\d+) queries")
-NEEDS = re.compile(r"Need to process at least (\d+) queries")
-SERVER = re.compile(r"\* Processed (\d+) queries\.")
-SHORT = re.compile(r"at least (\d+) more queries")
+# Of early stopping: the first estimate, which is that of the target percentile.
+COUNTS = {
+    "processed": r"Processed at least \d+ queries \((\d+)\)|Only processed (\d+) queries|\* Processed (\d+) queries\.",
+    "at_least": r"(?:Processed|Need to process) at least (\d+) queries",
+    "discarded": r"Would discard (\d+) highest",
+    "short_of": r"at least (\d+) more queries",
+}
 ERRORS = re.compile(r"^(No|\d+) errors? encountered", re.IGNORECASE | re.MULTILINE)
 SHARE = re.compile(r'"effective_target_latency_percentile", "value": (\d+(?:\.\d+)?)')
-DISCARD = re.compile(r"Would discard (\d+) highest")
 
 
 class _Fields(dict[str, str]):
@@ -90,6 +91,9 @@ def _loadgen(fields: _Fields, text: str, latencies: Mapping[str, Latency]) -> Lo
         if scenario == "Server":
             percentile, target_s, measured_s = _token_limits(fields, latencies)
     samples, errors = fields.number("samples_per_query"), ERRORS.search(text)
+    counts = {
+        name: int(match[match.lastindex or 0]) for name, form in COUNTS.items() if (match := re.search(form, text))
+    }
     return LoadGen(
         scenario=scenario,
         mode=fields.get("Mode", ""),
@@ -105,7 +109,7 @@ def _loadgen(fields: _Fields, text: str, latencies: Mapping[str, Latency]) -> Lo
         target_latency_s=target_s,
         target_percentile=percentile if percentile and 1 <= percentile < 99.9999 else None,
         target_percentile_s=measured_s,
-        **({} if tokens else _early_stopping(text)),
+        **({} if tokens else counts),
     )
 
 
@@ -128,16 +132,3 @@ def _token_limits(fields: _Fields, latencies: Mapping[str, Latency]) -> tuple[fl
             pairs.append((value / limit, limit, value))
     _, limit_s, value_s = max(pairs, default=(0.0, None, None))
     return percentile, limit_s, value_s
-
-
-def _early_stopping(text: str) -> dict[str, int]:
-    """Return the counts of the first early-stopping estimate, which is that of the target percentile."""
-    processed, only, needs = PROCESSED.search(text), ONLY.search(text), NEEDS.search(text)
-    if processed:
-        discard = DISCARD.search(text)
-        discarded = {"discarded": int(discard[1])} if discard else {}
-        return {"at_least": int(processed[1]), "processed": int(processed[2])} | discarded
-    if only and needs:
-        return {"processed": int(only[1]), "at_least": int(needs[1])}
-    server, short = SERVER.search(text), SHORT.search(text)
-    return {"processed": int(server[1]), "short_of": int(short[1])} if server and short else {}

@@ -4,10 +4,8 @@ import re
 from pathlib import Path
 
 import make_claims_doc
-import pytest
 
-from benchlib.core.errors import UserError
-from benchlib.judge.foreign.readers import GUIDE, read_claims
+from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.rules import judge_claims
 
 GUIDE_FILE = Path(__file__).parents[3] / "docs" / "claims.md"
@@ -28,17 +26,3 @@ def test_the_example_is_read_and_refused_for_the_reasons_that_are_told(tmp_path)
     assert {rule for rule, judgement in judged.items() if judgement.failures} == {"rate from counts", "scaling"}
     for rule in ("rate from counts", "scaling"):
         assert f"`{rule}`" in text
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ('{"some": "json"}', f'"claim_version": 1, {GUIDE}'),
-        ('{"claim_version": 1, "claims": [{"speeds": {}}]}', f"{GUIDE} .*speeds: no such field: did you mean speed"),
-    ],
-)
-def test_json_that_is_no_claim_file_is_told_how_to_become_one(tmp_path, content, says):
-    path = tmp_path / "some.json"
-    path.write_text(content)
-    with pytest.raises(UserError, match=says):
-        read_claims(path)
