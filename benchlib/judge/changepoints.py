@@ -68,11 +68,9 @@ class Levels:
         if level.low == level.high:
             return level.low, level.high
         half = _half_band(self.spread, level.end - level.start, self.free, coverage)
-        return (
-            (level.median * math.exp(-half), level.median * math.exp(half))
-            if self.ratio
-            else (level.median - half, level.median + half)
-        )
+        if self.ratio:
+            return level.median * math.exp(-half), level.median * math.exp(half)
+        return level.median - half, level.median + half
 
 
 def levels(values: Sequence[float]) -> Levels:
@@ -142,12 +140,13 @@ def disturbance(values: np.ndarray, better: str) -> Disturbance | None:
     worse = [level for level in stretches if best - sign * math.log(level.median) > MIN_SHIFT]
     if not worse:
         return None
-    parts = [(int(edges[level.start]), int(edges[level.end])) for level in worse]
-    joined = [parts[0]]
-    for start, end in parts[1:]:
-        joined[-1:] = [(joined[-1][0], end)] if joined[-1][1] == start else [joined[-1], (start, end)]
-    mask = Disturbance(tuple(joined), 1.0, len(values)).mask()
-    return Disturbance(tuple(joined), float(np.median(values[mask]) / np.median(values[~mask])), len(values))
+    mask = np.zeros(len(values), dtype=bool)
+    for level in worse:
+        mask[edges[level.start] : edges[level.end]] = True
+    # Where the mask begins and ends; levels beside each other are one part.
+    turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    parts = tuple(zip(turns[::2], turns[1::2], strict=True))
+    return Disturbance(parts, float(np.median(values[mask]) / np.median(values[~mask])), len(values))
 
 
 def _spread_of_neighbours(x: np.ndarray) -> float:

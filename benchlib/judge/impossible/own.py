@@ -47,10 +47,11 @@ class Numbers:
     def of(cls, result: Result, samples: Samples | None = None, config: BaseConfig | None = None) -> "Numbers":
         """Return those of a result; the config says how many ranks ran, where there is one."""
         ranks, samples = config.world_size if config else max(1, result.world_size), samples or {}
-        stated = (result.benchmark, result.metrics, ranks, result.facts, result.tables, samples, config)
-        elapsed_s = result.ended_at - result.started_at if result.ended_at else None
-        rows = {name: values for name, values in samples.items() if "[" in name}
-        return cls(*stated, elapsed_s=elapsed_s, row_samples=rows)
+        return cls(
+            *(result.benchmark, result.metrics, ranks, result.facts, result.tables, samples, config),
+            elapsed_s=result.ended_at - result.started_at if result.ended_at else None,
+            row_samples={name: values for name, values in samples.items() if "[" in name},
+        )
 
     @classmethod
     def of_run(cls, run: Run) -> "Numbers":
