@@ -306,12 +306,10 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
         )
     failed, explained, within = list[str](), list[str](), list[str]()
     for trend in trends:
-        lost = _lost(trend)
+        lost, status = _lost(trend, limits)
         if not lost:
             continue
-        first, last = trend.levels.levels[-1 - len(lost)], trend.levels.levels[-1]
-        status = _level_status(trend, limits)
-        values = f"{quantity(first.median)} to {quantity(last.median, trend.unit)}"
+        values = f"{quantity(lost[-1].before)} to {quantity(lost[0].after, trend.unit)}"
         reason = f"{trend.label} from {values} since {lost[0].run.moment:%Y-%m-%d}"
         for name, before, after in lost[0].factors[:1]:
             reason += f" with {name} {before} → {after}"
@@ -326,17 +324,11 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     return ask.answer("PASS", reason, source=SOURCE)
 
 
-def _lost(trend: Trend) -> list[LevelChange]:
-    """Return the changes for the worse that the newest level ends, the newest first."""
-    return list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))
-
-
-def _level_status(trend: Trend, limits: Mapping[str, RegressionLimit]) -> Status:
-    """Judge what the newest levels lost together; PASS where they lost nothing."""
-    if not (lost := _lost(trend)):
-        return "PASS"
+def _lost(trend: Trend, limits: Mapping[str, RegressionLimit]) -> tuple[list[LevelChange], Status]:
+    """Return the changes for the worse that the newest level ends, the newest first, and what the gate says of their sum."""
+    lost = list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))
     first, last = trend.levels.levels[-1 - len(lost)], trend.levels.levels[-1]
-    return _judged(trend, first, last.median, last.end - last.start, limits)
+    return lost, _judged(trend, first, last.median, last.end - last.start, limits) if lost else "PASS"
 
 
 def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, RegressionLimit]) -> Check:
@@ -358,15 +350,11 @@ def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, Reg
         parts = [worse[max(level.start, start) : level.end] for level in item.levels.levels if level.end > start]
         order = sum(float(np.sign(part[at + 1 :] - part[at]).sum()) for part in parts for at in range(len(part)))
         spread = math.sqrt(sum(len(part) * (len(part) - 1) * (2 * len(part) + 5) / 18 for part in parts))
-        if spread and (order - 1) / spread > least and _level_status(item, limits) == "PASS":
+        if spread and (order - 1) / spread > least and _lost(item, limits)[1] == "PASS":
             slope = float(np.median(np.diff(worse[start:])))
-            step, ends = (
-                abs(math.expm1(slope if item.direction == "lower" else -slope)),
-                (item.values[start], item.values[-1]),
-            )
-            failed.append(
-                f"{item.label} degrading by {step:.1%} a run: {quantity(ends[0])} to {quantity(ends[1], item.unit)}"
-            )
+            step = abs(math.expm1(slope if item.direction == "lower" else -slope))
+            ends = f"{quantity(item.values[start])} to {quantity(item.values[-1], item.unit)}"
+            failed.append(f"{item.label} degrading by {step:.1%} a run: {ends}")
     return ask.fact(not failed, f"{'; '.join(failed) or 'none'} over the newest {DECLINE_RUNS} runs", source=SOURCE)
 
 

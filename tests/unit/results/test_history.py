@@ -144,7 +144,7 @@ def declining(values, direction="higher"):
         for old, new in itertools.pairwise(split.levels)
     ]  # fmt: skip
     item = trends.Trend("m", "m", "samples/s", direction, runs, list(values), split, changes, [])
-    return trends._decline_check("series", [item], LIMITS), trends._level_status(item, LIMITS)
+    return trends._decline_check("series", [item], LIMITS), trends._lost(item, LIMITS)[1]
 
 
 def test_a_steady_decline_is_found_by_the_tenth_run_and_steady_series_raise_no_alarm():
