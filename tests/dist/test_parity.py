@@ -169,7 +169,13 @@ def test_a_recording_compares_nothing_and_passes_by_what_it_computed(whole, tmp_
     ("status", "left_s", "member_timeout_s", "outcome", "words"),
     [
         ("timeout", 300, 5.0, "failed", "timeout after 5 s"),  # it had its own limit
-        ("timeout", 9, 300.0, "skipped", "ended after 9 s: the budget of 99 s was used up: --set budget_s=396 gives more time"),
+        (
+            "timeout",
+            9,
+            300.0,
+            "skipped",
+            "ended after 9 s: the budget of 99 s was used up: --set budget_s=396 gives more time",
+        ),
         ("crashed", 300, 300.0, "failed", "it ended by crashed"),
         ("unavailable", 300, 300.0, "skipped", "it ended by unavailable"),
         ("done", 300, 300.0, "failed", "its recording cannot be compared"),  # and left nothing
