@@ -1,4 +1,4 @@
-"""Two runs of one second, two launches of one folder."""
+"""Two runs of one second, two launches of one folder, two writers of one file."""
 
 import multiprocessing
 import os
@@ -12,6 +12,7 @@ from stores import ROOT
 from benchlib.config.schema import resolve
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
+from benchlib.core.files import read_json, write_json
 from benchlib.results.run import new_run_dir
 
 
@@ -34,3 +35,22 @@ def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):
         holder.kill()
     assert not run_folder.is_running(tmp_path)
     os.close(run_folder.claim(tmp_path))
+
+
+def _write_often(path, text):
+    for _ in range(150):
+        write_json(path, {"text": text * 4000})
+
+
+def test_writers_of_one_file_never_show_a_half(tmp_path):
+    path = tmp_path / "index.json"
+    write_json(path, {"text": "a" * 4000})
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_often, args=(path, sign)) for sign in "ab"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        text = read_json(path)["text"]
+        assert len(text) == 4000 and len(set(text)) == 1
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [item.name for item in tmp_path.iterdir()] == ["index.json"]
