@@ -119,7 +119,7 @@ def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]
     return overrides
 
 
-def _publish(recorded: Path, target: Path, weights: bool, slim: bool) -> None:
+def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) -> None:
     """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
     manifest = golden.manifest(recorded)
     if not weights:
