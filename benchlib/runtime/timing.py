@@ -85,13 +85,13 @@ class StepTimer:
 
     Use: ``begin()``; per step ``mark(phase)`` at the end of each phase, then ``end_step()``; now and then ``take()``.
     ``slowdown`` makes each step longer by this share of the rank's own work. (Of its whole time would feed on itself: what
-    one rank waits, the others count as theirs.)
+    one rank waits, the others count as theirs.) Where all ranks are slowed ``alike`` they end a step together.
     """
 
-    def __init__(self, clock: Clock, exchange: GradientExchange, slowdown: float = 0.0) -> None:
+    def __init__(self, clock: Clock, exchange: GradientExchange, slowdown: float = 0.0, alike: bool = False) -> None:
         self.clock = clock
         self.exchange = exchange
-        self.slowdown = slowdown
+        self.slowdown, self.alike = slowdown, alike
         self._least_s = float("inf")
         self._steps: list[tuple[list[tuple[str, Any]], list[list[Any]]]] = []
         self._marks: list[tuple[str, Any]] = []
@@ -109,7 +109,7 @@ class StepTimer:
         """End the step and begin the next one."""
         if self.slowdown:
             hold(self.slowdown * self._own_work())
-            if dist.is_initialized():
+            if self.alike and dist.is_initialized():
                 dist.barrier()  # else the next step of a rank that held less counts the difference again
         self.mark("end")
         self._steps.append((self._marks, self.exchange.take()))

@@ -141,7 +141,7 @@ def train(
     devices.reset_peak_memory(world.device)
     log = StepLog(world, rank.events, plan.step_s, table)
     log.every = min(log.every, every or log.every)
-    timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown)
+    timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown, alike=True)
     trained = Trained(plan, rates, Moment.now(), first)
     for epoch in range(first // per_epoch, -(-plan.planned_steps // per_epoch)):
         steps = range(max(first, epoch * per_epoch), min((epoch + 1) * per_epoch, plan.planned_steps))

@@ -46,10 +46,10 @@ def calls(root: Path) -> list[str]:
     return [verb for verb in verbs if verb != "get"]
 
 
-def pods_left(root: Path) -> list[Any]:
+def pods_left(root: Path) -> list[int]:
     """Return the processes of pods and of their followers that are still there."""
     processes = marked(root, "STANDIN")
-    return [process.cmdline() for process in processes if process.is_running() and process.ppid() != os.getpid()]
+    return [process.pid for process in processes if process.is_running() and process.ppid() != os.getpid()]
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ class Recorder(transformers.TrainerCallback):
         self.log = StepLog(task.rank.world, task.rank.events, plan.step_s)
         self.began, self.train_s = Moment.now(), 0.0
         clock = Clock(task.rank.world.device)
-        self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown)
+        self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown, alike=True)
         self._loss: torch.Tensor | float = 0.0
         self._counts = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
 
