@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import one_slurm
 import pytest
