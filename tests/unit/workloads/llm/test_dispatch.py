@@ -1,10 +1,10 @@
 """The dispatcher against servers that die, hang, return, lie, stop half way or are slow: nothing is lost, nothing comes twice."""
 
+import asyncio
 import contextlib
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,9 @@ from benchlib.workloads.llm.engines import Policy, Query, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
 PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
-PATIENT = Policy(4, LONG_S, LONG_S, LONG_S, probe_s=0.05, probe_limit_s=LONG_S, start_s=LONG_S)
+PATIENT = Policy(
+    cap=4, deadline_s=LONG_S, stall_s=LONG_S, gone_s=LONG_S, probe_s=0.05, probe_limit_s=LONG_S, start_s=LONG_S
+)
 
 
 @pytest.fixture
@@ -67,8 +69,10 @@ def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, 
     dispatcher = Dispatcher(Settings(urls=("http://a",)), PATIENT)
     query = Job(0, [], 10, lambda *_: None, lambda *_: None)
     for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
-        worker = Worker(("full", "slow")[index], index=index, ready=True, work=10 * has, tokens=speed, busy_s=1.0)
-        worker.open = dict.fromkeys(range(has), query)
+        worker = Worker(
+            ("full", "slow")[index], index=index, ready=True, open=dict.fromkeys(range(has), query), work=10 * has
+        )
+        worker.busy_s, worker.tokens = 1.0, speed
         dispatcher.workers.append(worker)
     dispatcher._queue.extend([query] * waiting)
     chosen = dispatcher._choose(query)
@@ -107,7 +111,7 @@ HOSTILE = {
     "deeply nested": b'{"choices":' + b"[" * 100_000, "no choices": b'{"choices": null}', "a number": b"5", "no event": b"",
     "negative id": b'{"choices": [{"token_ids": [5, -6]}]}', "id of 64 bits": b'{"choices": [{"token_ids": [9223372036854775807]}]}',
     "infinite count": b'{"choices": [], "usage": {"completion_tokens": Infinity}}', "half a character": b'{"error": "\\ud800"}',
-    "our token": b'{"error": "who is %b?"}' % TOKEN.encode(), "307": "307", "401": "401", "garbage": "garbage", "half": "half",
+    "307": "307", "401": "401", "garbage": "garbage", "half": "half",
 }  # fmt: skip
 
 
@@ -117,22 +121,27 @@ def test_whatever_a_worker_sends_all_queries_are_answered(place, fault):
     client = place.client(hostile, place.own())
     assert whole(client, client.at_once(40))
     record = client.engine.record()
-    stored = json.dumps(record, ensure_ascii=False).encode()  # it can be stored
-    assert TOKEN.encode() not in stored and (b"who is ..." in stored) == (
-        b"who is" in fault if isinstance(fault, bytes) else False
-    )
+    json.dumps(record, ensure_ascii=False).encode()  # it can be stored
     assert record["workers"][0]["answered"] == 0 and record["workers"][1]["answered"] == 40
     assert client.log.table()["attempt"].max() == 2, "nobody is asked twice where another one can answer"
 
 
-ERRORS = (
-    b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',
-    b'data: {"object": "error", "message": "out of memory"}\n\ndata: [DONE]\n\n',
-    b'{"error": "out of memory"}',
+def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place):
+    client = place.client(place.faulty(lambda number: b'{"error": "who is %b?"}' % TOKEN.encode()), place.own())
+    assert whole(client, client.at_once(40))
+    record = json.dumps(client.engine.record())
+    assert TOKEN not in record and "who is ..." in record
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',
+        b'event: error\ndata: {"error": "out of memory"}',
+        b'data: {"object": "error", "message": "out of memory"}\n\ndata: [DONE]\n\n',
+        b'{"error": {"message": "out of memory"}}',
+    ],
 )
-
-
-@pytest.mark.parametrize("body", ERRORS)
 def test_an_error_with_status_200_before_the_first_token_is_counted_with_its_text(place, body):
     async def other(request):
         if request.path != "/v1/completions" or (await request.json())["prompt"] == wire.WARM_UP:
@@ -199,11 +208,14 @@ def test_a_server_without_token_ids_is_asked_in_texts_by_itself(place, monkeypat
 def test_a_redirect_takes_the_token_nowhere(place):
     """Each path redirects to a server that answers as if it were the worker."""
     thief = place.faulty()
+
+    async def there(request):
+        return web.Response(status=307, headers={"Location": thief.url + request.path})
+
     for path in ("/health", "/v1/models", "/v1/completions", "/metrics"):
 
         async def other(request, path=path):
-            redirect = web.Response(status=307, headers={"Location": thief.url + path})
-            return redirect if request.path == path else None
+            return await there(request) if request.path == path else None
 
         worker = place.faulty(other=other)
         with contextlib.suppress(BackendUnavailable):
@@ -230,11 +242,13 @@ def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(pla
 def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
     dying = place.faulty(lambda number: "hang")
     client = place.client(dying, place.own())
-    with ThreadPoolExecutor() as pool:
-        table = pool.submit(client.at_once, 40)
-        until(lambda: dying.asked > len(client.engine.workers[0].open) > 0)  # it has them all, and had a greeting
-        dying.hosted.cut()
-    assert whole(client, table.result())
+    tables = []
+    thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
+    thread.start()
+    until(lambda: dying.asked > len(client.engine.workers[0].open) > 0)  # it has them all, and had a greeting
+    dying.hosted.cut()
+    thread.join()
+    assert whole(client, tables[0])
     place.own(port=dying.hosted.port)
     until(lambda: client.engine.workers[0].ready)
     assert whole(client, client.at_once(40))
@@ -248,12 +262,14 @@ def test_when_all_are_gone_the_rest_fails_and_is_counted(place):
     """Soon, without waiting for any answer: all other limits are beyond the client's own."""
     servers = [place.faulty(lambda number: "hang") for _ in range(2)]
     client = place.client(*servers, policy=replace(PATIENT, gone_s=0.3, deadline_s=2 * LONG_S, stall_s=2 * LONG_S))
-    with ThreadPoolExecutor() as pool:
-        sending = pool.submit(client.at_once, 40)
-        until(lambda: all(server.asked == 1 + PATIENT.cap for server in servers))  # with its greeting
-        for server in servers:
-            server.hosted.cut()
-    table = sending.result()
+    tables = []
+    thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
+    thread.start()
+    until(lambda: all(server.asked == 1 + PATIENT.cap for server in servers))  # with its greeting
+    for server in servers:
+        server.hosted.cut()
+    thread.join()
+    (table,) = tables
     failed = int(table["failed"].sum())
     assert failed > 0 and whole(client, table, failed)
     assert all("no worker was left for 0.3 s" in why for why in client.log.errors.values())
@@ -261,8 +277,9 @@ def test_when_all_are_gone_the_rest_fails_and_is_counted(place):
 
 
 def test_a_query_without_end_fails_at_its_deadline(place):
-    faulty = place.faulty(lambda number: "hang" * (number == 2))
-    client = place.client(faulty, policy=replace(PATIENT, deadline_s=2))
+    client = place.client(
+        place.faulty(lambda number: "hang" if number == 2 else ""), policy=replace(PATIENT, deadline_s=2)
+    )
     table = client.at_once(10)
     failed = int(table["failed"].sum())  # one; on a busy machine others may come late as well
     assert failed > 0 and whole(client, table, failed)
@@ -314,8 +331,24 @@ def test_requests_in_flight_are_counted_by_worker():
 
 
 def test_open_loop_times_start_at_the_schedule_and_the_first_token_counts_once(place):
-    client = place.client(place.own(step_s=0.002, slots=16), place.faulty(lambda number: "half" * (number % 3 == 0)))
+    client = place.client(
+        place.own(step_s=0.002, slots=16), place.faulty(lambda number: "half" if number % 3 == 0 else "")
+    )
     due = [0.004 * number for number in range(30)]
     table = client.open_loop(due)
     assert whole(client, table) and not np.isnan(table["scheduled_s"]).any()
     assert table["scheduled_s"][-1] - table["scheduled_s"][0] == pytest.approx(due[-1])
+
+
+def test_a_worker_takes_over_what_a_slow_one_has_no_room_for(place):
+    quick, answered_first = place.faulty(), 0
+
+    async def held(request):  # until the other worker has answered so many
+        while request.path == "/v1/completions" and quick.asked < answered_first:
+            await asyncio.sleep(0.001)
+
+    slow = place.faulty(other=held)
+    client = place.client(slow, quick)
+    answered_first = quick.asked + 40 - PATIENT.cap
+    table = client.at_once(40)
+    assert whole(client, table) and (table["worker"] == 0).sum() <= PATIENT.cap

@@ -1,11 +1,14 @@
 """Times of queries against cases worked out by hand, and the sim engine against its own arithmetic."""
 
+import itertools
 import math
 import threading
 import time
 
+import numpy as np
 import pytest
 
+from benchlib.core.errors import UserError
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.engines import Query, Settings, make, sim_answer
 from benchlib.workloads.llm.queries import QueryLog
@@ -32,8 +35,6 @@ def test_times_are_those_of_the_definitions():
     assert table["failed"].tolist() == [False, False, True]  # the third one never ended
     assert table[["query", "prompt_tokens", "worker", "attempt"]].tolist()[1] == (8, 4, -1, 1)
     assert queries.span_s(queries.completed(table)) == pytest.approx(3.5)
-    assert queries.meets(table, {"ttft": 1.1, "tpot": 0.6}).tolist() == [True, False, False]
-    assert not queries.meets(table, {"tpot": 0.5}).any()  # a limit is met below it
 
 
 def test_a_query_starts_and_ends_once():
@@ -45,6 +46,13 @@ def test_a_query_starts_and_ends_once():
     assert log.overdue(13.0, limit_s=0.5) == [9] and log.unended == 1
     log.issue(range(10, 5000), range(4990), 20.0, 6)  # more than there was room for
     assert log.table()["last_s"][:2].tolist() == [12.5, 13.0] and len(log.table()) == 4993
+
+
+def test_queries_meet_limits_strictly():
+    table = np.zeros(3, queries.QUERY)
+    table["scheduled_s"], table["first_s"], table["last_s"], table["tokens"] = 0, [1, 2, 1], [2, 3, 2], 2
+    table["failed"] = [False, False, True]
+    assert queries.meets(table, {"ttft": 2.0, "tpot": 1.5}).tolist() == [True, False, False]
 
 
 def test_sim_takes_its_steps_and_no_more_queries_than_slots():
@@ -66,3 +74,13 @@ def test_sim_takes_its_steps_and_no_more_queries_than_slots():
     assert ended[0][1] == sim_answer([0, 5], 4, fixed_length=True) and firsts[0][1] == ended[0][1][0]
     assert firsts[0][0] >= 0.01 and ended[0][0] >= 0.04 and ended[2][0] >= 0.08  # the third waits for a slot
     assert ended[3][1:] == ([], "the engine was stopped")
+
+
+def test_answers_of_sim_differ_in_length():
+    lengths = [len(sim_answer([i, j], 16)) for i, j in itertools.product(range(10), range(10))]
+    assert min(lengths) >= 2 and max(lengths) <= 16 and len(set(lengths)) > 10
+
+
+def test_an_engine_that_is_not_there_is_named():
+    with pytest.raises(UserError, match=r"no such engine.*sim"):
+        make("sym", Settings())
