@@ -112,7 +112,7 @@ def side_text(side: Named) -> str:
 
 
 def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> dict[str, list[Line]]:
-    """Return a line a benchmark for each side that is compared in several, with what an item costs where prices are given."""
+    """Return a line a benchmark for each side that is compared in several or differs in speed, with costs where prices are given."""
     sides: dict[str, list[Line]] = {}
     costs = {item.benchmark: item for item in priced if len(item.machines) == 2 and not item.differences}
     for item in contrasts:
@@ -122,7 +122,7 @@ def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> di
             share = other / first
             row = row.model_copy(update={"cost": share.value, "cost_ends": share.ends()})
         sides.setdefault(item.other.label, []).append(row)
-    return {label: lines for label, lines in sides.items() if lines[1:]}
+    return {label: lines for label, lines in sides.items() if lines[1:] or lines[0].word in ("faster", "slower")}
 
 
 def _show_summaries(tops: dict[str, list[Line]]) -> None:
