@@ -125,6 +125,15 @@ def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> di
     return {label: lines for label, lines in sides.items() if lines[1:] or lines[0].word in ("faster", "slower")}
 
 
+def _in_a_line(sides: Sequence[str], priced: Sequence[Worth]) -> dict[str, list[Line]]:
+    """Return the line a benchmark of two measured sides, with what an item costs; nothing of sides that are no pair."""
+    measured = [side for side in dict.fromkeys(sides) if not claim_file(Path(side))]
+    try:
+        return summaries(compare(measured)[0], priced) if len(measured) == 2 else {}
+    except UserError:  # a folder of several kinds of run is several machines
+        return {}
+
+
 def _show_summaries(tops: dict[str, list[Line]]) -> None:
     for label, lines in tops.items():
         say((headline(lines, label), "bold"))
@@ -243,8 +252,7 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     by_price, as_json = bool(prices or deadline), options["as_json"]
     if by_price:
         items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
-        measured = [side for side in sides if not claim_file(Path(side))]
-        tops = summaries(compare(measured)[0], items) if len(measured) == 2 and measured[0] != measured[1] else {}
+        tops = {} if as_json and not path else _in_a_line(sides, items)
     else:
         items, notes = compare(sides)
     if path:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -299,6 +300,14 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     assert even["values"][1]["value"] == pytest.approx(1.5)
     new = item["machines"][1]
     assert (new["usd_per_device_hour"], new["seconds"]["value"], new["front"]) == (3.0, pytest.approx(20), True)
+
+
+def test_a_folder_of_several_kinds_is_several_machines_on_the_command_line(tmp_path):
+    for name in ("1-rank", "2-ranks"):
+        shutil.copytree(demo_worth() / name, tmp_path / "both", dirs_exist_ok=True)
+    sides = (str(tmp_path / "both"), str(demo_worth() / "1-rank"))
+    done = CliRunner().invoke(main, ["compare", *sides, "--cost", "0.1,0.2,0.06"])
+    assert done.exit_code == 0 and "Which is the cheapest?" in done.output, done.output
 
 
 def test_a_published_figure_stands_beside_measured_machines_and_in_no_order(tmp_path):
