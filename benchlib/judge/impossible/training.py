@@ -133,14 +133,14 @@ def tokens_and_samples(it: Any) -> Finding | None:
 @rule("speed", "scaling", "samples_per_s one_device_samples_per_s ranks")
 def scaling(it: Any) -> Finding:
     """More than n times the rate of one device on n devices."""
-    total, one = it.samples_per_s * (it.ranks if it.stands_for == "one rank" else 1), it.one_device_samples_per_s
-    efficiency = total / one / it.ranks
+    total, alone = it.samples_per_s * (it.ranks if it.stands_for == "one rank" else 1), it.one_device_samples_per_s
+    efficiency = total / alone / it.ranks
     reason = (
-        f"{figure(total, it.unit)} on {it.ranks} devices are {total / one:.3g} times the {figure(one, it.unit)} of one"
+        f"{figure(total, it.unit)} on {it.ranks} devices are {total / alone:.3g} times the {figure(alone, it.unit)} of one"
         f"{f' ({it.one_device})' if it.one_device else ''}, an efficiency of {efficiency:.2f}"
     )
     # The stated rates are rounded: only what no rounding explains is impossible.
-    least = span(total)[0] / span(one)[1] / it.ranks
+    least = span(total)[0] / span(alone)[1] / it.ranks
     wrong = f"{it.ranks} devices cannot do more than {it.ranks} times the work of one"
     good = min(least, efficiency) <= SCALING_SLACK
     return finding(good, reason, wrong=wrong, value=efficiency, limit=f"<= {SCALING_SLACK}")

@@ -80,9 +80,9 @@ def one_operation(tables):
     """Of collectives keep one operation, and beside its curves one type and reduction of each variant."""
 
     def keep(table, row):
-        one = row.get("operation", "barrier") in ("all_reduce", "barrier")
-        one &= row.get("variant", "library") in ("library", "tree")
-        return one and (table != "series" or row["curve"] or row["bytes"] != 4096)
+        chosen = row.get("operation", "barrier") in ("all_reduce", "barrier")
+        chosen &= row.get("variant", "library") in ("library", "tree")
+        return chosen and (table != "series" or row["curve"] or row["bytes"] != 4096)
 
     return {name: [row for row in rows if keep(name, row)] for name, rows in tables.items()}
 
@@ -90,8 +90,8 @@ def one_operation(tables):
 def two_differences(tables):
     """Of parity keep two differences of each quantity of each member."""
     rows = tables["differences"]
-    kept = pd.DataFrame(rows).groupby(["member", "quantity"]).head(2).index
-    return tables | {"differences": [rows[index] for index in kept]}
+    first = pd.DataFrame(rows).groupby(["member", "quantity"]).head(2).index
+    return tables | {"differences": [rows[index] for index in first]}
 
 
 THIN = {"collectives": one_operation, "parity": two_differences}  # the others have few rows

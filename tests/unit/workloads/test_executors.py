@@ -63,11 +63,11 @@ def worst(executor, model, kind, shapes=SHAPES):
     """Return the largest difference of any logit at an attended position, over all shapes."""
     found = 0.0
     for shape in shapes:
-        given = inputs(kind, *shape)
-        attended = given["attention_mask"] == 1
+        arrays = inputs(kind, *shape)
+        attended = arrays["attention_mask"] == 1
         with torch.no_grad():
-            expected = model(**given)
-        for name, logits in zip(("start_logits", "end_logits"), executor.forward(given), strict=True):
+            expected = model(**arrays)
+        for name, logits in zip(("start_logits", "end_logits"), executor.forward(arrays), strict=True):
             assert logits.shape == shape and logits.dtype == torch.float32
             found = max(found, float((logits - expected[name])[attended].abs().max()))
     return found
@@ -103,9 +103,9 @@ def test_runtimes_of_an_onnx_file_take_any_number_of_rows_and_tokens(tmp_path, m
 
 def train(executor, model, plain):
     """Compare gradients through the executor with those of torch, and outputs after the weights have changed in place."""
-    given = inputs("toy", 4, 16)
+    arrays = inputs("toy", 4, 16)
     for pair in (executor.module, Answers(plain)):
-        start, end = pair(**given)
+        start, end = pair(**arrays)
         (start.square().mean() + end[:, 3].sum()).backward()
     other = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
