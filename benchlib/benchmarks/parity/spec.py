@@ -343,7 +343,7 @@ def _asked(config: Any) -> bool:
 
 VERIFIED = (
     each(run, "{cases} inputs: logits, layers, gradients and a loss curve, against fp64"),
-    each(recorded_logits, "the shipped recording of the same work, to {value} in its logits"),
+    each(recorded_logits, "the shipped recording of the same work, logits {value} apart"),
 )
 SPEC = Spec(
     tables=[members, differences, recorded, environment, run],
@@ -412,7 +412,7 @@ SPEC = Spec(
         _golden,
         each(
             recorded_logits,
-            "The reference is that of the shipped recording to {value} in its logits, {limit} at the most.",
+            "The logits of the reference are {value} from those of the shipped recording, limit {limit}.",
         ),
         _members,
     ],
