@@ -16,7 +16,7 @@ from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.change import LOG, Spread, own_spread, pooled
 from benchlib.judge.checks import save_verdict, verdict_of
-from benchlib.judge.regression import disturbances
+from benchlib.judge.regression import TWICE, disturbances
 from benchlib.results.metrics import Metric
 from benchlib.results.record import load
 from benchlib.results.run import Run
@@ -35,11 +35,10 @@ def verb() -> None:
 @click.option("--reason", required=True, help="Why this run is the new normal; stored in the file.")
 @click.option("--add", is_flag=True, help="Keep its runs as well: several show how much unchanged runs differ.")
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
-@click.option("--force", is_flag=True, help="Accept runs whose spread makes a limit more than twice as wide.")
 @click.option(
     "--reference", is_flag=True, help="Accept what RUN computed (losses, scores) for any machine, not its speed."
 )
-def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, force: bool, reference: bool) -> None:
+def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, reference: bool) -> None:
     """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together.
 
     Of several runs it shows how much they differ and the smallest loss that the gate will find.
@@ -47,7 +46,7 @@ def _accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, f
     if reference:
         accept_reference(runs, reason, add)
     else:
-        accept(runs, reason, add, if_improved, force)
+        accept(runs, reason, add, if_improved)
 
 
 def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
@@ -72,7 +71,7 @@ def _acceptable(folders: Sequence[Path], but: str = "") -> list[Run]:
     return [Run(run.path) for run in runs]
 
 
-def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, force: bool = False) -> None:
+def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool) -> None:
     """Make runs the baseline of their fingerprint, or with ``add`` more runs of it, and say where it is.
 
     Several runs must be of one kind. Each is judged again first.
@@ -83,14 +82,15 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool, f
     for record in records:
         for sentence in disturbances(record):
             say(("disturbed", "yellow"), f"  {one_line(record.run)}: {sentence}")
-    path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
+    path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
     accepted = baselines.load_baseline(path)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
     spreads = baselines.known_spreads(records[0], limits, calibration, accepted.runs)
     rows = baselines.widths(accepted, limits, spreads)
     show_table(row.cells for row in rows)
     say(f"accepted: {path}\ncommit this file to share it.")
-    say(_reach(accepted, rows), style="dim")
+    blunt = any(row.times > TWICE for row in rows)
+    say((_reach(accepted, rows), "yellow" if blunt else "dim"))
 
 
 def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str:
@@ -102,7 +102,9 @@ def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str
         form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
         words.append(form.format_map(widest.cells))
     if any(row.others for row in rows):
-        words.append("To find smaller losses, run again on a quiet machine and accept those runs instead.")
+        words.append(
+            "To find smaller losses, run again on a quiet machine and accept those runs instead; here, use --repeat 5."
+        )
     if len(accepted.runs) < ENOUGH_RUNS:
         more = f"accept {ENOUGH_RUNS} or more (--add), or run `benchlib calibrate {accepted.benchmark} --tier {accepted.tier}`"
         words.append(f"The gate assumes how much unchanged runs differ: to measure it, {more}.")

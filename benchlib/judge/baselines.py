@@ -49,7 +49,6 @@ from benchlib.results.verdict import Verdict
 SCHEMA: Final = 3
 MAX_RUNS = 20
 MIN_SERIES = 5  # samples that no second run repeats to the last digit
-MAX_DETECTABLE_LOSS = 2.0  # as a multiple of the limit: 40% for a limit of 20%
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 MIN_STORED = 4  # of which one may be odd
@@ -364,14 +363,12 @@ def stored_runs(run: Record) -> list[Record]:
 class Width:
     """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there.
 
-    ``times`` is that loss as a multiple of the limit, and ``too_wide`` tells that it is more than ``MAX_DETECTABLE_LOSS`` for a
-    reason that another run may not have. ``others`` is the share of the processors that others took where the assumed spread grew
-    with it.
+    ``times`` is that loss as a multiple of the limit. ``others`` is the share of the processors that others took where the
+    assumed spread grew with it.
     """
 
     cells: dict[str, str]
     times: float
-    too_wide: bool
     others: float
 
 
@@ -396,9 +393,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         }
         of = abs(side.value(scale)) if scale is LINEAR else 1.0
         allowed = limit.amount if limit.amount is not None else (limit.share or 0.0) * of
-        scatters = measured is not None and measured.s >= (default or 0.0)
-        times = effect / allowed if allowed else 0.0
-        rows.append(Width(cells, times, bool(scatters or others) and times > MAX_DETECTABLE_LOSS, others))
+        rows.append(Width(cells, effect / allowed if allowed else 0.0, others))
     return rows
 
 
@@ -409,7 +404,6 @@ def accept(
     *,
     add: bool = False,
     if_improved: bool = False,
-    force: bool = False,
     root: Path | None = None,
 ) -> Path:
     """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
@@ -417,8 +411,7 @@ def accept(
     All or none are accepted. Raises ``UserError`` for a run that is incomplete, failed or was slowed down on purpose
     (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
     reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
-    than in the baseline it would replace, so that gates never loosen. Without ``force`` runs are refused whose spread makes a
-    limit more than ``MAX_DETECTABLE_LOSS`` times as wide.
+    than in the baseline it would replace, so that gates never loosen.
     """
     chosen, limits = [runs] if isinstance(runs, Run) else list(runs), list(limits)
     if add and if_improved:
@@ -460,10 +453,6 @@ def accept(
         baseline.require_possible()
     except UserError as error:
         raise UserError(f"not accepted: {error}") from None
-    spreads = known_spreads(load(first.path), limits, comparison.calibration, accepted)
-    wide = [row for row in widths(baseline, limits, spreads) if row.too_wide]
-    if wide and not force:
-        raise UserError(_refusal(wide))
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, {"schema_version": SCHEMA, "limits": []} | baseline.model_dump(mode="json", exclude_defaults=True))
     return path
@@ -478,17 +467,6 @@ def _worse(name: str, runs: Sequence[Record], current: Baseline) -> bool:
         return True
     after, before = (side.undisturbed().value(LINEAR) for side in (new, old))
     return after < before if new.metric.direction == "higher" else after > before
-
-
-def _refusal(wide: Sequence[Width]) -> str:
-    others = max(row.others for row in wide)
-    form = "{metric} of {runs}: the limit is {limit}, the smallest loss found is {smallest loss found}"
-    reasons = "; ".join(form.format_map(row.cells) for row in wide)
-    why = f"others took {others:.0%} of the processors, so" if others else "unchanged runs differ so much here that"
-    return (
-        f"not accepted: {why} the gate would find only losses of more than {MAX_DETECTABLE_LOSS:g} times the limit ({reasons}). "
-        "Run again on a quiet machine, leave out disturbed runs, accept more runs together, or accept these with --force"
-    )
 
 
 def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:

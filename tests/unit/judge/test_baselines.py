@@ -81,7 +81,7 @@ def test_a_single_accepted_run_decides_less_where_others_take_the_processors(
     """A loss of 35% on two cores. With 70% taken a run is 1 / (1 - 0.7) times slower: a third of ln 3.33 is 0.401."""
     old, new = (watched(make_run(name, rate=rate), own, others) for name, rate in (("old", 100.0), ("new", 65.0)))
     root = tmp_path / "baselines"
-    baselines.accept(old, "first", LIMITS, root=root, force=True)
+    baselines.accept(old, "first", LIMITS, root=root)
     check = checks_of(new, root)["rate"]
     assert check.status == status and source in check.source
 
@@ -273,15 +273,11 @@ def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
     assert "surely worse, but within the limit" in check.reason
 
 
-def test_a_spread_wider_than_the_limit_needs_force_leaves_the_gate_open_and_passes_what_is_better(make_run, tmp_path):
+def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_passes_what_is_better(make_run, tmp_path):
     """Of 60, 100 and 160, ln's deviation is 0.49: no loss of less than half is found for sure."""
     root = tmp_path / "baselines"
     runs = [make_run(name, rate=rate) for name, rate in (("a", 60.0), ("b", 100.0), ("c", 160.0))]
-    baselines.accept(runs[0], "first", LIMITS, root=tmp_path / "one by one")
-    for chosen, options in ((runs, {"root": root}), (runs[1:], {"root": tmp_path / "one by one", "add": True})):
-        with pytest.raises(UserError, match=r"the limit is -20%, the smallest loss found is -\d+%.*--force"):
-            baselines.accept(chosen, "night", LIMITS, **options)
-    path = baselines.accept(runs, "night", LIMITS, force=True, root=root)
+    path = baselines.accept(runs, "night", LIMITS, root=root)
     (rate, f1) = [row.cells for row in baselines.widths(baselines.load_baseline(path), LIMITS, {})]
     assert rate["limit"] == "-20%" and rate["runs"] == "3, 60.30 samples/s to 160.8 samples/s"
     assert int(rate["smallest loss found"].strip("-%")) > 50
@@ -317,7 +313,7 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
 def test_what_others_took_the_smallest_loss_and_what_to_do_are_told(make_run, tmp_path):
     for percent in (140.0, 0.0):  # of one of two cores
         run = watched(make_run(f"run{percent}", f1=None), 60.0, percent)
-        path = baselines.accept(run, "first", LIMITS, force=True, root=tmp_path / "accepted" / run.path.name)
+        path = baselines.accept(run, "first", LIMITS, root=tmp_path / "accepted" / run.path.name)
         accepted = baselines.load_baseline(path)
         (row,) = rows = baselines.widths(accepted, LIMITS, {})
         text = baseline._reach(accepted, rows)
@@ -331,7 +327,7 @@ def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):
     first = make_run("a", rate=100.0)
     baselines.accept(first, "first", LIMITS, root=root)
     assert set(statuses(first, root).values()) == {"NO_BASELINE"}
-    baselines.accept(make_run("b", rate=200.0), "second", LIMITS, add=True, force=True, root=root)
+    baselines.accept(make_run("b", rate=200.0), "second", LIMITS, add=True, root=root)
     assert "201.0 samples/s: ratio 0.500" in checks_of(first, root)["rate"].reason
 
 

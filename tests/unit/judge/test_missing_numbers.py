@@ -220,7 +220,7 @@ def test_a_text_or_flag_among_numbers_fails(smoke, tmp_path, name):
 def test_a_smoke_run_can_be_accepted(smoke, tmp_path, name):
     run = smoke(name)
     judge(run.path, tmp_path)
-    accept(Run(run.path), "first", BENCHMARKS[name].spec.limits(run), root=tmp_path, force=True)
+    accept(Run(run.path), "first", BENCHMARKS[name].spec.limits(run), root=tmp_path)
     assert find(run, tmp_path).status == "found" and not find(run, tmp_path).refused
 
 
