@@ -14,7 +14,7 @@ from benchlib.core.errors import UserError
     "--price", type=click.FloatRange(0, min_open=True), metavar="USD", help="Of a device (CPU: machine) hour."
 )
 def verb(folder: Path, price: float | None) -> None:
-    """Write FOLDER/machine.html: whether this machine is right, fast and worth its price.
+    """Write FOLDER/report.html: whether this machine is right, fast and worth its price.
 
     FOLDER is the day of a tier, such as outputs/quick-20261126. The newest run of each benchmark counts.
     """

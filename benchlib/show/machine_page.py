@@ -23,7 +23,7 @@ from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
 from benchlib.results.verdict import Verdict
 
-NAME = "machine.html"
+NAME = "report.html"
 VALUES = 3  # of a reference that a row shows
 MILLION = 1e6
 HOUR_S = 3600.0
