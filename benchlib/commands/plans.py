@@ -96,7 +96,7 @@ def _in_full(planned: Plan, folder: Path, everything: bool) -> None:
         say(content)
     say("\n", ("expected work", "bold"), f"\n  {config.expected_work()}")
     say(
-        f"  the ranks end by themselves within {config.budget_s:.0f} s of their launch and are ended after "
+        f"  the ranks end by themselves within {config.budget_s:.0f} s after their start-up and are ended after "
         f"{config.hard_limit_s:.0f} s at the latest; the notebook's start and its pictures come on top, at most "
         f"{NOTEBOOK_S:.0f} s after the ranks\n"
     )

@@ -58,9 +58,7 @@ class BaseConfig(BaseModel):
     )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="random seed for data, weights, order and dropout")
-    budget_s: float = Field(
-        60.0, gt=0, description="wall time of the ranks, from their launch to the result, in seconds; a check"
-    )
+    budget_s: float = Field(60.0, gt=0, description="seconds from the start-up of the ranks to their result; a check")
     startup_timeout_s: float = Field(
         120.0, gt=0, description="seconds until every rank must be at work; then the run is ended"
     )

@@ -18,13 +18,19 @@ Tables = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Rank:
-    """What a measurement gets: its config, its place in the world, the run folder, and when the ranks were launched."""
+    """What a measurement gets: its config, its place in the world, the run folder, when the ranks were launched and how long
+    they took until all were there."""
 
     config: Any
     run_dir: Path
     world: "group.World"
     events: EventWriter
     began: Moment
+    startup_s: float = 0.0
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Return what is left of a share of the budget, which begins after the start-up."""
+        return float(share * self.config.budget_s + self.startup_s - self.began.since())
 
     def progress(self, done: int, total: int, unit: str = "measurements") -> None:
         self.events.emit("progress", phase="measure", done=done, total=total, unit=unit)
@@ -53,7 +59,7 @@ def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Ca
         with alone(config) if config.ONE_PROCESS else group.world(config, run_dir) as world:
             startup_s = began.since() if config.ONE_PROCESS else max(group.all_gather_objects(began.since()))
             events.emit("phase", name="measure")
-            tables = measure(Rank(config, run_dir, world, events, began))
+            tables = measure(Rank(config, run_dir, world, events, began, startup_s))
             events.emit("phase", name="write")
             if world.main:
                 cuda = world.device.type == "cuda"

@@ -66,7 +66,7 @@ def fitting(steps: int, step_s: float, left_s: float, least: int = 1) -> int:
 def time_left(rank: Rank, later_s: float = 0.0) -> float:
     """Return the seconds of the budget that a training may take, ``later_s`` is for what follows. All ranks call it."""
     budget_s = rank.config.budget_s
-    left_s = rank.began.monotonic + budget_s - time.monotonic() - min(AFTER_S, AFTER_SHARE * budget_s) - later_s
+    left_s = rank.left_s() - min(AFTER_S, AFTER_SHARE * budget_s) - later_s
     return -agree(-left_s, rank.world)
 
 

@@ -99,7 +99,7 @@ class Bench:
 
     def left_s(self, share: float) -> float:
         """Return the seconds until this share of the budget is used, by the clock of rank 0. A collective."""
-        left = torch.tensor(share * self.config.budget_s - self.rank.began.since(), device=self.device)
+        left = torch.tensor(self.rank.left_s(share), device=self.device)
         dist.broadcast(left, 0)
         return float(left)
 

@@ -70,7 +70,7 @@ class Bench:
 
     def left_s(self) -> float:
         """Return what is left of the budget."""
-        return self.config.budget_s - RESERVE_S - self.rank.began.since()
+        return self.rank.left_s() - RESERVE_S
 
     def computed(self, name: str, timeout_s: float) -> Ended:
         """Let a process compute ``name``; its progress becomes events of this rank."""

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchlib.config.schema import build, resolve, tier_names
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.runtime import largest
+from benchlib.runtime.measurement import Rank
 from benchlib.spec.tables import Rows
 from benchlib.workloads import training
 from benchlib.workloads.pairs import Pairs
@@ -98,7 +100,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own_and_large_sets_in
 
 def task_of(**values):
     config = Seq2seqConfig(samples=10_000, batch_size=10, epochs=3, budget_s=105, **values)
-    rank = SimpleNamespace(config=config, world=SimpleNamespace(size=1, rank=0), began=Moment(0.0, 1000.0))
+    rank = Rank(config, Path(), SimpleNamespace(size=1, rank=0), None, Moment(0.0, 995.0), 5.0)  # launched 5 s ago
     return engine.Task(rank, SimpleNamespace(pairs=Pairs(10_000, 256, 8192, 0)), "fp32", 10)
 
 
