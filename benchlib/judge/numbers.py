@@ -7,7 +7,8 @@ there. ``checks.Ask.by`` turns that into the FAIL of the check that asked, with 
 
 import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchlib.core.errors import UserError
@@ -103,3 +104,39 @@ def place_of(table: str, index: int, row: Mapping[str, Any]) -> str:
 def faults_text(faults: Collection[str]) -> str:
     """Return the first faults in a sentence, with how many more there are."""
     return shortened(list(faults), SHOWN_FAULTS, "; ")
+
+
+def why(row: Mapping[str, Any], *columns: str) -> str:
+    """Return why a row lacks one of its columns; '' where it does not say."""
+    reasons = row.get("why") or {}
+    reason = next((str(reasons[name]) for name in columns if reasons.get(name)), "")
+    return reason or (str(row.get("reason") or "") if row.get("status") in ("skipped", "failed") else "")
+
+
+def judged(declared: Iterable[Any], run: Any) -> tuple[Any, list[str]]:
+    """Return the rows as checks read them, and every fault in words: reading one raises ``InvalidNumber`` with its name."""
+    faults, seen, gone = list[str](), dict[str, list[Cells]](), dict[str, str]()
+    for table in declared:
+        if table.name not in run.tables:
+            gone[table.name] = "missing"
+            faults.append(f"the table {table.name} is missing")
+        seen[table.name] = []
+        for index, row in enumerate(run.tables.get(table.name, ())):
+            wrong = {col.name: fault for col in table.cols if row.get("gates", True) and (fault := _fault(col, row))}
+            place = "the facts" if table.name == "run" else place_of(table.name, index, row)
+            faults += [f"{name} is {fault} in {place}" for name, fault in wrong.items()]
+            seen[table.name].append(Cells(dict.fromkeys(wrong) | dict(row), place, wrong))
+    return replace(run, tables=Cells(seen, "the result", gone)), faults
+
+
+def _fault(col: Any, row: Mapping[str, Any]) -> str:
+    value = row.get(col.name)
+    if col.of is not None or ((value is None or value == []) and why(row, col.name)):
+        return ""
+    if value is None or (value == [] and col.samples):
+        return "missing"
+    if col.unit and poses_as_number(value):
+        return f"{value!r}, which is no number,"
+    if col.unit == "count" and not col.samples and isinstance(value, float) and value % 1 > 0:  # nan is no number
+        return f"{value!r}, which is no count,"
+    return fault_of(value, col.signed)

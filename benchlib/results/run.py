@@ -6,6 +6,8 @@ import hashlib
 import json
 import math
 import os
+import re
+import statistics
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +39,8 @@ LATEST = 32_503_680_000.0  # the year 3000: a later clock is wrong
 # A folder that holds one of these is a run, whatever else it lost; nothing is written into one that does not hold two.
 PARTS = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json")
 
+NOT_COLUMNS = ("why", "status", "reason", "gates")  # that any row may have beside what its table declares
+Tables: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 Moment = Annotated[float, Field(ge=0, le=LATEST)]  # unix seconds
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # as pydantic writes them
 
@@ -206,6 +210,34 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
         # What pyarrow says of a damaged file is about its own buffers and thrift.
         raise UserError(f"{path}: no table of samples can be read from it; it was altered or damaged") from None
     return samples
+
+
+def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
+    """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
+    whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
+    for place, values in samples.items():
+        name, index, column = (*re.split(r"\[|\]\.", place, maxsplit=2), "", "")[:3]
+        row = whole[name][int(index)] if index.isdigit() and int(index) < len(whole.get(name, ())) else {}
+        if values and row.get(column) == statistics.median(values):  # another one was altered: judged as it stands
+            row[column] = list(values)
+    return whole
+
+
+def split_samples(declared: Iterable[Any], tables: Tables) -> tuple[Tables, dict[str, list[float]]]:
+    """Return tables with the medians of the columns of raw samples, and those as lists by ``table[row].column``.
+
+    Raises ``KeyError`` for a table or a column that is not ``declared``.
+    """
+    by_name = {table.name: table for table in declared}
+    thin, samples = dict[str, list[Mapping[str, Any]]](), dict[str, list[float]]()
+    for name, rows in tables.items():
+        thin[name] = []
+        for index, row in enumerate(rows):
+            sampled = [column for column in row if column not in NOT_COLUMNS and by_name[name].col(column).samples]
+            of_row = {column: list(row[column]) for column in sampled if row[column]}
+            samples |= {f"{name}[{index}].{column}": values for column, values in of_row.items()}
+            thin[name].append(dict(row) | {column: statistics.median(values) for column, values in of_row.items()})
+    return thin, samples
 
 
 class Run:

@@ -18,30 +18,17 @@ from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_ch
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.impossible.claim import Claim, Latency
 from benchlib.judge.impossible.own import Numbers, OwnClaims
-from benchlib.judge.numbers import faults_text
+from benchlib.judge.numbers import faults_text, judged
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.reference_values import Quality, reference_checks
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Direction, measured, not_available
 from benchlib.results.metrics import Metric as Stated
-from benchlib.results.run import Result, Run, save_result
+from benchlib.results.run import Result, Run, Tables, save_result, split_samples, with_samples
 from benchlib.spec import tables
 from benchlib.spec.charts import Chart
 from benchlib.spec.checks import Check, judge
-from benchlib.spec.tables import (
-    MISSING,
-    Col,
-    Ref,
-    Row,
-    Rows,
-    Table,
-    Tables,
-    cols,
-    fields,
-    judged,
-    split_samples,
-    with_samples,
-)
+from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields
 
 
 def run_table(*more: Col) -> Table:

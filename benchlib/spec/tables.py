@@ -14,21 +14,19 @@ A number that is missing without a reason, or not finite, FAILS every check that
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
 
 from benchlib.core.definitions import share_text, size_text
 from benchlib.core.text import quantity, seconds
-from benchlib.judge.numbers import Cells, fault_of, place_of, poses_as_number
+from benchlib.judge.numbers import why
 from benchlib.results.metrics import Metric as Stated
-from benchlib.results.run import Result, Run
+from benchlib.results.run import NOT_COLUMNS, Result, Run, Tables, with_samples
 
 Row = Mapping[str, Any]
-Tables = Mapping[str, Sequence[Row]]
 MISSING = "–"
-COMMON = ("why", "status", "reason", "gates")
 
 
 @dataclass(frozen=True)
@@ -61,34 +59,6 @@ class Rows:
         """Return those of a result, without its raw samples."""
         metrics = {metric.name: metric for metric in result.metrics}
         return cls(config, result.world_size, {**result.tables, "run": [result.facts]}, metrics)
-
-
-def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
-    """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
-    whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
-    for place, values in samples.items():
-        name, index, column = (*re.split(r"\[|\]\.", place, maxsplit=2), "", "")[:3]
-        row = whole[name][int(index)] if index.isdigit() and int(index) < len(whole.get(name, ())) else {}
-        if values and row.get(column) == statistics.median(values):  # another one was altered: judged as it stands
-            row[column] = list(values)
-    return whole
-
-
-def split_samples(declared: Iterable["Table"], tables: Tables) -> tuple[Tables, dict[str, list[float]]]:
-    """Return tables with the medians of the columns of raw samples, and those as lists by ``table[row].column``.
-
-    Raises ``KeyError`` for a table or a column that the spec does not declare.
-    """
-    by_name = {table.name: table for table in declared}
-    thin, samples = dict[str, list[Row]](), dict[str, list[float]]()
-    for name, rows in tables.items():
-        thin[name] = []
-        for index, row in enumerate(rows):
-            sampled = [column for column in row if column not in COMMON and by_name[name].col(column).samples]
-            of_row = {column: list(row[column]) for column in sampled if row[column]}
-            samples |= {f"{name}[{index}].{column}": values for column, values in of_row.items()}
-            thin[name].append(dict(row) | {column: statistics.median(values) for column, values in of_row.items()})
-    return thin, samples
 
 
 # How the numbers of a unit are written; others by ``quantity``, with their unit.
@@ -225,7 +195,7 @@ class Table:
         return self.text(self.title, row, run)
 
     def _cell(self, name: str) -> "Ref":
-        return Ref(self, Col(name)) if name in COMMON else self[name]
+        return Ref(self, Col(name)) if name in NOT_COLUMNS else self[name]
 
 
 def _is(value: Any, wanted: Any) -> bool:
@@ -242,13 +212,6 @@ def fields(form: str) -> list[str]:
 def tidy(text: str) -> str:
     """Return a text without the gaps that empty cells left."""
     return re.sub(r" +([,:;])", r"\1", " ".join(text.split()))
-
-
-def why(row: Row, *columns: str) -> str:
-    """Return why a row lacks one of its columns; '' where it does not say."""
-    reasons = row.get("why") or {}
-    reason = next((str(reasons[name]) for name in columns if reasons.get(name)), "")
-    return reason or (str(row.get("reason") or "") if row.get("status") in ("skipped", "failed") else "")
 
 
 @dataclass(frozen=True)
@@ -313,32 +276,3 @@ class Ref:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def judged(declared: Iterable[Table], run: Rows) -> tuple[Rows, list[str]]:
-    """Return the rows as checks read them, and every fault in words: reading one raises ``InvalidNumber`` with its name."""
-    faults, seen, gone = list[str](), dict[str, list[Cells]](), dict[str, str]()
-    for table in declared:
-        if table.name not in run.tables:
-            gone[table.name] = "missing"
-            faults.append(f"the table {table.name} is missing")
-        seen[table.name] = []
-        for index, row in enumerate(run.tables.get(table.name, ())):
-            wrong = {col.name: fault for col in table.cols if row.get("gates", True) and (fault := _fault(col, row))}
-            place = "the facts" if table.name == "run" else place_of(table.name, index, row)
-            faults += [f"{name} is {fault} in {place}" for name, fault in wrong.items()]
-            seen[table.name].append(Cells(dict.fromkeys(wrong) | dict(row), place, wrong))
-    return replace(run, tables=Cells(seen, "the result", gone)), faults
-
-
-def _fault(col: Col, row: Row) -> str:
-    value = row.get(col.name)
-    if col.of is not None or ((value is None or value == []) and why(row, col.name)):
-        return ""
-    if value is None or (value == [] and col.samples):
-        return "missing"
-    if col.unit and poses_as_number(value):
-        return f"{value!r}, which is no number,"
-    if col.unit == "count" and not col.samples and isinstance(value, float) and value % 1 > 0:  # nan is no number
-        return f"{value!r}, which is no count,"
-    return fault_of(value, col.signed)

@@ -17,10 +17,12 @@ from benchlib.core.sensors import resident_gb
 from benchlib.core.stats import smoothed, smoothing_window
 from benchlib.core.text import counted
 from benchlib.judge.checks import Check as Judged
+from benchlib.judge.numbers import why
+from benchlib.results.run import Tables
 from benchlib.spec.charts import Chart, cumulative, stacked, steps
 from benchlib.spec.checks import Check, rule
 from benchlib.spec.spec import Bound, Metric, Say, Show, each, run_table
-from benchlib.spec.tables import Col, Row, Rows, Table, Tables, cols, why, write
+from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
 
 PARTS = {name: name for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")}
 PARTS["exchange_exposed"] = "exchange"

@@ -3,8 +3,8 @@
 import pytest
 
 from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.numbers import judged
 from benchlib.spec.checks import judge
-from benchlib.spec.tables import judged
 
 
 @pytest.fixture

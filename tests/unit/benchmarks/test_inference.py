@@ -19,9 +19,10 @@ from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
 from benchlib.core.stats import percentile
+from benchlib.judge.numbers import judged
 from benchlib.runtime import child
 from benchlib.spec import checks
-from benchlib.spec.tables import Rows, judged
+from benchlib.spec.tables import Rows
 from benchlib.workloads.llm import engines, queries
 from benchlib.workloads.llm.engines import Policy, Settings, Sim
 from benchlib.workloads.llm.load import Client

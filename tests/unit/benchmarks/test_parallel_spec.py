@@ -9,8 +9,9 @@ from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.shapes import MODELS, Job, Layout
 from benchlib.benchmarks.parallel.spec import SPEC, main
+from benchlib.judge.numbers import judged
 from benchlib.spec import checks
-from benchlib.spec.tables import Rows, judged
+from benchlib.spec.tables import Rows
 
 KERNELS = [
     {"class": "matmul", "time_s": 0.05, "flops": 4e9, "bytes": 1e8, "calls": 80},

@@ -15,11 +15,12 @@ from benchlib.core.errors import UserError
 from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import worth
 from benchlib.judge.machines import Machine
+from benchlib.judge.numbers import judged
 from benchlib.judge.prices import Price
 from benchlib.results.record import Record
-from benchlib.results.run import Result
+from benchlib.results.run import Result, split_samples
 from benchlib.spec import checks
-from benchlib.spec.tables import Rows, judged, split_samples
+from benchlib.spec.tables import Rows
 
 URLS = ["http://a:8000", "http://b:8000"]
 

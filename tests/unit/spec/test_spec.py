@@ -9,10 +9,12 @@ import pytest
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.judge.impossible.claim import Claim, Collective
 from benchlib.judge.impossible.own import Numbers
+from benchlib.judge.numbers import judged
+from benchlib.results.run import split_samples, with_samples
 from benchlib.spec.charts import steps
 from benchlib.spec.checks import above, above_zero, below, judge, near, ran, reached, rule, same, within, zero
 from benchlib.spec.spec import Metric, Said, Show, Spec, each, run_table
-from benchlib.spec.tables import Col, Rows, Table, judged, split_samples, with_samples, write
+from benchlib.spec.tables import Col, Rows, Table, write
 
 T = Table("t", "{name}", note="{hint}", cols=[
     Col("name"), Col("hint"), Col("group"), Col("size", "B"),
