@@ -74,14 +74,9 @@ def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Ch
     return Check(name, question, over, miss, "<=", **more)
 
 
-def above(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
-    """Every number is at least its limit."""
-    return Check(name, question, over, _outside(lambda value, limit: value >= limit), ">=", **more)
-
-
-def within(name: str, question: str, *over: tuple[Ref, Limit], most: float, **more: Any) -> Check:
-    """Every number is from its limit to ``most``."""
-    sign = f"<= {most:g}, >="
+def above(name: str, question: str, *over: tuple[Ref, Limit], most: float = math.inf, **more: Any) -> Check:
+    """Every number is at least its limit, and at most ``most``."""
+    sign = ">=" if most == math.inf else f"<= {most:g}, >="
     return Check(name, question, over, _outside(lambda value, least: least <= value <= most), sign, **more)
 
 

@@ -16,7 +16,7 @@ from benchlib.core.stats import summary as spread
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.checks import Check as Judged
-from benchlib.judge.impossible.claim import Claim, Latency
+from benchlib.judge.impossible.claim import Claim, in_its_unit
 from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.numbers import faults_text, judged
 from benchlib.judge.published import Measured, device_name, summary
@@ -325,11 +325,10 @@ class Spec:
         Medians of derived columns and percentiles do not follow from the medians that a result holds.
         """
         rows = Rows.bare(None, result)
-        plain = [metric for metric in self.metrics if metric.of.col.of is None and metric.percentile is None]
-        for metric in plain:
+        for metric in (metric for metric in self.metrics if metric.of.col.of is metric.percentile is None):
             for name, row in metric.rows(rows):
                 stated, number = rows.metrics.get(name), metric.number(row, rows)
-                if stated and stated.value is not None and number is not None and math.isfinite(number):
+                if stated and stated.value is not None and number is not None:
                     yield stated, number
 
     def _disagreements(self, run: Rows) -> list[str]:
@@ -372,27 +371,19 @@ class Spec:
         return [*lines, text] if (text := summary(run)) else lines
 
     def claims(self, numbers: Numbers) -> Iterator[Claim]:
-        """Yield what the columns with roles state, one claim a row, in the units of a claim's fields."""
+        """Yield what the columns with roles state, one claim a row."""
         tables = with_samples({**numbers.tables, "run": [numbers.facts]}, numbers.row_samples)
         run = Rows(numbers.config, numbers.world_size, tables)
         for table in self.tables:
+            refs = [table[col.name] for col in table.cols if col.role]
             for row in table.rows(run):
-                stated = {
-                    col.role: value
-                    for col in table.cols
-                    if col.role and (value := _claimed(Ref(table, col), row, run)) is not None
+                cells = {
+                    ref.col.role: in_its_unit(ref.col.role, ref.col.unit, ref.raw(row, run), ref.numbers(row, run))
+                    for ref in refs
                 }
-                parts: dict[str, Any] = {}
-                for role, value in (stated | dict(table.claim(row, run) if stated and table.claim else {})).items():
-                    part, _, name = role.partition(".")
-                    if name:
-                        parts.setdefault(part, {})[name] = value
-                    else:
-                        parts[part] = value
-                if "latencies" in parts:
-                    parts["latencies"] = [Latency(name=table.name, **parts["latencies"])]
-                if parts:
-                    yield Claim(subject=table.name_of(row, run), **parts)
+                if stated := {role: value for role, value in cells.items() if value is not None}:
+                    more = table.claim(row, run) if table.claim else {}
+                    yield Claim.of_roles(table.name_of(row, run), table.name, {**stated, **more})
 
     def page(self, run: Run) -> tuple[list[str], dict[str, Quality], list[dict[str, Any]]]:
         """Return what was verified, the values that are the same on any hardware, and how near each speed came to its bound."""
@@ -417,7 +408,8 @@ class Spec:
 
     def _drawn(self, run: Run) -> Rows:
         """Return the rows of a run for pictures: of one that left no result what its events recorded."""
-        return undamaged(run) if _whole(lambda: run.result, None) else Rows(None, 1, self.recorded(run.events))
+        rows = undamaged(run)
+        return rows if rows.tables else replace(rows, tables=self.recorded(run.events))
 
     def warned(self, config: Any, result: Result | None) -> list[str]:
         """Return what limits the meaning of a result; nothing where the run left none."""
@@ -458,38 +450,9 @@ def _undecided(run: Run) -> list[Judged]:
     ]
 
 
-SAMPLES = ("step_s", "samples_s", "learning_rates")  # fields of a claim that take all samples of a column
-SCALES = {
-    ("Gbps", "gbytes_per_s"): 1 / 8,
-    ("us", "seconds"): 1e-6,
-    ("us", "samples_s"): 1e-6,
-    ("ms", "samples_s"): 1e-3,
-}
-
-
-def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
-    """Return what a cell states, in the unit of the claim; None for what is not finite, which "finite" fails."""
-    name, value = ref.col.role.partition(".")[2], ref.raw(row, run)
-    scale = next((by for (unit, end), by in SCALES.items() if ref.col.unit == unit and name.endswith(end)), 1.0)
-    if name in SAMPLES:
-        return [scale * item for item in ref.numbers(row, run) if math.isfinite(item)] or None
-    if isinstance(value, (float, list)):
-        return None if (number := ref.finite(row, run)) is None else scale * number
-    return value
-
-
 def undamaged(run: Run) -> Rows:
-    """Return the rows of a run without its damaged parts, which the reader is told of elsewhere."""
-    if (result := _whole(lambda: run.result, None)) is None:
-        return Rows(_whole(lambda: run.config, None), 1, {})
-    rows = Rows.bare(_whole(lambda: run.config, None), result)
-    samples: dict[str, list[float]] = _whole(lambda: run.row_samples, {})
-    return replace(rows, tables=with_samples(rows.tables, samples), machine=_whole(lambda: run.machine, {}))
-
-
-def _whole(read: Callable[[], Any], otherwise: Any) -> Any:
-    """Return what is read, or something else where the file that holds it is damaged."""
+    """Return the rows of a run; none where its files are damaged, which the reader is told of elsewhere."""
     try:
-        return read()
+        return Rows.of(run) if run.result else Rows(None, 1, {})
     except UserError:
-        return otherwise
+        return Rows(None, 1, {})

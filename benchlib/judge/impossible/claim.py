@@ -3,6 +3,9 @@
 GB/s are 1e9 bytes per second. A number is taken as it was written: 156.2 stands for 156.15 to 156.25.
 """
 
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -262,6 +265,37 @@ class Claim(Part):
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])
     wholes: list[Whole] = _of("times or amounts, and parts of them", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
+
+    @classmethod
+    def of_roles(cls, subject: str, series: str, roles: Mapping[str, Any]) -> "Claim":
+        """Return what values state by their roles, as in ``collective.wrong_elements``; ``series`` names the latencies."""
+        parts: dict[str, Any] = {}
+        for role, value in roles.items():
+            part, _, name = role.partition(".")
+            parts[part] = {**parts.get(part, {}), name: value} if name else value
+        if "latencies" in parts:
+            parts["latencies"] = [Latency(name=series, **parts["latencies"])]
+        return cls(subject=subject, **parts)
+
+
+SAMPLES = ("step_s", "samples_s", "learning_rates")  # fields of a claim that take all samples of a column
+SCALES = {
+    ("Gbps", "gbytes_per_s"): 1 / 8,
+    ("us", "seconds"): 1e-6,
+    ("us", "samples_s"): 1e-6,
+    ("ms", "samples_s"): 1e-3,
+}
+
+
+def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> Any:
+    """Return what a cell with a role states, in the unit of the claim's field; None for what is not finite, which "finite" fails."""
+    name = role.partition(".")[2]
+    scale = next((by for (of, end), by in SCALES.items() if unit == of and name.endswith(end)), 1.0)
+    if name in SAMPLES:
+        return [scale * item for item in numbers if math.isfinite(item)] or None
+    if isinstance(value, (float, list)):
+        return scale * median(numbers) if numbers and all(map(math.isfinite, numbers)) else None
+    return value
 
 
 # The parts of a claim by the names of its fields.

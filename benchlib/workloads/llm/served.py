@@ -8,7 +8,7 @@ from benchlib.config import addresses
 from benchlib.config.cluster import ELSEWHERE
 from benchlib.core import model_files
 from benchlib.spec.charts import Chart, steps
-from benchlib.spec.checks import Check, within
+from benchlib.spec.checks import Check, above
 from benchlib.spec.tables import Col, Rows, Table, cols
 
 COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
@@ -32,7 +32,7 @@ def in_flight(*first: Col, title: str, empty: str) -> tuple[Table, Chart]:
 def tokens_counted(run: Table) -> Check:
     """Return the check of tokens that were counted in texts; ``run`` has the column ``ratio``."""
     question = "Does the tokenizer of model find as many tokens as the servers state?"
-    ends = partial(within, most=1 + COUNT_SHARE, when=lambda config: bool(config.workers))
+    ends = partial(above, most=1 + COUNT_SHARE, when=lambda config: bool(config.workers))
     return ends("tokens counted", question, (run["count_ratio"], 1 - COUNT_SHARE))
 
 

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from benchlib.core.events import Moment
 from benchlib.core.files import write_json
 from benchlib.judge.checks import verdict_of
 from benchlib.runtime.group import World
+from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import COLUMNS
 from benchlib.spec.tables import Rows
 from benchlib.workloads import training
@@ -93,8 +95,8 @@ def test_a_training_that_does_not_fit_is_cut(monkeypatch, values, step_s, left_s
     monkeypatch.setattr(training, "agree", lambda value, world: value)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     config = SquadConfig(nproc=2, budget_s=100.0, **values)
-    began = Moment(0.0, 100.0 + left_s - 95.0)
-    task = SimpleNamespace(config=config, rank=SimpleNamespace(config=config, began=began, world=None), eval_tokens=0)
+    rank = Rank(config, Path(), None, None, Moment(0.0, 100.0 + left_s - 95.0))
+    task = SimpleNamespace(config=config, rank=rank, eval_tokens=0)
     plan = make_plan(task, 100, step_s, 1.0)
     assert (plan.total_steps, plan.planned_steps, plan.samples, plan.cut_by) == expected
 

@@ -12,7 +12,7 @@ from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.numbers import judged
 from benchlib.results.run import split_samples, with_samples
 from benchlib.spec.charts import steps
-from benchlib.spec.checks import above, above_zero, below, judge, near, ran, reached, rule, same, within, zero
+from benchlib.spec.checks import above, above_zero, below, judge, near, ran, reached, rule, same, zero
 from benchlib.spec.spec import Metric, Said, Show, Spec, each, run_table
 from benchlib.spec.tables import Col, Rows, Table, write
 
@@ -74,8 +74,8 @@ CASES = [
     (above("c", "?", (T["limit"], T["count"])), [{"count": 3}], "PASS", "limit 3"),
     (above("c", "?", (T["limit"], T["count"])), [{"count": 4}], "FAIL", "limit 3, not >= 4"),
     (above("c", "?", (T["limit"], T["count"])), [{"limit": None}], "FAIL", "limit is missing"),
-    (within("c", "?", (T["count"], 1.0), most=2), [{"count": 2}], "PASS", "count 2"),
-    (within("c", "?", (T["count"], 1.0), most=2), [{}], "FAIL", "not <= 2, >= 1"),
+    (above("c", "?", (T["count"], 1.0), most=2), [{"count": 2}], "PASS", "count 2"),
+    (above("c", "?", (T["count"], 1.0), most=2), [{}], "FAIL", "not <= 2, >= 1"),
     (near("c", "?", (T["count"], T["limit"])), [{"count": 3}], "PASS", "count 3"),
     (near("c", "?", (T["count"], T["limit"]), share=0.1), [{"count": 4}], "FAIL", "count 4, not within 10% of 3"),
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.005, 0.5]}], "PASS", "differ by 0.005"),
