@@ -82,7 +82,6 @@ rate = Col("gbps", "Gbps", "bandwidth", algbw_samples, "bytes times_us", True)
 busbw = Col("busbw_gbps", "Gbps", "bus bandwidth", busbw_samples, BUS, True, role="collective.busbw_gbytes_per_s")
 wrong = Col("wrong_elements", "count", role="collective.wrong_elements")
 compared = [wrong, Col("checked_elements", "count", "elements compared"), Col("first", label="first wrong element")]
-which = [operation, variant, size]
 
 place = Col("in_place", words={"True": "in place", "False": ""})
 flaw = Col("flaw", of=lambda wrong: "with wrong results" if wrong else "", needs="wrong_elements")
@@ -98,7 +97,7 @@ share = Col("share", "ratio", "share, interleaved", _shares, "busbw_gbps bytes b
 no_limit = Col("no_limit", of=_no_limit, needs="share")
 in_turns = [times, Col("bound_times_us", "us", samples=True), busbw, limit, share, no_limit, Col("target", "ratio")]
 SHARE = "{operation} {variant}, {bytes} {no_limit}"
-shares = Table("shares", SHARE, [*which, bound, *in_turns, *compared], _exchange, "{first}")
+shares = Table("shares", SHARE, [operation, variant, size, bound, *in_turns, *compared], _exchange, "{first}")
 
 line = [
     Col("alpha_us", "us", "α", derived=True),
@@ -121,7 +120,8 @@ of_buckets = replace(busbw, of=lambda *given: busbw_samples("all_reduce", *given
 sizes = [Col("buckets", "count"), *cols("least_bytes most_bytes", "B"), size, times, of_buckets]
 buckets = Table("buckets", "buckets of gradients", [*sizes, *compared], _exchange, "{first}")
 
-counts = [*cols("planned measured", "count"), Col("time_share", "ratio"), *cols("cut_from_bytes cut_to_bytes", "B")]
+verified = Col("measured", "count", "verified", quality=0.0)
+counts = [Col("planned", "count"), verified, Col("time_share", "ratio"), *cols("cut_from_bytes cut_to_bytes", "B")]
 plan = Table("plan", "{part}", [Col("part"), *counts])
 unsupported = Table("unsupported", "{operation} {reduction} {dtype}", [*case, Col("reason")])
 stated = [*cols("ranks wrong_elements", "count"), *cols("placement source"), Col("time_us", "us")]
@@ -357,5 +357,6 @@ SPEC = Spec(
     bounds=[Bound("{operation} of {bytes}", whole["busbw_gbps"], whole["share"], "of the {bound}", "{no_limit}")],
     refuse=_refuse,
     missed=_not_compared,
+    whole=lambda run: all(row["planned"] == row["measured"] for row in plan.rows(run)),
     exports=[("nccl-tests", "collectives as nccl-tests prints them", f"{__package__}.nccl_tests:write")],
 )
