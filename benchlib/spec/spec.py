@@ -316,7 +316,7 @@ class Spec:
             for col, row in ((col, row) for col in table.cols if col.quality is not None for row in rows):
                 if (value := table[col.name].finite(row, run)) is not None:
                     name = f"{table.name_of(row, run)} {col.heading}" if rows[1:] else col.heading
-                    values[name] = Quality(value, col.stated_unit, col.quality or 0.0)
+                    values[name] = Quality(value, col.stated_unit.removesuffix("count"), col.quality or 0.0)
         return values
 
     def beside_rows(self, result: Result) -> Iterator[tuple[Stated, float]]:
