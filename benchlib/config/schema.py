@@ -105,7 +105,8 @@ class BaseConfig(BaseModel):
         if isinstance(value, bool) and bool not in members:
             raise ValueError(f"got {value}, and only switches are true or false")
         if isinstance(value, str) and kind is list:
-            return [part.strip() for part in value.strip("[]").split(",") if part.strip()]
+            parts = [part.strip(" \"'") for part in value.strip("[]").split(",")]
+            return [part for part in parts if part]
         if kind is Literal:
             return next((choice for choice in typing.get_args(members[0]) if str(choice) == value), value)
         return None if value == "null" and type(None) in members else value

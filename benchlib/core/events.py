@@ -23,6 +23,7 @@ from benchlib.core.files import read_bytes, writing
 Event = dict[str, Any]
 EVENT: dict[str, Any] = {"t": (int, float), "kind": str, "source": str}
 LONG_S = 5.0
+MIN_SPAN_S = 0.2  # of the steps that a rate is of
 RATE_WINDOW = 20  # steps that the shown rate is averaged over
 # Words for the phases that benchmarks share; the event of another phase brings its own as ``text``.
 PHASES = {
@@ -201,7 +202,7 @@ class Progress:
         self._recent = [*self._recent, (now, self.done, samples)][-RATE_WINDOW - 1 :]
         first_t, first_done, _ = self._recent[0]
         span, advanced = now - first_t, self.done - first_done
-        if span > 0 and advanced > 0:
+        if span > MIN_SPAN_S and advanced > 0:  # steps are told of several at a time
             self.rate = sum(count for _, _, count in self._recent[1:]) / span or self.rate
             # By what was done, not by the number of events: progress is reported in leaps.
             self.left_s = max(0, self.total - self.done) * span / advanced if self.total else None

@@ -194,7 +194,8 @@ def stored(
 ) -> list[tuple[Path, Baseline]]:
     """Return the sound baselines below ``root``, by path; why others are refused goes to ``refused``."""
     sound = []
-    for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json")):
+    paths = (root or folder()).glob(f"{benchmark}/{tier}/*.json")
+    for path in sorted(path for path in paths if path.parts[-3] != "golden"):
         try:
             sound.append((path, load_baseline(path)))
         except UserError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
+from benchlib.config.schema import read_params
 from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
@@ -18,6 +19,7 @@ from benchlib.core.text import badness, capitalized, counted, duration, quantity
 from benchlib.judge.checks import Ask, Status, verdict_of
 from benchlib.judge.prices import Names, Price, listed_price, read_sheet
 from benchlib.judge.reference_values import Compared, compared
+from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
@@ -157,15 +159,17 @@ def _undone(runs: Sequence[Record]) -> Iterator[Row]:
     tier, ran = next((run.tier for run in runs), "quick"), {run.benchmark for run in runs}
     for benchmark in loadable():
         if benchmark.name not in ran:
-            larger = "nightly" if tier in ("smoke", "quick") else tier
+            part = benchmark.name in read_params("tiers", tier)
+            larger = "nightly" if tier in ("smoke", "quick") and not part else tier
             command = f"benchlib run {benchmark.name} --tier {larger}"
-            yield {"what": benchmark.question, "why": f"not part of {tier}", "command": command}
+            why = "no run among these" if part else f"not part of {tier}"
+            yield {"what": benchmark.question, "why": why, "command": command}
     uncompared = [run for run in runs if run.verdict and any(c.status == "NO_BASELINE" for c in run.verdict.checks)]
     if uncompared:
         folder = Path(uncompared[0].folder).parent.absolute()
         place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else folder
-        why = "no earlier run of this machine was accepted"
-        command = f'benchlib baseline accept {place}/{uncompared[0].benchmark}-* --reason "first"'
+        why = "no earlier run of this machine was accepted; of each benchmark"
+        command = f'benchlib baseline accept {place}/BENCHMARK-* --reason "first"'
         yield {
             "what": f"Speed against earlier runs, {counted(len(uncompared), 'benchmark')}",
             "why": why,
@@ -189,6 +193,8 @@ def _sentence(right: Sequence[Row], fast: Sequence[Row]) -> str:
     if shares := [row for row in fast if row["share"] is not None]:
         least = min(shares, key=lambda row: row["share"])
         words.append(f"Farthest from its bound: {least['work']}, {share_text(least['share'])} {least['of']}")
+    if (others := max((row["run"].others for row in right), default=0.0)) >= NOTICED:
+        words.append(f"Others took up to {others:.0%} of the processors meanwhile: speeds are what the rest gave")
     return f"{'. '.join(words)}." if words else "There is no run to show."
 
 

@@ -20,8 +20,10 @@ from benchlib.judge.impossible.claim import Claim, Compute, Quantity, Speed, Spe
 from benchlib.judge.impossible.findings import span
 
 MAX_COLUMNS, MAX_ROWS, MAX_CHARACTERS, MAX_DIGITS = 100, 1_000, 10_000, 40  # characters of a line, of a number
-COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.IGNORECASE)
-BOTH = re.compile(r"\bboth\b", re.IGNORECASE)  # of the two single rows above it
+COUNT = re.compile(
+    r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])|^(\d{1,5})\s(?=(gpu|node|device|rank|worker|machine)s?$)", re.I
+)
+BOTH = re.compile(r"\bboth\b", re.IGNORECASE)  # of the two single rows above it, or twice the one
 NUMBER = re.compile(r"([-+]?(?:inf|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,3})?))\s*([a-z%×/]*)$", re.I)
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
@@ -209,7 +211,7 @@ def _table(path: Path, text: str) -> _Table:
     for cells in lines:
         count, values = COUNT.search(cells[0]), {}
         stated, _ = (_number(cells[ranks_at], "") if ranks_at is not None else None) or (0.0, "")
-        ranks = stated if 1 <= stated <= 10_000_000 else float(count[1]) if count else 1
+        ranks = stated if 1 <= stated <= 10_000_000 else float(count[1] or count[2]) if count else 1
         for column, words in zip(columns, cells[1:], strict=True):
             cell = _number(words, column.unit)
             if (
@@ -222,8 +224,9 @@ def _table(path: Path, text: str) -> _Table:
             elif words.lower() not in EMPTY:
                 unread.append(column.head)
         name, device = (f"{header[0]} = {cells[0]}", "") if ranks_at == 0 else (cells[0], COUNT.sub("", cells[0]))
-        singles = rows[:] if BOTH.search(name) and [other.ranks for other in rows] == [1, 1] else ()
-        rows.append(_Row(name, max(1, int(ranks), len(singles)), " ".join(device.split()), values, singles))
+        device = device.removesuffix("s") if count and count[2] else device
+        singles = rows[:] if BOTH.search(name) and [other.ranks for other in rows] in ([1], [1, 1]) else ()
+        rows.append(_Row(name, 2 if singles else max(1, int(ranks)), " ".join(device.split()), values, singles))
     if not any(column.kind == "rate" for column in columns):
         columns = [replace(column, kind="rate") if _may_be_rate(column, rows) else column for column in columns]
     if (
@@ -231,8 +234,10 @@ def _table(path: Path, text: str) -> _Table:
         and not any(COUNT.search(row.name) or row.singles for row in rows)
         and "mfu" not in [c.kind for c in columns]
     ):
-        how = "no row names its number of devices, as in 8x H100, and no column num_gpu or nodes does"
+        how = "no row names its number of devices, as in 8x H100 or 2 GPUs, and no column num_gpu or nodes does"
         raise UserError(f"{path}: {how}")
+    if not {column.kind for column in columns} & {"features", "epochs", "samples_counted"}:
+        unread += [column.head for column in columns if column.kind == "wall_s"]  # of how many samples nobody knows
     unread += [column.head for column in columns if not column.kind and any(column.head in row.cells for row in rows)]
     return _Table(rows, columns, [column.head for column in columns if column.head in unread])
 

@@ -9,7 +9,7 @@ from benchlib.commands import baseline
 from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
-from benchlib.core.files import write_json
+from benchlib.core.files import PACKAGE, write_json
 from benchlib.judge import baselines
 from benchlib.judge.checks import Check, save_verdict, verdict_of
 from benchlib.judge.regression import RegressionLimit, save_repeats
@@ -418,3 +418,8 @@ def test_limits_are_set_by_metric_and_add_up_over_files_and_command_line(monkeyp
     for wrong in ("limits.f1=-1", "limits.f1=x", "limits=3"):
         with pytest.raises(UserError, match="limits"):
             schema.resolve("squad", "smoke", "cpu", parse_overrides([wrong]))
+
+
+def test_the_recordings_that_the_kit_ships_are_no_baselines():
+    refused = {}
+    assert baselines.stored(PACKAGE.parent / "baselines", refused=refused) == [] and refused == {}

@@ -52,7 +52,7 @@ def test_every_run_stands_there_with_its_share_of_the_bound_and_its_price(day):
     worth = {row["work"]: row["usd"] for row in page.worth}
     usd = 1e-4 * 1e6 / metric(day, "squad", "train_samples_per_s")  # 0.36 USD an hour are 1e-4 a second
     assert float(worth["1 million samples, squad"].split()[0]) == pytest.approx(usd, rel=0.01)
-    assert "benchlib run serving --tier nightly" in [row["command"] for row in page.undone]
+    assert "benchlib run serving --tier smoke" in [row["command"] for row in page.undone]
     assert rendered(day).text.count("no reference") == len(NAMES)
 
 
