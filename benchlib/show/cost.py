@@ -49,10 +49,10 @@ def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
 def published(item: Worth) -> list[dict[str, str]]:
     return [
         {
-            "published, not measured": stated.subject,
-            "source": stated.source,
-            f"{item.items} per second": quantity(stated.rate),
-            f"USD per million {item.items}": quantity(stated.usd_per_million) if stated.usd_per_million else "–",
+            "published, not measured": stated["subject"],
+            "source": stated["source"],
+            f"{item.items} per second": quantity(stated["rate"]),
+            f"USD per million {item.items}": quantity(stated["usd_per_million"]) if stated["usd_per_million"] else "–",
         }
         for stated in item.published
     ]
