@@ -15,11 +15,15 @@ from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.files import read_model, write_json
 from benchlib.core.text import band_text, day
-from benchlib.judge.change import LOG, SCALES, Spread, compared, own_spread
 from benchlib.judge.regression import (
+    LOG,
+    SCALES,
     RegressionLimit,
     Side,
+    Spread,
+    compared,
     is_timed,
+    own_spread,
     regression_check,
     scale_of,
     side_of,

@@ -25,13 +25,12 @@ from typing import Any
 from benchlib.benchmarks import spec_of
 from benchlib.core import text
 from benchlib.core.errors import UserError
-from benchlib.judge.change import GATE_CONFIDENCE, LOG, compared, own_spread
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.compare import RunSet, read_kinds
 from benchlib.judge.foreign.readers import claim_file
 from benchlib.judge.impossible.claim import ClaimFile
 from benchlib.judge.prices import Asked, Names, Price, assign, parse
-from benchlib.judge.regression import Side, side_of
+from benchlib.judge.regression import GATE_CONFIDENCE, LOG, Side, compared, own_spread, side_of
 from benchlib.judge.trends import demo_worth
 from benchlib.results.record import Record
 
