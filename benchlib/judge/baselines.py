@@ -511,10 +511,9 @@ def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
 
 
 def planted(run: Run) -> list[str]:
-    fields = type(run.config).model_fields
-    return [
-        name for name in fields if name.startswith("planted_") and getattr(run.config, name) != fields[name].default
-    ]
+    fields = type(run.config).model_fields.items()
+    names = {name: field.default for name, field in fields if name.startswith("planted_")}
+    return [name for name, default in names.items() if getattr(run.config, name) != default]
 
 
 def restarts(run: Run | Record) -> int:

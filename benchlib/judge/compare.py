@@ -23,7 +23,17 @@ from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import Change, Scale, Side, Spread, chance_of_each, check_of, difference, side_of
+from benchlib.judge.regression import (
+    Change,
+    Scale,
+    Side,
+    Spread,
+    chance_of_each,
+    check_of,
+    difference,
+    is_timed,
+    side_of,
+)
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
 from benchlib.results.run import PARTS, fingerprint_key, is_run
@@ -221,12 +231,6 @@ class Line(BaseModel):
         return f"{between or ratio} times as fast"
 
 
-def is_speed(row: Row) -> bool:
-    """Tell whether a metric is a time or a rate of the work; those of the whole run hold its start-up and say less."""
-    timed = row.unit.endswith("/s") or row.unit in ("s", "ms", "us", "Gbps")
-    return timed and row.direction != "none" and row.metric not in ("total_s", "startup_s")
-
-
 def line(item: Contrast) -> Line:
     """Say of a benchmark whether the other side is faster, and whether it computes the same."""
     spec, results = spec_of(item.benchmark), dict[str, Any]()
@@ -240,7 +244,9 @@ def line(item: Contrast) -> Line:
         differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
         words = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
         results = {"same": not apart, "computes": words}
-    timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_speed(row)]
+    timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_timed(row.unit)]
+    # Those of the whole run hold its start-up and say less.
+    timed = [row for row in timed if row.direction != "none" and row.metric not in ("total_s", "startup_s")]
     rate = f"{spec.rate or '?'}_"
     timed.sort(key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
     if not timed:

@@ -228,7 +228,7 @@ class Estimate:
         return amount_text(self.value or 0.0, unit) + ends
 
     def plain(self) -> dict[str, Any]:
-        return {"value": self.value, "low": self.low, "high": self.high, "reason": self.reason}
+        return {name: getattr(self, name) for name in ("value", "low", "high", "reason")}
 
 
 def _number(logarithm: float) -> float | None:
@@ -365,11 +365,8 @@ def _measured(sides: Sequence[Side | str]) -> tuple[list[Estimate], bool]:
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the points that no other point is better than in one coordinate and no worse than in the other."""
-    return [
-        index
-        for index, (x, y) in enumerate(points)
-        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
-    ]
+    beaten = [any(a <= x and b <= y and (a, b) != (x, y) for a, b in points) for x, y in points]
+    return [index for index, worse in enumerate(beaten) if not worse]
 
 
 def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth:
@@ -387,9 +384,8 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     epoch = None if differences else machines[0].fact("epoch_items")
     amount, size = ("an epoch", epoch) if epoch else (f"a million {items}", 1e6)
     rates, of_runs = _measured([machine.rate for machine in machines])
-    (flops, _), (watts, _) = (
-        _measured([machine.usable(name) for machine in machines]) for name in ("flops_per_s", "power_w")
-    )
+    flops, _ = _measured([machine.usable("flops_per_s") for machine in machines])
+    watts, _ = _measured([machine.usable("power_w") for machine in machines])
 
     def times(count: float, rates: Sequence[Estimate] = rates) -> Ranking:
         return Ranking(machines, [count / rate for rate in rates], of_runs)
@@ -413,10 +409,8 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     ]
     rows = [row for row in rows if epoch or row.name not in ("epoch_s", "usd_per_epoch")]
     same_price = f"costs {{}} as much, and would cost the same at {even[price.order[1]].text('USD')} per device hour"
-    answers = [
-        time.answer("fastest", amount, "s", "takes {} as long"),
-        price.answer("cheapest", amount, "USD", same_price),
-    ]
+    fastest = time.answer("fastest", amount, "s", "takes {} as long")
+    answers = [fastest, price.answer("cheapest", amount, "USD", same_price)]
     if other_items := [name for name in differences if name not in SAME_ITEM]:
         # No item is worth another one: nothing per item has a best machine.
         rows = [row if row.name == "usd_per_exaflop" else replace(row, best=None, certain=False) for row in rows]

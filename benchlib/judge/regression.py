@@ -494,10 +494,8 @@ def disturbances(run: Record) -> list[str]:
     """Return a sentence on others that took the processors all the time, and for each gated speed whose level shifted."""
     sentences = list[str]()
     if run.others >= NOTICED:
-        share = f"{run.others:.0%} of the processors"
-        sentences.append(
-            f"Others took {share} while this ran: speeds are what the remaining {1 - run.others:.0%} gave."
-        )
+        share, rest = f"{run.others:.0%} of the processors", f"{1 - run.others:.0%}"
+        sentences.append(f"Others took {share} while this ran: speeds are what the remaining {rest} gave.")
     shifts = dict[tuple[Any, ...], str]()
     for limit in run.limits:
         side = side_of([run], limit.metric)

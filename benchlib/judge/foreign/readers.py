@@ -1,7 +1,7 @@
 """The formats that can be judged, how a file of each is recognised, and what it states. A format is a module and a row."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,19 +62,15 @@ def _result(path: Path, result: Result) -> list[Claim]:
     run = Run(folder) if (folder / "config.json").exists() else None
     numbers = Numbers.of(result, load_samples(folder), run.config if run else None)
     claims = own_claims(replace(numbers, machine=run.machine, folder=folder) if run else numbers)
+    own, beside = of_run(result.benchmark), list[Quantity]()
     try:
-        return [*claims, Claim(quantities=list(_beside_rows(result)))]
+        # What a column of a table holds as it is stands beside that column, which needs no raw samples.
+        for metric, number in own.spec.beside_rows(result) if own else ():
+            both = {"samples": [metric.value], "recorded": [number]}
+            beside.append(Quantity(name=metric.name, value=metric.value, unit=metric.unit, **both))
+        return [*claims, Claim(quantities=beside)]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: the tables are not those of {result.benchmark} ({error})") from None
-
-
-def _beside_rows(result: Result) -> Iterator[Quantity]:
-    """Yield the metrics that a column of a table holds as they are, beside that column, which needs no raw samples."""
-    own = of_run(result.benchmark)
-    for stated, number in own.spec.beside_rows(result) if own else ():
-        yield Quantity(
-            name=stated.name, value=stated.value, unit=stated.unit, samples=[stated.value], recorded=[number]
-        )
 
 
 def _verdict(path: Path, content: object) -> list[Claim]:
@@ -105,9 +101,7 @@ READERS = {
     ),
     "report": Reader("the kit's shared report.html", _report, sniff=lambda _, text: is_report(text)),
     "nccl-tests JSON": Reader("JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version", model=nccl.File),
-    "nccl-tests": Reader(
-        "output of nccl-tests or rccl-tests", nccl.read_text, sniff=lambda _, text: nccl.is_text(text)
-    ),
+    "nccl-tests": Reader("output of nccl-tests or rccl-tests", nccl.read_text, sniff=nccl.sniff),
     "LoadGen": Reader("MLPerf's mlperf_log_summary.txt", loadgen_summary.read, sniff=lambda _, text: TITLE in text),
     "table": Reader("a throughput table (CSV, TSV or Markdown)", throughput_table.read, sniff=throughput_table.sniff),
 }

@@ -716,11 +716,10 @@ def _flops(value: float) -> str:
 def below_peak(it: Any) -> Finding | None:
     """More operations per second than the device can do."""
     # The dense peak of a registered device holds, whatever peak is stated; a lower one that was measured holds more.
-    by_tokens, how = _token_rate(it)
-    rate = by_tokens if it.flops_per_s is None else it.flops_per_s
+    rate, how = _token_rate(it) if it.flops_per_s is None else (it.flops_per_s, "")
     if it.flops_per_s is None and not how:
         return None
-    how = f"({how}) " if it.flops_per_s is None else ""
+    how = how and f"({how}) "
     source = f"the {it.peak_kind or 'stated'} peak" + (f" ({it.peak_source})" if it.peak_source else "")
     stated, dense = None if it.peak_sparse else it.peak_flops, _dense_peak(it)
     if dense and stated and stated > dense[0] * PEAK_SLACK:
@@ -766,9 +765,8 @@ def share_of_peak(it: Any) -> Finding | None:
     if other:
         return finding(False, f"{mfu} is of the {other} peak, but the work ran in {it.precision}")
     if it.peak_sparse:
-        return Finding(
-            "SKIPPED", f"{mfu} is of a sparse peak, twice the dense one; of that it would be {2 * it.mfu:.1%}"
-        )
+        sparse = f"{mfu} is of a sparse peak, twice the dense one; of that it would be {2 * it.mfu:.1%}"
+        return Finding("SKIPPED", sparse)
     if not peak and unknown:
         return Finding("SKIPPED", f"MFU is not available: no peak of {it.device or 'this device'} is known")
     if it.flops_per_s is None or not peak:
@@ -784,11 +782,9 @@ def learning_rate(it: Any) -> Finding | None:
     if not it.learning_rates:
         if it.learning_rate_min is None:
             return None
-        reason, good = (
-            f"the smallest learning rate of all steps is {it.learning_rate_min:.3g}",
-            it.learning_rate_min > 0,
-        )
-        return finding(good, reason, wrong="nothing is trained at zero", value=it.learning_rate_min, limit="> 0")
+        least = it.learning_rate_min
+        reason = f"the smallest learning rate of all steps is {least:.3g}"
+        return finding(least > 0, reason, wrong="nothing is trained at zero", value=least, limit="> 0")
     steps, zero = len(it.learning_rates), [step for step, rate in enumerate(it.learning_rates, 1) if rate <= 0]
     if below := sum(rate < 0 for rate in it.learning_rates):
         return finding(False, f"the learning rate is below zero in {below:,} of {steps:,} steps")
