@@ -26,11 +26,19 @@ import numpy as np
 from measuring import options_of
 from noise import KINDS, runs_of
 
-from benchlib.judge.change import CHANCE, LOG, Reading, Scale, Spread, compared, moderated, own_spread, readings
 from benchlib.judge.regression import (
+    CHANCE,
     FALSE_ALARMS,
+    LOG,
+    Reading,
     RegressionLimit,
+    Scale,
+    Spread,
+    compared,
     default_spread,
+    moderated,
+    own_spread,
+    readings,
     ruling,
     scale_of,
     side_of,

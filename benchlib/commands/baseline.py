@@ -14,9 +14,8 @@ from benchlib.core.text import band_text, day
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
-from benchlib.judge.change import LOG, Spread, own_spread, pooled
 from benchlib.judge.checks import save_verdict, verdict_of
-from benchlib.judge.regression import TWICE, disturbances
+from benchlib.judge.regression import LOG, TWICE, Spread, disturbances, own_spread, pooled
 from benchlib.results.metrics import Metric
 from benchlib.results.record import load
 from benchlib.results.run import Run
@@ -126,7 +125,7 @@ def _list() -> None:
             "accepted": day(item.latest.accepted_at or 0),
             "reason": item.latest.reason,
         }
-        for _, item in baselines.stored(refused=refused)
+        for item in baselines.stored(refused=refused)
     ]
     show_table(rows, whole=("key", "accepted"))
     if refused:

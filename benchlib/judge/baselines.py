@@ -9,7 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,19 +21,24 @@ from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_model, write_json
 from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
-from benchlib.judge.change import LINEAR, Scale, Spread, moderated, own_spread, pooled
 from benchlib.judge.changepoints import levels
 from benchlib.judge.checks import Ask, Check
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import (
+    LINEAR,
     RegressionLimit,
+    Scale,
     Side,
+    Spread,
     baseline_check,
     chance_of_each,
     default_spread,
     is_timed,
+    moderated,
+    own_spread,
+    pooled,
     regression_check,
     repeats,
     scale_of,
@@ -52,8 +57,6 @@ MIN_SERIES = 5  # samples that no second run repeats to the last digit
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 MIN_STORED = 4  # of which one may be odd
-
-Differences = list[tuple[str, str, str]]
 
 
 class Baseline(BaseModel):
@@ -191,13 +194,13 @@ def load_baseline(path: Path) -> Baseline:
 
 def stored(
     root: Path | None = None, benchmark: str = "*", tier: str = "*", refused: dict[Path, str] | None = None
-) -> list[tuple[Path, Baseline]]:
-    """Return the sound baselines below ``root``, by path; why others are refused goes to ``refused``."""
+) -> list[Baseline]:
+    """Return the sound baselines below ``root``, in the order of their paths; why others are refused goes to ``refused``."""
     sound = []
     paths = (root or folder()).glob(f"{benchmark}/{tier}/*.json")
     for path in sorted(path for path in paths if path.parts[-3] != "golden"):
         try:
-            sound.append((path, load_baseline(path)))
+            sound.append(load_baseline(path))
         except UserError as error:
             if refused is not None:
                 refused[path] = str(error)
@@ -207,7 +210,7 @@ def stored(
 def by_key(key: str) -> Baseline:
     """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
     refused: dict[Path, str] = {}
-    matches = [baseline for _, baseline in stored(refused=refused) if baseline.key.startswith(key)]
+    matches = [baseline for baseline in stored(refused=refused) if baseline.key.startswith(key)]
     if reasons := [reason for path, reason in refused.items() if path.stem.startswith(key) and not matches]:
         raise UserError(reasons[0])
     if len(matches) != 1:
@@ -223,7 +226,7 @@ def find(run: Run, root: Path | None = None) -> Comparison:
         about["calibration"] = load_calibration(root or folder(), *place, key)
     except UserError as error:
         about["damaged"] = str(error)
-    sound = [baseline for _, baseline in stored(root, *place, refused)]
+    sound = stored(root, *place, refused)
     candidates = [(differences(run.fingerprint, baseline.fingerprint), baseline) for baseline in sound]
     factors, nearest = min(candidates, key=lambda pair: len(pair[0]), default=([], None))
     about["left_out"] = len(refused)
@@ -234,7 +237,7 @@ def find(run: Run, root: Path | None = None) -> Comparison:
     return Comparison(status=comparable, factors=factors, **about)
 
 
-def differences(here: dict[str, str], there: dict[str, str]) -> Differences:
+def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
     """Return (name, here, there) for each factor that differs."""
     pairs = [(name, here.get(name, "absent"), there.get(name, "absent")) for name in sorted(here.keys() | there.keys())]
     return [pair for pair in pairs if pair[1] != pair[2]]
@@ -301,11 +304,8 @@ def _as_accepted(
     here, there = ({limit.metric: limit for limit in items} for items in (limits, accepted))
     recorded = {metric.name for run in runs for metric in run.metrics if metric.value is not None}
     missing = [limit for name, limit in there.items() if name not in here]
-    parts = [
-        f"{name} {size(here[name])}, accepted with {size(limit)}"
-        for name, limit in there.items()
-        if limit != here.get(name, limit)
-    ]
+    changed = [limit for name, limit in there.items() if limit != here.get(name, limit)]
+    parts = [f"{limit.metric} {size(here[limit.metric])}, accepted with {size(limit)}" for limit in changed]
     absent = [limit for name, limit in here.items() if name in recorded and name not in there]
     parts += [f"{limit.metric} {size(limit)}, accepted without a limit" for limit in absent]
     parts += [f"{limit.metric} has none, the accepted {size(limit)} counts" for limit in missing]
@@ -382,7 +382,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         if not (spread := moderated(measured, default)):
             continue
         others, effect = side.others * (default != quiet), smallest_loss(limit, side, measured, len(side.runs))
-        values = [replace(side, runs=(run,)).value(scale) for run in side.runs]
+        values = [scale.back(item.value) for item in side.readings(scale)]
         low, high = (quantity(value, metric.unit) for value in (min(values), max(values)))
         cells = {
             "metric": metric.name,
@@ -440,11 +440,8 @@ def accept(
             twice = "is in the baseline already" if other.run == record.run else f"is a copy of {other.run}"
             raise UserError(f"{record.run} {twice}: accept runs of their own")
         accepted.append(record)
-    if (
-        if_improved
-        and current
-        and (worse := [item.metric for item in limits if _worse(item.metric, accepted, current)])
-    ):
+    compared = limits if if_improved and current else []
+    if worse := [item.metric for item in compared if current and _worse(item.metric, accepted, current)]:
         raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
     if len(accepted) > MAX_RUNS:
         many = f"a baseline holds {MAX_RUNS} runs at most, these would be {len(accepted)}"
@@ -493,10 +490,9 @@ def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
 
 
 def planted(run: Run) -> list[str]:
-    fields = type(run.config).model_fields
-    return [
-        name for name in fields if name.startswith("planted_") and getattr(run.config, name) != fields[name].default
-    ]
+    fields = type(run.config).model_fields.items()
+    names = {name: field.default for name, field in fields if name.startswith("planted_")}
+    return [name for name, default in names.items() if getattr(run.config, name) != default]
 
 
 def restarts(run: Run | Record) -> int:

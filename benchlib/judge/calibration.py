@@ -6,7 +6,6 @@ by the fingerprint that baselines have too.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,11 +14,14 @@ from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.files import read_model, write_json
 from benchlib.core.text import band_text, day
-from benchlib.judge.change import LOG, SCALES, Spread, compared, own_spread
 from benchlib.judge.regression import (
+    LOG,
+    SCALES,
     RegressionLimit,
-    Side,
+    Spread,
+    compared,
     is_timed,
+    own_spread,
     regression_check,
     scale_of,
     side_of,
@@ -91,9 +93,8 @@ class MetricCalibration(_Frozen):
     def cells(self) -> dict[str, str]:
         scale, counts = SCALES[self.kind], self.left_out
         band = Spread(self.spread, len(self.values) - 1).band(scale)
-        slowed = [
-            f"{item.measured - 1:+.0%}: {item.verdicts.fail} of {item.verdicts.comparisons}" for item in self.planted
-        ]
+        planted = [(item.measured - 1, item.verdicts) for item in self.planted]
+        slowed = [f"{slower:+.0%}: {found.fail} of {found.comparisons}" for slower, found in planted]
         return {
             "metric": self.metric,
             "limit": self.limit.text(self.direction),
@@ -159,10 +160,11 @@ def calibrate_metric(
 
     ``planted`` maps the share by which the timed work was made longer to its runs.
     """
-    sides = _sides(unchanged, limit)
-    if len(sides) < MIN_RUNS:
+    members = _having(unchanged, limit)
+    together = side_of(members, limit.metric)
+    if together is None or len(members) < MIN_RUNS:
         return None
-    metric, together = sides[0].metric, _together(sides)
+    metric = together.metric
     if limit.amount is None and max(np.median(run) for run in together.runs) <= 0:
         return None  # a share of nothing
     scale = scale_of(limit, together.lowest)
@@ -170,11 +172,11 @@ def calibrate_metric(
     assert spread is not None
     slowed = list[Planted]()
     for share, records in sorted(planted.items()):
-        members = _sides(records, limit)
-        if members and scale is LOG and is_timed(metric.unit):
-            ratio = compared(_together(members).readings(scale), together.readings(scale), scale)
+        slow = side_of(_having(records, limit), limit.metric)
+        if slow and scale is LOG and is_timed(metric.unit):
+            ratio = compared(slow.readings(scale), together.readings(scale), scale)
             expected = 1 / (1 + share) if metric.direction == "higher" else 1 + share
-            verdicts = _count(limit, [(side, sides) for side in members])
+            verdicts = _count(limit, [(record, members) for record in _having(records, limit)])
             slowed.append(Planted(share=share, expected=expected, measured=scale.back(ratio.move), verdicts=verdicts))
     return MetricCalibration(
         metric=limit.metric,
@@ -182,26 +184,22 @@ def calibrate_metric(
         direction=metric.direction,
         limit=limit,
         kind=scale.name,
-        values=[side.value(scale) for side in sides],
+        values=[scale.back(item.value) for item in together.readings(scale)],
         spread=spread.s,
-        single=_count(limit, [(side, [other]) for side, other in itertools.permutations(sides, 2)]),
-        left_out=_count(limit, [(side, [*sides[:place], *sides[place + 1 :]]) for place, side in enumerate(sides)]),
+        single=_count(limit, [(record, [other]) for record, other in itertools.permutations(members, 2)]),
+        left_out=_count(limit, [(record, [other for other in members if other is not record]) for record in members]),
         planted=slowed,
         effect=smallest_loss(limit, together, spread, runs=1),
     )
 
 
-def _sides(records: Sequence[Record], limit: RegressionLimit) -> list[Side]:
-    return [side for record in records if (side := side_of([record], limit.metric)) is not None and side.runs]
+def _having(records: Sequence[Record], limit: RegressionLimit) -> list[Record]:
+    return [record for record in records if (side := side_of([record], limit.metric)) and side.runs]
 
 
-def _together(sides: Sequence[Side]) -> Side:
-    others = float(np.median([side.others for side in sides]))
-    return replace(sides[-1], runs=tuple(run for side in sides for run in side.runs), others=others)
-
-
-def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]]) -> Counted:
-    statuses = [regression_check(limit, new, _together(old)).status for new, old in pairs]
+def _count(limit: RegressionLimit, pairs: Sequence[tuple[Record, Sequence[Record]]]) -> Counted:
+    sides = [(side_of([new], limit.metric), side_of(old, limit.metric)) for new, old in pairs]
+    statuses = [regression_check(limit, new, old).status for new, old in sides if new and old]
     return Counted(comparisons=len(statuses), fail=statuses.count("FAIL"), ambiguous=statuses.count("AMBIGUOUS"))
 
 

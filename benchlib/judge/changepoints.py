@@ -67,10 +67,7 @@ class Levels:
         """Return the band of a level that holds another share of unchanged runs than ``COVERAGE``."""
         if level.low == level.high:
             return level.low, level.high
-        half = _half_band(self.spread, level.end - level.start, self.free, coverage)
-        if self.ratio:
-            return level.median * math.exp(-half), level.median * math.exp(half)
-        return level.median - half, level.median + half
+        return _band(level.median, self.spread, level.end - level.start, self.free, self.ratio, coverage)
 
 
 def levels(values: Sequence[float]) -> Levels:
@@ -92,10 +89,10 @@ def levels(values: Sequence[float]) -> Levels:
     back = np.exp if ratio else np.asarray
     levels = []
     for start, end in zip(starts, ends, strict=True):
-        centre = float(np.median(clean[start:end]))
-        half = _half_band(spread, end - start, free, COVERAGE) if free >= SCATTER - 1 else 0.0
-        low, middle, high = (float(back(centre + sign * half)) for sign in (-1, 0, 1))
-        levels.append(Level(start, end, middle, low, high))
+        median = float(back(np.median(clean[start:end])))
+        known = free >= SCATTER - 1
+        low, high = _band(median, spread, end - start, free, ratio, COVERAGE) if known else (median, median)
+        levels.append(Level(start, end, median, low, high))
     return Levels(tuple(levels), spread, free, ratio)
 
 
@@ -200,8 +197,9 @@ def _chance(item: np.ndarray, other: np.ndarray, least: float) -> float:
     return 2 * float(stdtr(free, -abs(float(item.mean() - other.mean())) / error))
 
 
-def _half_band(spread: float, runs: int, free: int, coverage: float) -> float:
-    """Half the width of the band of a further run: t s sqrt(1 + pi / 2n), the spread of a run and of the median."""
+def _band(median: float, spread: float, runs: int, free: int, ratio: bool, coverage: float) -> tuple[float, float]:
+    """Return the band of a further run, half as wide as t s sqrt(1 + pi / 2n): the spread of a run and of the median."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(free, (1 + coverage) / 2)) * spread * math.sqrt(1 + math.pi / (2 * runs))
+    half = float(stdtrit(free, (1 + coverage) / 2)) * spread * math.sqrt(1 + math.pi / (2 * runs))
+    return (median * math.exp(-half), median * math.exp(half)) if ratio else (median - half, median + half)

@@ -22,9 +22,18 @@ from benchlib.core.text import counted, listing, moment, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
-from benchlib.judge.change import Change, Scale, Spread
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import Side, chance_of_each, check_of, difference, side_of
+from benchlib.judge.regression import (
+    Change,
+    Scale,
+    Side,
+    Spread,
+    chance_of_each,
+    check_of,
+    difference,
+    is_timed,
+    side_of,
+)
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
 from benchlib.results.run import PARTS, fingerprint_key, is_run
@@ -46,6 +55,13 @@ class RunSet:
     def first(self) -> Record:
         return self.runs[0]
 
+    def named(self) -> "Named":
+        # A baseline keeps the hardware only.
+        parts = [run.components or [run.fingerprint.get(name, "") for name in ("cpu", "devices")] for run in self.runs]
+        machines = dict.fromkeys("; ".join(filter(None, names)) for names in parts)
+        names, words = [run.run for run in self.runs], [run.word for run in self.runs]
+        return Named(label=self.label, runs=names, verdicts=words, machines=list(filter(None, machines)))
+
 
 def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
     """Read what ``text`` names: a set of runs for each benchmark, and why other runs are excluded.
@@ -53,19 +69,19 @@ def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
     Raises ``UserError`` where that is nothing, damaged, or of several fingerprints.
     """
     kinds, excluded = read_kinds(text)
-    for benchmark in {kind.first.benchmark: kind for kind in kinds}:
-        first, *others = sorted(
-            (kind.runs for kind in kinds if kind.first.benchmark == benchmark), key=len, reverse=True
-        )
-        lines = [f"  {shortened([run.run for run in first])}"]
-        for runs in others:
-            factors = [f"{name} {here}" for name, here, _ in differences(runs[0].fingerprint, first[0].fingerprint)[:3]]
-            words = ", ".join(factors or [f"tier {runs[0].tier}"])
-            lines.append(f"  {shortened([run.run for run in runs])} ({words})")
-        if others:
-            what = f"{text} holds {benchmark} runs of {len(lines)} kinds that cannot be compared with each other"
-            raise UserError("\n".join([f"{what}; name the runs of one:", *lines]))
-    return {kind.first.benchmark: kind for kind in kinds}, excluded
+    found = {kind.first.benchmark: kind for kind in kinds}
+    for benchmark in found:
+        same = [kind.runs for kind in kinds if kind.first.benchmark == benchmark]
+        if same[1:]:
+            first, *others = sorted(same, key=len, reverse=True)
+            lines = [f"{text} holds {benchmark} runs of {len(same)} kinds that cannot be compared with each other"]
+            lines = [f"{lines[0]}; name the runs of one:", f"  {shortened([run.run for run in first])}"]
+            for runs in others:
+                factors = differences(runs[0].fingerprint, first[0].fingerprint)[:3] or [("tier", runs[0].tier, "")]
+                words = ", ".join(f"{name} {here}" for name, here, _ in factors)
+                lines.append(f"  {shortened([run.run for run in runs])} ({words})")
+            raise UserError("\n".join(lines))
+    return found, excluded
 
 
 def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
@@ -113,7 +129,7 @@ class Row(BaseModel):
     """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``.
 
     ``low`` to ``high`` is its 98% interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
-    the interval rests on (see ``benchlib.judge.change.Change``); ``gate`` what the benchmark's regression check says. ``word``
+    the interval rests on (see ``benchlib.judge.regression.Change``); ``gate`` what the benchmark's regression check says. ``word``
     is '' where nothing may be said.
     """
 
@@ -153,15 +169,6 @@ class Named(BaseModel):
     runs: list[str]
     verdicts: list[str]
     machines: list[str]
-
-    @classmethod
-    def of(cls, side: RunSet) -> "Named":
-        names, words = [run.run for run in side.runs], [run.word for run in side.runs]
-        # A baseline keeps the hardware only.
-        machines = [
-            "; ".join(run.components or filter(None, map(run.fingerprint.get, ("cpu", "devices")))) for run in side.runs
-        ]
-        return cls(label=side.label, runs=names, verdicts=words, machines=list(dict.fromkeys(filter(None, machines))))
 
 
 class Contrast(BaseModel):
@@ -224,12 +231,6 @@ class Line(BaseModel):
         return f"{between or ratio} times as fast"
 
 
-def is_speed(row: Row) -> bool:
-    """Tell whether a metric is a time or a rate of the work; those of the whole run hold its start-up and say less."""
-    timed = row.unit.endswith("/s") or row.unit in ("s", "ms", "us", "Gbps")
-    return timed and row.direction != "none" and row.metric not in ("total_s", "startup_s")
-
-
 def line(item: Contrast) -> Line:
     """Say of a benchmark whether the other side is faster, and whether it computes the same."""
     spec, results = spec_of(item.benchmark), dict[str, Any]()
@@ -243,21 +244,23 @@ def line(item: Contrast) -> Line:
         differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
         words = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
         results = {"same": not apart, "computes": words}
-    timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_speed(row)]
-    timed.sort(
-        key=lambda row: (not f"{row.metric}_".startswith(f"{spec.rate or '?'}_"), not row.limit, not row.headline)
-    )
-    if not (row := next(iter(timed), None)):
+    timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_timed(row.unit)]
+    # Those of the whole run hold its start-up and say less.
+    timed = [row for row in timed if row.direction != "none" and row.metric not in ("total_s", "startup_s")]
+    rate = f"{spec.rate or '?'}_"
+    timed.sort(key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
+    if not timed:
         return Line(benchmark=item.benchmark, word="no speed on both sides", **results)
-    ends = [row.change, row.low, row.high]
+    row, word = timed[0], "no interval"
+    ratio, low, high = row.change, row.low, row.high
     if row.direction == "lower":
-        ends = [end and 1 / end for end in (row.change, row.high, row.low)]
-    ratio, low, high = ends
-    speed: dict[str, Any] = {"speed": spec.label(row.metric), "ratio": ratio}
+        ratio, low, high = (end and 1 / end for end in (ratio, high, low))
     if low is None or high is None or row.basis == "none":
-        return Line(benchmark=item.benchmark, word="no interval", **speed, **results)
-    word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
-    return Line(benchmark=item.benchmark, low=low, high=high, word=word, **speed, **results)
+        low = high = None
+    else:
+        word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
+    results |= {"speed": spec.label(row.metric), "ratio": ratio, "low": low, "high": high}
+    return Line(benchmark=item.benchmark, word=word, **results)
 
 
 def headline(lines: Sequence[Line], other: str) -> str:
@@ -287,8 +290,8 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
     return Contrast(
         benchmark=there.benchmark,
         tier=there.tier,
-        reference=Named.of(reference),
-        other=Named.of(other),
+        reference=reference.named(),
+        other=other.named(),
         comparable=not decisive,
         same_work=same_work,
         sentence=_sentence(rows, decisive, same_work),
@@ -331,22 +334,18 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
         sides = [side for side in (after, before) if side is not None]
         if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
             continue  # neither side could measure it
-        metric, word = sides[0].metric, "only one side" if any(side.runs for side in sides) else ""
-        row = Row(
-            metric=name,
-            unit=metric.unit,
-            direction=metric.direction,
-            reference=before.metric.text if before else "absent",
-            other=after.metric.text if after else "absent",
-            word=word,
-            reason=next((side.metric.reason for side in sides if not side.runs), ""),
-            headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
-        )
-        update: dict[str, Any] = {}
+        metric = sides[0].metric
+        row: dict[str, Any] = {
+            "reference": before.metric.text if before else "absent",
+            "other": after.metric.text if after else "absent",
+            "word": "only one side" if any(side.runs for side in sides) else "",
+            "reason": next((side.metric.reason for side in sides if not side.runs), ""),
+            "headline": limit is not None or name in spec_of(latest.benchmark).first([name]),
+        }
         if before and after and before.runs and after.runs:
             change = difference(limit, after, before, spreads.get(name), chance)
             check, scale = check_of(limit, after, before, change) if limit and comparable else None, change.scale
-            update = {
+            row |= {
                 "before": before.value(change.scale),
                 "after": after.value(change.scale),
                 "reference": _value(before, scale),
@@ -357,15 +356,14 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
                 "high": scale.back(change.most),
                 "band": change.spread.band(scale) if change.spread else None,
                 "basis": change.basis,
-                "limit": limit.text(after.metric.direction) if limit else "",
+                "limit": limit.text(metric.direction) if limit else "",
                 "gate": check.status if check else None,
                 "reason": check.reason if check else "",
-                "word": _word(change, row.direction, check, comparable) if comparable or same_work else "",
+                "word": _word(change, metric.direction, check, comparable) if comparable or same_work else "",
             }
         elif limit and comparable and after and after.metric.fault:  # it is no longer a number
-            reason = f"{name} is {after.metric.fault}, which is no number to compare"
-            update = {"word": "regression", "reason": reason}
-        yield row.model_copy(update=update)
+            row |= {"word": "regression", "reason": f"{name} is {after.metric.fault}, which is no number to compare"}
+        yield Row(metric=name, unit=metric.unit, direction=metric.direction, **row)
 
 
 def _value(side: Side, scale: Scale) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.text import shortened
-from benchlib.results.metrics import Metric
 
 SHOWN_FAULTS = 3
 NAMING = 3  # texts at the beginning of a row that tell which one it is
@@ -86,13 +85,6 @@ class Cells(dict[str, Any]):
 
     def items(self) -> Any:
         return [(name, self[name]) for name in self]
-
-
-def known(metric: Metric | None) -> float | None:
-    """Return the value of a metric, None where it is not available; ``InvalidNumber`` where it is missing or not finite."""
-    if metric is not None and metric.fault:
-        raise InvalidNumber(f"{metric.name} is {metric.fault} in the metrics")
-    return metric.value if metric else None
 
 
 def place_of(table: str, index: int, row: Mapping[str, Any]) -> str:

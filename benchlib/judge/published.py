@@ -114,9 +114,8 @@ def _placed(measured: Measured, item: Figure) -> Place | None:
         if (must or may) and not agree:
             return None
         if name != "device" and not must and own is not None and there != own and (may or there is not None):
-            remarks.append(
-                f"{name.removesuffix('_bytes').replace('_', ' ')}: {shown(name, there)} there, {shown(name, own)} here"
-            )
+            what = name.removesuffix("_bytes").replace("_", " ")
+            remarks.append(f"{what}: {shown(name, there)} there, {shown(name, own)} here")
     return Place(measured, item, tuple(remarks)) if item.validity != "invalid" else None
 
 

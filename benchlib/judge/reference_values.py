@@ -97,12 +97,8 @@ def load(path: Path) -> Reference:
 
 
 def _factors(run: Run) -> dict[str, str]:
-    own = (*VERSIONS, "world_size")
-    return {
-        name: value
-        for name, value in run.fingerprint.items()
-        if name in own or (name.startswith("config.") and name not in NO_VALUE)
-    }
+    work = [name for name in run.fingerprint if name.startswith("config.") and name not in NO_VALUE]
+    return {name: value for name, value in run.fingerprint.items() if name in (*VERSIONS, "world_size", *work)}
 
 
 def accept(
@@ -119,24 +115,15 @@ def accept(
         reference = load(path)
         factors, accepted = reference.factors, reference.runs
     for run, qualities in zip(runs, values, strict=True):
-        if differing := differences(_factors(run), factors):
-            name, here, there = differing[0]
-            raise UserError(
-                f"{run.path} cannot be in one reference with the others: {name} is {here} here, {there} there"
-            )
+        for name, here, there in differences(_factors(run), factors)[:1]:
+            differs = f"{name} is {here} here, {there} there"
+            raise UserError(f"{run.path} cannot be in one reference with the others: {differs}")
         if not qualities:
             raise UserError(f"{run.path}: {run.config.benchmark} computes nothing that is the same on any machine")
-        cpu, backend = str(run.machine.get("cpu", {}).get("model")), run.config.backend
-        accepted = [item for item in accepted if item.run != run.path.name]
-        accepted.append(
-            Accepted(
-                run=run.path.name,
-                cpu=cpu,
-                backend=backend,
-                accepted_at=time.time(),
-                values={name: quality.value for name, quality in qualities.items()},
-            )
-        )
+        about = {"run": run.path.name, "cpu": str(run.machine.get("cpu", {}).get("model"))}
+        computed = {name: quality.value for name, quality in qualities.items()}
+        new = Accepted(**about, backend=run.config.backend, accepted_at=time.time(), values=computed)
+        accepted = [*(item for item in accepted if item.run != new.run), new]
     write_json(path, Reference(factors=factors, reason=reason, runs=accepted).model_dump(mode="json"))
     return path
 
@@ -145,8 +132,9 @@ def compared(run: Run, values: Mapping[str, Quality], root: Path | None = None) 
     """Return the values of a run beside the reference of the same work and versions; nothing where there is none."""
     path = path_of(run, root)
     reference = load(path) if path.exists() else None
-    same = reference is not None and not differences(_factors(run), reference.factors)
-    return list(reference.compared(values)) if reference and same else []
+    if reference is None or differences(_factors(run), reference.factors):
+        return []
+    return list(reference.compared(values))
 
 
 def reference_checks(run: Run, values: Callable[[], Mapping[str, Quality]], root: Path | None = None) -> list[Check]:
@@ -172,8 +160,8 @@ def reference_checks(run: Run, values: Callable[[], Mapping[str, Quality]], root
     wrong = [f"{item.name} {item.here.text}, the reference is {item.text}" for item in items if not item.agrees]
     right = [f"{item.name} {item.here.text} ({item.text})" for item in items if item.agrees]
     source = f"{counted(len(reference.runs), 'run')}: {reference.reason}"
-    reason = f"this stack computes something else: {shortened(wrong, 3, '; ')}"
-    if not wrong:
-        reason = f"{counted(len(right), 'value')} as the reference: {shortened(right, 3, '; ')}"
+    reason = f"{counted(len(right), 'value')} as the reference: {shortened(right, 3, '; ')}"
+    if wrong:
+        reason = f"this stack computes something else: {shortened(wrong, 3, '; ')}"
     gates = run.config.backend in {item.backend for item in reference.runs}
     return [ask.fact(not wrong, reason, gates=gates, source=source)]

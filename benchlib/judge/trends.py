@@ -24,10 +24,9 @@ from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity, shortened
-from benchlib.judge.change import CHANCE, LINEAR, Spread, moved
 from benchlib.judge.changepoints import COVERAGE, MIN_LEVEL_RUNS, Level, Levels, levels
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
-from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, ruling, scale_of
+from benchlib.judge.regression import CHANCE, FALSE_ALARMS, LINEAR, RegressionLimit, Spread, moved, ruling, scale_of
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import no_runs
@@ -37,7 +36,6 @@ MAX_RUNS = 1000  # of a series that are examined, the newest: the search takes t
 LOOKBACK_RUNS = 10  # before a change, whose facts are no news
 POSITION_TOLERANCE = 2  # runs by which the place of a change may be off
 COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
-SOURCE = "history"
 MIN_DECLINE_RUNS, DECLINE_RUNS = 8, 10  # that a steady decline shows in
 DECLINE_P = 0.01  # false alarms of a series of which nothing changes
 
@@ -139,10 +137,9 @@ def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
         if level.low < level.high and not level.low <= values[index] <= level.high
     ]
     changes = []
-    for old, new in itertools.pairwise(split.levels):
-        ratio = new.median / old.median if old.median else None
-        word, factors = _word(new.median, old.median, newest.direction), _factors(members, new.start)
-        changes.append(LevelChange(members[new.start], new.start, old.median, new.median, ratio, word, factors))
+    for before, after, at in ((old.median, new.median, new.start) for old, new in itertools.pairwise(split.levels)):
+        ratio, word = after / before if before else None, _word(after, before, newest.direction)
+        changes.append(LevelChange(members[at], at, before, after, ratio, word, _factors(members, at)))
     return Trend(metric, label(metric), newest.unit, newest.direction, members, values, split, changes, outside)
 
 
@@ -259,13 +256,11 @@ def read_history(store: Path, demo: bool, asked: Filter) -> History:
     stored = load_all(store)
     runs = [run for run in stored if asked.takes(run)]
     if stored and not runs:
-        words = (sorted({run.benchmark for run in stored}), sorted({run.tier for run in stored}))
-        there = f"benchmarks {', '.join(words[0][:8])}; tiers {', '.join(words[1][:8])}"
+        words = [", ".join(sorted({getattr(run, name) for run in stored})[:8]) for name in ("benchmark", "tier")]
+        there = f"there are benchmarks {words[0]}; tiers {words[1]}"
         wanted = ", ".join(f"{name} {value}" for name, value in vars(asked).items() if value)
         days = f"days {stored[0].moment:%Y-%m-%d} to {stored[-1].moment:%Y-%m-%d}"
-        raise UserError(
-            f"none of the {len(stored):,} runs in {store} is asked for ({wanted}): there are {there}; {days}"
-        )
+        raise UserError(f"none of the {len(stored):,} runs in {store} is asked for ({wanted}): {there}; {days}")
     history = History(store, demo, asked, len(stored), runs)
     if runs and asked.metric and not history.trends:
         names = sorted({metric.name for run in runs for metric in run.measured})
@@ -286,8 +281,9 @@ def judge_history(history: History) -> Verdict:
         trends = [item for item in history.trends if item.last.series == newest.series]
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = {limit.metric: limit for limit in load(newest.folder).limits}
-        checks += [_level_check(where, trends, len(members), limits), _newest_check(where, trends, newest, limits)]
-        checks.append(_decline_check(where, trends, limits))
+        level = _level_check(where, trends, len(members), limits)
+        judged = [level, _newest_check(where, trends, newest, limits), _decline_check(where, trends, limits)]
+        checks += [check.model_copy(update={"source": "history"}) for check in judged]
     verdict = verdict_of(checks, remedy="")
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
         # That files can be read says nothing about what was measured.
@@ -301,9 +297,7 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     """Judge the loss that the newest levels add up to by the gate's rule; a metric without a limit may lose nothing."""
     ask = Ask(f"level of {where}", "Did every level hold, unless a recorded change explains it?", "regression")
     if runs < 2 * MIN_LEVEL_RUNS:
-        return ask.skipped(
-            f"{runs} runs; a change needs {MIN_LEVEL_RUNS} before and {MIN_LEVEL_RUNS} after it", source=SOURCE
-        )
+        return ask.skipped(f"{runs} runs; a change needs {MIN_LEVEL_RUNS} before and {MIN_LEVEL_RUNS} after it")
     failed, explained, within = list[str](), list[str](), list[str]()
     for trend in trends:
         lost, status = _lost(trend, limits)
@@ -315,13 +309,11 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
             reason += f" with {name} {before} → {after}"
         (within if status == "PASS" else explained if lost[0].factors else failed).append(reason)
     if failed:
-        return ask.answer("FAIL", "; ".join([*failed, *explained]), source=SOURCE)
+        return ask.answer("FAIL", "; ".join([*failed, *explained]))
     if explained:
-        reason = f"a recorded change came with it: {'; '.join(explained)}; accept it or go back"
-        return ask.answer("AMBIGUOUS", reason, source=SOURCE)
+        return ask.answer("AMBIGUOUS", f"a recorded change came with it: {'; '.join(explained)}; accept it or go back")
     worse = f"; worse, but within the limit: {'; '.join(within)}" if within else ""
-    reason = f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}"
-    return ask.answer("PASS", reason, source=SOURCE)
+    return ask.answer("PASS", f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}")
 
 
 def _lost(trend: Trend, limits: Mapping[str, RegressionLimit]) -> tuple[list[LevelChange], Status]:
@@ -342,7 +334,7 @@ def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, Reg
     shown = [item for item in trends if len(item.values) >= MIN_DECLINE_RUNS and item.direction != "none"]
     shown = [item for item in shown if min(item.values[-DECLINE_RUNS:]) > 0]
     if not shown:
-        return ask.skipped(f"fewer than {MIN_DECLINE_RUNS} runs", source=SOURCE)
+        return ask.skipped(f"fewer than {MIN_DECLINE_RUNS} runs")
     least, failed = NormalDist().inv_cdf(1 - DECLINE_P / len(shown)), list[str]()
     for item in shown:
         start = max(0, len(item.values) - DECLINE_RUNS)
@@ -355,7 +347,7 @@ def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, Reg
             step = abs(math.expm1(slope if item.direction == "lower" else -slope))
             ends = f"{quantity(item.values[start])} to {quantity(item.values[-1], item.unit)}"
             failed.append(f"{item.label} degrading by {step:.1%} a run: {ends}")
-    return ask.fact(not failed, f"{'; '.join(failed) or 'none'} over the newest {DECLINE_RUNS} runs", source=SOURCE)
+    return ask.fact(not failed, f"{'; '.join(failed) or 'none'} over the newest {DECLINE_RUNS} runs")
 
 
 def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mapping[str, RegressionLimit]) -> Check:
@@ -364,7 +356,7 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
     newest_levels = ((item, item.levels.levels[-1]) for item in trends if item.last is newest)
     shown = [(item, level) for item, level in newest_levels if level.low < level.high]
     if not shown:
-        return ask.skipped("too few runs to estimate their spread", source=SOURCE)
+        return ask.skipped("too few runs to estimate their spread")
     # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
     texts: dict[Status, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
@@ -381,12 +373,12 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
             outside = value < low if trend.direction == "higher" else value > high
             status, end = "AMBIGUOUS" if outside else "PASS", f"outside {spanned(low, high, unit)}"
         texts[status].append(f"{trend.label} {quantity(value, unit)}, {end}")
-    for status in ("FAIL", "AMBIGUOUS"):
-        if texts[status]:
-            reason = "; ".join(texts[status]) + ": repeat the run" * (status == "AMBIGUOUS")
-            return ask.answer(status, reason, source=SOURCE)
+    if texts["FAIL"]:
+        return ask.answer("FAIL", "; ".join(texts["FAIL"]))
+    if texts["AMBIGUOUS"]:
+        return ask.answer("AMBIGUOUS", "; ".join(texts["AMBIGUOUS"]) + ": repeat the run")
     good = f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
-    return ask.answer("PASS", good, source=SOURCE)
+    return ask.answer("PASS", good)
 
 
 def _judged(

@@ -1,7 +1,6 @@
 """What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +48,10 @@ def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
 def published(item: Worth) -> list[dict[str, str]]:
     return [
         {
-            "published, not measured": stated.subject,
-            "source": stated.source,
-            f"{item.items} per second": quantity(stated.rate),
-            f"USD per million {item.items}": quantity(stated.usd_per_million) if stated.usd_per_million else "–",
+            "published, not measured": stated["subject"],
+            "source": stated["source"],
+            f"{item.items} per second": quantity(stated["rate"]),
+            f"USD per million {item.items}": quantity(stated["usd_per_million"]) if stated["usd_per_million"] else "–",
         }
         for stated in item.published
     ]
@@ -115,25 +114,18 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
     return 0.5 * min(values), 2 * max(values)
 
 
-def page(
-    items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, Sequence[Line]] = MappingProxyType({})
-) -> str:
-    drawn, tops = (
-        [(item, front(item)) for item in items],
-        [(headline(lines, name), lines) for name, lines in summaries.items()],
-    )
-    return markup.page(
-        "cost.html.j2", tops=tops, items=drawn, notes=notes, rows=rows, published=published, data_url=data_url
-    )
+def page(items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, Sequence[Line]] | None = None) -> str:
+    tops = [(headline(lines, name), lines) for name, lines in (summaries or {}).items()]
+    shown = {"items": [(item, front(item)) for item in items], "tops": tops, "notes": notes}
+    return markup.page("cost.html.j2", rows=rows, published=published, data_url=data_url, **shown)
 
 
 # What the notebook shows, by `session`.
 
 
 def asked(offers: Offers) -> dict[str, str]:
-    stated = [f"{usd:g}" for usd in offers.asked.plain] + [
-        f"{name} {usd:g}" for name, usd in offers.asked.named.items()
-    ]
+    stated = [f"{usd:g}" for usd in offers.asked.plain]
+    stated += [f"{name} {usd:g}" for name, usd in offers.asked.named.items()]
     runs, prices = ", ".join(offers.runs), ", ".join(stated) or f"price sheet, {offers.asked.kind}"
     if offers.demo:
         runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
@@ -144,19 +136,17 @@ def asked(offers: Offers) -> dict[str, str]:
 def tables(offers: Offers) -> dict[str, list[dict[str, Any]]]:
     others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
     stated = [row for item in offers.items for row in published(item)]
-    return {"comparison": _table(offers.items[0]), "other benchmarks": others} | (
-        {"published": stated} if stated else {}
-    )
+    shown = {"comparison": _table(offers.items[0]), "other benchmarks": others}
+    return shown | ({"published": stated} if stated else {})
 
 
 def _table(item: Worth) -> list[dict[str, str]]:
-    labels, written = [machine.label for machine in item.machines], dict[str, Sequence[str]]()
+    labels, written = [machine.label for machine in item.machines], list[tuple[str, Sequence[str]]]()
     for name, cells in rows(item):
-        written[name] = [
-            " ".join(filter(None, (words.value, f"({words.below})" * bool(words.below), words.mark))) for words in cells
-        ]
-    written |= {f"Differs: {name}": values for name, values in item.differences.items()}
-    return [{"": name} | dict(zip(labels, cells, strict=True)) for name, cells in written.items()]
+        parts = [(words.value, f"({words.below})" * bool(words.below), words.mark) for words in cells]
+        written.append((name, [" ".join(filter(None, words)) for words in parts]))
+    written += [(f"Differs: {name}", values) for name, values in item.differences.items()]
+    return [{"": name} | dict(zip(labels, cells, strict=True)) for name, cells in written]
 
 
 def figures(offers: Offers) -> dict[str, Callable[[], list[Picture]]]:

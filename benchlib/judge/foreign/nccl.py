@@ -169,7 +169,7 @@ def read_json(path: Path, file: File) -> list[Claim]:
 # Text
 
 
-def is_text(text: str) -> bool:
+def sniff(_: Path, text: str) -> bool:
     return "# nThread " in text or any(HEADER.match(_bare(line)) for line in text.splitlines())
 
 

@@ -2,19 +2,23 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from benchlib.benchmarks import of_run
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import read_bytes, read_json
-from benchlib.judge.baselines import Baseline
-from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
+from benchlib.core.run_folder import file_faults
+from benchlib.judge.baselines import Baseline, config_of
+from benchlib.judge.foreign import loadgen_summary, nccl, throughput_table
 from benchlib.judge.foreign.loadgen_summary import TITLE
-from benchlib.judge.impossible.claim import Claim, ClaimFile
-from benchlib.results.run import Result
-from benchlib.results.shared import is_report
+from benchlib.judge.impossible.claim import Claim, ClaimFile, Quantity
+from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.results.run import Result, Run, load_samples
+from benchlib.results.shared import is_report, read_html
 
 MAX_BYTES = 64 * 2**20
 GUIDE = "see docs/claims.md"
@@ -43,21 +47,61 @@ class Reader(NamedTuple):
         return self.sniff is not None and self.sniff(path, content)
 
 
+def _run(folder: Path) -> list[Claim]:
+    result = Run(folder).result
+    if result is None:
+        raise UserError(f"{folder}: no run folder with a result.json; a run that broke has none")
+    return _result(folder / "result.json", result)
+
+
+def _result(path: Path, result: Result) -> list[Claim]:
+    """Return what a result states, with the samples, the config and the machine of the folder that it lies in."""
+    folder = path.parent
+    if faults := file_faults(folder):
+        raise UserError(f"{folder}: changed since the run ended: {'; '.join(faults)}")
+    run = Run(folder) if (folder / "config.json").exists() else None
+    numbers = Numbers.of(result, load_samples(folder), run.config if run else None)
+    claims = own_claims(replace(numbers, machine=run.machine, folder=folder) if run else numbers)
+    own, beside = of_run(result.benchmark), list[Quantity]()
+    try:
+        # What a column of a table holds as it is stands beside that column, which needs no raw samples.
+        for metric, number in own.spec.beside_rows(result) if own else ():
+            both = {"samples": [metric.value], "recorded": [number]}
+            beside.append(Quantity(name=metric.name, value=metric.value, unit=metric.unit, **both))
+        return [*claims, Claim(quantities=beside)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: the tables are not those of {result.benchmark} ({error})") from None
+
+
+def _verdict(path: Path, content: object) -> list[Claim]:
+    """Return what the run of a verdict states: a verdict holds no raw numbers of its own."""
+    if not (path.parent / "result.json").exists():
+        raise UserError(f"{path}: a verdict is judged by the result.json beside it, and there is none")
+    return _run(path.parent)
+
+
+def _report(path: Path, text: str) -> list[Claim]:
+    """Return what the run of a shared report states; long series of raw samples are thinned in it."""
+    try:
+        run = read_html(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if run.result is None:
+        raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
+    return own_claims(Numbers.of(run.result, run.samples, config_of(run.benchmark, run.config)))
+
+
 # In the order of asking: the formats with unmistakable marks first.
 READERS = {
     "claim": Reader(f"a claim file, {GUIDE}", lambda _, file: list(file.claims), "claim_version", model=ClaimFile),
-    "result": Reader(
-        "the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics", model=Result
-    ),
-    "verdict": Reader("the kit's verdict.json", kit.read_verdict, "schema_version verdict sentence checks"),
+    "result": Reader("the kit's result.json", _result, "schema_version benchmark world_size metrics", model=Result),
+    "verdict": Reader("the kit's verdict.json", _verdict, "schema_version verdict sentence checks"),
     "baseline": Reader(
         "the kit's baseline file", lambda _, file: file.claims(), "schema_version runs limits", model=Baseline
     ),
-    "report": Reader("the kit's shared report.html", kit.read_report, sniff=lambda _, text: is_report(text)),
+    "report": Reader("the kit's shared report.html", _report, sniff=lambda _, text: is_report(text)),
     "nccl-tests JSON": Reader("JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version", model=nccl.File),
-    "nccl-tests": Reader(
-        "output of nccl-tests or rccl-tests", nccl.read_text, sniff=lambda _, text: nccl.is_text(text)
-    ),
+    "nccl-tests": Reader("output of nccl-tests or rccl-tests", nccl.read_text, sniff=nccl.sniff),
     "LoadGen": Reader("MLPerf's mlperf_log_summary.txt", loadgen_summary.read, sniff=lambda _, text: TITLE in text),
     "table": Reader("a throughput table (CSV, TSV or Markdown)", throughput_table.read, sniff=throughput_table.sniff),
 }
@@ -66,7 +110,7 @@ READERS = {
 def read_claims(path: Path) -> tuple[str, list[Claim]]:
     """Return the format of a file and what it states. A folder is taken as a run of the kit. Raises ``UserError``."""
     if path.is_dir():
-        return "run", kit.read_run(path)
+        return "run", _run(path)
     text = _text(path)
     content = _object(path, text) if text.lstrip().startswith("{") else text
     name = next((name for name, reader in READERS.items() if reader.fits(path, content)), None)

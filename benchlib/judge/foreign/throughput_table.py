@@ -90,9 +90,8 @@ class _Table:
     unread: Sequence[str]
 
     def above_zero(self, row: _Row, *kinds: str) -> list[tuple[_Column, float]]:
-        return [
-            (column, row.value(column)) for column in self.columns if column.kind in kinds and row.value(column) > 0
-        ]
+        values = [(column, row.value(column)) for column in self.columns if column.kind in kinds]
+        return [(column, value) for column, value in values if value > 0]
 
     def shares(self, row: _Row, kind: str) -> list[float]:
         """Return shares as fractions: per cent where a unit says so, or where the column has values that no fraction has."""
@@ -160,9 +159,9 @@ def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
 
 def _counts(row: _Row, table: _Table) -> dict[str, Any]:
     counts = table.above_zero(row, "features", "epochs", "samples_counted")
-    fields: dict[str, Any] = {
-        str(column.kind): value if column.kind == "epochs" else int(value) for column, value in counts
-    }
+    fields: dict[str, Any] = {}
+    for column, value in counts:
+        fields[str(column.kind)] = value if column.kind == "epochs" else int(value)
     for column, value in table.above_zero(row, "wall_s")[:1]:
         unit_s = SECONDS[row.cells[column.head][1]]
         low, high = span(value, 0.99)  # 0.03 hours may be 0.025

@@ -14,7 +14,7 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import explained
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
-from benchlib.judge.numbers import InvalidNumber, known, within
+from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
@@ -67,7 +67,10 @@ class Numbers:
 
     def value(self, start: str) -> float | None:
         """Return the value of ``metric(start)``; ``InvalidNumber`` where it should have one and has not."""
-        return known(self.metric(start))
+        metric = self.metric(start)
+        if metric is not None and metric.fault:
+            raise InvalidNumber(f"{metric.name} is {metric.fault} in the metrics")
+        return metric.value if metric else None
 
     def raw(self, start: str) -> list[float]:
         """Return the raw samples of ``metric(start)``; none where some were left out, as in a baseline or a report."""

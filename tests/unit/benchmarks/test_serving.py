@@ -13,8 +13,7 @@ from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config.schema import resolve
 from benchlib.core.errors import UserError
 from benchlib.judge.compare import RunSet
-from benchlib.judge.cost import worth
-from benchlib.judge.machines import Machine
+from benchlib.judge.cost import Machine, worth
 from benchlib.judge.numbers import judged
 from benchlib.judge.prices import Price
 from benchlib.results.record import Record

@@ -185,7 +185,7 @@ def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_it
     assert baselines.load_baseline(path).side("rate").readings(baselines.LINEAR)[0].disturbed
     baselines.accept(shifted, "itself", LIMITS, if_improved=True, root=tmp_path / "b")
     baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True, root=tmp_path / "b")
-    assert baselines.stored(tmp_path / "b")[0][1].latest.metric("rate").value == pytest.approx(201.0)
+    assert baselines.stored(tmp_path / "b")[0].latest.metric("rate").value == pytest.approx(201.0)
 
 
 # Files that were edited
@@ -246,9 +246,7 @@ def test_a_refused_baseline_fails_its_own_runs_and_no_others(make_run, tmp_path)
     elsewhere = baselines.find(make_run("new", batch_size=4), root)
     assert "1 baseline refused, see `benchlib baseline list`" in elsewhere.reason
     refused = {}
-    assert [item.key for _, item in baselines.stored(root, refused=refused)] == [
-        baselines.find(same, root).baseline.key
-    ]
+    assert [item.key for item in baselines.stored(root, refused=refused)] == [baselines.find(same, root).baseline.key]
     assert [*refused] == [path]
     with pytest.raises(UserError, match=r"--if-improved.*its baseline is refused"):
         baselines.accept(run, "better", LIMITS, if_improved=True, root=root)
@@ -264,7 +262,7 @@ def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
     root = tmp_path / "baselines"
     for place, (name, rate) in enumerate((("a", 100.0), ("b", 103.0), ("c", 97.0))):
         baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=place > 0, root=root)
-    ((_, stored),) = baselines.stored(root)
+    (stored,) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
     for name, rate, status in (("new", 74.0, "FAIL"), ("near", 81.0, "PASS")):
         check = checks_of(make_run(name, rate=rate), root)["rate"]
@@ -301,7 +299,7 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
     assert not root.exists()
     monkeypatch.setattr(baseline, "disturbances", lambda run: ["Others took 40%."] if run.run == "a" else [])
     baseline.accept(runs, "night", add=False, if_improved=False)
-    ((_, stored),) = baselines.stored(root)
+    (stored,) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
     monkeypatch.setattr(baseline.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
     with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said

@@ -267,7 +267,7 @@ def test_exit_codes_and_output(make, tmp_path):
 
 def test_the_spread_that_a_calibration_measured_counts(make, monkeypatch):
     from benchlib.judge import compare as comparison
-    from benchlib.judge.change import Spread
+    from benchlib.judge.regression import Spread
 
     class Known:
         def spread(self, name):

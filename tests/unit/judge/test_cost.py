@@ -14,8 +14,7 @@ from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.judge import cost
 from benchlib.judge.compare import RunSet
-from benchlib.judge.cost import front, worth
-from benchlib.judge.machines import Machine
+from benchlib.judge.cost import Machine, front, worth
 from benchlib.judge.prices import Names, Price, Sheet, assign, parse, read_sheet
 from benchlib.judge.trends import demo_worth
 from benchlib.results.metrics import measured, not_available
@@ -320,7 +319,7 @@ def test_a_published_figure_stands_beside_measured_machines_and_in_no_order(tmp_
     (alone,), _ = cost.worths(sides, parse(["1-rank=0.06", "2-ranks=0.1"]))
     (item,), _ = cost.worths([*sides, str(path)], asked)
     # 8 devices at 3.60 USD an hour are 0.008 USD a second; a million samples take 50 s.
-    assert [vars(entry) for entry in item.published] == [
+    assert item.published == [
         {"subject": "8 x H100", "source": "a blog", "rate": 20000.0, "usd_per_million": pytest.approx(0.4)}
     ]
     assert item.answers == alone.answers

@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 from noise import KINDS, runs_of
 from scipy import stats as scipy_stats
 
-from benchlib.judge.change import CHANCE, GATE_CONFIDENCE, LINEAR, LOG, Reading, Spread, compared, readings
 from benchlib.judge.regression import (
+    CHANCE,
     FALSE_ALARMS,
+    GATE_CONFIDENCE,
+    LINEAR,
+    LOG,
+    Reading,
     RegressionLimit,
     Side,
+    Spread,
     chance_of_each,
+    compared,
     default_spread,
     disturbances,
+    readings,
     regression_check,
     ruling,
     smallest_loss,

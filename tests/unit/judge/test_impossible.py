@@ -19,10 +19,9 @@ from benchlib.judge.impossible.claim import (
     Speed,
     Whole,
 )
-from benchlib.judge.impossible.collectives import wire_rate
 from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.judge.impossible.findings import half_unit
-from benchlib.judge.impossible.rules import RULES, judge_claims
+from benchlib.judge.impossible.rules import RULES, judge_claims, wire_rate
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 HONEST = sorted(path for path in (FIXTURES / "honest").iterdir() if path.is_file())
