@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteriaList
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
@@ -76,7 +76,7 @@ class Static(_Loaded):
         try:
             rows = [torch.tensor(query.ids) for query in batch]
             ids, mask = pad(rows, padding_value=self.decoder.pad), pad([torch.ones_like(row) for row in rows])
-            watch = _Watch(partial(self._step, batch))
+            watch: Any = [partial(self._step, batch)]
             max_new = max(query.max_new for query in batch)
             how = GenerationConfig(
                 max_new_tokens=max_new, do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=NO_END
@@ -84,31 +84,21 @@ class Static(_Loaded):
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
             with torch.inference_mode():
                 self.model.generate(
-                    ids, attention_mask=mask, generation_config=how, stopping_criteria=StoppingCriteriaList([watch])
+                    ids, attention_mask=mask, generation_config=how, stopping_criteria=StoppingCriteriaList(watch)
                 )
         except Exception as failure:  # whatever it is, the queries of this batch have no other answer
             error = f"{type(failure).__name__}: {failure}"
         for query in batch:
             self._end(query.rid, [], error)
 
-    def _step(self, batch: Sequence[Query], new: Sequence[int]) -> list[bool]:
-        """Hand on a token of each row and the answers that end with it; return which rows have ended."""
-        for query, token in zip(batch, new, strict=True):
+    def _step(self, batch: Sequence[Query], input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Hand on the last token of each row and the answers that end with it; return which rows have ended."""
+        for query, token in zip(batch, input_ids[:, -1].tolist(), strict=True):
             if query.rid in self._open:
                 query.take([token])
                 if token in self.ends or len(query.tokens) >= query.max_new:
                     self._end(query.rid, query.tokens)
-        return [query.rid not in self._open for query in batch]
-
-
-class _Watch(StoppingCriteria):
-    """Sees each new token of a static batch; ``step`` returns which rows need no more."""
-
-    def __init__(self, step: Callable[[Sequence[int]], list[bool]]) -> None:
-        self.step = step
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.tensor(self.step(input_ids[:, -1].tolist()), device=input_ids.device)
+        return torch.tensor([query.rid not in self._open for query in batch], device=input_ids.device)
 
 
 class _Straight(queue.Queue[Any]):

@@ -62,7 +62,7 @@ class Pool:
         announce = self._file(index, "json")
         announce.unlink(missing_ok=True)
         port = int(self.urls[index].rpartition(":")[2] or 0)
-        options = {**self.options[index], "port": port, "announce": str(announce), "with_parent": True}
+        options = {**self.options[index], "port": port, "announce": str(announce)}
         command = [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps(options)]
         environment = {**os.environ, **self._environment, TOKEN: self.token}
         with self._file(index, "log").open("ab") as log:

@@ -98,10 +98,11 @@ class Answer:
 
     def take(self, data: bytes) -> None:
         """Read more bytes, all their events by one call of the parser. Raises ``LostAttempt`` for what is no answer."""
+        if self.done:
+            return
         *lines, self._rest = (self._rest + data).split(b"\n")
         # An error may also come as a plain object with status 200.
-        lines = [line.removeprefix(b"data:").strip() for line in lines if line.startswith((b"data:", b"{"))]
-        events = lines if not self.done else []
+        events = [line.removeprefix(b"data:").strip() for line in lines if line.startswith((b"data:", b"{"))]
         if b"[DONE]" in events:
             self.done, events = True, events[: events.index(b"[DONE]")]
         text = b"[%b]" % b",".join(events)
