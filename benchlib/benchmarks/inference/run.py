@@ -14,10 +14,9 @@ import pandas as pd
 import torch
 import transformers
 
-from benchlib.benchmarks.inference import loadgen, logs, measures
-from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference import loadgen, measures
+from benchlib.benchmarks.inference.config import RULES, InferenceConfig
 from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
-from benchlib.benchmarks.inference.rules import STREAMS
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import keep_alive, read_events
@@ -161,8 +160,7 @@ def _performance(bench: Bench, scenario: str) -> None:
     tables["times"] += measures.times(outcome)
     broken = measures.broken(validity)
     row |= measures.measured(outcome, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}
-    streams = STREAMS if scenario == "MultiStream" else 1
-    plan |= {"queries_sent": len(outcome.table) // streams, "took_s": outcome.facts["seconds"]}
+    plan |= {"queries_sent": len(outcome.table) // RULES[scenario].streams, "took_s": outcome.facts["seconds"]}
 
 
 def _accuracy(bench: Bench) -> None:
@@ -176,7 +174,7 @@ def _accuracy(bench: Bench) -> None:
     bench.tables["accuracy"].append(row)
     try:
         outcome = _perform(bench, "Offline", accuracy=True)
-        answers = logs.answers(bench.rank.run_dir / "loadgen" / "accuracy")
+        answers = loadgen.answers(bench.rank.run_dir / "loadgen" / "accuracy")
     except RunBroken as error:
         columns = (*scores.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
         row |= {"first": str(error), "why": dict.fromkeys(columns, "the test did not end")}

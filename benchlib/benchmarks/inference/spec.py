@@ -5,8 +5,15 @@ from functools import partial
 from operator import sub, truediv
 from typing import Any, get_args
 
-from benchlib.benchmarks.inference.config import InferenceConfig, Scenario
-from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE, RULES
+from benchlib.benchmarks.inference.config import (
+    GEN_LEN,
+    GEN_LEN_SHARE,
+    ROUGE,
+    ROUGE_SHARE,
+    RULES,
+    InferenceConfig,
+    Scenario,
+)
 from benchlib.core.stats import percentile
 from benchlib.spec.charts import cumulative
 from benchlib.spec.checks import above, above_zero, below, within, zero

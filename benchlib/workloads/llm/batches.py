@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
@@ -76,16 +76,14 @@ class Static(_Loaded):
         try:
             rows = [torch.tensor(query.ids) for query in batch]
             ids, mask = pad(rows, padding_value=self.decoder.pad), pad([torch.ones_like(row) for row in rows])
-            watch: Any = [partial(self._step, batch)]
+            watch = [partial(self._step, batch)]
             max_new = max(query.max_new for query in batch)
             how = GenerationConfig(
                 max_new_tokens=max_new, do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=NO_END
             )
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
             with torch.inference_mode():
-                self.model.generate(
-                    ids, attention_mask=mask, generation_config=how, stopping_criteria=StoppingCriteriaList(watch)
-                )
+                self.model.generate(ids, attention_mask=mask, generation_config=how, stopping_criteria=watch)
         except Exception as failure:  # whatever it is, the queries of this batch have no other answer
             error = f"{type(failure).__name__}: {failure}"
         for query in batch:

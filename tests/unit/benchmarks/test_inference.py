@@ -14,8 +14,8 @@ pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 
 from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
-from benchlib.benchmarks.inference import loadgen, logs, measures, rules
-from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference import loadgen, measures
+from benchlib.benchmarks.inference.config import SET, InferenceConfig
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
 from benchlib.core.stats import percentile
@@ -225,7 +225,7 @@ def at_once(table):
 def test_accuracy_answers_are_those_of_the_engine(tmp_path):
     test = planned(tmp_path, "Offline", mode="AccuracyOnly")
     perform(test)
-    assert logs.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
+    assert loadgen.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
 
 
 FAULTS = ("killed", "hung", "restarted", "garbage", "half", "slow")
@@ -313,7 +313,7 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path,
         # A request that was open when its worker was to break may have been answered before it broke.
         assert attempts.max() > 1 or fault in ("killed", "hung", "restarted", "slow"), fault
         assert "down" in moved if fault != "slow" else (moved, attempts.max()) == (set(), 1), (fault, moved)
-        assert kind != "accuracy" or logs.answers(test.folder) == expected, fault
+        assert kind != "accuracy" or loadgen.answers(test.folder) == expected, fault
     assert len(set(map(tuple, expected.values()))) > SAMPLES // 4 or not expected, "answers differ"
 
 
@@ -368,14 +368,14 @@ def test_what_is_reduced_is_listed_and_nothing_else():
 
 def test_a_log_without_an_end_is_no_result(tmp_path):
     with pytest.raises(RunBroken, match="no end of its log"):
-        logs.detail(tmp_path)
+        loadgen.detail(tmp_path)
 
 
 def test_the_plan_says_how_many_queries_a_percentile_takes():
     tight = QUICK.model_copy(update={"percentile": 99.0, "min_queries": 100, "samples": 50})
     row = tight.plan("Server")
     assert (row["queries_needed"], row["needed_if_late"], row["queries_planned"]) == (459, 662, 100)
-    assert REAL.issued("Server") == 2 * rules.SET  # 18,000 in whole sets
+    assert REAL.issued("Server") == 2 * SET  # 18,000 in whole sets
 
 
 @pytest.mark.parametrize(
