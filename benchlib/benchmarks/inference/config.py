@@ -21,9 +21,6 @@ from benchlib.workloads.llm import mininews
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
 RANDOM_MODEL = "llama3-8b-random"
 SET = 13_368  # articles of the validation set of CNN/DailyMail
-# Accuracy of the datacenter division on the full set, in percent, and generated characters (share that may be missing or more)
-ROUGE = {"rouge1": 38.7792, "rouge2": 15.9075, "rougeL": 24.4957, "rougeLsum": 35.793}
-ROUGE_SHARE, GEN_LEN, GEN_LEN_SHARE = 0.99, 8_167_644, 0.10
 
 
 @dataclass(frozen=True)

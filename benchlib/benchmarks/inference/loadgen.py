@@ -28,9 +28,8 @@ import psutil
 from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.runtime import child
-from benchlib.workloads.llm.engines import COMPUTING, Engine, Query, Settings, make
-from benchlib.workloads.llm.load import Client
-from benchlib.workloads.llm.queries import QueryLog
+from benchlib.workloads.llm.engines import COMPUTING, Query, Settings, make
+from benchlib.workloads.llm.load import Client, QueryLog
 
 SUT = "Network SUT"  # in the name that the system tells LoadGen: MLPerf's rules for the network division
 FILLER = (0, 0)
@@ -81,7 +80,7 @@ class Outcome:
 class Sut:
     """The system under test: LoadGen's callbacks on one side, an engine's on the other."""
 
-    def __init__(self, lg: Any, test: Test, engine: Engine) -> None:
+    def __init__(self, lg: Any, test: Test, engine: Any) -> None:
         self.lg, self.test, self.engine = lg, test, engine
         self.log = QueryLog()
         self.expired: set[int] = set()

@@ -3,8 +3,9 @@
 This process loads the data, plans, and reads what the tests left; it computes nothing while a test runs.
 """
 
-import dataclasses
 import math
+from collections import Counter
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -17,32 +18,37 @@ import transformers
 from benchlib.benchmarks.inference import loadgen, measures
 from benchlib.benchmarks.inference.config import RULES, InferenceConfig
 from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
+from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import keep_alive, read_events
 from benchlib.core.files import atomic_path
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.workloads.llm import articles, queries, scores
+from benchlib.workloads.llm import articles, scores, served
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import Policy, Settings
+from benchlib.workloads.llm.load import QUERY
 
 SLACK = 4.0  # a test may take this much longer than expected, and its deadline, before it is ended
 LATE_S = 3.0  # that a test waits for workers which were there before
-TABLES = ("plan", "reduced", "tests", "validity", "times", "accuracy", "workers", "losses", "inflight")
 Row = dict[str, Any]
 
 
-@dataclasses.dataclass
+@dataclass
 class Bench:
-    """What every step needs, and what it adds to. ``samples`` of the config are those that the data set has."""
+    """What every step needs, and what it adds to. ``samples`` of the config are those that the data set has.
+
+    ``queries`` are raw samples by test, ``counts`` the tokens of answers in text, as servers state and as we count them.
+    """
 
     rank: Rank
     config: InferenceConfig
     data: Summaries
     run: Row
-    tables: Tables = dataclasses.field(default_factory=lambda: {name: [] for name in TABLES})
-    queries: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # raw samples by test
+    tables: Tables = field(default_factory=lambda: {table.name: [] for table in SPEC.tables})
+    queries: dict[str, np.ndarray] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 def measure(rank: Rank) -> Tables:
@@ -54,10 +60,16 @@ def measure(rank: Rank) -> Tables:
     rank.events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
     lengths = sorted(map(len, data.prompts))
-    shown = {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]}
-    run: Row = {"samples": len(lengths)} | {f"prompt_tokens_{name}": length for name, length in shown.items()}
-    run |= {"loadgen": version("mlcommons-loadgen"), "transformers": transformers.__version__}
-    run |= {"scope": config.scope(), "simulated": config.engine == "sim", "stated": 0, "counted": 0}
+    run: Row = {
+        "samples": len(lengths),
+        "prompt_tokens_least": lengths[0],
+        "prompt_tokens_median": lengths[len(lengths) // 2],
+        "prompt_tokens_most": lengths[-1],
+        "loadgen": version("mlcommons-loadgen"),
+        "transformers": transformers.__version__,
+        "scope": config.scope(),
+        "simulated": config.engine == "sim",
+    }
     bench = Bench(rank, config.model_copy(update={"samples": len(lengths)}), data, run)
     if config.engine == "http":
         _meet(bench)
@@ -66,11 +78,11 @@ def measure(rank: Rank) -> Tables:
         _performance(bench, scenario)
     if config.accuracy:
         _accuracy(bench)
-    _keep_queries(bench)
-    if not run["stated"]:
-        why = dict.fromkeys(("stated", "counted"), "no server gave texts and stated how many tokens they have")
-        run |= {"stated": None, "counted": None, "why": why}
-    return bench.tables | {"run": [run]}
+    tables = bench.queries or {"": np.empty(0, QUERY)}
+    frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
+    with atomic_path(rank.run_dir / "queries.parquet") as temporary:
+        pd.concat(frames).to_parquet(temporary, index=False)
+    return bench.tables | {"run": [run | served.counts(bench.counts)]}
 
 
 def _meet(bench: Bench) -> None:
@@ -131,10 +143,9 @@ def _perform(bench: Bench, scenario: str, accuracy: bool = False) -> Outcome:
         raise RunBroken(str(error)) from None
     bench.queries[name] = outcome.table
     record = outcome.facts.get("dispatch", {})
-    for table in ("workers", "losses", "inflight"):
-        bench.tables[table] += [{"test": name, **row} for row in record.get(table, [])]
-    for count in ("stated", "counted"):
-        bench.run[count] += record.get(count, 0)
+    bench.counts.update(record.pop("counts", {}))
+    for table, rows in record.items():
+        bench.tables[table] += [{"test": name, **row} for row in rows]
     for row in record.get("losses", []):
         events.emit("log", message=f"{name}: worker {row['worker']}, {row['event']}: {row['because']}")
     return outcome
@@ -142,16 +153,16 @@ def _perform(bench: Bench, scenario: str, accuracy: bool = False) -> Outcome:
 
 def _performance(bench: Bench, scenario: str) -> None:
     config, tables, plan = bench.config, bench.tables, bench.config.plan(scenario)
-    percentile = config.rule(scenario).percentile
-    row: Row = {"test": scenario, "engine": config.engine_of(scenario), "percentile": percentile}
+    row: Row = {"test": scenario, "engine": config.engine_of(scenario)}
     tables["tests"].append(row)
     tables["plan"].append(plan)
     try:
         outcome = _perform(bench, scenario)
     except RunBroken as error:
         row |= {"status": "failed", "reason": str(error), "valid": False, "broken": ["ended"]}
-        ended = {"test": scenario, "rule": "ended", "measured": 1.0, "limit": 0.0, "detail": str(error)}
-        tables["validity"].append(ended)
+        tables["validity"].append(
+            {"test": scenario, "rule": "ended", "measured": 1.0, "limit": 0.0, "detail": str(error)}
+        )
         plan |= {"why": plan.get("why", {}) | dict.fromkeys(("queries_sent", "took_s"), "the test did not end")}
         return
     errors = "; ".join([*outcome.errors[:2], *outcome.log["errors"][:2]])[:300]
@@ -183,11 +194,3 @@ def _accuracy(bench: Bench) -> None:
     row |= {"answered": len(answers), "failed": int(outcome.table["failed"].sum())}
     row |= {"errors": int(outcome.log["num_errors"]), "first": next(iter(outcome.errors), "")}
     row |= scores.score(bench.data, answers)
-
-
-def _keep_queries(bench: Bench) -> None:
-    """Write the raw samples of all queries to ``queries.parquet``."""
-    tables = bench.queries or {"": np.empty(0, queries.QUERY)}
-    frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
-    with atomic_path(bench.rank.run_dir / "queries.parquet") as temporary:
-        pd.concat(frames).to_parquet(temporary, index=False)

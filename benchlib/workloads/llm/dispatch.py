@@ -11,7 +11,7 @@ import asyncio
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +35,7 @@ class Dispatcher:
         if not settings.urls:
             raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
         self.settings, self.policy = settings, policy or settings.policy
-        self.stated = self.counted = 0  # tokens of answers in text: as servers state them, as the tokenizer counts them
+        self.counts = Counter[str]()  # tokens of answers in text: as servers state them, as the tokenizer counts them
         self.workers: list[Worker] = []
         self.attempts: list[Row] = []
         self.events: list[Row] = []
@@ -94,7 +94,7 @@ class Dispatcher:
         # Before it: not there at the start.
         losses = [row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in [*self.events, *self._again.values()]]
         record["losses"] = sorted(losses, key=lambda row: row["t_s"])
-        return record | {"stated": self.stated, "counted": self.counted}
+        return record | {"counts": self.counts}
 
     def stop(self) -> None:
         """End the thread; what is left fails."""
@@ -194,8 +194,8 @@ class Dispatcher:
         try:
             answer = task.result()
             ids = answer.ids
-            if worker.text and answer.stated is not None:
-                self.stated, self.counted = self.stated + answer.stated, self.counted + len(ids)
+            if worker.text and answer.stated:
+                self.counts.update(stated=answer.stated, counted=len(ids))
         except (Exception, asyncio.CancelledError) as reason:
             why = self._wire.reason(reason, self.policy.stall_s)
             error, blamed = f"{worker.url}: {why}", now <= query.deadline and not isinstance(reason, RefusedQuery)

@@ -12,6 +12,8 @@ worked on. For every query the engine calls, from threads of its own and maybe b
     on_done(rid, ids, error)       once, with all new tokens (EOS included); ``error`` is '' or why the query failed
     on_more(rid, ids)              where it is given and the engine sees single tokens: those after the first, as they come
 
+and ``engine.on_send(rid, worker, attempt)``, where it sends queries elsewhere and that is set.
+
 An engine answers as if each query were alone: no cache is shared across queries, decoding is greedy.
 """
 
@@ -24,7 +26,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from benchlib.core.errors import UserError, nearest
 
@@ -92,18 +94,6 @@ class Query:
             self.on_first(self.rid, time.monotonic(), token)
         if more and self.on_more:
             self.on_more(self.rid, more)
-
-
-class Engine(Protocol):
-    """See the module. ``on_send(rid, worker, attempt)`` is called by an engine that sends queries elsewhere."""
-
-    on_send: Callable[[int, int, int], None] | None
-
-    def start(self) -> None: ...
-
-    def submit(self, query: Query) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 HERE = __name__.rpartition(".")[0]

@@ -22,7 +22,7 @@ from benchlib.core.stats import percentile
 from benchlib.runtime import child
 from benchlib.spec import checks
 from benchlib.spec.tables import Rows, judged
-from benchlib.workloads.llm import engines, queries
+from benchlib.workloads.llm import engines, load
 from benchlib.workloads.llm.engines import Policy, Settings, Sim
 from benchlib.workloads.llm.load import Client
 
@@ -106,10 +106,10 @@ def server(tmp_path_factory):
 def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
     assert broken(server) == set()
     assert server.log["result_validity"] == "VALID" and len(server.table) == 64
-    first = np.sort(queries.each_s(server.table)["ttft"])
+    first = np.sort(load.each_s(server.table)["ttft"])
     stated = server.log["result_first_token_50.00_percentile_latency_ns"] * 1e-9
     assert percentile(first, 0.5) == pytest.approx(stated, abs=5e-3)
-    assert queries.lateness_s(server.table).min() >= 0
+    assert load.lateness_s(server.table).min() >= 0
 
 
 INVALID = {"result_validity": "INVALID", "early_stopping_met": False}
@@ -174,14 +174,14 @@ def test_an_invalid_test_has_rows_and_no_metrics(server):
     table = server.table.copy()
     table["failed"] = np.arange(64) % 4 > 0
     # LoadGen takes the failed for answered: that explains its rate.
-    log = {**server.log, "result_completed_samples_per_sec": 64 / queries.span_s(table)}
+    log = {**server.log, "result_completed_samples_per_sec": 64 / load.span_s(table)}
     failed = dataclasses.replace(server, table=table, log=log)
     assert broken(failed) == {"failed"} and tables_of(failed)["tests"][0]["samples_per_s"] > 0
     metrics = stated(failed)
     assert "not valid: failed queries" in metrics["ttft_p99_s_server_x"].reason
     assert {metric.value for name, metric in metrics.items() if "_server_" in name} == {None}
     first = stated(server)["ttft_p99_s_server_x"]
-    assert (first.value, first.n) == (percentile(queries.each_s(server.table)["ttft"], 0.99), 64)
+    assert (first.value, first.n) == (percentile(load.each_s(server.table)["ttft"], 0.99), 64)
 
 
 def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_path):
@@ -408,7 +408,7 @@ def test_names_say_what_the_workers_are_and_that_they_were_reached_over_a_networ
 
 
 def test_rates_have_the_interval_of_their_windows():
-    table = np.zeros(100, queries.QUERY)
+    table = np.zeros(100, load.QUERY)
     table["scheduled_s"], table["last_s"] = 0, np.arange(1, 101) / 10
     value, low, high = measures.rate(table, np.full(100, 7.0))
     assert value == pytest.approx(70) and low <= 70 <= high
