@@ -83,8 +83,9 @@ def run(
 ) -> loadgen.Outcome:
     """One LoadGen test; ``fixed``: every answer has ``max_new`` tokens."""
     settings = Settings(model=config.model, shrink=config.shrink, fixed_length=fixed, slots=config.slots, threads=1)
-    config, warm_up = config.model_copy(update={"samples": len(prompts)}), [] if engine in (NULL, BARE) else prompts[:2]
-    test = loadgen.Test(scenario, config, settings, prompts, warm_up, folder, 120.0, engine=engine)
+    config = config.model_copy(update={"samples": len(prompts), "engine": engine})
+    warm_up = [] if engine in (NULL, BARE) else prompts[:2]
+    test = loadgen.Test(scenario, config, settings, prompts, warm_up, folder, 120.0)
     return loadgen.perform(test, lambda _: None)
 
 

@@ -52,7 +52,6 @@ class Test:
     folder: Path
     limit_s: float
     mode: str = "PerformanceOnly"  # or AccuracyOnly
-    engine: str = ""  # '': that of the scenario
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Sut:
             return
         if error and self.needs_first and not self.log.has_first(rid):
             self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
-        self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids, count=True)
+        self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids)
 
     def expire(self) -> None:
         """Fail the queries whose deadline has passed."""
@@ -123,11 +122,10 @@ class Sut:
             self.on_done(rid, [], f"no answer within {deadline_s:g} s")
             self.expired.add(rid)  # what still comes of it is late, and no second completion
 
-    def _report(self, call: Callable[[Any], None], rid: int, ids: Sequence[int], count: bool = False) -> None:
+    def _report(self, call: Callable[[Any], None], rid: int, ids: Sequence[int]) -> None:
         data = array.array("i", ids)
         address, size = data.buffer_info()
-        more = (size,) if count else ()
-        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, *more)])
+        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, size)])
 
 
 def settings_of(lg: Any, scenario: str, file: Path, text: str, expected: Mapping[str, float]) -> Any:
@@ -150,7 +148,7 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     import mlperf_loadgen as lg
 
     config, scenario = test.config, test.scenario
-    name = test.engine or config.engine_of(scenario)
+    name = config.engine_of(scenario)
     test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
     engine = make(name, test.settings)
     engine.start()
@@ -160,9 +158,8 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
         raise RunBroken(f"the engine failed at a warm-up query: {why}")
     settings = settings_of(lg, scenario, test.folder / "user.conf", *config.conf(scenario))
     settings.mode = getattr(lg.TestMode, test.mode)
-    output, logging = lg.LogOutputSettings(), lg.LogSettings()
-    output.outdir = str(test.folder)
-    logging.log_output = output
+    logging = lg.LogSettings()
+    logging.log_output.outdir = str(test.folder)
     logging.enable_trace = RULES[scenario].lg == "Server" and test.mode == "PerformanceOnly"
     sut = Sut(lg, test, engine)
     engine.on_send = sut.log.send
@@ -207,7 +204,7 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     facts |= {"driver_cpu_share": (time.process_time() - cpu) / seconds}
     # Of servers some may have been lost.
     facts |= {"dispatch": engine.record(began)} if name == "http" else {"device_memory": engine.device_memory()}
-    table, errors = add_schedule(sut.log.table(), schedule(test.folder)), sorted(set(sut.log.errors.values()))
+    table, errors = with_schedule(sut.log.table(), test.folder), sorted(set(sut.log.errors.values()))
     return Outcome(scenario, config.rule(scenario), table, detail(test.folder), errors, sut.log.repeated, facts)
 
 
@@ -258,28 +255,19 @@ def detail(folder: Path) -> dict[str, Any]:
     return {"num_errors": len(errors), **values, "errors": errors, "began": began, "ended": ended}
 
 
-def schedule(folder: Path) -> np.ndarray:
-    """Return (n, 3) of the trace, in the order of issue: sample index, scheduled s, s that the issue was late.
+def with_schedule(table: np.ndarray, folder: Path) -> np.ndarray:
+    """Return queries with the scheduled times of LoadGen's trace, on our clock; unchanged where the two do not match.
 
-    Scheduled times count from an origin of LoadGen's own. The trace is not valid JSON: it is read line by line. Only Server has one.
+    The trace is not valid JSON: it is read line by line. Only Server has one. Its times count from an origin of LoadGen's own;
+    the clocks differ by a constant: the least time that any query took from LoadGen's issue to our note of it counts as zero.
     """
     records = _records(folder / "mlperf_log_trace.json", '"name":"Sample",', '"ph":"b"')
     keys = ("sample_seq", "sample_idx", "issue_start_ns")
     rows = [(*(record["args"][key] for key in keys), record["ts"]) for record in records]
-    _, sample, issue_ns, ts_us = np.array(sorted(rows), float).reshape(-1, 4).T
-    return np.stack([sample, ts_us * 1e-6, issue_ns * 1e-9], axis=1)
-
-
-def add_schedule(table: np.ndarray, trace: np.ndarray) -> np.ndarray:
-    """Return queries with the scheduled times of the trace, on our clock; unchanged where the two do not match.
-
-    The clocks differ by a constant: the least time that any query took from LoadGen's issue to our note of it counts as zero.
-    """
-    if len(trace) != len(table) or not np.array_equal(trace[:, 0], table["sample"]):
-        return table
-    with_times = table.copy()
-    with_times["scheduled_s"] = trace[:, 1] + np.min(table["issued_s"] - trace[:, 1] - trace[:, 2])
-    return with_times
+    _, sample, late_ns, due_us = np.array(sorted(rows), float).reshape(-1, 4).T
+    if np.array_equal(sample, table["sample"]):
+        table["scheduled_s"] = 1e-6 * due_us + np.min(table["issued_s"] - 1e-6 * due_us - 1e-9 * late_ns)
+    return table
 
 
 def answers(folder: Path) -> dict[int, list[int]]:

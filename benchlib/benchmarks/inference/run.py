@@ -25,7 +25,7 @@ from benchlib.core.events import keep_alive, read_events
 from benchlib.core.files import atomic_path
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.workloads.llm import articles, scores, served
+from benchlib.workloads.llm import articles, served
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import QUERY
@@ -187,10 +187,10 @@ def _accuracy(bench: Bench) -> None:
         outcome = _perform(bench, "Offline", accuracy=True)
         answers = loadgen.answers(bench.rank.run_dir / "loadgen" / "accuracy")
     except RunBroken as error:
-        columns = (*scores.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
+        columns = (*articles.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
         row |= {"first": str(error), "why": dict.fromkeys(columns, "the test did not end")}
         return
     bench.rank.events.emit("phase", name="scores")
     row |= {"answered": len(answers), "failed": int(outcome.table["failed"].sum())}
     row |= {"errors": int(outcome.log["num_errors"]), "first": next(iter(outcome.errors), "")}
-    row |= scores.score(bench.data, answers)
+    row |= articles.score(bench.data, answers)

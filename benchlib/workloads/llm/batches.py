@@ -23,6 +23,7 @@ from benchlib.workloads.llm import decoders
 from benchlib.workloads.llm.engines import STOPPED, Local, Query
 
 DIED = "transformers' continuous batching ended by itself; see the log, and start the engine again"
+WAIT_S = 0.005  # of a static batch for its next query
 PAGE = 32  # tokens of a page of the cache
 BATCH_TOKENS = 1024  # of a step with continuous batching: long prompts are prefilled in parts
 NO_END = -1  # with an EOS of its own generate would pad ended rows; None would be the model's own
@@ -38,8 +39,8 @@ class _Loaded(Local):
             torch.set_num_threads(settings.threads)
         if settings.device == "cpu":
             devices.keep_freed_memory()
-        names = ("model", "device", "precision", "positions", "shrink")
-        self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
+        shape = settings.positions, settings.shrink
+        self.decoder = decoder = decoders.load(settings.model, settings.device, settings.precision, *shape)
         self.model: Any = decoder.model
         self.positions, self.vocabulary = decoder.positions, self.model.config.vocab_size
         self.ends = [] if settings.fixed_length else list(decoder.ends)
@@ -52,7 +53,7 @@ class _Loaded(Local):
 class Static(_Loaded):
     """Takes what waits, at most ``slots`` queries, answers them as one batch, and takes the next.
 
-    Prompts are padded on the left to the longest of their batch. A batch waits ``wait_s`` for its next query.
+    Prompts are padded on the left to the longest of their batch. A batch waits ``WAIT_S`` for its next query.
     """
 
     def start(self) -> None:
@@ -64,7 +65,7 @@ class Static(_Loaded):
         while query := self._queue.get():
             batch = [query]
             with contextlib.suppress(queue.Empty):
-                while len(batch) < self.settings.slots and (query := self._queue.get(timeout=self.settings.wait_s)):
+                while len(batch) < self.settings.slots and (query := self._queue.get(timeout=WAIT_S)):
                     batch.append(query)
             if self._over.is_set():
                 return

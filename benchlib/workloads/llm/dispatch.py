@@ -204,9 +204,7 @@ class Dispatcher:
         del worker.open[query.rid]
         worker.work -= query.max_new
         worker.tokens, worker.busy_s, worker.since = worker.tokens + len(ids), worker.busy_s + now - worker.since, now
-        self.attempts.append(
-            {"query": query.rid, "worker": worker.index, "sent_s": sent, "ended_s": now, "error": error}
-        )
+        self.attempts.append({"worker": worker.index, "sent_s": sent, "ended_s": now, "error": error})
         if blamed and query.attempt < MAX_ATTEMPTS and not self._gone:
             query.last_error = error
             query.lost_at.add(worker.index)

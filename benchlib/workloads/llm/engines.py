@@ -62,7 +62,6 @@ class Settings:
     precision: str = "fp32"
     slots: int = 8
     threads: int = 0  # of the processor, for the whole process; 0: as they are
-    wait_s: float = 0.005  # static: how long a batch waits for its next query
     positions: int = 0  # most tokens of a prompt with its answer; 0: what the model has
     shrink: int = 1  # random weights: layers, widths and vocabulary are divided by this
     fixed_length: bool = False

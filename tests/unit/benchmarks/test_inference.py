@@ -38,7 +38,8 @@ PROMPTS = [[5, 6, 7 + row] for row in range(SAMPLES)]
 
 def planned(folder, scenario="Server", config=QUICK, **more):
     values = {"settings": Settings(step_s=0.001, slots=16), "prompts": PROMPTS, "warm_up": [[3, 4]], "limit_s": LONG_S}
-    config = config.model_copy(update={"max_new": 12, "deadline_s": more.pop("deadline_s", LONG_S)})
+    changed = {"deadline_s": more.pop("deadline_s", LONG_S), "engine": more.pop("engine", config.engine)}
+    config = config.model_copy(update={"max_new": 12} | changed)
     return loadgen.Test(scenario, config, folder=folder / scenario, **values | more)
 
 
