@@ -167,10 +167,9 @@ class InferenceConfig(BaseConfig):
         limits_s = {
             kind: getattr(self, f"{kind}_limit_s") * (full.limits_s[kind] / server[kind]) for kind in full.limits_s
         }
-        asked: dict[str, Any] = {name: getattr(self, name) for name in ("min_queries", "min_duration_s", "percentile")}
-        if scenario == "Offline":  # it has no limit of time
-            del asked["percentile"]
-        return replace(full, samples=self.size, limits_s=limits_s, **asked)
+        least = {"min_queries": self.min_queries, "min_duration_s": self.min_duration_s, "samples": self.size}
+        share = full.percentile if scenario == "Offline" else self.percentile  # that has no limit of time
+        return replace(full, **least, percentile=share, limits_s=limits_s)
 
     def per_s(self, scenario: str) -> float:
         """Return the queries per s that LoadGen is told to expect."""

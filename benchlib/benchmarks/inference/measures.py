@@ -78,8 +78,7 @@ def broken(rows: Sequence[Row]) -> list[str]:
 def times(test: Outcome) -> Iterator[Row]:
     """Yield a row for each kind of time: its samples in s, and the limit of the scenario."""
     done = load.completed(test.table)
-    kinds = load.times_s(done) | {"lateness": np.maximum(load.lateness_s(test.table), 0.0)}  # two clocks, rounded
-    for kind, samples in kinds.items():
+    for kind, samples in (load.times_s(done) | {"lateness": load.lateness_s(test.table)}).items():
         if len(samples) and (kind == "latency" or test.scenario != "Offline"):
             row: Row = {"test": test.scenario, "kind": kind, "seconds": samples.tolist()}
             limit_s = test.rule.limits_s.get(kind)

@@ -59,18 +59,9 @@ def measure(rank: Rank) -> Tables:
     devices.require(config.backend)
     rank.events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
-    lengths = sorted(map(len, data.prompts))
-    run: Row = {
-        "samples": len(lengths),
-        "prompt_tokens_least": lengths[0],
-        "prompt_tokens_median": lengths[len(lengths) // 2],
-        "prompt_tokens_most": lengths[-1],
-        "loadgen": version("mlcommons-loadgen"),
-        "transformers": transformers.__version__,
-        "scope": config.scope(),
-        "simulated": config.engine == "sim",
-    }
-    bench = Bench(rank, config.model_copy(update={"samples": len(lengths)}), data, run)
+    run: Row = {"samples": len(data.prompts), "scope": config.scope(), "simulated": config.engine == "sim"}
+    run |= {"loadgen": version("mlcommons-loadgen"), "transformers": transformers.__version__}
+    bench = Bench(rank, config.model_copy(update={"samples": run["samples"]}), data, run)
     if config.engine == "http":
         _meet(bench)
     bench.tables["reduced"] = [row for scenario in config.scenarios for row in bench.config.reduced(scenario)]
@@ -98,8 +89,8 @@ def _meet(bench: Bench) -> None:
     finally:
         dispatcher.stop()
     first, text = dispatcher.workers[0], any(worker.text for worker in dispatcher.workers)
-    sim = first.engine == "sim"
-    bench.run |= {"scope": config.scope(first.model, sim, text), "simulated": sim}
+    bench.run["simulated"] = sim = first.engine == "sim"
+    bench.run["scope"] = config.scope(first.model, sim, text)
 
 
 def _settings(bench: Bench) -> Settings:

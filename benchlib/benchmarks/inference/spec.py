@@ -71,10 +71,6 @@ def _invalid(row: Row, run: Rows) -> str:
     return ""
 
 
-def _cost(price: float, tokens_per_s: float) -> float:
-    return price * 1e6 / 3600 / tokens_per_s
-
-
 # Of the run: the end of metrics' names, which says what stands in for the real thing.
 scope = Col("end", of=str, needs="scope")
 name = Col("test")
@@ -102,7 +98,13 @@ tests = Table(
         Col("energy_j", "J"),
         Col("price_per_hour_usd", "USD"),
         Col("energy_per_token_j", "J", "", truediv, "energy_j tokens"),
-        Col("usd_per_million_tokens", "USD", "", _cost, "price_per_hour_usd tokens_per_s"),
+        Col(
+            "usd_per_million_tokens",
+            "USD",
+            "",
+            lambda price, rate: price * 1e6 / 3600 / rate,
+            "price_per_hour_usd tokens_per_s",
+        ),
     ],
 )
 times = Table(
@@ -180,7 +182,7 @@ inflight, in_flight = served.in_flight(
 )
 run = run_table(
     *cols("scope simulated transformers loadgen"),
-    *cols("samples prompt_tokens_least prompt_tokens_median prompt_tokens_most stated counted", "count"),
+    *cols("samples stated counted", "count"),
     served.ratio,
 )
 streamed = times.where(kind=("ttft", "tpot"))

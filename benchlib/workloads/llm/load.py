@@ -169,7 +169,7 @@ def times_s(table: np.ndarray) -> dict[str, np.ndarray]:
 def lateness_s(table: np.ndarray) -> np.ndarray:
     """Return by how much each scheduled query was issued late, in s; empty where nothing was scheduled."""
     late = table["issued_s"] - table["scheduled_s"]
-    return late[~np.isnan(late)]  # type: ignore[no-any-return]
+    return np.maximum(late[~np.isnan(late)], 0.0)  # type: ignore[no-any-return]  # two clocks, rounded
 
 
 def span_s(table: np.ndarray) -> float:
@@ -262,15 +262,14 @@ def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repe
     the server.
     """
     done = completed(table)
-    span, times = span_s(done), times_s(done)
+    span, times = span_s(done) if len(done) else 0.0, times_s(done) | {"late": lateness_s(table)}
     failed, good = int(table["failed"].sum()), int(meets(table, limits_s).sum())
     per_s = {"samples": len(done), "tokens": float(done["tokens"].sum()), "goodput": good}
-    row: Row = {"queries": len(table), "failed": failed, "repeated": repeated, "seconds": span if len(done) else 0.0}
-    row |= {f"{name}_per_s": count / span if len(done) else 0.0 for name, count in per_s.items()}
+    row: Row = {"queries": len(table), "failed": failed, "repeated": repeated, "seconds": span}
+    row |= {f"{name}_per_s": count / span if span else 0.0 for name, count in per_s.items()}
     row |= {f"{name}_ms": (1e3 * values).tolist() for name, values in times.items()}
-    row["late_ms"] = (1e3 * np.maximum(lateness_s(table), 0.0)).tolist()
-    why = {f"{name}_ms": "no query was completed" for name, values in times.items() if not len(values)}
-    why |= {} if row["late_ms"] else {"late_ms": "nothing was scheduled"}
+    lacking = [name for name, values in times.items() if not len(values)]
+    why = {f"{name}_ms": "nothing was scheduled" if name == "late" else "no query was completed" for name in lacking}
     late = any(not value <= limit for _, value, limit in client_limits(table, limits_s.get("ttft", 0.0)))
     below = all(percentile(times[name], share) < limit for name, limit in limits_s.items())
     met = below and not failed and not repeated
