@@ -167,7 +167,11 @@ class InferenceConfig(BaseConfig):
         limits_s = {
             kind: getattr(self, f"{kind}_limit_s") * (full.limits_s[kind] / server[kind]) for kind in full.limits_s
         }
-        least = {"min_queries": self.min_queries, "min_duration_s": self.min_duration_s, "samples": self.size}
+        least: dict[str, Any] = {
+            "min_queries": self.min_queries,
+            "min_duration_s": self.min_duration_s,
+            "samples": self.size,
+        }
         share = full.percentile if scenario == "Offline" else self.percentile  # that has no limit of time
         return replace(full, **least, percentile=share, limits_s=limits_s)
 

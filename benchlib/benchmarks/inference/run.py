@@ -151,9 +151,8 @@ def _performance(bench: Bench, scenario: str) -> None:
         outcome = _perform(bench, scenario)
     except RunBroken as error:
         row |= {"status": "failed", "reason": str(error), "valid": False, "broken": ["ended"]}
-        tables["validity"].append(
-            {"test": scenario, "rule": "ended", "measured": 1.0, "limit": 0.0, "detail": str(error)}
-        )
+        ended = {"test": scenario, "rule": "ended", "measured": 1.0, "limit": 0.0, "detail": str(error)}
+        tables["validity"].append(ended)
         plan |= {"why": plan.get("why", {}) | dict.fromkeys(("queries_sent", "took_s"), "the test did not end")}
         return
     errors = "; ".join([*outcome.errors[:2], *outcome.log["errors"][:2]])[:300]

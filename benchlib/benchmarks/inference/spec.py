@@ -74,7 +74,6 @@ def _invalid(row: Row, run: Rows) -> str:
 # Of the run: the end of metrics' names, which says what stands in for the real thing.
 scope = Col("end", of=str, needs="scope")
 name = Col("test")
-rates = partial(Col, unit="samples/s")
 tests = Table(
     "tests",
     "{test}",
@@ -88,9 +87,9 @@ tests = Table(
         *cols("queries tokens", "count"),
         Col("invalid", "count", "tests that are not valid", lambda valid: int(not valid), "valid"),
         Col("seconds", "s", "time"),
-        *(rates(f"samples_{part}", label="samples/s") for part in ("per_s", "low", "high")),
-        *(Col(f"tokens_{part}", "tokens/s", "tokens/s") for part in ("per_s", "low", "high")),
-        rates("loadgen_per_s", label="LoadGen's samples/s"),
+        *cols("samples_per_s samples_low samples_high", "samples/s", label="samples/s"),
+        *cols("tokens_per_s tokens_low tokens_high", "tokens/s", label="tokens/s"),
+        Col("loadgen_per_s", "samples/s", "LoadGen's samples/s"),
         Col("server_qps", "queries/s"),
         Col("goodput_per_s", "queries/s", "goodput", derived=True),
         Col("driver_cores", "cores"),
@@ -102,7 +101,7 @@ tests = Table(
             "usd_per_million_tokens",
             "USD",
             "",
-            lambda price, rate: price * 1e6 / 3600 / rate,
+            lambda usd, rate: 1e6 * usd / 3600 / rate,
             "price_per_hour_usd tokens_per_s",
         ),
     ],
@@ -190,13 +189,10 @@ streamed = times.where(kind=("ttft", "tpot"))
 
 def _metrics(scenario: Scenario) -> Iterator[Metric]:
     """Yield the metrics of a scenario; the end of their names says what stands in for the real thing."""
-    of = tests.where(test=scenario)
+    of, lose, first = tests.where(test=scenario), HELD | MAY_LOSE.get(scenario, {}), HEADLINES.get(scenario, ())
 
     def metric(name: str, label: str, basis: str, better: Any = "lower", ref: Ref | None = None, **more: Any) -> Metric:
-        more |= {
-            "may_lose": (HELD | MAY_LOSE.get(scenario, {})).get(name),
-            "headline": name in HEADLINES.get(scenario, ()),
-        }
+        more |= {"may_lose": lose.get(name), "headline": name in first}
         named, words = f"{name}_{scenario.lower()}{{end}}", f"{label}, {scenario}"
         return Metric(named, ref or of[name], words, basis, better, unless=_invalid, **more)
 

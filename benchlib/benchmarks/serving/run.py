@@ -61,9 +61,8 @@ class Bench:
     def client(self, urls: list[str]) -> Iterator[tuple[Client, Dispatcher]]:
         """Open a dispatcher to some workers, and a client that drives it."""
         config, start_s = self.config, self.config.startup_timeout_s
-        policy = Policy(
-            config.concurrency, config.deadline_s, config.stall_s, config.gone_s, start_s=start_s, partial=True
-        )
+        limits_s = config.deadline_s, config.stall_s, config.gone_s
+        policy = Policy(config.concurrency, *limits_s, start_s=start_s, partial=True)
         dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
         with keep_alive(self.events, start_s):
             dispatcher.start()

@@ -42,6 +42,7 @@ class _Loaded(Local):
         shape = settings.positions, settings.shrink
         self.decoder = decoder = decoders.load(settings.model, settings.device, settings.precision, *shape)
         self.model: Any = decoder.model
+        self.greedy = partial(GenerationConfig, do_sample=False, pad_token_id=decoder.pad)
         self.positions, self.vocabulary = decoder.positions, self.model.config.vocab_size
         self.ends = [] if settings.fixed_length else list(decoder.ends)
 
@@ -78,10 +79,7 @@ class Static(_Loaded):
             rows = [torch.tensor(query.ids) for query in batch]
             ids, mask = pad(rows, padding_value=self.decoder.pad), pad([torch.ones_like(row) for row in rows])
             watch = [partial(self._step, batch)]
-            max_new = max(query.max_new for query in batch)
-            how = GenerationConfig(
-                max_new_tokens=max_new, do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=NO_END
-            )
+            how = self.greedy(max_new_tokens=max(query.max_new for query in batch), eos_token_id=NO_END)
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
             with torch.inference_mode():
                 self.model.generate(ids, attention_mask=mask, generation_config=how, stopping_criteria=watch)
@@ -128,7 +126,7 @@ class Continuous(_Loaded):
         """Load the model and start transformers' thread."""
         super().start()
         slots = self.settings.slots
-        how = GenerationConfig(do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=self.ends or [NO_END])
+        how = self.greedy(eos_token_id=self.ends or [NO_END])
         try:
             from transformers import ContinuousBatchingConfig
 

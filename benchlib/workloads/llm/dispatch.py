@@ -39,9 +39,7 @@ class Dispatcher:
         self.workers: list[Worker] = []
         self.attempts: list[Row] = []
         self.events: list[Row] = []
-        self._again: dict[
-            tuple[int, str], Row
-        ] = {}  # of queries sent again, the first time and how many: by worker and reason
+        self._again: dict[tuple[int, str], Row] = {}  # queries sent again, by worker and reason
         self.on_send: Callable[[int, int, int], None] | None = None
         self._queue: deque[Job] = deque()
         self._gone = ""  # why everything fails

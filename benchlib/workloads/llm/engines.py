@@ -140,11 +140,9 @@ class Local:
         """Take a query. Raises ``UserError`` for one that is longer than the model takes."""
         if self._over.is_set():
             raise UserError(STOPPED)
-        size = len(query.ids), query.max_new
-        if sum(size) > self.positions:
-            raise UserError(
-                "a prompt of {:,} tokens and {:,} new ones: the engine takes {:,}".format(*size, self.positions)
-            )
+        prompt, new, most = len(query.ids), query.max_new, self.positions
+        if prompt + new > most:
+            raise UserError(f"a prompt of {prompt:,} tokens and {new:,} new ones: the engine takes {most:,}")
         self._open[query.rid] = query
         self._take_in(query)
 

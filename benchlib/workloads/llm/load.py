@@ -56,9 +56,8 @@ QUERY = np.dtype(
         ("failed", "?"),
     ]
 )
-ISSUED = np.array(
-    (0, 0, math.nan, math.nan, math.nan, math.nan, 0, 0, -1, 1, True), QUERY
-)  # what has not ended has failed
+# What has not ended has failed.
+ISSUED = np.array((0, 0, math.nan, math.nan, math.nan, math.nan, 0, 0, -1, 1, True), QUERY)
 
 
 class QueryLog:

@@ -151,14 +151,10 @@ class Server:
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=self.options.max_body, middlewares=[self._guard])
-        application.add_routes(
-            [
-                web.post("/v1/completions", self._complete),
-                web.post("/v1/chat/completions", partial(self._complete, form=Chat)),
-                web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
-            ]
-        )
+        application.router.add_post("/v1/completions", self._complete)
+        application.router.add_post("/v1/chat/completions", partial(self._complete, form=Chat))
+        application.router.add_get("/v1/models", self._models)
+        application.router.add_get("/metrics", self._metrics)
         return application
 
     @web.middleware

@@ -109,14 +109,12 @@ class Answer:
         try:
             for values in json.loads(text):
                 self._event(values)
-            valid = all(type(token) is int and 0 <= token < MAX_ID for token in self.ids)
         except LostAttempt:
             raise
         except Exception as error:
             raise LostAttempt(f"a malformed event ({type(error).__name__}): {text[1:81]!r}") from None
-        if not valid or len(self.ids) > self.max_new:
-            what = f"{len(self.ids)} tokens, {self.max_new} were asked for" if valid else "token ids are not integers"
-            raise LostAttempt(what)
+        if len(self.ids) > self.max_new:
+            raise LostAttempt(f"{len(self.ids)} tokens, {self.max_new} were asked for")
 
     def _event(self, values: Any) -> None:
         if values.get("error") or values.get("object") == "error":
@@ -128,7 +126,10 @@ class Answer:
             ids, words = choice.get("token_ids"), choice.get("text") or ""
             if ids is None and words and not self.text:
                 raise WithoutIds("text without token ids: the server does not know return_token_ids")
-            self.ids += [] if self.text else ids or []
+            new = [] if self.text else ids or []
+            if not all(type(token) is int and 0 <= token < MAX_ID for token in new):
+                raise LostAttempt("token ids are not integers")
+            self.ids += new
             self.words += words if self.text else ""
             self.reason = str(choice.get("finish_reason") or self.reason)
 
