@@ -96,9 +96,8 @@ def _meet(bench: Bench) -> None:
 def _settings(bench: Bench) -> Settings:
     config = bench.config
     longest = max(map(len, bench.data.prompts)) + config.max_new
-    same = {name: getattr(config, name) for name in ("model", "precision", "slots", "shrink", "step_s", "served_model")}
     return Settings(
-        **same,
+        **config.model_dump(include={"model", "precision", "slots", "shrink", "step_s", "served_model"}),
         device=str(devices.device(config.backend, 0)),
         threads=torch.get_num_threads(),
         positions=math.ceil(longest / 64) * 64,

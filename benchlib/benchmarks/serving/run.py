@@ -130,7 +130,7 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
     if config.workers:
         return Bench(config, events, list(config.workers), addresses.bearer_token(), prompts)
     steps = [ms * (1 + config.planted_slowdown) for ms in config.sim_step_ms]
-    options: dict[str, Any] = {name: getattr(config, name) for name in ("engine", "model", "precision")}
+    options = config.model_dump(include={"engine", "model", "precision"})
     options |= {"slots": config.worker_slots, "device": BACKENDS[config.backend].device_type}
     each = [options | {"step_ms": steps[index % len(steps)]} for index in range(config.worker_count)]
     pool = stack.enter_context(Pool(run_dir / "logs" / "workers", each, config.startup_timeout_s))
