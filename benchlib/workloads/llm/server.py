@@ -29,16 +29,7 @@ from typing import Annotated, Any, Self
 
 import psutil
 from aiohttp import web
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from benchlib.config.addresses import TOKEN
 from benchlib.core.errors import BackendUnavailable, UserError, explained
@@ -77,10 +68,8 @@ class Options(Settings):
     announce: str = ""
 
 
-class Ask(BaseModel):
+class Ask(BaseModel, strict=True):
     """The body of a request. The context is the ``Codec`` that reads a prompt of text; None: there is none."""
-
-    model_config = ConfigDict(strict=True)
 
     prompt: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     max_tokens: int = Field(16, ge=1, le=MAX_NEW)
@@ -135,7 +124,7 @@ class Chat(Ask):
         return self
 
 
-Events = asyncio.Queue[tuple[list[int], bool, str]]  # of a query: new tokens, whether that is all, why it failed
+Events = asyncio.Queue[tuple[list[int], str | None]]  # of a query: its tokens so far; at the end '' or why it failed
 
 
 class Server:
@@ -189,19 +178,13 @@ class Server:
                 )
             loop = asyncio.get_running_loop()
 
-            def tell(ids: Sequence[int], done: bool = False, error: str = "") -> None:
-                if done or ask.stream:
+            def tell(_: int, ids: Sequence[int], error: str | None = None) -> None:
+                if error is not None or ask.stream:
                     with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                        loop.call_soon_threadsafe(events.put_nowait, ([*ids], done, error))
+                        loop.call_soon_threadsafe(events.put_nowait, ([*ids], error))
 
-            query = Query(
-                rid,
-                ask.prompt,
-                ask.max_tokens,
-                on_first=lambda _, time_s, token: tell([token]),
-                on_done=lambda _, ids, error: tell(ids, True, error),
-                on_more=lambda *_: tell(query.tokens),
-            )
+            query = Query(rid, ask.prompt, ask.max_tokens, lambda _, time_s, token: tell(rid, [token]), tell)
+            query.on_more = lambda *_: tell(rid, query.tokens)
             self.engine.submit(query)
             return await self._answer(request, rid, ask, events)
         except ValueError as error:  # also a query that is longer than the model takes
@@ -212,18 +195,20 @@ class Server:
     async def _answer(self, request: web.Request, rid: int, ask: Ask, events: Events) -> web.StreamResponse:
         """Send new tokens as they come where they are streamed, else all of them."""
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response, sent, done = web.StreamResponse(headers=headers), 0, False
+        response, sent = web.StreamResponse(headers=headers), 0
+        error: str | None = None
         try:
             if ask.stream:
                 await response.prepare(request)
-            while not done:
-                ids, done, error = await events.get()
-                while not done and not events.empty():  # what came meanwhile goes along: each event costs both sides
-                    ids, done, error = events.get_nowait()
-                if done:
+            while error is None:
+                ids, error = await events.get()
+                # What came meanwhile goes along: each event costs both sides.
+                while error is None and not events.empty():
+                    ids, error = events.get_nowait()
+                if error is not None:
                     self.counts["error" if error else "ok"] += 1
                     self.tokens += len(ids)
-                values = {"error": {"message": error, "code": 500}} if error else self._chunk(rid, ask, ids, sent, done)
+                values = self._chunk(rid, ask, ids, sent, error)
                 if not ask.stream:
                     return web.json_response(values, status=500 if error else 200)
                 await response.write(b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n")
@@ -233,13 +218,16 @@ class Server:
         except ConnectionError:  # the client has gone
             pass
         finally:
-            if not done:  # others wait for the slot
+            if error is None:  # others wait for the slot
                 self.counts["cancelled"] += 1
                 self.engine.cancel(rid)
         return response
 
-    def _chunk(self, rid: int, ask: Ask, ids: list[int], sent: int, done: bool) -> dict[str, Any]:
-        """Return an object of OpenAI's completions with the tokens of an answer that were not ``sent``."""
+    def _chunk(self, rid: int, ask: Ask, ids: list[int], sent: int, error: str | None) -> dict[str, Any]:
+        """Return an object of OpenAI's completions with the tokens of an answer that were not ``sent``, or of its error."""
+        if error:
+            return {"error": {"message": error, "code": 500}}
+        done = error is not None
         if self.codec and not ask.return_token_ids:
             # What the answer's text has more with them; a character whose bytes are not all there yet waits.
             whole, old = self.codec.decode(ids), self.codec.decode(ids[:sent]).rstrip("\ufffd")
