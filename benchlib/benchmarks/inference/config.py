@@ -164,9 +164,7 @@ class InferenceConfig(BaseConfig):
         full, server = RULES[scenario], RULES["Server"].limits_s
         if self.rules == "mlperf":
             return full
-        limits_s = {
-            kind: getattr(self, f"{kind}_limit_s") * (full.limits_s[kind] / server[kind]) for kind in full.limits_s
-        }
+        limits_s = {kind: getattr(self, f"{kind}_limit_s") * (s / server[kind]) for kind, s in full.limits_s.items()}
         least: dict[str, Any] = {
             "min_queries": self.min_queries,
             "min_duration_s": self.min_duration_s,

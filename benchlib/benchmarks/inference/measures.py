@@ -112,9 +112,9 @@ def measured(test: Outcome, config: InferenceConfig, events: Sequence[Event]) ->
         "energy_j": _energy(config, log, events),
         **_memory(test.facts),
     }
-    for what, weights in (("samples", np.ones(len(done))), ("tokens", done["tokens"].astype(float))):
-        values = zip(("per_s", "low", "high"), rate(done, weights), strict=True)
-        optional |= {f"{what}_{part}": (value, NOTHING) for part, value in values}
+    for what, weights in (("samples", np.ones(len(done))), ("tokens", done["tokens"])):
+        for part, value in zip(("per_s", "low", "high"), rate(done, weights), strict=True):
+            optional[f"{what}_{part}"] = value, NOTHING
     row: Row = {name: None if value is None else float(value) for name, (value, _) in optional.items()}
     return row | {
         "loadgen": log["result_validity"],

@@ -157,7 +157,7 @@ class Continuous(_Loaded):
 
     @property
     def failure(self) -> str:  # type: ignore[override]
-        """See ``Local``: transformers' thread died, and what is put in its queue stays there."""
+        """Transformers' thread died, and what is put in its queue stays there."""
         return DIED if self._manager and not self._over.is_set() and not self._manager.is_running() else ""
 
     def stop(self) -> None:

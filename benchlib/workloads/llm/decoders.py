@@ -50,7 +50,7 @@ def absent(name: str, error: Exception) -> BackendUnavailable:
     """
     if Path(name).is_absolute() and not Path(name).exists():
         raise UserError(f"{name}: no such folder or file")
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
     if Path(name).exists():
         raise UserError(f"{name}: cannot be read: {first}")
     return BackendUnavailable(
