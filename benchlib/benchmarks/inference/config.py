@@ -164,14 +164,15 @@ class InferenceConfig(BaseConfig):
         full, server = RULES[scenario], RULES["Server"].limits_s
         if self.rules == "mlperf":
             return full
-        limits_s = {kind: getattr(self, f"{kind}_limit_s") * (s / server[kind]) for kind, s in full.limits_s.items()}
+        shares = {kind: limit_s / server[kind] for kind, limit_s in full.limits_s.items()}
+        limits_s = {kind: getattr(self, f"{kind}_limit_s") * share for kind, share in shares.items()}
         least: dict[str, Any] = {
             "min_queries": self.min_queries,
             "min_duration_s": self.min_duration_s,
             "samples": self.size,
         }
-        share = full.percentile if scenario == "Offline" else self.percentile  # that has no limit of time
-        return replace(full, **least, percentile=share, limits_s=limits_s)
+        percentile = full.percentile if scenario == "Offline" else self.percentile  # that has no limit of time
+        return replace(full, **least, percentile=percentile, limits_s=limits_s)
 
     def per_s(self, scenario: str) -> float:
         """Return the queries per s that LoadGen is told to expect."""

@@ -1,7 +1,6 @@
 """What the benchmarks of servers state alike: workers that were lost, requests in flight, tokens that were counted in texts."""
 
 from collections.abc import Mapping
-from functools import partial
 from operator import truediv
 from typing import Any
 
@@ -33,8 +32,8 @@ def in_flight(*first: Col, title: str, empty: str) -> tuple[Table, Chart]:
 def tokens_counted(run: Table) -> Check:
     """Return the check of tokens that were counted in texts; ``run`` has the column ``ratio``."""
     question = "Does the tokenizer of model find as many tokens as the servers state?"
-    ends = partial(within, most=1 + COUNT_SHARE, when=lambda config: bool(config.workers))
-    return ends("tokens counted", question, (run["count_ratio"], 1 - COUNT_SHARE))
+    least = run["count_ratio"], 1 - COUNT_SHARE
+    return within("tokens counted", question, least, most=1 + COUNT_SHARE, when=lambda config: bool(config.workers))
 
 
 def counts(counted: Mapping[str, int]) -> dict[str, Any]:
