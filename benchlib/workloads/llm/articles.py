@@ -6,6 +6,7 @@ wording that all summaries share is worth, and the lead, which says what copying
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -28,10 +29,6 @@ class Summaries:
     references: list[str]
     warm_up: list[list[int]]
     codec: Codec
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of an answer without special tokens."""
-        return str(self.codec.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
 
 
 def load(data: str, path: str, samples: int, seed: int, model: str, vocabulary: int = 0) -> Summaries:
@@ -104,8 +101,8 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, An
 
 def score(summaries: Summaries, answers: Mapping[int, Sequence[int]]) -> dict[str, Any]:
     """Return ROUGE of the answers (tokens by sample) with the splitter, and ROUGE-1 of the two controls."""
-    rows = sorted(answers)
-    texts = [summaries.decode(answers[row]) for row in rows]
+    rows, decode = sorted(answers), partial(summaries.codec.tokenizer.decode, skip_special_tokens=True)
+    texts = [str(decode(list(answers[row]))).strip() for row in rows]
     references = [summaries.references[row] for row in rows]
     leads = [summaries.texts[row][: len(reference)] for row, reference in zip(rows, references, strict=True)]
     # A shuffle may leave some in place; in a shuffled circle the next one is always another.
