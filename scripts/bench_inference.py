@@ -35,10 +35,9 @@ from measuring import interleaved, machine, options_of, spread
 from benchlib.benchmarks.inference import loadgen
 from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.stats import percentile
-from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import ENGINES, Policy, Query, Settings, Sim
-from benchlib.workloads.llm.load import Client, measure
+from benchlib.workloads.llm.load import Client, completed, each_s, measure, span_s
 from benchlib.workloads.llm.pool import Pool
 
 NULL, BARE = "null", "bare"  # engines that answer at once
@@ -84,8 +83,9 @@ def run(
 ) -> loadgen.Outcome:
     """One LoadGen test; ``fixed``: every answer has ``max_new`` tokens."""
     settings = Settings(model=config.model, shrink=config.shrink, fixed_length=fixed, slots=config.slots, threads=1)
-    config, warm_up = config.model_copy(update={"samples": len(prompts)}), [] if engine in (NULL, BARE) else prompts[:2]
-    test = loadgen.Test(scenario, config, settings, prompts, warm_up, folder, 120.0, engine=engine)
+    config = config.model_copy(update={"samples": len(prompts), "engine": engine})
+    warm_up = [] if engine in (NULL, BARE) else prompts[:2]
+    test = loadgen.Test(scenario, config, settings, prompts, warm_up, folder, 120.0)
     return loadgen.perform(test, lambda _: None)
 
 
@@ -119,9 +119,9 @@ def first_token_share(config: InferenceConfig, rounds: int, fixed: bool) -> floa
     rates: dict[str, list[float]] = {"static": [], "continuous": []}
     for engine in interleaved(list(medians_s), rounds):
         with tempfile.TemporaryDirectory() as folder:
-            done = queries.completed(run(engine, "Server", config, prompts, Path(folder) / engine, fixed).table)
-        medians_s[engine].append(percentile(queries.each_s(done)["ttft"], 0.5))
-        rates[engine].append(len(done) / queries.span_s(done))
+            done = completed(run(engine, "Server", config, prompts, Path(folder) / engine, fixed).table)
+        medians_s[engine].append(percentile(each_s(done)["ttft"], 0.5))
+        rates[engine].append(len(done) / span_s(done))
     shares = [a / b for a, b in zip(medians_s["continuous"], medians_s["static"], strict=True)]
     print(f"first       {config.model}, {np.median(done['tokens']):.0f} tokens: share {spread(shares)}")
     for engine, seconds in medians_s.items():

@@ -1,13 +1,16 @@
-"""Parameters of the inference benchmark. The defaults are those of the smoke tier."""
+"""Parameters of the inference benchmark, with the defaults of the smoke tier, and MLPerf's rules for Llama-3.1-8B.
+
+The rules are those of the mlperf.conf inside LoadGen 6.0.17 and of mlcommons/inference, tools/submission (v5.1 to v6.1).
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from benchlib.benchmarks.inference.rules import RULES, SET, STREAMS, Rule, lg_scenario, model_key
 from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError
@@ -17,6 +20,36 @@ from benchlib.workloads.llm import mininews
 
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
 RANDOM_MODEL = "llama3-8b-random"
+SET = 13_368  # articles of the validation set of CNN/DailyMail
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a scenario asks for, and LoadGen's name of it: Interactive is Server with another ``model`` key.
+
+    ``percentile`` from 0 to 100; limits of ``ttft`` and ``tpot`` in s, where it has some. ``streams`` are the samples of a query,
+    ``slack`` how often LoadGen sends what the expected rate gives in the least time.
+    """
+
+    lg: str
+    min_queries: int
+    percentile: float = 99
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+    samples: int = SET
+    min_duration_s: float = 600
+    model: str = "llama3_1-8b"
+    streams: int = 1
+    slack: float = 1
+    of_model: bool = True  # whether MLPerf has this scenario for this model
+
+
+RULES = {
+    "Offline": Rule("Offline", SET, slack=1.1),
+    "Server": Rule("Server", 100, limits_s={"ttft": 2.0, "tpot": 0.1}),
+    "Interactive": Rule("Server", 100, limits_s={"ttft": 0.5, "tpot": 0.03}, model="llama3_1-8b-interactive"),
+    "SingleStream": Rule("SingleStream", 100, 90, samples=5_000, model="llama3_1-8b-edge", slack=2),
+    "MultiStream": Rule("MultiStream", 662, streams=8, of_model=False),
+}
 
 
 class InferenceConfig(BaseConfig):
@@ -131,10 +164,20 @@ class InferenceConfig(BaseConfig):
         full, server = RULES[scenario], RULES["Server"].limits_s
         if self.rules == "mlperf":
             return full
-        limits_s = {
-            kind: getattr(self, f"{kind}_limit_s") * (full.limits_s[kind] / server[kind]) for kind in full.limits_s
+        shares = {kind: limit_s / server[kind] for kind, limit_s in full.limits_s.items()}
+        limits_s = {kind: getattr(self, f"{kind}_limit_s") * share for kind, share in shares.items()}
+        least: dict[str, Any] = {
+            "min_queries": self.min_queries,
+            "min_duration_s": self.min_duration_s,
+            "samples": self.size,
         }
-        return Rule(self.min_queries, self.min_duration_s, self.size, self.percentile, limits_s, full.of_model)
+        percentile = full.percentile if scenario == "Offline" else self.percentile  # that has no limit of time
+        return replace(full, **least, percentile=percentile, limits_s=limits_s)
+
+    def per_s(self, scenario: str) -> float:
+        """Return the queries per s that LoadGen is told to expect."""
+        rates = {"Offline": self.expected_qps, "Server": self.server_qps}
+        return rates.get(RULES[scenario].lg, 1 / self.expected_latency_s)
 
     def conf(self, scenario: str) -> tuple[str, dict[str, float]]:
         """Return the text of user.conf, and what must be read back of LoadGen's settings.
@@ -149,14 +192,11 @@ class InferenceConfig(BaseConfig):
 
     def _lines(self, scenario: str) -> Iterator[tuple[str, float, str, float]]:
         """Yield what user.conf says, the target first: key and value, and LoadGen's attribute with the value that it has to get."""
-        name, rule = lg_scenario(scenario), self.rule(scenario)
-        kind = {"SingleStream": "single_stream", "MultiStream": "multi_stream"}.get(name, name.lower())
-        if name == "Server":
-            yield "*.Server.target_qps", self.server_qps, "server_target_qps", self.server_qps
-        elif name == "Offline":
-            yield "*.Offline.target_qps", self.expected_qps, "offline_expected_qps", self.expected_qps
+        rule, rate, latency = self.rule(scenario), self.per_s(scenario), self.expected_latency_s
+        name, kind = rule.lg, rule.lg.lower().replace("stream", "_stream")
+        if name in ("Server", "Offline"):
+            yield f"*.{name}.target_qps", rate, f"{kind}_{'target' if name == 'Server' else 'expected'}_qps", rate
         else:
-            latency = self.expected_latency_s
             yield f"*.{name}.target_latency", 1e3 * latency, f"{kind}_expected_latency_ns", 1e9 * latency
         duration_ms = round(1e3 * rule.min_duration_s)
         yield f"*.{name}.min_duration", duration_ms, "min_duration_ms", duration_ms
@@ -167,58 +207,49 @@ class InferenceConfig(BaseConfig):
             yield f"*.{name}.target_latency_percentile", rule.percentile, f"{kind}_target_latency_percentile", share
         for limit, limit_s in rule.limits_s.items():  # by the model's own key: wildcards stand below it within one file
             limit_ms = round(1e3 * limit_s)
-            yield f"{model_key(scenario)}.{name}.{limit}_latency", limit_ms, f"{limit}_latency", limit_ms * 10**6
+            yield f"{rule.model}.{name}.{limit}_latency", limit_ms, f"{limit}_latency", limit_ms * 10**6
 
     def reduced(self, scenario: str) -> list[dict[str, Any]]:
         """Return a row for each rule that a test does not keep: what MLPerf asks for, and what this run does."""
         full, used = RULES[scenario], self.rule(scenario)
-        least: list[tuple[str, float, float]] = [
+        rows: list[tuple[str, float, float]] = [
             ("least duration, s", full.min_duration_s, used.min_duration_s),
             ("least queries", full.min_queries, used.min_queries),
             ("samples of the data set", full.samples, self.size),
-            ("percentile", full.percentile, used.percentile if scenario != "Offline" else full.percentile),
+            ("percentile", full.percentile, used.percentile),
         ]
-        most = [
-            (f"limit of {kind.upper()}, s", full.limits_s[kind], limit_s) for kind, limit_s in used.limits_s.items()
-        ]
-        most.append(("scenario of this model", 0, int(not full.of_model)))
-        rows = [row for row in least if row[2] < row[1]] + [row for row in most if row[2] > row[1]]
-        return [dict(zip(("scenario", "rule", "mlperf", "used"), (scenario, *row), strict=True)) for row in rows]
+        rows = [(name, least, own) for name, least, own in rows if own < least]
+        limits = [(f"limit of {kind.upper()}, s", most, used.limits_s[kind]) for kind, most in full.limits_s.items()]
+        rows += [(name, most, own) for name, most, own in limits if own > most]
+        rows += [] if full.of_model else [("scenario of this model", 0, 1)]
+        return [{"scenario": scenario, "rule": name, "mlperf": mlperf, "used": own} for name, mlperf, own in rows]
 
     def issued(self, scenario: str) -> int:
         """Return how many samples LoadGen will issue: what its least numbers ask for, in whole sets (equal issue)."""
-        rule, samples = self.rule(scenario), self.size
-        if scenario == "Offline":
-            asked = max(rule.min_queries, 1.1 * rule.min_duration_s * self.expected_qps)
-        elif lg_scenario(scenario) == "Server":
-            asked = max(rule.min_queries, rule.min_duration_s * self.server_qps)
-        elif scenario == "MultiStream":  # it ends when the least time and number are reached
-            return math.ceil(max(rule.min_queries, rule.min_duration_s / self.expected_latency_s)) * STREAMS
-        else:
-            # LoadGen prepares twice the queries that the expected latency gives, and one more, and sends all of them.
-            asked = max(rule.min_queries, 2 * rule.min_duration_s / self.expected_latency_s) + 1
-            samples = min(samples, rule.samples)
-        return math.ceil(asked / samples) * samples
+        rule = self.rule(scenario)
+        asked = max(rule.min_queries, round(rule.slack * rule.min_duration_s * self.per_s(scenario), 6))
+        if scenario == "MultiStream":  # it ends when the least time and number are reached
+            return math.ceil(asked) * rule.streams
+        samples = min(self.size, rule.samples)
+        return math.ceil((asked + (scenario == "SingleStream")) / samples) * samples
 
     def plan(self, scenario: str) -> dict[str, Any]:
         """Return what a test takes, before it runs: queries that the percentile needs, queries issued, expected seconds."""
-        rule, issued = self.rule(scenario), self.issued(scenario)
-        queries, name = issued // (STREAMS if scenario == "MultiStream" else 1), lg_scenario(scenario)
-        rates = {"Offline": self.expected_qps, "Server": self.server_qps}
-        seconds = issued / rates[name] if name in rates else queries * self.expected_latency_s
-        row = {"scenario": scenario, "queries_planned": queries, "expected_s": max(seconds, rule.min_duration_s)}
-        if name == "Offline":
+        rule, queries = self.rule(scenario), self.issued(scenario) // RULES[scenario].streams
+        seconds = max(queries / self.per_s(scenario), rule.min_duration_s)
+        row = {"scenario": scenario, "queries_planned": queries, "expected_s": seconds}
+        if scenario == "Offline":
             why = dict.fromkeys(("percentile", "needed_if_late"), "no limit of time")
             return row | {"queries_needed": 1, "why": why}
         needed, if_late = (queries_needed(rule.percentile / 100, late) for late in (0, 1))
-        row |= {"queries_needed": needed if name == "Server" else if_late, "needed_if_late": if_late}
+        row |= {"queries_needed": needed if rule.lg == "Server" else if_late, "needed_if_late": if_late}
         return row | {"percentile": rule.percentile}
 
     @property
     def least_s(self) -> float:
         """The seconds that the tests take at least, however fast the system is: their least times, and Server at its rate."""
-        paced = {name: self.issued(name) / self.server_qps for name in self.scenarios if lg_scenario(name) == "Server"}
-        return sum(max(self.rule(name).min_duration_s, paced.get(name, 0.0)) for name in self.scenarios)
+        plans = {name: self.plan(name)["expected_s"] for name in self.scenarios if RULES[name].lg == "Server"}
+        return sum(plans.get(name, self.rule(name).min_duration_s) for name in self.scenarios)
 
     @property
     def _plans(self) -> str:

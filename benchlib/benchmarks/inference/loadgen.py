@@ -1,4 +1,4 @@
-"""One LoadGen test in a process of its own.
+"""One LoadGen test in a process of its own, and what LoadGen leaves in its folder.
 
 LoadGen keeps static state, cannot be aborted and waits for ever for a query that is not completed. So each test is a
 process: ``StartTest`` blocks a daemon thread of it, its main thread watches. A query that is not answered within its
@@ -9,27 +9,27 @@ makes later queries late. No torch here: the engine loads what it needs.
 """
 
 import array
+import contextlib
 import gc
+import json
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.inference import logs
-from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.rules import Rule, lg_scenario, model_key
+from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.runtime import child
-from benchlib.workloads.llm.engines import COMPUTING, Engine, Query, Settings, make
-from benchlib.workloads.llm.load import Client
-from benchlib.workloads.llm.queries import QueryLog
+from benchlib.workloads.llm.engines import COMPUTING, Query, Settings, make
+from benchlib.workloads.llm.load import Client, QueryLog
 
 SUT = "Network SUT"  # in the name that the system tells LoadGen: MLPerf's rules for the network division
 FILLER = (0, 0)
@@ -52,7 +52,6 @@ class Test:
     folder: Path
     limit_s: float
     mode: str = "PerformanceOnly"  # or AccuracyOnly
-    engine: str = ""  # '': that of the scenario
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Outcome:
 
     @property
     def paced(self) -> bool:
-        return lg_scenario(self.scenario) == "Server"
+        return self.rule.lg == "Server"
 
     @property
     def stated_per_s(self) -> float | None:
@@ -80,7 +79,7 @@ class Outcome:
 class Sut:
     """The system under test: LoadGen's callbacks on one side, an engine's on the other."""
 
-    def __init__(self, lg: Any, test: Test, engine: Engine) -> None:
+    def __init__(self, lg: Any, test: Test, engine: Any) -> None:
         self.lg, self.test, self.engine = lg, test, engine
         self.log = QueryLog()
         self.expired: set[int] = set()
@@ -114,7 +113,7 @@ class Sut:
             return
         if error and self.needs_first and not self.log.has_first(rid):
             self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
-        self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids, count=True)
+        self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids)
 
     def expire(self) -> None:
         """Fail the queries whose deadline has passed."""
@@ -123,25 +122,24 @@ class Sut:
             self.on_done(rid, [], f"no answer within {deadline_s:g} s")
             self.expired.add(rid)  # what still comes of it is late, and no second completion
 
-    def _report(self, call: Callable[[Any], None], rid: int, ids: Sequence[int], count: bool = False) -> None:
+    def _report(self, call: Callable[[Any], None], rid: int, ids: Sequence[int]) -> None:
         data = array.array("i", ids)
         address, size = data.buffer_info()
-        more = (size,) if count else ()
-        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, *more)])
+        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, size)])
 
 
 def settings_of(lg: Any, scenario: str, file: Path, text: str, expected: Mapping[str, float]) -> Any:
     """Return LoadGen's settings from the text of a conf; ``RunBroken`` where it did not take over what is expected."""
     file.write_text(text, encoding="utf-8")
-    settings = lg.TestSettings()
-    if code := settings.FromConfig(str(file), model_key(scenario), lg_scenario(scenario)):
+    settings, rule = lg.TestSettings(), RULES[scenario]
+    if code := settings.FromConfig(str(file), rule.model, rule.lg):
         raise RunBroken(f"LoadGen could not read {file.name} (code {code}):\n{text}")
     for name, value in expected.items():
         used = float(getattr(settings, name))
         if abs(used - value) > 1e-9 * max(1.0, abs(value)):
             what = f"{name} is {used:g} and not {value:g}; the file:\n{text}"
             raise RunBroken(f"LoadGen ignored a line of {file.name}: {what}")
-    settings.scenario = getattr(lg.TestScenario, lg_scenario(scenario))
+    settings.scenario = getattr(lg.TestScenario, rule.lg)
     return settings
 
 
@@ -150,7 +148,7 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     import mlperf_loadgen as lg
 
     config, scenario = test.config, test.scenario
-    name = test.engine or config.engine_of(scenario)
+    name = config.engine_of(scenario)
     test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
     engine = make(name, test.settings)
     engine.start()
@@ -160,10 +158,9 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
         raise RunBroken(f"the engine failed at a warm-up query: {why}")
     settings = settings_of(lg, scenario, test.folder / "user.conf", *config.conf(scenario))
     settings.mode = getattr(lg.TestMode, test.mode)
-    output, logging = lg.LogOutputSettings(), lg.LogSettings()
-    output.outdir = str(test.folder)
-    logging.log_output = output
-    logging.enable_trace = lg_scenario(scenario) == "Server" and test.mode == "PerformanceOnly"
+    logging = lg.LogSettings()
+    logging.log_output.outdir = str(test.folder)
+    logging.enable_trace = RULES[scenario].lg == "Server" and test.mode == "PerformanceOnly"
     sut = Sut(lg, test, engine)
     engine.on_send = sut.log.send
     if name == "http":
@@ -190,17 +187,15 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     process, began, cpu = psutil.Process(), time.monotonic(), time.process_time()
     thread = threading.Thread(target=start, name="LoadGen", daemon=True)
     thread.start()
-    looked = reported = began
+    looked = began
     while thread.is_alive():
         thread.join(TICK_S)
         now = time.monotonic()
+        if now - began > test.limit_s:
+            raise RunBroken(f"the test did not end within {test.limit_s:.0f} s; {sut.log.unended} queries were open")
         if now - looked > min(SAY_S, config.deadline_s / 4):  # looks at every query: not at each tick
             looked = now
             sut.expire()
-        if now - began > test.limit_s:
-            raise RunBroken(f"the test did not end within {test.limit_s:.0f} s; {sut.log.unended} queries were open")
-        if now - reported > SAY_S:
-            reported = now
             tell((sut.log.ended, process.memory_info().rss))
     if failure:
         raise RunBroken(f"LoadGen's test ended with an exception: {failure[0]}")
@@ -209,8 +204,8 @@ def measured(test: Test, tell: Callable[[Progress], None]) -> Outcome:
     facts |= {"driver_cpu_share": (time.process_time() - cpu) / seconds}
     # Of servers some may have been lost.
     facts |= {"dispatch": engine.record(began)} if name == "http" else {"device_memory": engine.device_memory()}
-    table, errors = logs.add_schedule(sut.log.table(), logs.schedule(test.folder)), sorted(set(sut.log.errors.values()))
-    return Outcome(scenario, config.rule(scenario), table, logs.detail(test.folder), errors, sut.log.repeated, facts)
+    table, errors = with_schedule(sut.log.table(), test.folder), sorted(set(sut.log.errors.values()))
+    return Outcome(scenario, config.rule(scenario), table, detail(test.folder), errors, sut.log.repeated, facts)
 
 
 def _nothing(*_: Any) -> None:
@@ -229,3 +224,53 @@ def perform(test: Test, tell: Callable[[Progress | None], None]) -> Outcome:
     if ended.status != "done":
         raise RunBroken(f"the process of the test: {ended.reason.removeprefix('RunBroken: ')}")
     return ended.value  # type: ignore[no-any-return]
+
+
+def _records(path: Path, *marks: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of the lines with all ``marks``; LoadGen does not escape what it quotes in a message."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        if all(mark in line for mark in marks):
+            with contextlib.suppress(ValueError):
+                yield json.loads(line[line.index("{") :].rstrip(", "))
+
+
+def detail(folder: Path) -> dict[str, Any]:
+    """Return the values of ``mlperf_log_detail.txt`` by key, the last of each; ``errors`` are the messages of errors.
+
+    ``began`` and ``ended`` are the wall times of power_begin and power_end, up to the last completion. Raises ``RunBroken``
+    where the log is missing or has no end.
+    """
+    path = folder / "mlperf_log_detail.txt"
+    records = list(_records(path, ":::MLLOG "))
+    values: dict[str, Any] = {record["key"]: record["value"] for record in records}
+    if "power_end" not in values:
+        raise RunBroken(f"{path}: LoadGen left no end of its log: the test did not end")
+    wrong = [record for record in records if record["metadata"].get("is_error") and record["key"] != "num_errors"]
+    errors = [f"{record['key']}: {record['value']}" for record in wrong]
+    began, ended = (
+        datetime.strptime(values[key], "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=UTC).timestamp()
+        for key in ("power_begin", "power_end")
+    )
+    # An accuracy run does not count its errors.
+    return {"num_errors": len(errors), **values, "errors": errors, "began": began, "ended": ended}
+
+
+def with_schedule(table: np.ndarray, folder: Path) -> np.ndarray:
+    """Return queries with the scheduled times of LoadGen's trace, on our clock; unchanged where the two do not match.
+
+    The trace is not valid JSON: it is read line by line. Only Server has one. Its times count from an origin of LoadGen's own;
+    the clocks differ by a constant: the least time that any query took from LoadGen's issue to our note of it counts as zero.
+    """
+    records = _records(folder / "mlperf_log_trace.json", '"name":"Sample",', '"ph":"b"')
+    keys = ("sample_seq", "sample_idx", "issue_start_ns")
+    rows = [(*(record["args"][key] for key in keys), record["ts"]) for record in records]
+    _, sample, late_ns, due_us = np.array(sorted(rows), float).reshape(-1, 4).T
+    if np.array_equal(sample, table["sample"]):
+        table["scheduled_s"] = 1e-6 * due_us + np.min(table["issued_s"] - 1e-6 * due_us - 1e-9 * late_ns)
+    return table
+
+
+def answers(folder: Path) -> dict[int, list[int]]:
+    """Return the tokens of ``mlperf_log_accuracy.json`` by row of the data set."""
+    records = json.loads((folder / "mlperf_log_accuracy.json").read_text(encoding="utf-8"))
+    return {int(row["qsl_idx"]): np.frombuffer(bytes.fromhex(row["data"]), np.int32).tolist() for row in records}

@@ -14,8 +14,7 @@ from benchlib.config import addresses
 from benchlib.core.events import Event
 from benchlib.core.stats import percentile
 from benchlib.judge.impossible.early_stopping import queries_needed
-from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.load import client_limits
+from benchlib.workloads.llm import load
 
 WINDOWS = 10  # of equal time, whose spread gives the interval of a rate
 RATE_SHARE = 1.2  # by which LoadGen's completed rate may exceed the one from raw samples
@@ -37,19 +36,19 @@ def validity(test: Outcome) -> Iterator[Row]:
 
 def _validity(test: Outcome) -> Iterator[tuple[str, float, float]]:
     table, log, limits_s = test.table, test.log, test.rule.limits_s
-    done = queries.completed(table)
+    done = load.completed(table)
     invalid = log.get("result_validity") != "VALID"
     yield "loadgen", invalid, 0
     if invalid:
         for name in ("min_duration", "min_queries", "perf_constraints"):
             if log.get(f"result_{name}_met") is False:
                 yield name, 1, 0
-        share, times = test.rule.percentile / 100, queries.times_s(done)
+        share, times = test.rule.percentile / 100, load.times_s(done)
         for name, limit_s in limits_s.items():
             if (value := percentile(times[name], share)) >= limit_s:
                 yield f"{name}_limit", value, limit_s
         if log.get("early_stopping_met") is False:
-            late = int((~queries.meets(table, limits_s)).sum())
+            late = int((~load.meets(table, limits_s)).sum())
             yield "early_stopping", queries_needed(share, late), len(table)
     yield "errors", log["num_errors"], 0
     yield "failed", table["failed"].sum(), 0
@@ -59,16 +58,16 @@ def _validity(test: Outcome) -> Iterator[tuple[str, float, float]]:
         yield "miscounted", abs(issued - len(table)), 0
     yield "short_answers", (done["tokens"] < 2).sum(), 0
     if test.scenario != "Offline":
-        times = queries.each_s(done)
+        times = load.each_s(done)
         yield "no_first_token", np.isnan(times["ttft"]).sum(), 0
         yield "impossible_first_token", ((times["ttft"] <= 0) | (times["ttft"] > times["latency"])).sum(), 0
         yield "all_at_once", (times["tpot"] <= 0).sum(), 0
     if test.paced:
-        yield from client_limits(table, limits_s["ttft"])
+        yield from load.client_limits(table, limits_s["ttft"])
     if not test.facts["computes"]:
         yield "busy_client", test.facts["driver_cpu_share"], BUSY
     if test.stated_per_s and len(done):  # LoadGen takes the failed for answered
-        yield "stated_rate", test.stated_per_s * queries.span_s(done) / len(table), RATE_SHARE
+        yield "stated_rate", test.stated_per_s * load.span_s(done) / len(table), RATE_SHARE
 
 
 def broken(rows: Sequence[Row]) -> list[str]:
@@ -78,9 +77,8 @@ def broken(rows: Sequence[Row]) -> list[str]:
 
 def times(test: Outcome) -> Iterator[Row]:
     """Yield a row for each kind of time: its samples in s, and the limit of the scenario."""
-    done = queries.completed(test.table)
-    kinds = queries.times_s(done) | {"lateness": np.maximum(queries.lateness_s(test.table), 0.0)}  # two clocks, rounded
-    for kind, samples in kinds.items():
+    done = load.completed(test.table)
+    for kind, samples in (load.times_s(done) | {"lateness": load.lateness_s(test.table)}).items():
         if len(samples) and (kind == "latency" or test.scenario != "Offline"):
             row: Row = {"test": test.scenario, "kind": kind, "seconds": samples.tolist()}
             limit_s = test.rule.limits_s.get(kind)
@@ -89,10 +87,10 @@ def times(test: Outcome) -> Iterator[Row]:
 
 def rate(table: np.ndarray, weights: np.ndarray) -> tuple[float | None, float | None, float | None]:
     """Return what was completed over the time to the last completion, and its 95% interval from ``WINDOWS`` of equal time."""
-    span = queries.span_s(table)
+    span = load.span_s(table)
     if not span > 0:
         return None, None, None
-    begin, value = float(np.min(queries.start_s(table))), float(weights.sum()) / span
+    begin, value = float(np.min(load.start_s(table))), float(weights.sum()) / span
     counts, _ = np.histogram(table["last_s"], WINDOWS, (begin, begin + span), weights=weights)
     rates = np.random.default_rng(0).choice(counts * WINDOWS / span, (2000, WINDOWS)).mean(axis=1)
     low, high = map(float, np.percentile(rates, [2.5, 97.5]))
@@ -102,9 +100,9 @@ def rate(table: np.ndarray, weights: np.ndarray) -> tuple[float | None, float | 
 def measured(test: Outcome, config: InferenceConfig, events: Sequence[Event]) -> Row:
     """Return the row of a test that ended."""
     table, log, limits_s = test.table, test.log, test.rule.limits_s
-    done = queries.completed(table)
-    span = queries.span_s(done) if len(done) else None
-    good = queries.meets(table, limits_s).sum() / span if limits_s and span else None
+    done = load.completed(table)
+    span = load.span_s(done) if len(done) else None
+    good = load.meets(table, limits_s).sum() / span if limits_s and span else None
     optional: dict[str, Optional] = {
         "seconds": (span, NOTHING),
         "loadgen_per_s": (test.stated_per_s, "LoadGen states no rate in this scenario"),
@@ -114,9 +112,9 @@ def measured(test: Outcome, config: InferenceConfig, events: Sequence[Event]) ->
         "energy_j": _energy(config, log, events),
         **_memory(test.facts),
     }
-    for what, weights in (("samples", np.ones(len(done))), ("tokens", done["tokens"].astype(float))):
-        values = zip(("per_s", "low", "high"), rate(done, weights), strict=True)
-        optional |= {f"{what}_{part}": (value, NOTHING) for part, value in values}
+    for what, weights in (("samples", np.ones(len(done))), ("tokens", done["tokens"])):
+        for part, value in zip(("per_s", "low", "high"), rate(done, weights), strict=True):
+            optional[f"{what}_{part}"] = value, NOTHING
     row: Row = {name: None if value is None else float(value) for name, (value, _) in optional.items()}
     return row | {
         "loadgen": log["result_validity"],

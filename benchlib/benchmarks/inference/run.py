@@ -3,8 +3,9 @@
 This process loads the data, plans, and reads what the tests left; it computes nothing while a test runs.
 """
 
-import dataclasses
 import math
+from collections import Counter
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -14,36 +15,40 @@ import pandas as pd
 import torch
 import transformers
 
-from benchlib.benchmarks.inference import loadgen, logs, measures
-from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference import loadgen, measures
+from benchlib.benchmarks.inference.config import RULES, InferenceConfig
 from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
-from benchlib.benchmarks.inference.rules import STREAMS
+from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import keep_alive, read_events
 from benchlib.core.files import atomic_path
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.workloads.llm import articles, queries, scores
+from benchlib.workloads.llm import articles, served
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import Policy, Settings
+from benchlib.workloads.llm.load import QUERY
 
 SLACK = 4.0  # a test may take this much longer than expected, and its deadline, before it is ended
 LATE_S = 3.0  # that a test waits for workers which were there before
-TABLES = ("plan", "reduced", "tests", "validity", "times", "accuracy", "workers", "losses", "inflight")
 Row = dict[str, Any]
 
 
-@dataclasses.dataclass
+@dataclass
 class Bench:
-    """What every step needs, and what it adds to. ``samples`` of the config are those that the data set has."""
+    """What every step needs, and what it adds to. ``samples`` of the config are those that the data set has.
+
+    ``queries`` are raw samples by test, ``counts`` the tokens of answers in text, as servers state and as we count them.
+    """
 
     rank: Rank
     config: InferenceConfig
     data: Summaries
     run: Row
-    tables: Tables = dataclasses.field(default_factory=lambda: {name: [] for name in TABLES})
-    queries: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # raw samples by test
+    tables: Tables = field(default_factory=lambda: {table.name: [] for table in SPEC.tables})
+    queries: dict[str, np.ndarray] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 def measure(rank: Rank) -> Tables:
@@ -54,12 +59,9 @@ def measure(rank: Rank) -> Tables:
     devices.require(config.backend)
     rank.events.emit("phase", name="data")
     data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
-    lengths = sorted(map(len, data.prompts))
-    shown = {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]}
-    run: Row = {"samples": len(lengths)} | {f"prompt_tokens_{name}": length for name, length in shown.items()}
+    run: Row = {"samples": len(data.prompts), "scope": config.scope(), "simulated": config.engine == "sim"}
     run |= {"loadgen": version("mlcommons-loadgen"), "transformers": transformers.__version__}
-    run |= {"scope": config.scope(), "simulated": config.engine == "sim", "stated": 0, "counted": 0}
-    bench = Bench(rank, config.model_copy(update={"samples": len(lengths)}), data, run)
+    bench = Bench(rank, config.model_copy(update={"samples": run["samples"]}), data, run)
     if config.engine == "http":
         _meet(bench)
     bench.tables["reduced"] = [row for scenario in config.scenarios for row in bench.config.reduced(scenario)]
@@ -67,11 +69,11 @@ def measure(rank: Rank) -> Tables:
         _performance(bench, scenario)
     if config.accuracy:
         _accuracy(bench)
-    _keep_queries(bench)
-    if not run["stated"]:
-        why = dict.fromkeys(("stated", "counted"), "no server gave texts and stated how many tokens they have")
-        run |= {"stated": None, "counted": None, "why": why}
-    return bench.tables | {"run": [run]}
+    tables = bench.queries or {"": np.empty(0, QUERY)}
+    frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
+    with atomic_path(rank.run_dir / "queries.parquet") as temporary:
+        pd.concat(frames).to_parquet(temporary, index=False)
+    return bench.tables | {"run": [run | served.counts(bench.counts)]}
 
 
 def _meet(bench: Bench) -> None:
@@ -87,16 +89,15 @@ def _meet(bench: Bench) -> None:
     finally:
         dispatcher.stop()
     first, text = dispatcher.workers[0], any(worker.text for worker in dispatcher.workers)
-    sim = first.engine == "sim"
-    bench.run |= {"scope": config.scope(first.model, sim, text), "simulated": sim}
+    bench.run["simulated"] = sim = first.engine == "sim"
+    bench.run["scope"] = config.scope(first.model, sim, text)
 
 
 def _settings(bench: Bench) -> Settings:
     config = bench.config
     longest = max(map(len, bench.data.prompts)) + config.max_new
-    same = {name: getattr(config, name) for name in ("model", "precision", "slots", "shrink", "step_s", "served_model")}
     return Settings(
-        **same,
+        **config.model_dump(include={"model", "precision", "slots", "shrink", "step_s", "served_model"}),
         device=str(devices.device(config.backend, 0)),
         threads=torch.get_num_threads(),
         positions=math.ceil(longest / 64) * 64,
@@ -132,10 +133,9 @@ def _perform(bench: Bench, scenario: str, accuracy: bool = False) -> Outcome:
         raise RunBroken(str(error)) from None
     bench.queries[name] = outcome.table
     record = outcome.facts.get("dispatch", {})
-    for table in ("workers", "losses", "inflight"):
-        bench.tables[table] += [{"test": name, **row} for row in record.get(table, [])]
-    for count in ("stated", "counted"):
-        bench.run[count] += record.get(count, 0)
+    bench.counts.update(record.pop("counts", {}))
+    for table, rows in record.items():
+        bench.tables[table] += [{"test": name, **row} for row in rows]
     for row in record.get("losses", []):
         events.emit("log", message=f"{name}: worker {row['worker']}, {row['event']}: {row['because']}")
     return outcome
@@ -143,8 +143,7 @@ def _perform(bench: Bench, scenario: str, accuracy: bool = False) -> Outcome:
 
 def _performance(bench: Bench, scenario: str) -> None:
     config, tables, plan = bench.config, bench.tables, bench.config.plan(scenario)
-    percentile = config.rule(scenario).percentile
-    row: Row = {"test": scenario, "engine": config.engine_of(scenario), "percentile": percentile}
+    row: Row = {"test": scenario, "engine": config.engine_of(scenario)}
     tables["tests"].append(row)
     tables["plan"].append(plan)
     try:
@@ -161,8 +160,7 @@ def _performance(bench: Bench, scenario: str) -> None:
     tables["times"] += measures.times(outcome)
     broken = measures.broken(validity)
     row |= measures.measured(outcome, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}
-    streams = STREAMS if scenario == "MultiStream" else 1
-    plan |= {"queries_sent": len(outcome.table) // streams, "took_s": outcome.facts["seconds"]}
+    plan |= {"queries_sent": len(outcome.table) // RULES[scenario].streams, "took_s": outcome.facts["seconds"]}
 
 
 def _accuracy(bench: Bench) -> None:
@@ -176,20 +174,12 @@ def _accuracy(bench: Bench) -> None:
     bench.tables["accuracy"].append(row)
     try:
         outcome = _perform(bench, "Offline", accuracy=True)
-        answers = logs.answers(bench.rank.run_dir / "loadgen" / "accuracy")
+        answers = loadgen.answers(bench.rank.run_dir / "loadgen" / "accuracy")
     except RunBroken as error:
-        columns = (*scores.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
+        columns = (*articles.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
         row |= {"first": str(error), "why": dict.fromkeys(columns, "the test did not end")}
         return
     bench.rank.events.emit("phase", name="scores")
     row |= {"answered": len(answers), "failed": int(outcome.table["failed"].sum())}
     row |= {"errors": int(outcome.log["num_errors"]), "first": next(iter(outcome.errors), "")}
-    row |= scores.score(bench.data, answers)
-
-
-def _keep_queries(bench: Bench) -> None:
-    """Write the raw samples of all queries to ``queries.parquet``."""
-    tables = bench.queries or {"": np.empty(0, queries.QUERY)}
-    frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
-    with atomic_path(bench.rank.run_dir / "queries.parquet") as temporary:
-        pd.concat(frames).to_parquet(temporary, index=False)
+    row |= articles.score(bench.data, answers)

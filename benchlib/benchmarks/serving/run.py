@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config import addresses
 from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.core.machine import BACKENDS
+from benchlib.workloads.llm import served
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import Client, find_knee, measure, schedule
@@ -32,7 +34,6 @@ from benchlib.workloads.llm.pool import Pool
 VOCABULARY = (3, 500)  # token ids of random prompts: every tokenizer has them
 CPU = "process_cpu_seconds_total"  # of a worker's /metrics
 KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is killed
-TABLES = ("workers", "scaling", "load", "recovery", "losses", "inflight")
 Row = dict[str, Any]
 
 
@@ -46,7 +47,7 @@ class Bench:
     token: str
     prompts: list[list[int]]
     pool: Pool | None = None
-    tables: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in TABLES})
+    tables: dict[str, list[Row]] = field(default_factory=lambda: {table.name: [] for table in SPEC.tables})
     sums: Counter[str] = field(default_factory=Counter)
     errors: dict[str, None] = field(default_factory=dict)
     cpu_ms: list[float] = field(default_factory=list)
@@ -59,21 +60,19 @@ class Bench:
     @contextlib.contextmanager
     def client(self, urls: list[str]) -> Iterator[tuple[Client, Dispatcher]]:
         """Open a dispatcher to some workers, and a client that drives it."""
-        config = self.config
-        limits = {name: getattr(config, name) for name in ("deadline_s", "stall_s", "gone_s")}
-        policy = Policy(cap=config.concurrency, start_s=config.startup_timeout_s, partial=True, **limits)
+        config, start_s = self.config, self.config.startup_timeout_s
+        limits_s = config.deadline_s, config.stall_s, config.gone_s
+        policy = Policy(config.concurrency, *limits_s, start_s=start_s, partial=True)
         dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
-        with keep_alive(self.events, config.startup_timeout_s):
+        with keep_alive(self.events, start_s):
             dispatcher.start()
-        for worker in dispatcher.workers:
-            if not worker.ready and worker.reason not in [row["because"] for row in self.tables["losses"]]:
-                lost = {"t_s": 0.0, "worker": worker.index, "event": "down", "because": worker.reason, "times": 1}
-                self.tables["losses"].append(lost)
+        known = [row["because"] for row in self.tables["losses"]]
+        self.tables["losses"] += [row | {"t_s": 0.0} for row in dispatcher.events if row["because"] not in known]
+        beat, limit_s = partial(self.events.emit, "heartbeat"), config.deadline_s + 1
         try:
-            alive = lambda: self.events.emit("heartbeat")  # noqa: E731
-            yield Client(dispatcher, self.prompts, config.max_new, config.deadline_s + 1, alive), dispatcher
+            yield Client(dispatcher, self.prompts, config.max_new, limit_s, beat), dispatcher
         finally:
-            self.sums.update(stated=dispatcher.stated, counted=dispatcher.counted)
+            self.sums.update(dispatcher.counts)
             dispatcher.stop()
 
     def measure(self, client: Client, table: np.ndarray) -> Row:
@@ -107,7 +106,7 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
                 events.emit("phase", name="recovery", text="killing a worker")
                 _recovery(bench, bench.pool)
     events.emit("phase", name="write")
-    pool, counts = bench.pool, ("stated", "counted")
+    pool, counts = bench.pool, served.counts(bench.sums)
     facts: Row = {**bench.sums} | {
         "startup_s": startup_s,
         "scope": "sim" if simulated else "random_prompts",
@@ -117,11 +116,9 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         "worker_startup_s": pool.ready_s if pool else [],
         # Own workers share what this process has; others are machines of their own, of which this one knows no more.
         "paid_devices": None if pool else len(bench.urls),
-        "why": {"paid_devices": "they share this machine"} if pool else {"worker_startup_s": "they were there before"},
+        "why": counts.get("why", {})
+        | ({"paid_devices": "they share this machine"} if pool else {"worker_startup_s": "they were there before"}),
     }
-    if not facts["stated"]:
-        facts |= dict.fromkeys(counts)
-        facts["why"] |= dict.fromkeys(counts, "the servers give token ids, or state no counts of texts")
     SPEC.save(config, run_dir, began, bench.tables | {"run": [facts | {"total_s": began.since()}]})
 
 
@@ -133,7 +130,7 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
     if config.workers:
         return Bench(config, events, list(config.workers), addresses.bearer_token(), prompts)
     steps = [ms * (1 + config.planted_slowdown) for ms in config.sim_step_ms]
-    options: dict[str, Any] = {name: getattr(config, name) for name in ("engine", "model", "precision")}
+    options = config.model_dump(include={"engine", "model", "precision"})
     options |= {"slots": config.worker_slots, "device": BACKENDS[config.backend].device_type}
     each = [options | {"step_ms": steps[index % len(steps)]} for index in range(config.worker_count)]
     pool = stack.enter_context(Pool(run_dir / "logs" / "workers", each, config.startup_timeout_s))
@@ -200,15 +197,15 @@ def _load(bench: Bench) -> None:
             row["why"] |= {"rate": "a closed loop has none"}
             loads.append({"phase": "closed", "concurrency": concurrency} | limits | row)
 
-        def probe(rate: float, count: int) -> Row:
-            due = schedule(config.arrivals, rate, count, config.seed + (place := next(number)))
+        def probe(rate: float, times: int) -> Row:
+            count, place = times * max(10, round(rate * config.point_s)), next(number)
+            due = schedule(config.arrivals, rate, count, config.seed + place)
             row = bench.measure(client, client.open_loop(due))
             bench.events.emit("progress", phase="load", done=place, total=max(place, most), unit="rates")
             row["why"] |= {"concurrency": "an open loop has none"}
             return limits | row
 
-        size = lambda rate: max(10, round(rate * config.point_s))  # noqa: E731
-        loads += find_knee(probe, [share * bench.rate for share in config.loads], size, refine=config.refine)
+        loads += find_knee(probe, [share * bench.rate for share in config.loads], config.refine)
 
 
 def _recovery(bench: Bench, pool: Pool) -> None:

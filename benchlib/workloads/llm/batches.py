@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
@@ -23,6 +23,7 @@ from benchlib.workloads.llm import decoders
 from benchlib.workloads.llm.engines import STOPPED, Local, Query
 
 DIED = "transformers' continuous batching ended by itself; see the log, and start the engine again"
+WAIT_S = 0.005  # of a static batch for its next query
 PAGE = 32  # tokens of a page of the cache
 BATCH_TOKENS = 1024  # of a step with continuous batching: long prompts are prefilled in parts
 NO_END = -1  # with an EOS of its own generate would pad ended rows; None would be the model's own
@@ -38,9 +39,10 @@ class _Loaded(Local):
             torch.set_num_threads(settings.threads)
         if settings.device == "cpu":
             devices.keep_freed_memory()
-        names = ("model", "device", "precision", "positions", "shrink")
-        self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
+        shape = settings.positions, settings.shrink
+        self.decoder = decoder = decoders.load(settings.model, settings.device, settings.precision, *shape)
         self.model: Any = decoder.model
+        self.greedy = partial(GenerationConfig, do_sample=False, pad_token_id=decoder.pad)
         self.positions, self.vocabulary = decoder.positions, self.model.config.vocab_size
         self.ends = [] if settings.fixed_length else list(decoder.ends)
 
@@ -52,7 +54,7 @@ class _Loaded(Local):
 class Static(_Loaded):
     """Takes what waits, at most ``slots`` queries, answers them as one batch, and takes the next.
 
-    Prompts are padded on the left to the longest of their batch. A batch waits ``wait_s`` for its next query.
+    Prompts are padded on the left to the longest of their batch. A batch waits ``WAIT_S`` for its next query.
     """
 
     def start(self) -> None:
@@ -64,7 +66,7 @@ class Static(_Loaded):
         while query := self._queue.get():
             batch = [query]
             with contextlib.suppress(queue.Empty):
-                while len(batch) < self.settings.slots and (query := self._queue.get(timeout=self.settings.wait_s)):
+                while len(batch) < self.settings.slots and (query := self._queue.get(timeout=WAIT_S)):
                     batch.append(query)
             if self._over.is_set():
                 return
@@ -76,39 +78,24 @@ class Static(_Loaded):
         try:
             rows = [torch.tensor(query.ids) for query in batch]
             ids, mask = pad(rows, padding_value=self.decoder.pad), pad([torch.ones_like(row) for row in rows])
-            watch = _Watch(partial(self._step, batch))
-            max_new = max(query.max_new for query in batch)
-            how = GenerationConfig(
-                max_new_tokens=max_new, do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=NO_END
-            )
+            watch = [partial(self._step, batch)]
+            how = self.greedy(max_new_tokens=max(query.max_new for query in batch), eos_token_id=NO_END)
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
             with torch.inference_mode():
-                self.model.generate(
-                    ids, attention_mask=mask, generation_config=how, stopping_criteria=StoppingCriteriaList([watch])
-                )
+                self.model.generate(ids, attention_mask=mask, generation_config=how, stopping_criteria=watch)
         except Exception as failure:  # whatever it is, the queries of this batch have no other answer
             error = f"{type(failure).__name__}: {failure}"
         for query in batch:
             self._end(query.rid, [], error)
 
-    def _step(self, batch: Sequence[Query], new: Sequence[int]) -> list[bool]:
-        """Hand on a token of each row and the answers that end with it; return which rows have ended."""
-        for query, token in zip(batch, new, strict=True):
+    def _step(self, batch: Sequence[Query], input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Hand on the last token of each row and the answers that end with it; return which rows have ended."""
+        for query, token in zip(batch, input_ids[:, -1].tolist(), strict=True):
             if query.rid in self._open:
                 query.take([token])
                 if token in self.ends or len(query.tokens) >= query.max_new:
                     self._end(query.rid, query.tokens)
-        return [query.rid not in self._open for query in batch]
-
-
-class _Watch(StoppingCriteria):
-    """Sees each new token of a static batch; ``step`` returns which rows need no more."""
-
-    def __init__(self, step: Callable[[Sequence[int]], list[bool]]) -> None:
-        self.step = step
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.tensor(self.step(input_ids[:, -1].tolist()), device=input_ids.device)
+        return torch.tensor([query.rid not in self._open for query in batch], device=input_ids.device)
 
 
 class _Straight(queue.Queue[Any]):
@@ -139,7 +126,7 @@ class Continuous(_Loaded):
         """Load the model and start transformers' thread."""
         super().start()
         slots = self.settings.slots
-        how = GenerationConfig(do_sample=False, pad_token_id=self.decoder.pad, eos_token_id=self.ends or [NO_END])
+        how = self.greedy(eos_token_id=self.ends or [NO_END])
         try:
             from transformers import ContinuousBatchingConfig
 
@@ -170,7 +157,7 @@ class Continuous(_Loaded):
 
     @property
     def failure(self) -> str:  # type: ignore[override]
-        """See ``Local``: transformers' thread died, and what is put in its queue stays there."""
+        """Transformers' thread died, and what is put in its queue stays there."""
         return DIED if self._manager and not self._over.is_set() and not self._manager.is_running() else ""
 
     def stop(self) -> None:

@@ -39,7 +39,8 @@ class Decoder:
 
 def folder(name: str) -> str:
     """Return where transformers finds the model or tokenizer of this name."""
-    return str(TINY) if name == EMBEDDED else name
+    # Random weights need tokens of real lengths and no words: the embedded pieces serve.
+    return str(TINY) if name in (EMBEDDED, RANDOM) else name
 
 
 def absent(name: str, error: Exception) -> BackendUnavailable:
@@ -49,7 +50,7 @@ def absent(name: str, error: Exception) -> BackendUnavailable:
     """
     if Path(name).is_absolute() and not Path(name).exists():
         raise UserError(f"{name}: no such folder or file")
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
     if Path(name).exists():
         raise UserError(f"{name}: cannot be read: {first}")
     return BackendUnavailable(
@@ -60,11 +61,9 @@ def absent(name: str, error: Exception) -> BackendUnavailable:
 
 def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model. Raises ``BackendUnavailable`` where it cannot be had."""
-    # Random weights need tokens of real lengths and no words: the embedded pieces serve.
-    where = str(TINY) if model in (EMBEDDED, RANDOM) else folder(model)
-    model_files.check(where, weights=False)
+    model_files.check(folder(model), weights=False)
     try:
-        return AutoTokenizer.from_pretrained(where, use_fast=True)  # type: ignore[no-any-return]
+        return AutoTokenizer.from_pretrained(folder(model), use_fast=True)  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
         raise absent(model, error) from error
 

@@ -11,58 +11,21 @@ import asyncio
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.workloads.llm.engines import MEMORY, Policy, Query, Settings
-from benchlib.workloads.llm.wire import Answer, RefusedQuery, Server, Wire, addresses
+from benchlib.workloads.llm.engines import Policy, Query, Settings
+from benchlib.workloads.llm.wire import Answer, Job, RefusedQuery, Wire, Worker, addresses
 
 MAX_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
 POINTS = 101  # in time at which the requests in flight are counted
 STOPPED = "the dispatcher was stopped"
 
 Row = dict[str, Any]
-
-
-@dataclass(eq=False)
-class Job(Query):
-    """A query and what became of it so far."""
-
-    attempt: int = 0
-    deadline: float = math.inf
-    last_error: str = ""
-    lost_at: set[int] = field(default_factory=set)  # workers that lost it: others take it, where there are others
-    task: "asyncio.Task[Answer] | None" = None  # of the attempt under way
-    content: Any = None  # the stream of its answer
-    came: int = 0  # bytes of it, when that was looked at last
-    moved: float = 0.0  # when there were more
-
-
-@dataclass
-class Worker(Server):
-    """A server as the dispatcher sees it."""
-
-    index: int = 0
-    met: bool = False  # it answered a first query
-    ready: bool = False
-    reason: str = ""  # why it is not ready
-    open: dict[int, Job] = field(default_factory=dict)
-    work: int = 0  # tokens that it may still have to give
-    tokens: int = 0  # that it gave, in the time in which it had work
-    busy_s: float = 0.0
-    since: float = 0.0
-
-    def row(self, counters: Mapping[str, float]) -> Row:
-        """Return columns of its model, how it is asked, and its memory by the ``counters`` of its ``/metrics``."""
-        row: Row = {"model": self.model, "asked_in": "text" if self.text else "ids"}
-        row |= {name: counters.get(theirs) for name, theirs in MEMORY.items()}
-        lacking = [name for name in MEMORY if row[name] is None]
-        return row | {"why": dict.fromkeys(lacking, "the worker does not state it in its /metrics")}
 
 
 class Dispatcher:
@@ -72,10 +35,11 @@ class Dispatcher:
         if not settings.urls:
             raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
         self.settings, self.policy = settings, policy or settings.policy
-        self.stated = self.counted = 0  # tokens of answers in text: as servers state them, as the tokenizer counts them
+        self.counts = Counter[str]()  # tokens of answers in text: as servers state them, as the tokenizer counts them
         self.workers: list[Worker] = []
         self.attempts: list[Row] = []
         self.events: list[Row] = []
+        self._again: dict[tuple[int, str], Row] = {}  # queries sent again, by worker and reason
         self.on_send: Callable[[int, int, int], None] | None = None
         self._queue: deque[Job] = deque()
         self._gone = ""  # why everything fails
@@ -83,7 +47,7 @@ class Dispatcher:
         self._loop = asyncio.new_event_loop()
         self._wire: Any = None
         self._tasks: list[asyncio.Task[Any]] = []  # that end with the dispatcher
-        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dispatcher", daemon=True)
 
     # From other threads
 
@@ -96,10 +60,8 @@ class Dispatcher:
         self._thread.start()
         try:
             self._do(self._begin())
-        except BaseException as error:
+        except BaseException:
             self.stop()
-            if isinstance(error, UserError):  # no rank is dead, and nothing was measured
-                raise BackendUnavailable(str(error)) from None
             raise
 
     def _do(self, work: Any) -> Any:
@@ -107,17 +69,12 @@ class Dispatcher:
 
     def submit(self, query: Query) -> None:
         """Take a query; only notes it."""
-        self._loop.call_soon_threadsafe(self._take, Job(**vars(query)))
+        self._queue.append(Job(**vars(query)))
+        self._loop.call_soon_threadsafe(self._pump)
 
     def counters(self) -> list[Row]:
         """Return the numbers of each worker's ``/metrics`` by name; empty where it has none."""
-
-        async def all_() -> Any:
-            return await asyncio.gather(
-                *(self._wire.counters(item.url, self.policy.probe_limit_s) for item in self.workers)
-            )
-
-        return self._do(all_())  # type: ignore[no-any-return]
+        return [self._do(self._wire.counters(worker.url, self.policy.probe_limit_s)) for worker in self.workers]
 
     def cpu_s(self) -> float:
         """Return the processor time of the dispatcher's thread so far."""
@@ -133,19 +90,9 @@ class Dispatcher:
             row = {"worker": worker.index, "url": worker.url, "sent": len(errors), "answered": errors.count("")}
             record["workers"].append(worker.row(counters) | row | {"down_by": "" if worker.ready else worker.reason})
         # Before it: not there at the start.
-        losses = [row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in [*self.events, *self._again()]]
+        losses = [row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in [*self.events, *self._again.values()]]
         record["losses"] = sorted(losses, key=lambda row: row["t_s"])
-        return record | {"stated": self.stated, "counted": self.counted}
-
-    def _again(self) -> Iterable[Row]:
-        """Return when queries were sent again for the first time, and how many were, by worker and reason."""
-        rows: dict[tuple[int, str], Row] = {}
-        for row in self.attempts:
-            if row["again"]:
-                worker, because = row["worker"], row["error"].partition(": ")[2] or row["error"]
-                first = {"t_s": row["ended_s"], "worker": worker, "event": "requeued", "because": because, "times": 0}
-                rows.setdefault((worker, because), first)["times"] += 1
-        return rows.values()
+        return record | {"counts": self.counts}
 
     def stop(self) -> None:
         """End the thread; what is left fails."""
@@ -159,34 +106,32 @@ class Dispatcher:
 
     # In the loop
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
     async def _begin(self) -> None:
-        self._wire, partial = Wire(self.settings), self.policy.partial
+        self._wire = Wire(self.settings)
         urls = dict.fromkeys([url for name in self.settings.urls for url in await addresses(name)])
-        self.workers = [Worker(url, index=index) for index, url in enumerate(urls)]
+        self.workers = [Worker(url, index) for index, url in enumerate(urls)]
         self._tasks = [self._loop.create_task(self._await(worker)) for worker in self.workers]
-        errors = await asyncio.gather(*self._tasks, return_exceptions=partial)
-        absent = [(worker, str(error)) for worker, error in zip(self.workers, errors, strict=True) if error]
-        if len(absent) == len(self.workers):
-            raise UserError(f"no worker is left: {absent[0][1]}")
-        for worker, reason in absent:
-            self._mark(worker, "down", reason)
+        await asyncio.gather(*self._tasks)
+        if not any(worker.ready for worker in self.workers):
+            raise BackendUnavailable(f"no worker is left: {self.workers[0].reason}")
         self._tasks = [self._loop.create_task(self._watch(worker)) for worker in self.workers]
         self._tasks.append(self._loop.create_task(self._keep_time()))
 
     async def _await(self, worker: Worker) -> None:
-        """Wait until a worker is healthy, and see how it answers. Raises ``UserError`` for one that does neither."""
+        """Wait until a worker is healthy, and see how it answers; one that does neither is down, with ``Policy.partial``."""
         policy, end = self.policy, time.monotonic() + self.policy.start_s
-        while reason := await self._wire.health(worker.url, policy.probe_limit_s):
-            if time.monotonic() > end:
-                late = f"was not ready within {policy.start_s:g} s ({reason})"
-                raise UserError(f"worker {worker.url} {late}: start it, or correct workers=")
-            await asyncio.sleep(min(policy.probe_s, 0.05))
-        await self._wire.meet(worker, self.settings.served_model, policy.stall_s)
-        worker.met = worker.ready = True
+        try:
+            while reason := await self._wire.health(worker.url, policy.probe_limit_s):
+                if time.monotonic() > end:
+                    late = f"was not ready within {policy.start_s:g} s ({reason})"
+                    raise BackendUnavailable(f"worker {worker.url} {late}: start it, or correct workers=")
+                await asyncio.sleep(min(policy.probe_s, 0.05))
+            await self._wire.meet(worker, policy.stall_s)
+            worker.ready = True
+        except BackendUnavailable as error:
+            if not policy.partial:
+                raise
+            self._mark(worker, "down", str(error))
 
     async def _end(self) -> None:
         self._gone = STOPPED
@@ -198,10 +143,6 @@ class Dispatcher:
         if self._wire:
             await self._wire.close()
 
-    def _take(self, query: Job) -> None:
-        self._queue.append(query)
-        self._pump()
-
     def _pump(self) -> None:
         """Send what is queued as long as a worker has room for it; let fail what has no time or no worker left."""
         while self._queue:
@@ -211,9 +152,7 @@ class Dispatcher:
                 why = self._gone or f"not answered within {self.policy.deadline_s:g} s"
                 query.on_done(query.rid, [], why + f"; before: {query.last_error}" * bool(query.last_error))
                 continue
-            # Most often all are full: then there is nothing to choose.
-            full = all(len(worker.open) >= self.policy.cap for worker in self.workers)
-            if full or not (worker := self._choose(query)):
+            if not (worker := self._choose(query)):
                 return
             self._send(worker, self._queue.popleft(), now)
 
@@ -221,16 +160,18 @@ class Dispatcher:
         ready = [worker for worker in self.workers if worker.ready]
         ready = [worker for worker in ready if worker.index not in query.lost_at] or ready
         room = [worker for worker in ready if len(worker.open) < self.policy.cap]
+        if not room:  # as most often
+            return None
         speeds = {worker.index: worker.tokens / worker.busy_s for worker in ready if worker.tokens}
         usual = sum(speeds.values()) / len(speeds) if speeds else 1.0
 
         def end_s(worker: Worker) -> float:
             return (worker.work + query.max_new) / speeds.get(worker.index, usual)
 
-        chosen = min(room, key=end_s, default=None)
+        chosen = min(room, key=end_s)
         # One of the last queries waits for a worker that is full, where it ends sooner there than with who has room.
-        last = len(room) < len(ready) and len(self._queue) <= self.policy.cap
-        return None if chosen and chosen.open and last and end_s(chosen) > min(map(end_s, ready)) else chosen
+        waits = chosen.open and len(self._queue) <= self.policy.cap and end_s(chosen) > min(map(end_s, ready))
+        return None if waits else chosen
 
     def _send(self, worker: Worker, query: Job, now: float) -> None:
         query.attempt += 1
@@ -238,15 +179,7 @@ class Dispatcher:
         if self.on_send:
             self.on_send(query.rid, worker.index, query.attempt)
         query.content, query.came, query.moved = None, 0, now
-
-        def begun(content: Any) -> None:
-            query.content = content
-
-        def first(token: int) -> None:
-            if not query.tokens:
-                query.take([token])
-
-        query.task = self._loop.create_task(self._wire.complete(worker, query.ids, query.max_new, begun, first))
+        query.task = self._loop.create_task(self._wire.complete(worker, query))
         # However the task ends, also before its first step, this is called.
         query.task.add_done_callback(lambda task: self._ended(worker, query, now, task))
         worker.since = worker.since if worker.open else now
@@ -255,29 +188,26 @@ class Dispatcher:
 
     def _ended(self, worker: Worker, query: Job, sent: float, task: "asyncio.Task[Answer]") -> None:
         """Complete a query whose attempt has ended, queue it again or let it fail."""
-        now, ids, error, blamed = time.monotonic(), list[int](), "", True
+        now, ids, why, error, blamed = time.monotonic(), list[int](), "", "", False
         try:
             answer = task.result()
             ids = answer.ids
-            if worker.text and answer.stated is not None:
-                self.stated, self.counted = self.stated + answer.stated, self.counted + len(ids)
-        except asyncio.CancelledError as reason:
-            error, blamed = f"{worker.url}: {reason}", now <= query.deadline
-        except Exception as reason:
-            error = f"{worker.url}: {self._wire.reason(reason, self.policy.stall_s)}"
-            blamed = not isinstance(reason, RefusedQuery)
-        if error and blamed and worker.ready:
+            if worker.text and answer.stated:
+                self.counts.update(stated=answer.stated, counted=len(ids))
+        except (Exception, asyncio.CancelledError) as reason:
+            why = self._wire.reason(reason, self.policy.stall_s)
+            error, blamed = f"{worker.url}: {why}", now <= query.deadline and not isinstance(reason, RefusedQuery)
+        if blamed and worker.ready:
             self._mark(worker, "down", error)
         del worker.open[query.rid]
         worker.work -= query.max_new
         worker.tokens, worker.busy_s, worker.since = worker.tokens + len(ids), worker.busy_s + now - worker.since, now
-        again = bool(error) and blamed and query.attempt < MAX_ATTEMPTS and not self._gone
-        times = {"sent_s": sent, "ended_s": now}
-        self.attempts.append({"query": query.rid, "worker": worker.index, **times, "error": error, "again": again})
-        if again:
+        self.attempts.append({"worker": worker.index, "sent_s": sent, "ended_s": now, "error": error})
+        if blamed and query.attempt < MAX_ATTEMPTS and not self._gone:
             query.last_error = error
             query.lost_at.add(worker.index)
             self._queue.appendleft(query)
+            self._again.setdefault((worker.index, why), _loss(worker, "requeued", why, 0))["times"] += 1
         else:
             query.on_done(query.rid, ids, error and f"{self._gone or error} (attempt {query.attempt})")
         self._pump()
@@ -287,8 +217,7 @@ class Dispatcher:
     def _mark(self, worker: Worker, event: str, why: str) -> None:
         """Send queries to a worker that is up, and nothing more to one that is down until it is healthy again."""
         worker.ready, worker.reason = event == "up", why
-        row = {"t_s": time.monotonic(), "worker": worker.index, "event": event, "because": why, "times": 1}
-        self.events.append(row)
+        self.events.append(_loss(worker, event, why))
 
     async def _watch(self, worker: Worker) -> None:
         """Ask for a worker's health; lose it after two questions without an answer, take it (back) when it answers."""
@@ -307,12 +236,10 @@ class Dispatcher:
             missed = 0
             if not worker.ready:
                 try:
-                    if not worker.met:
-                        await self._wire.meet(worker, self.settings.served_model, policy.stall_s)
-                except UserError as error:
+                    await self._wire.meet(worker, policy.stall_s)
+                except BackendUnavailable as error:
                     worker.reason = str(error)
                     continue
-                worker.met = True
                 self._mark(worker, "up", "its /health answers")
                 self._none_since, self._gone = math.inf, ""
                 self._pump()
@@ -340,6 +267,10 @@ class Dispatcher:
                 reasons = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
                 self._gone = f"no worker was left for {policy.gone_s:g} s ({reasons})"
             self._pump()
+
+
+def _loss(worker: Worker, event: str, why: str, times: int = 1) -> Row:
+    return {"t_s": time.monotonic(), "worker": worker.index, "event": event, "because": why, "times": times}
 
 
 def in_flight(attempts: Sequence[Row], workers: int, began_s: float = 0.0, points: int = POINTS) -> list[Row]:

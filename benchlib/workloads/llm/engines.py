@@ -12,6 +12,8 @@ worked on. For every query the engine calls, from threads of its own and maybe b
     on_done(rid, ids, error)       once, with all new tokens (EOS included); ``error`` is '' or why the query failed
     on_more(rid, ids)              where it is given and the engine sees single tokens: those after the first, as they come
 
+and ``engine.on_send(rid, worker, attempt)``, where it sends queries elsewhere and that is set.
+
 An engine answers as if each query were alone: no cache is shared across queries, decoding is greedy.
 """
 
@@ -24,7 +26,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from benchlib.core.errors import UserError, nearest
 
@@ -60,7 +62,6 @@ class Settings:
     precision: str = "fp32"
     slots: int = 8
     threads: int = 0  # of the processor, for the whole process; 0: as they are
-    wait_s: float = 0.005  # static: how long a batch waits for its next query
     positions: int = 0  # most tokens of a prompt with its answer; 0: what the model has
     shrink: int = 1  # random weights: layers, widths and vocabulary are divided by this
     fixed_length: bool = False
@@ -92,18 +93,6 @@ class Query:
             self.on_first(self.rid, time.monotonic(), token)
         if more and self.on_more:
             self.on_more(self.rid, more)
-
-
-class Engine(Protocol):
-    """See the module. ``on_send(rid, worker, attempt)`` is called by an engine that sends queries elsewhere."""
-
-    on_send: Callable[[int, int, int], None] | None
-
-    def start(self) -> None: ...
-
-    def submit(self, query: Query) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 HERE = __name__.rpartition(".")[0]
@@ -151,11 +140,9 @@ class Local:
         """Take a query. Raises ``UserError`` for one that is longer than the model takes."""
         if self._over.is_set():
             raise UserError(STOPPED)
-        size = len(query.ids), query.max_new
-        if sum(size) > self.positions:
-            raise UserError(
-                "a prompt of {:,} tokens and {:,} new ones: the engine takes {:,}".format(*size, self.positions)
-            )
+        prompt, new, most = len(query.ids), query.max_new, self.positions
+        if prompt + new > most:
+            raise UserError(f"a prompt of {prompt:,} tokens and {new:,} new ones: the engine takes {most:,}")
         self._open[query.rid] = query
         self._take_in(query)
 

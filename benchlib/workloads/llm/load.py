@@ -1,9 +1,22 @@
-"""Load on an engine, and what came of it: at once, open loop (a rate) and closed loop (a concurrency). No torch.
+"""Raw samples of queries, what follows from them, and load on an engine. No torch.
 
-Open loop sends by a schedule, whatever the server does: users who do not know of each other. Closed loop sends the next query
-when one is answered: so many users, each of whom waits. They answer different questions and belong in different charts.
+    scheduled   when the load was to be sent       (NaN: as soon as possible)
+    issued      when our client was asked to send it
+    first       when its first token came          (NaN: none came)
+    last        when its last token came           (NaN: it never ended)
 
-The knee is the highest rate at which every limit was met, with all lower ones, and again in a longer run.
+All in seconds of ``time.monotonic()`` of one machine. A query starts when it was scheduled, or issued where no schedule is
+known: what a late client adds is part of a latency, as in LoadGen. Definitions, n tokens:
+
+    TTFT  first - start                time per output token (TPOT)  (last - first) / (n - 1)
+    end to end  last - start           rate  completed / (last completion - first start)
+
+A percentile is a value that was measured, ``sorted[int(n p)]``, as LoadGen takes it; p99 of up to 100 samples is the largest.
+
+Load comes at once, as an open loop (a rate) or a closed loop (a concurrency). Open loop sends by a schedule, whatever the server
+does: users who do not know of each other. Closed loop sends the next query when one is answered: so many users, each of whom
+waits. They answer different questions and belong in different charts. The knee is the highest rate at which every limit was met,
+with all lower ones, and again in a longer run.
 """
 
 import itertools
@@ -11,25 +24,163 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from benchlib.core.stats import percentile
-from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.engines import Engine, Query
-from benchlib.workloads.llm.queries import QueryLog
+from benchlib.workloads.llm.engines import Query
 
 LATE_SHARE = 0.1  # of the limit of the first token that a client's lateness (p99) may take
 LATE_S = 0.010  # that it may always take
 RATE_SHARE = 0.05  # by which the rate that was sent may differ from the schedule's
 TRIES = 3  # of a rate at which the client was late
+LONGER = 3  # times the queries of a rate, to confirm it
 BEAT_S = 2.0  # between signs of life to the caller
 _NUMBERS = itertools.count(1)  # of queries, over all runs of a process: a late answer must not meet another query
 
 Row = dict[str, Any]
-Prompts = Sequence[Sequence[int]]
-Alive = Callable[[], None]  # called now and then while a run goes on
+QUERY = np.dtype(
+    [
+        ("query", "i8"),  # LoadGen's id of the query, or its number
+        ("sample", "i8"),  # row of the data set
+        ("scheduled_s", "f8"),
+        ("issued_s", "f8"),
+        ("first_s", "f8"),
+        ("last_s", "f8"),
+        ("prompt_tokens", "i4"),
+        ("tokens", "i4"),
+        ("worker", "i4"),  # -1: the engine in this process
+        ("attempt", "i4"),  # 1: it was sent once
+        ("failed", "?"),
+    ]
+)
+# What has not ended has failed.
+ISSUED = np.array((0, 0, math.nan, math.nan, math.nan, math.nan, 0, 0, -1, 1, True), QUERY)
+
+
+class QueryLog:
+    """Notes what happens to each query, from any thread. ``errors`` has the reasons of failures.
+
+    ``repeated`` counts first tokens and completions that came again: a query has one of each, whoever sends it how often.
+    """
+
+    def __init__(self) -> None:
+        self.errors: dict[int, str] = {}
+        self.repeated = 0
+        self.ended = 0
+        self._place: dict[int, int] = {}  # of each query in the table, which has room for more
+        self._table = np.empty(1024, QUERY)
+        self._lock = threading.Lock()
+
+    def issue(
+        self,
+        queries: Sequence[int],
+        samples: Sequence[int],
+        issued_s: float,
+        prompt_tokens: Sequence[int] | np.ndarray,
+        scheduled_s: float = math.nan,
+    ) -> None:
+        """Note that the client was asked to send queries, all at one time."""
+        with self._lock:
+            begin, end = len(self._place), len(self._place) + len(queries)
+            if end > len(self._table):
+                self._table = np.concatenate([self._table[:begin], np.empty(2 * end, QUERY)])
+            rows = self._table[begin:end]
+            rows[:] = ISSUED
+            rows["query"], rows["sample"], rows["prompt_tokens"] = queries, samples, prompt_tokens
+            rows["issued_s"], rows["scheduled_s"] = issued_s, scheduled_s
+            self._place.update(zip(queries, range(begin, end), strict=True))
+
+    def send(self, query: int, worker: int, attempt: int) -> None:
+        """Note which worker a query went to, and which attempt (from 1) this is."""
+        with self._lock:
+            row = self._table[self._place[query]]
+            row["worker"], row["attempt"] = worker, attempt
+
+    def first(self, query: int, time_s: float) -> bool:
+        """Note the first token; False where the query already had one, which stays, or has ended."""
+        with self._lock:
+            row = self._table[self._place[query]]
+            new = math.isnan(row["first_s"]) and math.isnan(row["last_s"])
+            self.repeated += not new
+            if new:
+                row["first_s"] = time_s
+            return new
+
+    def done(self, query: int, time_s: float, tokens: int, error: str = "") -> bool:
+        """Note the end of a query; False where it has already ended."""
+        with self._lock:
+            row = self._table[self._place[query]]
+            new = math.isnan(row["last_s"])
+            self.repeated += not new
+            if new:
+                row["last_s"], row["tokens"], row["failed"] = time_s, tokens, bool(error)
+                self.ended += 1
+        if new and error:
+            self.errors[query] = error
+        return new
+
+    def overdue(self, now_s: float, limit_s: float) -> list[int]:
+        """Return the queries that were issued more than ``limit_s`` ago and have not ended."""
+        table = self.table()
+        return table["query"][np.isnan(table["last_s"]) & (now_s - table["issued_s"] > limit_s)].tolist()  # type: ignore[no-any-return]
+
+    @property
+    def unended(self) -> int:
+        """How many queries have not ended."""
+        return len(self._place) - self.ended
+
+    def has_first(self, query: int) -> bool:
+        """Whether the first token of a query came."""
+        with self._lock:
+            return not math.isnan(self._table[self._place[query]]["first_s"])
+
+    def table(self) -> np.ndarray:
+        """Return all queries in the order of issue, (n,) of ``QUERY``; one that has not ended counts as failed."""
+        with self._lock:
+            return self._table[: len(self._place)].copy()
+
+
+def completed(table: np.ndarray) -> np.ndarray:
+    """Return the queries that ended without an error."""
+    return table[~table["failed"]]  # type: ignore[no-any-return]
+
+
+def start_s(table: np.ndarray) -> np.ndarray:
+    """Return when each query started: scheduled, or issued."""
+    return np.where(np.isnan(table["scheduled_s"]), table["issued_s"], table["scheduled_s"])
+
+
+def each_s(table: np.ndarray) -> dict[str, np.ndarray]:
+    """Return ``ttft``, ``tpot`` and ``latency`` of each query, in s; NaN where it has none: one token has no time per token."""
+    first, last, start = table["first_s"], table["last_s"], start_s(table)
+    gaps = np.where(table["tokens"] > 1, table["tokens"] - 1, np.nan)
+    return {"ttft": first - start, "tpot": (last - first) / gaps, "latency": last - start}
+
+
+def times_s(table: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the times of the queries that have them, by ``ttft``, ``tpot`` and ``latency``, in s."""
+    return {name: values[~np.isnan(values)] for name, values in each_s(table).items()}
+
+
+def lateness_s(table: np.ndarray) -> np.ndarray:
+    """Return by how much each scheduled query was issued late, in s; empty where nothing was scheduled."""
+    late = table["issued_s"] - table["scheduled_s"]
+    return np.maximum(late[~np.isnan(late)], 0.0)  # type: ignore[no-any-return]  # two clocks, rounded
+
+
+def span_s(table: np.ndarray) -> float:
+    """Return the time from the first start to the last completion, in s; NaN of no queries."""
+    return float(np.nanmax(table["last_s"]) - np.min(start_s(table))) if len(table) else math.nan
+
+
+def meets(table: np.ndarray, limits_s: Mapping[str, float]) -> np.ndarray:
+    """Return which queries completed below every limit, (n,) of bool; limits by ``ttft``, ``tpot`` and ``latency``."""
+    times = each_s(table)
+    below = [times[name] < limit for name, limit in limits_s.items()]  # NaN is not
+    return np.all([~table["failed"], *below], axis=0)  # type: ignore[no-any-return]
 
 
 def schedule(arrivals: str, rate: float, count: int, seed: int) -> np.ndarray:
@@ -39,35 +190,38 @@ def schedule(arrivals: str, rate: float, count: int, seed: int) -> np.ndarray:
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
 
 
+@dataclass(eq=False)
 class Client:
     """Sends the prompts to an engine, one run at a time, from the calling thread. ``answers`` are tokens by prompt.
 
-    A run returns the table of its queries; those open when nothing was sent or ended for ``limit_s`` have failed.
+    A run returns the table of its queries; those open when nothing was sent or ended for ``limit_s`` have failed. ``alive`` is
+    called now and then while it goes on.
     """
 
-    def __init__(
-        self, engine: Engine, prompts: Prompts, max_new: int, limit_s: float, alive: Alive = lambda: None
-    ) -> None:
-        self.engine, self.prompts, self.max_new, self.limit_s, self._alive = engine, prompts, max_new, limit_s, alive
-        self.log = QueryLog()
-        self.answers: dict[int, list[int]] = {}
-        self.wall_s = 0.0
+    engine: Any
+    prompts: Sequence[Sequence[int]]
+    max_new: int
+    limit_s: float
+    alive: Callable[[], None] = lambda: None
+    log: QueryLog = field(default_factory=QueryLog)
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    wall_s: float = 0.0
 
     def at_once(self, count: int) -> np.ndarray:
         """Send all queries at once: the engine orders the work."""
-        return self._run(np.full(count, math.nan))
+        return self.closed_loop(count, count)
 
     def open_loop(self, due_s: np.ndarray) -> np.ndarray:
         """Send each query when it is due, in s from now."""
-        return self._run(np.asarray(due_s) + time.monotonic() + 0.005)
+        return self._run(np.asarray(due_s) + time.monotonic() + 0.005, len(due_s))
 
     def closed_loop(self, concurrency: int, count: int) -> np.ndarray:
         """Keep ``concurrency`` queries under way until ``count`` were sent."""
         return self._run(np.full(count, math.nan), concurrency)
 
-    def _run(self, due: np.ndarray, concurrency: int = 0) -> np.ndarray:
+    def _run(self, due: np.ndarray, concurrency: int) -> np.ndarray:
         self.log, self.answers = log, answers = QueryLog(), dict[int, list[int]]()
-        room, over, samples = threading.Semaphore(concurrency or len(due)), threading.Event(), dict[int, int]()
+        room, over, samples = threading.Semaphore(concurrency), threading.Event(), dict[int, int]()
         began = moved = beaten = time.monotonic()
 
         def on_done(rid: int, ids: Sequence[int], error: str) -> None:
@@ -86,7 +240,7 @@ class Client:
                 time.sleep(wait)
             if time.monotonic() - beaten > BEAT_S:
                 beaten = time.monotonic()
-                self._alive()
+                self.alive()
             if not room.acquire(timeout=self.limit_s):
                 break  # nothing ended for so long: the rest is not sent
             rid, sample = next(_NUMBERS), number % len(self.prompts)
@@ -95,7 +249,7 @@ class Client:
             self.engine.submit(Query(rid, ids, self.max_new, lambda rid, time_s, _: log.first(rid, time_s), on_done))
         moved = time.monotonic()
         while not over.wait(min(BEAT_S, self.limit_s)) and time.monotonic() - moved <= self.limit_s:
-            self._alive()
+            self.alive()
         self.wall_s = time.monotonic() - began
         return log.table()
 
@@ -106,16 +260,15 @@ def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repe
     ``outcome`` is ``met`` or ``missed``, of the limits, or ``late`` where the client was, so that the run says nothing about
     the server.
     """
-    done = queries.completed(table)
-    span, times = queries.span_s(done), queries.times_s(done)
-    failed, good = int(table["failed"].sum()), int(queries.meets(table, limits_s).sum())
+    done = completed(table)
+    span, times = span_s(done) if len(done) else 0.0, times_s(done) | {"late": lateness_s(table)}
+    failed, good = int(table["failed"].sum()), int(meets(table, limits_s).sum())
     per_s = {"samples": len(done), "tokens": float(done["tokens"].sum()), "goodput": good}
-    row: Row = {"queries": len(table), "failed": failed, "repeated": repeated, "seconds": span if len(done) else 0.0}
-    row |= {f"{name}_per_s": count / span if len(done) else 0.0 for name, count in per_s.items()}
+    row: Row = {"queries": len(table), "failed": failed, "repeated": repeated, "seconds": span}
+    row |= {f"{name}_per_s": count / span if span else 0.0 for name, count in per_s.items()}
     row |= {f"{name}_ms": (1e3 * values).tolist() for name, values in times.items()}
-    row["late_ms"] = (1e3 * np.maximum(queries.lateness_s(table), 0.0)).tolist()
-    why = {f"{name}_ms": "no query was completed" for name, values in times.items() if not len(values)}
-    why |= {} if row["late_ms"] else {"late_ms": "nothing was scheduled"}
+    lacking = [name for name, values in times.items() if not len(values)]
+    why = {f"{name}_ms": "nothing was scheduled" if name == "late" else "no query was completed" for name in lacking}
     late = any(not value <= limit for _, value, limit in client_limits(table, limits_s.get("ttft", 0.0)))
     below = all(percentile(times[name], share) < limit for name, limit in limits_s.items())
     met = below and not failed and not repeated
@@ -127,7 +280,7 @@ def client_limits(table: np.ndarray, ttft_limit_s: float) -> list[tuple[str, flo
 
     Nothing where there was no schedule.
     """
-    late = queries.lateness_s(table)
+    late = lateness_s(table)
     if len(late) < 2:
         return []
     limits = [("late_client", percentile(late, 0.99), max(LATE_S, LATE_SHARE * ttft_limit_s))]
@@ -135,25 +288,18 @@ def client_limits(table: np.ndarray, ttft_limit_s: float) -> list[tuple[str, flo
     return [*limits, ("client_rate", abs(sent / planned - 1), RATE_SHARE)] if planned > 0 else limits
 
 
-def find_knee(
-    probe: Callable[[float, int], Row],
-    rates: Sequence[float],
-    queries_of: Callable[[float], int],
-    *,
-    refine: int = 2,
-    longer: int = 3,
-) -> list[Row]:
+def find_knee(probe: Callable[[float, int], Row], rates: Sequence[float], refine: int = 2) -> list[Row]:
     """Return all rows of a sweep over rising rates; the last one that is a ``confirmation`` and ``met`` is the knee.
 
-    ``probe(rate, queries)`` measures. After the first rate that misses, ``refine`` rates between it and the last that met are
-    tried, each in the middle; then the highest that met is run again with ``longer`` times the queries, and where that
-    misses the next lower one. A rate at which the client was late is tried up to ``TRIES`` times.
+    ``probe(rate, times)`` measures, with so many times the usual queries. After the first rate that misses, ``refine`` rates
+    between it and the last that met are tried, each in the middle; then the highest that met is run again with ``LONGER`` times
+    the queries, and where that misses the next lower one. A rate at which the client was late is tried up to ``TRIES`` times.
     """
     rows: list[Row] = []
 
     def meets(phase: str, rate: float, times: int = 1) -> bool:
         for _ in range(TRIES):  # a late client says nothing about the server
-            rows.append({"phase": phase, "rate": rate, **probe(rate, times * queries_of(rate))})
+            rows.append({"phase": phase, "rate": rate, **probe(rate, times)})
             if rows[-1]["outcome"] != "late":
                 break
         return bool(rows[-1]["outcome"] == "met")
@@ -167,6 +313,6 @@ def find_knee(
             met.append(middle)
         else:
             missed = middle
-    while met and not meets("confirmation", met[-1], longer):
+    while met and not meets("confirmation", met[-1], LONGER):
         met.pop()
     return rows

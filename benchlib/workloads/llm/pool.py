@@ -62,13 +62,11 @@ class Pool:
         announce = self._file(index, "json")
         announce.unlink(missing_ok=True)
         port = int(self.urls[index].rpartition(":")[2] or 0)
-        options = {**self.options[index], "port": port, "announce": str(announce), "with_parent": True}
+        options = {**self.options[index], "port": port, "announce": str(announce)}
         command = [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps(options)]
-        environment = {**os.environ, **self._environment, TOKEN: self.token}
+        env = {**os.environ, **self._environment, TOKEN: self.token}
         with self._file(index, "log").open("ab") as log:
-            self.processes[index] = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
-            )
+            self.processes[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         self._began[index] = time.monotonic()
 
     def wait(self, index: int) -> None:

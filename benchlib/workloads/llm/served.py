@@ -1,6 +1,6 @@
 """What the benchmarks of servers state alike: workers that were lost, requests in flight, tokens that were counted in texts."""
 
-from functools import partial
+from collections.abc import Mapping
 from operator import truediv
 from typing import Any
 
@@ -32,8 +32,15 @@ def in_flight(*first: Col, title: str, empty: str) -> tuple[Table, Chart]:
 def tokens_counted(run: Table) -> Check:
     """Return the check of tokens that were counted in texts; ``run`` has the column ``ratio``."""
     question = "Does the tokenizer of model find as many tokens as the servers state?"
-    ends = partial(above, most=1 + COUNT_SHARE, when=lambda config: bool(config.workers))
-    return ends("tokens counted", question, (run["count_ratio"], 1 - COUNT_SHARE))
+    least = run["count_ratio"], 1 - COUNT_SHARE
+    return above("tokens counted", question, least, most=1 + COUNT_SHARE, when=lambda config: bool(config.workers))
+
+
+def counts(counted: Mapping[str, int]) -> dict[str, Any]:
+    """Return the columns ``stated`` and ``counted`` of the run: tokens of answers in text, or why there are none."""
+    why = "the servers gave token ids, or texts without stating how many tokens they have"
+    names = ("stated", "counted")
+    return {name: counted[name] for name in names} if counted.get("stated") else {"why": dict.fromkeys(names, why)}
 
 
 def in_texts(workers: Table, run: Rows) -> list[str]:

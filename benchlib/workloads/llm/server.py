@@ -22,23 +22,14 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import psutil
 from aiohttp import web
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from benchlib.config.addresses import TOKEN
 from benchlib.core.errors import BackendUnavailable, UserError, explained
@@ -64,7 +55,7 @@ GREEDY: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Options(Settings):
-    """What a worker process is started with, as one JSON object; ``announce`` and ``with_parent`` are for who starts it."""
+    """What a worker process is started with, as one JSON object; one with ``announce``, a file for its address, ends with its parent."""
 
     engine: str = ""
     model: str = "tiny"
@@ -75,13 +66,10 @@ class Options(Settings):
     max_body: int = 4 * 2**20
     drain_s: float = 60.0
     announce: str = ""
-    with_parent: bool = False
 
 
-class Ask(BaseModel):
+class Ask(BaseModel, strict=True):
     """The body of a request. The context is the ``Codec`` that reads a prompt of text; None: there is none."""
-
-    model_config = ConfigDict(strict=True)
 
     prompt: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     max_tokens: int = Field(16, ge=1, le=MAX_NEW)
@@ -136,7 +124,7 @@ class Chat(Ask):
         return self
 
 
-Events = asyncio.Queue[tuple[list[int], bool, str]]  # of a query: new tokens, whether that is all, why it failed
+Events = asyncio.Queue[tuple[list[int], str | None]]  # of a query: its tokens so far; at the end '' or why it failed
 
 
 class Server:
@@ -152,14 +140,10 @@ class Server:
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=self.options.max_body, middlewares=[self._guard])
-        application.add_routes(
-            [
-                web.post("/v1/completions", self._complete),
-                web.post("/v1/chat/completions", partial(self._complete, form=Chat)),
-                web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
-            ]
-        )
+        application.router.add_post("/v1/completions", self._complete)
+        application.router.add_post("/v1/chat/completions", partial(self._complete, form=Chat))
+        application.router.add_get("/v1/models", self._models)
+        application.router.add_get("/metrics", self._metrics)
         return application
 
     @web.middleware
@@ -194,21 +178,14 @@ class Server:
                 )
             loop = asyncio.get_running_loop()
 
-            def tell(ids: Sequence[int], done: bool = False, error: str = "") -> None:
-                if done or ask.stream:
+            def tell(_: int, ids: Sequence[int], error: str | None = None) -> None:
+                if error is not None or ask.stream:
                     with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                        loop.call_soon_threadsafe(events.put_nowait, ([*ids], done, error))
+                        loop.call_soon_threadsafe(events.put_nowait, ([*ids], error))
 
-            self.engine.submit(
-                Query(
-                    rid,
-                    ask.prompt,
-                    ask.max_tokens,
-                    on_first=lambda _, time_s, token: tell([token]),
-                    on_done=lambda _, ids, error: tell(ids, True, error),
-                    on_more=lambda _, ids: tell(ids),
-                )
-            )
+            query = Query(rid, ask.prompt, ask.max_tokens, lambda _, time_s, token: tell(rid, [token]), tell)
+            query.on_more = lambda *_: tell(rid, query.tokens)
+            self.engine.submit(query)
             return await self._answer(request, rid, ask, events)
         except ValueError as error:  # also a query that is longer than the model takes
             return self._refuse(400, explained(error) if isinstance(error, ValidationError) else str(error))
@@ -218,58 +195,56 @@ class Server:
     async def _answer(self, request: web.Request, rid: int, ask: Ask, events: Events) -> web.StreamResponse:
         """Send new tokens as they come where they are streamed, else all of them."""
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response, sent, outcome = web.StreamResponse(headers=headers), list[int](), ""
+        response, sent = web.StreamResponse(headers=headers), 0
+        error: str | None = None
         try:
             if ask.stream:
                 await response.prepare(request)
-            while not outcome:
-                ids, done, error = await events.get()
-                while not done and not events.empty():  # what came meanwhile goes along: each event costs both sides
-                    more, done, error = events.get_nowait()
-                    ids = more if done else ids + more
-                if done:
-                    outcome = "error" if error else "ok"
-                    self.counts[outcome] += 1
+            while error is None:
+                ids, error = await events.get()
+                # What came meanwhile goes along: each event costs both sides.
+                while error is None and not events.empty():
+                    ids, error = events.get_nowait()
+                if error is not None:
+                    self.counts["error" if error else "ok"] += 1
                     self.tokens += len(ids)
-                new = ids[len(sent) :] if done else ids
-                values = self._chunk(rid, ask, new, sent, done)
-                if error:
-                    values = {"error": {"message": error, "code": 500}}
+                values = self._chunk(rid, ask, ids, sent, error)
                 if not ask.stream:
                     return web.json_response(values, status=500 if error else 200)
                 await response.write(b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n")
-                sent += new
+                sent = len(ids)
             await response.write(b"" if error else b"data: [DONE]\n\n")
             await response.write_eof()
         except ConnectionError:  # the client has gone
             pass
         finally:
-            if not outcome:  # others wait for the slot
+            if error is None:  # others wait for the slot
                 self.counts["cancelled"] += 1
                 self.engine.cancel(rid)
         return response
 
-    def _chunk(self, rid: int, ask: Ask, new: list[int], before: list[int], done: bool) -> dict[str, Any]:
-        """Return an object of OpenAI's completions with the tokens that are ``new``."""
-        ids = before + new
+    def _chunk(self, rid: int, ask: Ask, ids: list[int], sent: int, error: str | None) -> dict[str, Any]:
+        """Return an object of OpenAI's completions with the tokens of an answer that were not ``sent``, or of its error."""
+        if error:
+            return {"error": {"message": error, "code": 500}}
+        done = error is not None
         if self.codec and not ask.return_token_ids:
             # What the answer's text has more with them; a character whose bytes are not all there yet waits.
-            whole, old = self.codec.decode(ids), self.codec.decode(before).rstrip("\ufffd")
+            whole, old = self.codec.decode(ids), self.codec.decode(ids[:sent]).rstrip("\ufffd")
             text = (whole if done else whole.rstrip("\ufffd"))[len(old) :]
         else:
-            text = "".join(f" {item}" for item in new)  # a word for each token: clients of text count something
-        part: dict[str, Any] = {"text": text}
-        kind = "text_completion"
+            text = "".join(f" {item}" for item in ids[sent:])  # a word for each token: clients of text count something
+        kind, part = "text_completion", {"text": text}  # type: str, dict[str, Any]
         if isinstance(ask, Chat):
             kind = f"chat.completion{'.chunk' * bool(ask.stream)}"
             part = {"delta" if ask.stream else "message": {"role": "assistant", "content": text}}
-        choice = {"index": 0, **part, "finish_reason": None} | ({"token_ids": new} if ask.return_token_ids else {})
-        common = {"id": f"cmpl-{rid}", "object": kind, "created": int(time.time()), "model": self.name}
-        if not done:
-            return common | {"choices": [choice]}
-        choice["finish_reason"] = "length" if len(ids) >= ask.max_tokens else "stop"
+        reason = ("length" if len(ids) >= ask.max_tokens else "stop") if done else None
+        choice = {"index": 0, **part, "finish_reason": reason}
+        choice |= {"token_ids": ids[sent:]} if ask.return_token_ids else {}
         counts = {"prompt_tokens": len(ask.prompt), "completion_tokens": len(ids)}
-        return common | {"choices": [choice], "usage": counts | {"total_tokens": sum(counts.values())}}
+        usage = {"usage": counts | {"total_tokens": sum(counts.values())}} if done else {}
+        common = {"id": f"cmpl-{rid}", "object": kind, "created": int(time.time()), "model": self.name}
+        return common | {"choices": [choice]} | usage
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self.name, "object": "model", "owned_by": "benchlib"}
@@ -305,7 +280,7 @@ def check_place(host: str, token: str) -> None:
 async def serve(server: Server) -> bool:
     """Serve until SIGTERM or SIGINT, then answer what was accepted. Return whether all of it was, in the time for it.
 
-    ``announce`` is a file that gets the address once the worker takes requests; port 0 is any free one.
+    ``Options.announce`` gets the address once the worker takes requests; port 0 is any free one.
     """
     options, stop, loop = server.options, asyncio.Event(), asyncio.get_running_loop()
     runner = web.AppRunner(server.application(), **RUNNER)
@@ -334,12 +309,12 @@ def main(text: str) -> int:
     engine = None
     try:
         values = json.loads(text)
-        step = {"step_s": 1e-3 * values.pop("step_ms")} if "step_ms" in values else {}
-        options = Options(**values, **step)
-        if options.with_parent:
+        if "announce" in values:
             die_with_parent(os.getppid())
-        token = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
-        options = replace(options, token=token.strip())
+        if "step_ms" in values:
+            values["step_s"] = 1e-3 * values.pop("step_ms")
+        token = Path(file).read_text() if (file := values.get("token_file")) else os.environ.get(TOKEN, "")
+        options = Options(**values, token=token.strip())
         check_place(options.host, options.token)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY:  # each connection is an open file; macOS takes no number without a limit
@@ -350,7 +325,7 @@ def main(text: str) -> int:
         return 0 if asyncio.run(serve(server)) else 1
     except BackendUnavailable as error:
         print(f"benchlib serve: {error}", file=sys.stderr)
-        return EXIT_SKIPPED if options.with_parent else 3  # what was named is not here, as of `benchlib run`
+        return EXIT_SKIPPED if options.announce else 3  # what was named is not here, as of `benchlib run`
     except (UserError, OSError) as error:
         print(f"benchlib serve: {error}", file=sys.stderr)
         return 2

@@ -14,8 +14,8 @@ pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 
 from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
-from benchlib.benchmarks.inference import loadgen, logs, measures, rules
-from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference import loadgen, measures
+from benchlib.benchmarks.inference.config import SET, InferenceConfig
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
 from benchlib.core.stats import percentile
@@ -23,7 +23,7 @@ from benchlib.judge.numbers import judged
 from benchlib.runtime import child
 from benchlib.spec import checks
 from benchlib.spec.tables import Rows
-from benchlib.workloads.llm import engines, queries
+from benchlib.workloads.llm import engines, load
 from benchlib.workloads.llm.engines import Policy, Settings, Sim
 from benchlib.workloads.llm.load import Client
 
@@ -39,7 +39,8 @@ PROMPTS = [[5, 6, 7 + row] for row in range(SAMPLES)]
 
 def planned(folder, scenario="Server", config=QUICK, **more):
     values = {"settings": Settings(step_s=0.001, slots=16), "prompts": PROMPTS, "warm_up": [[3, 4]], "limit_s": LONG_S}
-    config = config.model_copy(update={"max_new": 12, "deadline_s": more.pop("deadline_s", LONG_S)})
+    changed = {"deadline_s": more.pop("deadline_s", LONG_S), "engine": more.pop("engine", config.engine)}
+    config = config.model_copy(update={"max_new": 12} | changed)
     return loadgen.Test(scenario, config, folder=folder / scenario, **values | more)
 
 
@@ -107,10 +108,10 @@ def server(tmp_path_factory):
 def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
     assert broken(server) == set()
     assert server.log["result_validity"] == "VALID" and len(server.table) == 64
-    first = np.sort(queries.each_s(server.table)["ttft"])
+    first = np.sort(load.each_s(server.table)["ttft"])
     stated = server.log["result_first_token_50.00_percentile_latency_ns"] * 1e-9
     assert percentile(first, 0.5) == pytest.approx(stated, abs=5e-3)
-    assert queries.lateness_s(server.table).min() >= 0
+    assert load.lateness_s(server.table).min() >= 0
 
 
 INVALID = {"result_validity": "INVALID", "early_stopping_met": False}
@@ -175,14 +176,14 @@ def test_an_invalid_test_has_rows_and_no_metrics(server):
     table = server.table.copy()
     table["failed"] = np.arange(64) % 4 > 0
     # LoadGen takes the failed for answered: that explains its rate.
-    log = {**server.log, "result_completed_samples_per_sec": 64 / queries.span_s(table)}
+    log = {**server.log, "result_completed_samples_per_sec": 64 / load.span_s(table)}
     failed = dataclasses.replace(server, table=table, log=log)
     assert broken(failed) == {"failed"} and tables_of(failed)["tests"][0]["samples_per_s"] > 0
     metrics = stated(failed)
     assert "not valid: failed queries" in metrics["ttft_p99_s_server_x"].reason
     assert {metric.value for name, metric in metrics.items() if "_server_" in name} == {None}
     first = stated(server)["ttft_p99_s_server_x"]
-    assert (first.value, first.n) == (percentile(queries.each_s(server.table)["ttft"], 0.99), 64)
+    assert (first.value, first.n) == (percentile(load.each_s(server.table)["ttft"], 0.99), 64)
 
 
 def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_path):
@@ -226,7 +227,7 @@ def at_once(table):
 def test_accuracy_answers_are_those_of_the_engine(tmp_path):
     test = planned(tmp_path, "Offline", mode="AccuracyOnly")
     perform(test)
-    assert logs.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
+    assert loadgen.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
 
 
 FAULTS = ("killed", "hung", "restarted", "garbage", "half", "slow")
@@ -314,7 +315,7 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path,
         # A request that was open when its worker was to break may have been answered before it broke.
         assert attempts.max() > 1 or fault in ("killed", "hung", "restarted", "slow"), fault
         assert "down" in moved if fault != "slow" else (moved, attempts.max()) == (set(), 1), (fault, moved)
-        assert kind != "accuracy" or logs.answers(test.folder) == expected, fault
+        assert kind != "accuracy" or loadgen.answers(test.folder) == expected, fault
     assert len(set(map(tuple, expected.values()))) > SAMPLES // 4 or not expected, "answers differ"
 
 
@@ -369,14 +370,14 @@ def test_what_is_reduced_is_listed_and_nothing_else():
 
 def test_a_log_without_an_end_is_no_result(tmp_path):
     with pytest.raises(RunBroken, match="no end of its log"):
-        logs.detail(tmp_path)
+        loadgen.detail(tmp_path)
 
 
 def test_the_plan_says_how_many_queries_a_percentile_takes():
     tight = QUICK.model_copy(update={"percentile": 99.0, "min_queries": 100, "samples": 50})
     row = tight.plan("Server")
     assert (row["queries_needed"], row["needed_if_late"], row["queries_planned"]) == (459, 662, 100)
-    assert REAL.issued("Server") == 2 * rules.SET  # 18,000 in whole sets
+    assert REAL.issued("Server") == 2 * SET  # 18,000 in whole sets
 
 
 @pytest.mark.parametrize(
@@ -409,7 +410,7 @@ def test_names_say_what_the_workers_are_and_that_they_were_reached_over_a_networ
 
 
 def test_rates_have_the_interval_of_their_windows():
-    table = np.zeros(100, queries.QUERY)
+    table = np.zeros(100, load.QUERY)
     table["scheduled_s"], table["last_s"] = 0, np.arange(1, 101) / 10
     value, low, high = measures.rate(table, np.full(100, 7.0))
     assert value == pytest.approx(70) and low <= 70 <= high

@@ -99,7 +99,7 @@ def test_transformers_serve_answers_what_the_model_says(served, client, answers)
     assert not table["failed"].any() and (table["attempt"] == 1).all(), asked.log.errors
     assert texts(asked.answers[sample] for sample in range(len(answers))) == texts(answers)
     assert record["workers"][0]["asked_in"] == "text"
-    assert 0 < record["stated"] == pytest.approx(record["counted"], rel=0.05)
+    assert 0 < record["counts"]["stated"] == pytest.approx(record["counts"]["counted"], rel=0.05)
 
 
 @pytest.mark.parametrize("served", [()], indirect=True, ids=["one by one"])

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchlib.workloads.llm.engines import Settings, Sim
-from benchlib.workloads.llm.load import Client, client_limits, find_knee, measure, schedule
-from benchlib.workloads.llm.queries import QUERY
+from benchlib.workloads.llm.load import QUERY, Client, client_limits, find_knee, measure, schedule
 
 PROMPTS = [[3, 4, 5 + row] for row in range(20)]
 
@@ -98,9 +97,9 @@ def served(knee, noise=()):
     """A probe whose limits are met up to ``knee``; at the rates in ``noise`` a short run meets them and a long one does not."""
     asked = []
 
-    def probe(rate, count):
-        asked.append((rate, count))
-        good = rate <= knee and not (count > 100 and rate in noise)
+    def probe(rate, times):
+        asked.append((rate, times))
+        good = rate <= knee and not (times > 1 and rate in noise)
         return {"outcome": "met" if good else "missed"}
 
     return probe, asked
@@ -108,16 +107,16 @@ def served(knee, noise=()):
 
 def test_the_knee_is_between_the_rates_and_confirmed_by_a_longer_run():
     probe, asked = served(33)
-    assert knee_of(find_knee(probe, [10, 20, 40, 80], lambda rate: 100)) == 30 and asked[-1] == (30, 300)
+    assert knee_of(find_knee(probe, [10, 20, 40, 80])) == 30 and asked[-1] == (30, 3)
     assert [rate for rate, _ in asked] == [10, 20, 40, 30, 35, 30], "80 is not tried: 40 missed"
     probe, asked = served(33, noise={30})
-    assert knee_of(find_knee(probe, [10, 20, 40], lambda rate: 100)) == 20
-    assert knee_of(find_knee(served(5)[0], [10, 20], lambda rate: 100)) is None
-    assert knee_of(find_knee(served(math.inf)[0], [10, 20], lambda rate: 100)) == 20
+    assert knee_of(find_knee(probe, [10, 20, 40])) == 20
+    assert knee_of(find_knee(served(5)[0], [10, 20])) is None
+    assert knee_of(find_knee(served(math.inf)[0], [10, 20])) == 20
 
 
 def test_a_rate_at_which_the_client_was_late_is_tried_again():
     late = iter(["late", "met", "met", "late", "late", "late", "met"])
-    points = find_knee(lambda rate, count: {"outcome": next(late)}, [10, 20], lambda rate: 100, refine=0)
+    points = find_knee(lambda rate, times: {"outcome": next(late)}, [10, 20], refine=0)
     told = [(row["rate"], row["outcome"]) for row in points]
     assert told == [(10, "late"), (10, "met"), (20, "met"), *[(20, "late")] * 3, (10, "met")]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm import queries
+from benchlib.workloads.llm import load
 from benchlib.workloads.llm.engines import Query, Settings, make, sim_answer
-from benchlib.workloads.llm.queries import QueryLog
+from benchlib.workloads.llm.load import QueryLog
 
 
 def log_of_three():
@@ -26,15 +26,15 @@ def log_of_three():
 
 def test_times_are_those_of_the_definitions():
     table = log_of_three().table()
-    each = queries.each_s(table)
+    each = load.each_s(table)
     assert each["ttft"][0] == pytest.approx(1.0)  # from the schedule, not from the late issue
     assert each["tpot"][0] == pytest.approx(0.5)  # 2 s for the 4 tokens after the first
     assert each["latency"][:2] == pytest.approx([3.0, 2.0])
     assert math.isnan(each["tpot"][1])  # one token has no gap
-    assert queries.lateness_s(table) == pytest.approx([0.5])
+    assert load.lateness_s(table) == pytest.approx([0.5])
     assert table["failed"].tolist() == [False, False, True]  # the third one never ended
     assert table[["query", "prompt_tokens", "worker", "attempt"]].tolist()[1] == (8, 4, -1, 1)
-    assert queries.span_s(queries.completed(table)) == pytest.approx(3.5)
+    assert load.span_s(load.completed(table)) == pytest.approx(3.5)
 
 
 def test_a_query_starts_and_ends_once():
@@ -49,10 +49,10 @@ def test_a_query_starts_and_ends_once():
 
 
 def test_queries_meet_limits_strictly():
-    table = np.zeros(3, queries.QUERY)
+    table = np.zeros(3, load.QUERY)
     table["scheduled_s"], table["first_s"], table["last_s"], table["tokens"] = 0, [1, 2, 1], [2, 3, 2], 2
     table["failed"] = [False, False, True]
-    assert queries.meets(table, {"ttft": 2.0, "tpot": 1.5}).tolist() == [True, False, False]
+    assert load.meets(table, {"ttft": 2.0, "tpot": 1.5}).tolist() == [True, False, False]
 
 
 def test_sim_takes_its_steps_and_no_more_queries_than_slots():

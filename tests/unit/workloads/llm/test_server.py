@@ -231,7 +231,8 @@ def test_texts_are_counted_as_the_tokens_that_the_engine_made_and_tokens_come_on
             assert not table["failed"].any() and (table["last_s"] > table["first_s"]).all()
             record, (worker,) = dispatcher.record(), dispatcher.workers
             assert record["workers"][0]["asked_in"] == asked_in and worker.engine == "static"
-            assert record["stated"] == record["counted"] and (record["counted"] > 0) == (asked_in == "text")
+            counts = record["counts"]
+            assert counts["stated"] == counts["counted"] and (counts["counted"] > 0) == (asked_in == "text")
             dispatcher.stop()
     finally:
         hosted.cut()

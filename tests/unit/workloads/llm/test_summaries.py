@@ -160,7 +160,7 @@ def test_what_is_not_here_is_skipped_with_what_to_do():
 def test_rouge_is_that_of_a_second_library():
     from torchmetrics.functional.text.rouge import rouge_score
 
-    from benchlib.workloads.llm.scores import rouge
+    from benchlib.workloads.llm.articles import rouge
 
     made = ["Calder burned the stadium in Stanmere.", "Pelham has 62 horses."]
     targets = ["Calder burned the gardens in Stanmere.", "Pelham has 57 nurses. Jutland has 62 horses."]
