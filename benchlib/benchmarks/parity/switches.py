@@ -10,9 +10,9 @@ older first, and both are put back in that order.
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.util
-import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,7 +36,7 @@ Switch = tuple[Callable[[], Any], Callable[[Any], None], Any]  # read, set, the 
 
 def _attribute(owner: Any, path: str, exact: Any) -> Switch:
     *parts, name = path.split(".")
-    module = operator.attrgetter(".".join(parts))(owner) if parts else owner
+    module = functools.reduce(getattr, parts, owner)
     return lambda: getattr(module, name), lambda value: setattr(module, name, value), exact
 
 
@@ -91,32 +91,18 @@ def state(where: torch.device) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def exact(where: torch.device, warn_only: bool = False) -> Iterator[None]:
-    """Switch reduced precision and nondeterminism off while the block runs, and put everything back after it.
-
-    ``warn_only`` lets operations without a deterministic kernel run, which raise otherwise.
-    """
-    before, switches = state(where), _all(where)
-    try:
-        for name, (_, put, value) in switches.items():
-            put((True, warn_only) if name == DETERMINISTIC else value)
-        with warnings.catch_warnings():
-            if warn_only:
-                warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
-            yield
-    finally:
-        with contextlib.ExitStack() as stack:  # every one is put back, also after one that raises
-            for name, (_, put, _) in reversed(switches.items()):
-                if before[name] is not None:
-                    stack.callback(put, before[name])
-
-
-@contextlib.contextmanager
 def held(member: Member, where: torch.device) -> Iterator[dict[str, Any]]:
-    """Set what ``member`` asks for, and yield what the switches then say, for its recording."""
-    with contextlib.ExitStack() as stack:
-        if member.mode == "exact":
-            stack.enter_context(exact(where, warn_only=member.kernel in _UNORDERED))
+    """Set what ``member`` asks for while the block runs, yield what the switches then say, and put everything back after it."""
+    before, switches = state(where), _all(where) if member.mode == "exact" else {}
+    with contextlib.ExitStack() as stack:  # every one is put back, also after one that raises
+        for name, (_, put, _) in reversed(switches.items()):
+            if before[name] is not None:
+                stack.callback(put, before[name])
+        for name, (_, put, value) in switches.items():
+            put((True, member.kernel in _UNORDERED) if name == DETERMINISTIC else value)
+        if switches and member.kernel in _UNORDERED:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
         if member.kernel:
             stack.enter_context(sdpa_kernel(KERNELS[member.kernel]))
         yield state(where)
