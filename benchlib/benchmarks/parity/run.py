@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from benchlib.benchmarks.parity import golden, inputs, layers, member, recording, weights
+from benchlib.benchmarks.parity import exercise, golden, inputs, layers, recording, weights
 from benchlib.benchmarks.parity.compare import HEADS, Reference, compare
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.benchmarks.parity.exercise import LATENCY
@@ -82,9 +82,9 @@ class Bench:
             self.rank.events.emit("progress", phase="measure", member=name, **about)
 
         run_dir, log = self.rank.run_dir, self.rank.run_dir / "logs" / f"member-{name}"
-        work = (member.record, run_dir, name, "")
+        work = (exercise.record, run_dir, name, "")
         try:
-            return child.run(*work, timeout_s=timeout_s, tell=tell, log=log, variables=member.variables(name))
+            return child.run(*work, timeout_s=timeout_s, tell=tell, log=log, variables=exercise.variables(name))
         finally:
             clear(run_dir)
 
