@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.benchmarks.parity.spec import cosines, logits, members, outcomes, worst
+from benchlib.benchmarks.parity.spec import cells, members, outcomes, worst
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, read_object, write_text
 from benchlib.core.machine import BACKENDS
@@ -32,6 +32,7 @@ TEXTS = (
     *("inputs_sha256", "reference", "reference_sha256", "device", "precision", "accuracy"),
 )
 NUMBERS = ("max_difference", "limit", "one_minus_cosine", "latency_ms")
+SHOWN = ("difference", "limit", "1 - cosine", "latency")  # the same in the table of outcomes
 Row = dict[str, Any]
 # A row in which nothing is stated; its values say of which type the others are.
 EMPTY: Row = {**dict.fromkeys(TEXTS, ""), "gates": True, **dict.fromkeys(NUMBERS), "environment": {}, "quantities": {}}
@@ -123,18 +124,15 @@ def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
 def _members(run: Rows) -> list[Row]:
     rows = []
     for row, answer in outcomes(run):
-        of = {"member": row["member"]}
-        first, angle = (next(iter(table.where(**of).rows(run)), {}) for table in (logits, cosines))
-        cells = {"max_difference": (logits["value"], first), "limit": (logits["limit"], first)}
-        cells |= {"one_minus_cosine": (cosines["value"], angle), "latency_ms": (members["latency_ms"], row)}
         largest = {
             item["quantity"]: [worst[name].finite(item, run) for name in ("value", "limit")]
-            for item in worst.where(**of).rows(run)
+            for item in worst.where(member=row["member"]).rows(run)
         }
         own = {name: row[name] for name in ("member", "precision", "gates")} | {"device": row.get("device") or ""}
         own |= {"outcome": answer.status, "reason": answer.reason if answer.status != "PASS" else ""}
         own |= {"accuracy": members["accuracy"].raw(row, run) or "", "quantities": largest}
-        rows.append(own | {name: ref.finite(cell, run) for name, (ref, cell) in cells.items()})
+        numbers = (ref.finite(of, run) for ref, of in map(cells(row, run).__getitem__, SHOWN))
+        rows.append(own | dict(zip(NUMBERS, numbers, strict=True)))
     return rows
 
 

@@ -14,12 +14,13 @@ from benchlib.judge.numbers import within
 from benchlib.spec.charts import Line, bars, grid, lines
 from benchlib.spec.checks import Check, above_zero, below, compare, judge, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
-from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
+from benchlib.spec.tables import Col, Ref, Row, Rows, Table, cols, write
 from benchlib.workloads.numerics import COSINE, CURVE, F1, GRADIENTS, LAYERS, LOGITS, QUANTITIES, SPANS, Limit, limit
 
 FACTOR = 2  # two roundings of one sum differ by as much from the exact one by chance
 DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
 NAMED = 3
+WITHIN = partial(within, most=1)  # of a difference's share of its limit
 COMPARED = ("PASS", "FAIL")
 NOTHING = "No member was compared."
 COSTS = {  # of bf16
@@ -89,9 +90,8 @@ run = run_table(
 
 def _in_order(quantity: str, heading: str) -> Table:
     """Return the differences of a quantity, with a column of their places."""
-    place = Col("place", "number", heading, of=int, needs="index")
-    table = replace(differences, title="{member}, {at}", cols=[*differences.cols, place])
-    return table.where(quantity=quantity)
+    place = Col("index", "number", heading)
+    return replace(differences, title="{member}, {at}", cols=[place, *differences.cols]).where(quantity=quantity)
 
 
 compared = members.ran()
@@ -125,13 +125,9 @@ def _located(check: Check, run: Rows) -> Judged:
     answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
     for row in own.where(quantity=LOGITS).most("value").rows(run):
         more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
-    if answer.status == "FAIL" and (beyond := _beyond(run, own.where(quantity=LAYERS).rows(run))):
+    if answer.status == "FAIL" and (beyond := own.where(quantity=LAYERS).unless(share=WITHIN).rows(run)):
         more["reason"] = f"{answer.reason}; the first layer beyond its limit is {beyond[0]['at']}"
     return answer.model_copy(update=more)
-
-
-def _beyond(run: Rows, rows: list[Row]) -> list[Row]:
-    return [row for row in rows if not within(differences["share"].number(row, run), 1)]
 
 
 MATCHES = below(
@@ -177,7 +173,7 @@ def _sensitive(check: Check, run: Rows) -> Judged:
             allowed = limit(backends[0], "fp32", quantity, backends[1]).value
             allowed = max([allowed, *(bounds.number(item, run) or 0.0 for item in bounds.table.rows(run))])
             of = largest.where(quantity=quantity, member=row["member"])["value"]
-            value = max((of.number(item, run) or 0.0 for item in of.table.rows(run)), default=0.0)
+            value = next((of.number(item, run) or 0.0 for item in of.table.rows(run)), 0.0)
             within_all &= within(value, allowed)
             words.append(f"{row['member']} {quantity} {write(value, 'error')}, fp32 {allowed:.2g}")
         blind += [row["member"]] * within_all
@@ -228,18 +224,22 @@ COSINE_METRIC = apart("{member}_one_minus_cosine{scope}", cosines["value"], "{me
 LATENCY, QUERIES = compared["latency_ms"], compared["queries_per_s"]
 
 
+def cells(row: Row, run: Rows) -> dict[str, tuple[Ref, Row]]:
+    """Return what stands for a member where there is one number of each, with its row: largest difference, accuracy, speed."""
+    first, angle = (next(iter(table.where(member=row["member"]).rows(run)), {}) for table in (logits, cosines))
+    largest = {"difference": (logits["value"], first), "limit": (logits["limit"], first)}
+    refs = (members[name] for name in ("accuracy", "latency_ms", "queries_per_s"))
+    return largest | {"1 - cosine": (cosines["value"], angle)} | {ref.col.heading: (ref, row) for ref in refs}
+
+
 def _of_outcome(run: Rows) -> list[dict[str, str]]:
     """Return each member's outcome beside its largest difference, its accuracy and its speed."""
     rows = []
     for row, answer in outcomes(run):
-        first, angle = (next(iter(table.where(member=row["member"]).rows(run)), {}) for table in (logits, cosines))
         computes = f"{row['precision']}, {row['mode']}" + ("" if row["gates"] else ", informative")
-        cells = {"member": row["member"], "outcome": answer.word, "computes": computes}
-        cells |= {"difference": logits["value"].text(first, run), "limit": logits["limit"].text(first, run)}
-        cells["1 - cosine"] = cosines["value"].text(angle, run)
-        refs = (members[name] for name in ("accuracy", "latency_ms", "queries_per_s"))
-        cells |= {ref.col.heading: ref.text(row, run) for ref in refs}
-        rows.append(cells | {"reason": answer.reason if answer.status != "PASS" else ""})
+        own = {"member": row["member"], "outcome": answer.word, "computes": computes}
+        own |= {name: ref.text(of, run) for name, (ref, of) in cells(row, run).items()}
+        rows.append(own | {"reason": answer.reason if answer.status != "PASS" else ""})
     return rows
 
 
@@ -276,7 +276,7 @@ def _matching(run: Rows) -> str:
 
 def _diverging(run: Rows) -> str:
     """Title the picture of layers by the first one beyond its limit."""
-    first = {row["member"]: row["at"] for row in reversed(_beyond(run, layers.rows(run)))}
+    first = {row["member"]: row["at"] for row in reversed(layers.unless(share=WITHIN).rows(run))}
     words = listing([f"{name} from {at} on" for name, at in first.items()])
     return f"Beyond its limit: {words}" if first else "No layer is beyond its limit"
 
@@ -302,11 +302,12 @@ def _members(run: Rows) -> Iterator[str]:
         bits = [row["member"] for row in logits.rows(run) if row["member"] in passed and row["value"] == 0]
         yield f"Within the limits: {listing(passed)}" + (f"; equal bit by bit: {listing(bits)}." if bits else ".")
     for row in compared.where(precision="bf16").rows(run):
-        items = largest.where(member=row["member"]).rows(run)
-        values = {
-            item["quantity"]: value for item in items if (value := largest["value"].finite(item, run)) is not None
-        }
-        costs = [words.format(values[quantity]) for quantity, words in COSTS.items() if quantity in values]
+        values = [
+            (words, largest["value"].finite(item, run))
+            for quantity, words in COSTS.items()
+            for item in largest.where(member=row["member"], quantity=quantity).rows(run)
+        ]
+        costs = [words.format(value) for words, value in values if value is not None]
         yield from [f"{row['member']} {listing(costs)}."] * bool(costs)
     if worse := [row["member"] for row in precise.where(accuracy="farther").rows(run)]:
         yield f"More than twice as far from double precision as the reference, so worse and not only different: {listing(worse)}."
@@ -331,10 +332,6 @@ def _warnings(run: Rows) -> list[str]:
 def _missed(run: Rows) -> dict[str, list[str]]:
     ran = {row["member"] for row in members.rows(run) if row.get("status") != "skipped"}
     return {"members": [name for name in run.config.members if name not in ran]}
-
-
-def _records(config: Any) -> bool:
-    return bool(config.record)
 
 
 def _asked(config: Any) -> bool:
@@ -367,7 +364,12 @@ SPEC = Spec(
             unless=lambda run: "" if recorded.rows(run) else "no recording of this work comes with the kit",
             when=_asked,
         ),
-        above_zero("recorded", "Did the reference compute the inputs of the recording?", run["cases"], when=_records),
+        above_zero(
+            "recorded",
+            "Did the reference compute the inputs of the recording?",
+            run["cases"],
+            when=lambda config: config.record,
+        ),
         zero(
             "same weights and inputs",
             "Did every member use the reference's weights and inputs?",
@@ -419,7 +421,7 @@ SPEC = Spec(
     shows=[
         Show("Outcomes", members, make=_of_outcome),
         Show("Closest to its limit, by quantity", worst, "quantity value", across="member"),
-        Show("Beyond a limit", differences.ran().pick(_beyond), "member quantity at value limit note"),
+        Show("Beyond a limit", differences.ran().unless(share=WITHIN), "member quantity at value limit note"),
         Show("Not compared", differences.where(status="skipped"), "member quantity because"),
         Show("Eased limits of logits", worst.where(eased=bool, quantity=LOGITS), "member at limit eased"),
         Show("Limits and their sources", members, make=_limits),
@@ -439,7 +441,7 @@ SPEC = Spec(
             "divergence-by-depth",
             Line(layers["value"], "member"),
             Line(layers["limit"], "precision", "limit"),
-            x="place",
+            x="index",
             y="relative L2 distance of hidden states",
             title=_diverging,
             empty="No layer was compared.",
@@ -456,7 +458,7 @@ SPEC = Spec(
             "loss-curves",
             Line(curve["value"], "member"),
             Line(curve["limit"], "precision", "limit"),
-            x="place",
+            x="index",
             y="|loss - the reference's|",
             title=_apart,
             empty="No training steps were compared.",
