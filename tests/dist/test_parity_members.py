@@ -94,7 +94,7 @@ def test_a_member_records_what_torch_computes(run_dir):
         losses.append(loss.item())
     np.testing.assert_allclose(meta["curve"], losses, rtol=1e-4)
     assert meta["loss"] == meta["curve"][0]
-    steps = [report["what"] for report in progress if report["what"] != "training steps"]
+    steps = [report["unit"] for report in progress if report["unit"] != "training steps"]
     assert steps == ["loading", "outputs", "repeats", "invariance", "layers", "gradients", "latency", "curve"]
 
 

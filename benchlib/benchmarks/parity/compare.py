@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from benchlib.benchmarks.parity.recording import Arrays, Recording
-from benchlib.core.errors import UserError
 from benchlib.workloads import numerics
 from benchlib.workloads.executors import Member
 from benchlib.workloads.numerics import (
@@ -41,6 +40,7 @@ from benchlib.workloads.numerics import (
 )
 
 HEADS = ("start", "end")
+HASHES = {"model_sha256": "weights", "inputs_sha256": "inputs"}
 # A parameter's difference is measured against its gradient's norm, but never against less than this share of the norm of
 # all gradients, about that of a small tensor: a key's bias has none (softmax does not see what it adds to a whole row),
 # only what rounding left of sums whose terms are of that size.
@@ -136,21 +136,20 @@ class _Comparison:
             return
         for number, (name, b) in enumerate(reference.items()):
             a, at = own.get(name), name
+            where: Any = ...
             if quantity == LAYERS:
                 at = f"layer {number - 1}" if number else "the embeddings"
-            if a is None or a.shape != b.shape:
-                self.add(quantity, math.nan, at, "missing, or of another shape", index=number + 1)
-                continue
-            if quantity == LAYERS:
-                mask = self.reference.attended("layer", b.shape[:2])
-                a, b = a[mask], b[mask]
-            self.add(quantity, relative_l2(a, b, floor), at, index=number + 1)
+                where = self.reference.attended("layer", b.shape[:2])
+            value, note = math.nan, "missing, or of another shape"
+            if a is not None and a.shape == b.shape:
+                value, note = relative_l2(a[where], b[where], floor), ""
+            self.add(quantity, value, at, note, index=number + 1)
 
     def finite(self) -> None:
         """Count the numbers that are NaN or infinite, of outputs also where nothing is compared."""
         own = self.candidate
-        parts = {"outputs": own.outputs, "gradients": own.gradients, "layers": own.layers}
-        arrays = {f"{part} {name}": array for part, of in parts.items() for name, array in of.items()}
+        parts = ("outputs", "gradients", "layers")
+        arrays = {f"{part} {name}": array for part in parts for name, array in getattr(own, part).items()}
         arrays |= {name: np.array(own.meta.get(name, 0.0)) for name in ("loss", "curve", *SCALARS)}
         wrong = {name: count for name, array in arrays.items() if (count := int((~np.isfinite(array)).sum()))}
         worst = max(wrong, key=lambda name: wrong[name], default="")
@@ -195,24 +194,27 @@ class _Comparison:
             self.lacks(SPANS, "the reference's best span leads clearly in no row")
 
 
+def others(reference: Reference, candidate: Recording) -> list[str]:
+    """Return of which other weights and inputs a recording is than the reference; what is of other inputs is not compared."""
+    own, base = candidate.meta, reference.recording.meta
+    wrong = [(name, what) for name, what in HASHES.items() if own[name] != base[name]]
+    return [f"other {what}: {own[name][:12]}, the reference has {base[name][:12]}" for name, what in wrong]
+
+
 def compare(
     reference: Reference,
     candidate: Recording,
     member: Member,
     ease: bool = True,
-    f1: tuple[float, float] | None = None,
+    f1: tuple[float | None, float | None] = (None, None),
     questions: int = 0,
 ) -> list[Row]:
     """Compare what ``member`` recorded with the reference.
 
     ``f1`` are the reference's and the candidate's F1 on the dev set of ``questions`` questions; in bf16 one answer of a
-    small set may change. Raises ``UserError`` where the recording is of other weights or inputs.
+    small set may change. The recording has to be of the same inputs, see ``others``.
     """
-    meta, recorded = candidate.meta, reference.recording
-    base = recorded.meta
-    for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
-        if meta[name] != base[name]:
-            raise UserError(f"other {what}: {meta[name][:12]}, the reference has {base[name][:12]}")
+    meta, recorded, base = candidate.meta, reference.recording, reference.recording.meta
     rows = _Comparison(reference, candidate, member, ease)
     rows.finite()
     rows.logits()
@@ -228,13 +230,14 @@ def compare(
     for name, quantity in SCALARS.items():
         if rows.have(quantity, name in meta, True):
             rows.add(quantity, meta[name])
-    if f1 is None:
+    score, own = f1
+    if score is None or own is None:
         rows.lacks(F1, "there is no dev set, or its logits are not finite")
         return rows.rows
     limit = rows.limit(F1)
     if member.precision == "bf16" and 100 / max(questions, 1) > limit.value:
         limit = Limit(100 / questions, limit.why, "one question of the set")
-    rows.add(F1, abs(f1[1] - f1[0]), note=f"{f1[1]:.2f}, the reference {f1[0]:.2f}", limit=limit)
+    rows.add(F1, abs(own - score), note=f"{own:.2f}, the reference {score:.2f}", limit=limit)
     return rows.rows
 
 

@@ -70,7 +70,7 @@ def record(run_dir: Path, name: str, replacement: str, tell: Callable[[Any], Non
     (member, backend, to), candidate = task(config, run_dir, name), name in MEMBERS
     member = dataclasses.replace(member, executor=replacement or member.executor)
     place = golden.place(run_dir, config.golden)
-    tell({"done": 0, "total": 1, "what": "loading"})
+    tell({"done": 0, "total": 1, "unit": "loading"})
     make = member.make  # first: a missing package is reported before the model is loaded
     devices.require(backend)
     where = devices.device(backend)
@@ -140,10 +140,10 @@ class Exercise:
         timed = latency and self.config.latency_runs > 0
         if not timed:
             self.absent[LATENCY] = "latency_runs = 0" if latency else "not timed"
-        parts = [self._outputs, self._repeats, self._invariance, self._layers, *([] if graph else [self._gradients])]
-        parts += [self._latency] * timed + ([] if graph else [self._curve])
+        parts = [self._outputs, self._repeats, self._invariance, self._layers]
+        parts += [self._gradients] * (not graph) + [self._latency] * timed + [self._curve] * (not graph)
         for number, part in enumerate(parts):
-            self.tell({"done": number, "total": len(parts), "what": part.__name__.removeprefix("_")})
+            self.tell({"done": number, "total": len(parts), "unit": part.__name__.removeprefix("_")})
             part()
         return self
 
@@ -165,10 +165,8 @@ class Exercise:
 
     def _middle(self) -> Case:
         """Return the data case with the most rows at a middle length."""
-        data = self.inputs.of("data")
-        lengths = sorted({case.length for case in data})
-        middle = lengths[len(lengths) // 2]
-        return max((case for case in data if case.length == middle), key=lambda case: case.batch)
+        data = self.inputs.of("data")  # the smallest first
+        return [case for case in data if case.length == data[len(data) // 2].length][-1]
 
     def _repeats(self) -> None:
         tensors = self.inputs.tensors(self._middle().id)
@@ -191,7 +189,7 @@ class Exercise:
             self.facts["batch_max_abs"] = max_abs(whole[:, real], alone[:, real])
         else:
             self.absent[BATCH] = "batch_sizes has no batch of several rows"
-        longest = max(item.length for item in self.inputs.of("data"))
+        longest = self.inputs.of("data")[-1].length
         if longest > case.length:
             wide = self._pair(padded(tensors, longest, self.inputs.pad_id))[:, :, : case.length]
             self.facts["padding_max_abs"] = max_abs(whole[:, real], wide[:, real])
@@ -231,15 +229,15 @@ class Exercise:
         losses = self.facts["curve"] = []
         cases = self.inputs.of("train")[: self.config.train_steps]
         for number, case in enumerate(cases):
-            self.tell({"done": number, "total": len(cases), "what": "training steps"})
+            self.tell({"done": number, "total": len(cases), "unit": "training steps"})
             losses.append(self._differentiated(case.id))
             optimizer.step()
             devices.synchronize(self.where)  # on a lazy device this runs the step
 
     def _latency(self) -> None:
         """Time single forward passes of one full input of one row, the device waited for, in milliseconds."""
-        case = max(self.inputs.of("data"), key=lambda item: (item.length, item.batch))
-        once = self.executor.timed(repeated(self.inputs.tensors(case.id), self.config.latency_length))
+        full = repeated(self.inputs.tensors(self.inputs.of("data")[-1].id), self.config.latency_length)
+        once = self.executor.timed(full)
         for _ in range(self.config.warmup):
             once()
         self.facts[LATENCY] = [self._timed(once) for _ in range(self.config.latency_runs)]

@@ -23,12 +23,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchlib.workloads.executors import Member
 
 KERNELS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": (SDPBackend.MATH, torch.backends.cuda.math_sdp_enabled),
+    "flash": (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.flash_sdp_enabled),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.mem_efficient_sdp_enabled),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.cudnn_sdp_enabled),
 }
-ENABLED = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}  # as torch names them
 # Attention kernels whose gradients add up in any order: there torch is asked for determinism and warns, else it raises.
 _UNORDERED = ("efficient", "cudnn")
 Switch = tuple[Callable[[], Any], Callable[[Any], None], Any]  # read, set, the value in mode exact
@@ -59,9 +58,8 @@ ATTRIBUTES = {
     "mkldnn.deterministic": True,
 }
 DETERMINISTIC = "deterministic_algorithms"
-_READ, _SET = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
 SWITCHES: dict[str, Switch] = {
-    "float32_matmul_precision": (_READ, _SET, "highest"),
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     **{path: _attribute(torch.backends, path, exact) for path, exact in ATTRIBUTES.items()},
     DETERMINISTIC: (_deterministic, _set_deterministic, (True, False)),
     # It would fill every new tensor, which costs time and no result depends on.
@@ -85,9 +83,7 @@ def state(where: torch.device) -> dict[str, Any]:
             values[name] = read()
         except RuntimeError:
             values[name] = None
-    return values | {
-        "sdpa": {name: getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for name, way in ENABLED.items()}
-    }
+    return values | {"sdpa": {name: enabled() for name, (_, enabled) in KERNELS.items()}}
 
 
 @contextlib.contextmanager
@@ -104,5 +100,5 @@ def held(member: Member, where: torch.device) -> Iterator[dict[str, Any]]:
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
         if member.kernel:
-            stack.enter_context(sdpa_kernel(KERNELS[member.kernel]))
+            stack.enter_context(sdpa_kernel(KERNELS[member.kernel][0]))
         yield state(where)
