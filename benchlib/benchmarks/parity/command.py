@@ -21,7 +21,7 @@ from benchlib.commands import OUT, SET, user_errors
 from benchlib.commands.output import place, say
 from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
-from benchlib.core.files import outputs, writing
+from benchlib.core.files import home, outputs, writing
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
@@ -198,7 +198,7 @@ def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) 
     from benchlib.benchmarks.parity import merge as results
     from benchlib.results.run import check_place
 
-    folder = to or results.committed()
+    folder = to or home() / "parity-results"
     paths = [path for backend in BACKENDS if (path := folder / backend / results.FILE).exists()]
     stored = [row for path in paths for row in results.read_file(path)]
     for path in sources:

@@ -16,7 +16,7 @@ from typing import Any
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.spec import answered, worst
 from benchlib.core.errors import UserError
-from benchlib.core.files import home, read_object, write_text
+from benchlib.core.files import read_object, write_text
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
 from benchlib.results.run import Run, is_run
@@ -47,11 +47,6 @@ class Merged:
     rows: list[Row]
     left_out: list[str]
     uncounted: list[str]
-
-
-def committed() -> Path:
-    """Return the folder of results that are committed: ``parity-results/`` of the checkout."""
-    return home() / "parity-results"
 
 
 def read_file(path: Path) -> list[Row]:

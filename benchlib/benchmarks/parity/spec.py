@@ -23,7 +23,6 @@ NAMED = 3
 WITHIN = partial(within, most=1)  # of a difference's share of its limit
 COMPARED = ("PASS", "FAIL")
 OUTCOMES = "member word computes max_difference limit one_minus_cosine accuracy latency_ms queries_per_s reason"
-NOTHING = "No member was compared."
 COSTS = {  # of bf16
     LOGITS: "moves a logit by up to {:.2g}",
     SPANS: "changes the span of {:.0%} of the decided rows",
@@ -207,12 +206,13 @@ def _sensitive(check: Check, run: Rows) -> Judged:
     allowed = {quantity: limit(backends[0], "fp32", quantity, backends[1]).value for quantity in (LOGITS, COSINE)}
     eased = differences.where(quantity=tuple(allowed), precision="fp32").most("limit", per="quantity")
     allowed |= {row["quantity"]: row["limit"] for row in eased.rows(run)}
-    for row in compared.where(precision="bf16", mode="exact").rows(run):
-        own = largest.where(member=row["member"], quantity=tuple(allowed)).rows(run)
+    bf16 = _names(compared, run, precision="bf16", mode="exact")
+    for member in bf16:
+        own = largest.where(member=member, quantity=tuple(allowed)).rows(run)
         values = [(item["quantity"], item["value"]) for item in own]
-        words += [f"{row['member']} {name} {write(value, 'error')}, fp32 {allowed[name]:.2g}" for name, value in values]
-        blind += [row["member"]] * all(within(value, allowed[name]) for name, value in values)
-    if not words:
+        words += [f"{member} {name} {write(value, 'error')}, fp32 {allowed[name]:.2g}" for name, value in values]
+        blind += [member] * all(within(value, allowed[name]) for name, value in values)
+    if not bf16:
         return check.answer("SKIPPED", "no bf16 member was compared: whether the limits detect an error is unknown")
     wrong = f": {', '.join(blind)} computed in full precision, or the comparison detects nothing" if blind else ""
     return check.answer("FAIL" if blind else "PASS", "; ".join(words) + wrong)
@@ -451,7 +451,7 @@ SPEC = Spec(
             x="member",
             y="quantity",
             title=_matching,
-            empty=NOTHING,
+            empty="No member was compared.",
         ),
         _by_place(
             "divergence-by-depth", layers, "relative L2 distance of hidden states", _diverging, "No layer was compared."

@@ -12,7 +12,6 @@ older first, and both are put back in that order.
 import contextlib
 import functools
 import importlib
-import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,7 +68,7 @@ SWITCHES: dict[str, Switch] = {
 
 def _all(where: torch.device) -> dict[str, Switch]:
     """Return the switches of a device, in the order in which they are set; an XLA device by default multiplies in bf16."""
-    if where.type != "xla" or importlib.util.find_spec("torch_xla") is None:
+    if where.type != "xla":
         return SWITCHES
     xla = importlib.import_module("torch_xla.backends")
     return SWITCHES | {"xla.mat_mul_precision": (xla.get_mat_mul_precision, xla.set_mat_mul_precision, "highest")}
