@@ -15,6 +15,7 @@ from benchlib.benchmarks.parity import weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
+from benchlib.core.files import home
 from benchlib.workloads import answers, encoders, features, minisquad
 
 CONFIG = ParityConfig(
@@ -140,6 +141,12 @@ def test_dev_scores_are_those_of_the_questions_themselves(golden):
     assert cases.dev_f1(folder, {"dev/start": start, "dev/end": end}) == expected["f1"] >= 100 / 6
     assert cases.dev_f1(folder, {"len8-batch1/start": start}) is None
     assert cases.dev_f1(folder, {"dev/start": start, "dev/end": np.nan * end}) is None
+
+
+def test_the_dev_set_of_the_shipped_recording_is_scored():
+    shipped = home() / "baselines" / "golden" / "quick"
+    outputs = load_file(shipped / "reference" / "outputs.safetensors")
+    assert 0 < cases.dev_f1(shipped, {name: tensor.numpy() for name, tensor in outputs.items()}) <= 100
 
 
 def test_weights_come_back_and_altered_ones_are_refused(golden, tmp_path):
