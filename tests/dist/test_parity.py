@@ -195,6 +195,21 @@ def test_who_had_no_time_is_skipped_and_who_used_it_up_failed(
         assert found.result.facts["why"]["reference_error"] == reason
 
 
+@pytest.mark.parametrize(("name", "what"), [("model_sha256", "weights"), ("inputs_sha256", "inputs")])
+def test_a_member_of_other_weights_or_inputs_fails(name, what, whole, tmp_path, monkeypatch):
+    ready = copies(whole)
+
+    def started(work, folder, member, *more, **options):
+        if member == "sdpa_flash":
+            place = Path(shutil.copytree(whole.path / "members" / member, folder / "members" / member)) / recording.NAME
+            place.write_text(json.dumps(json.loads(place.read_text()) | {name: "0" * 64}))
+        return ready(work, folder, member, *more, **options)
+
+    monkeypatch.setattr(run.child, "run", started)
+    word, reason = members(here(prepared(tmp_path / "run", members=["sdpa_flash"])))["sdpa_flash"]
+    assert word == "failed" and f"cannot be compared: UserError: other {what}: 000000000000, the reference" in reason
+
+
 def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
     backends = {"cuda": {"available": False, "reason": "no driver"}, "cpu": {"available": True}}
     monkeypatch.setattr(run, "probe_devices", lambda: {"backends": backends})
@@ -247,5 +262,5 @@ def test_a_first_run_is_compared_with_the_recording_that_comes_with_the_kit(whol
     assert answer("same").status == "PASS"
     assert "the first layer beyond its limit is layer 1" in answer("both", "both", 0.1).reason
     assert answer("layer", recording.LAYERS, 0.1).status == "PASS"  # whether a layer matters is for the outputs to say
-    assert "other weights than those of 000000000000" in answer("weights", model_sha256="0" * 64).reason
+    assert "the reference has 000000000000" in answer("weights", model_sha256="0" * 64).reason
     assert "other inputs" in answer("inputs", inputs_sha256="0" * 64).reason

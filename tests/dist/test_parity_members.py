@@ -1,6 +1,7 @@
 """Members honest and faulty, and what is recorded of them, against the model called here with a loss by hand and AdamW."""
 
 import itertools
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering
 
-from benchlib.benchmarks.parity import exercise, inputs, layers, member, switches, weights
+from benchlib.benchmarks.parity import exercise, inputs, layers, switches, weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Inputs
 from benchlib.benchmarks.parity.recording import Recording
@@ -46,7 +47,7 @@ def run_dir(tmp_path_factory):
 
 def test_a_member_records_what_torch_computes(run_dir):
     progress = []
-    member.record(run_dir, "eager", "", progress.append)
+    exercise.record(run_dir, "eager", "", progress.append)
     found = Recording.open(run_dir / "members" / "eager")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
     inputs, outputs = Inputs(run_dir / "golden"), found.outputs
@@ -93,24 +94,37 @@ def test_a_member_records_what_torch_computes(run_dir):
         losses.append(loss.item())
     np.testing.assert_allclose(meta["curve"], losses, rtol=1e-4)
     assert meta["loss"] == meta["curve"][0]
-    steps = [report["what"] for report in progress if report["what"] != "training steps"]
+    steps = [report["unit"] for report in progress if report["unit"] != "training steps"]
     assert steps == ["loading", "outputs", "repeats", "invariance", "layers", "gradients", "latency", "curve"]
 
 
 def test_a_backend_without_its_library_is_unavailable_before_anything_is_loaded(tmp_path):
     save_config(CONFIG.model_copy(update={"backend": "tpu"}), tmp_path)
     with pytest.raises(BackendUnavailable, match="torch_xla is not installed: pip install torch_xla"):
-        member.record(tmp_path, "exact", "", lambda progress: None)
+        exercise.record(tmp_path, "exact", "", lambda progress: None)
 
 
-def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_dir):
-    names = ("eager", "reference", "truth")
-    assert [member.task(CONFIG, run_dir, name).candidate for name in names] == [True, False, False]
+def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_dir, tmp_path):
+    shutil.copytree(run_dir / "golden", tmp_path / "golden")
+    save_config(CONFIG.model_copy(update={"planted_layer": 1, "latency_runs": 1, "train_steps": 1}), tmp_path)
+    found = {}
+    for name, folder in (("eager", "members"), ("reference", "golden"), ("truth", "golden")):
+        exercise.record(tmp_path, name, "", lambda progress: None)
+        found[name] = Recording.open(tmp_path / folder / name)
+    assert {name: "latency_ms" in one.meta for name, one in found.items()} == {
+        "eager": True,
+        "reference": False,
+        "truth": False,
+    }
+    for name, honest in (("eager", False), ("reference", True)):
+        pairs = ((array, found["truth"].layers[key]) for key, array in found[name].layers.items())
+        close = [np.allclose(array, exact, rtol=0, atol=1e-4) for array, exact in pairs]
+        assert close == [True, True, honest, honest, honest]
 
 
 def test_what_decides_how_exactly_a_device_computes_is_set_before_it_is_opened(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    assert {name: member.variables(name) for name in ("exact", "reference", "native")} == {
+    assert {name: exercise.variables(name) for name in ("exact", "reference", "native")} == {
         "exact": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
         "reference": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
         "native": {},
@@ -119,14 +133,13 @@ def test_what_decides_how_exactly_a_device_computes_is_set_before_it_is_opened(m
 
 def computed(run_dir, name, config=CONFIG, change=lambda model: None):
     """What a member finds, in this process. ``change`` gets the model after its weights were loaded."""
-    todo = member.task(config, run_dir, name)
-    place = run_dir / "golden"
-    inputs, model = Inputs(place), weights.loaded(config, place, todo.member.attention)[0]
+    member, place = exercise.task(config, run_dir, name)[0], run_dir / "golden"
+    inputs, model = Inputs(place), weights.loaded(config, place, member.attention)[0]
     change(model)
-    with switches.held(todo.member, CPU), layers.planted(model, config.planted_layer if todo.candidate else -1):
-        executor = todo.member.make(model, todo.member, CPU, inputs.tensors("layer"), run_dir)
-        work = exercise.Exercise(config, todo.member, model, executor, inputs, CPU, lambda progress: None)
-        return work.run(latency=todo.candidate)
+    with switches.held(member, CPU), layers.planted(model, config.planted_layer if name in MEMBERS else -1):
+        executor = member.make(model, member, CPU, inputs.tensors("layer"), run_dir)
+        work = exercise.Exercise(config, member, model, executor, inputs, CPU, lambda progress: None)
+        return work.run(latency=name in MEMBERS)
 
 
 def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from harness import in_this_process
 
-from benchlib.benchmarks.parity import command_verbs, golden
+from benchlib.benchmarks.parity import command, golden
 from benchlib.cli import main
 from benchlib.commands import run as runner
 from benchlib.config.schema import build
@@ -118,7 +118,7 @@ def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, 
 
     monkeypatch.setattr(os, "rename", renamed)
     before = golden.read(run_dir)
-    command_verbs._publish(run_dir, target, weights)
+    command._publish(run_dir, target, weights)
     after = golden.read(target)  # sealed again where the weights were left out
     assert not run_dir.exists() and (after == before if weights else golden.WEIGHTS not in after["files"])
     assert [path.name for path in target.parent.iterdir()] == ["target"] and bool(refused) == across
@@ -133,7 +133,7 @@ def test_a_failed_publication_leaves_the_recording_in_its_run_and_nothing_half_m
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "")))
     monkeypatch.setattr(shutil, "copytree", full)
     with pytest.raises(UserError, match="free some space"):
-        command_verbs._publish(run_dir, target, weights=True)
+        command._publish(run_dir, target, weights=True)
     assert golden.read(run_dir) and [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

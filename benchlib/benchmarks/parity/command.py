@@ -1,21 +1,35 @@
-"""The verbs ``benchlib parity record | verify | merge``. What they do is in ``command_verbs``, imported when one is called."""
+"""The verbs ``benchlib parity record | verify | merge``: record on one machine, verify on another, merge the results of all.
 
+Record and verify are runs of the benchmark like any other, through the same runner, with notebook, report and verdict. What takes long
+to import is imported when a verb is called.
+"""
+
+import dataclasses
+import os
+import shutil
 import sys
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
+from benchlib.benchmarks.parity import golden
+from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.commands import OUT, SET, user_errors
+from benchlib.commands.output import place, say
+from benchlib.config.schema import parse_overrides
+from benchlib.core.errors import UserError
+from benchlib.core.files import home, outputs, writing
+from benchlib.core.machine import BACKENDS
+from benchlib.core.text import counted
+from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
+
+OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
 
 
-def _call(verb: str, given: dict[str, Any]) -> NoReturn:
-    from benchlib.benchmarks.parity import command_verbs
-
-    sys.exit(getattr(command_verbs, verb)(**given))
-
-
-@click.group()
+@click.group(result_callback=sys.exit)
 def command() -> None:
     """Compare what machines compute that are never online together: record, verify, merge."""
 
@@ -31,12 +45,39 @@ def command() -> None:
 @click.option("--slim", is_flag=True, help="Inputs, logits and layers alone: a recording that can be shipped.")
 @OUT
 @user_errors
-def record(**given: Any) -> None:
+def record(
+    folder: Path,
+    tier: str,
+    backend: str,
+    pairs: Iterable[str],
+    no_weights: bool,
+    slim: bool,
+    out: Path | None,
+    **named: str | None,
+) -> int:
     """Record weights, inputs and results of the reference in FOLDER, which must not exist yet or be empty.
 
     Copy it to another machine as it is, and compare there with `benchlib parity verify FOLDER`.
     """
-    _call("record", given)
+    from benchlib.launch.plan import plan
+    from benchlib.results.run import check_place
+
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise UserError(
+            f"{folder} is there already, and a golden folder is never overwritten: name a new or an empty one"
+        )
+    check_place(folder.parent)
+    pairs = [*(f"{name}={value}" for name, value in named.items() if value is not None), *pairs]
+    overrides = _overrides(pairs, *OWN, "members") | {"record": "true", "keep": "true"}
+    planned = plan("parity", tier, backend, overrides)
+    outcome, index = _run(planned, out)
+    # A recording compares nothing, and is what was asked for.
+    recorded, code = outcome.run_dir / "golden", index or dataclasses.replace(outcome, missed=False).exit_code()
+    if outcome.interrupted or outcome.verdict.broken or not (recorded / golden.NAME).exists():
+        say(("nothing was published", "yellow"), "  the run has no complete recording")
+        return code or (EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN)
+    _publish(recorded, folder, weights=not (no_weights or slim), slim=slim)
+    return code
 
 
 @command.command("verify")
@@ -50,12 +91,86 @@ def record(**given: Any) -> None:
 @OUT
 @click.option("--strict", is_flag=True, help="Exit with 3 where a gated member was not compared.")
 @user_errors
-def verify(**given: Any) -> None:
+def verify(
+    folder: Path, tier: str | None, backend: str, members: str, pairs: Iterable[str], out: Path | None, strict: bool
+) -> int:
     """Compute on this machine what was recorded in FOLDER elsewhere, and compare.
 
     Model, inputs and lengths are taken from the folder. One that was cut or altered is refused.
     """
-    _call("verify", given)
+    from benchlib.benchmarks.parity import merge as results
+    from benchlib.launch.plan import plan
+    from benchlib.results.run import Run
+
+    manifest = golden.manifest(folder)
+    overrides = golden.parameters(manifest) | _overrides(pairs, *OWN) | {"golden": str(folder.resolve())}
+    overrides |= {"members": members} if members else {}
+    planned = plan("parity", tier or str(manifest["work"].get("tier") or "smoke"), backend, overrides)
+    what = ", ".join(str(manifest["model"][name]) for name in ("name", "description") if manifest["model"].get(name))
+    say(("golden", "bold"), f"  {place(folder)}  {what}")
+    outcome, index = _run(planned, out)
+    code = index or outcome.exit_code()
+    missed = (
+        strict
+        and code == EXIT_PASS
+        and not _compared(results.read_run(Run(outcome.run_dir))[0], planned.config.members)
+    )
+    return EXIT_NOTHING_TO_COMPARE if missed else code
+
+
+def _run(planned: Any, out: Path | None) -> tuple[Any, int]:
+    """Run a plan; return its outcome, and an exit code where the index of the store could not be written."""
+    from benchlib.commands import run
+    from benchlib.results.run import check_place
+
+    store = out or outputs()
+    check_place(store)
+    outcome, index = run.run_one(planned, store), run.write_index(store, quiet=True)
+    return outcome, EXIT_PASS if outcome.interrupted else index
+
+
+def _compared(rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> bool:
+    """Whether all gated members were compared; one that compiles or exports needs what is optional, and counts if ``named``.
+
+    Baselines do not count: the golden folder is what there is to compare with.
+    """
+    optional = {name for name, member in MEMBERS.items() if member.slow} - set(named)
+    needed = [row for row in rows if row["gates"] and row["member"] not in optional]
+    return bool(needed) and all(row["outcome"] in ("PASS", "FAIL") for row in needed)
+
+
+def _overrides(pairs: Iterable[str], *own: str) -> dict[str, Any]:
+    """Return what ``--set`` gave; ``UserError`` for what the command itself sets."""
+    overrides: dict[str, Any] = dict(parse_overrides(pairs))
+    for name in (name for name in own if name in overrides):
+        raise UserError(f"--set {name}: `benchlib parity` sets {name} itself; use `benchlib run parity --set {name}=…`")
+    return overrides
+
+
+def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) -> None:
+    """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
+    manifest = golden.manifest(recorded)
+    if not weights:
+        (recorded / golden.WEIGHTS).unlink(missing_ok=True)
+        if slim:
+            shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
+            (recorded / golden.REFERENCE / "gradients.safetensors").unlink(missing_ok=True)
+        manifest = golden.write(recorded, manifest)
+    beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
+    try:
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(recorded, beside)  # copies it where it comes from another file system
+            os.rename(beside, target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    sizes = [facts["bytes"] for facts in manifest["files"].values()]
+    say(f"golden folder: {place(target)}  {sum(sizes) / 1e6:,.1f} MB in {counted(len(sizes) + 1, 'file')}")
+    if not weights:
+        name, digest = manifest["model"]["name"], manifest["model"]["sha256"][:12]
+        say(f"without the weights: the other machine needs {name} itself, with hash {digest}", style="dim")
+    again = f"benchlib parity verify {place(Path(target.name))}"
+    say(f"copy it, then on the other machine: {again}", style="dim")
 
 
 @command.command("merge")
@@ -70,7 +185,7 @@ def verify(**given: Any) -> None:
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 where a gated result fails, 3 where nothing was compared.")
 @user_errors
-def merge(**given: Any) -> None:
+def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
     """Merge results of all backends and machines into files that can be committed. [default: all parity runs]
 
     \b
@@ -80,4 +195,27 @@ def merge(**given: Any) -> None:
 
     What is damaged is left out and named; the rest is written, and the exit code is 2.
     """
-    _call("merge", given)
+    from benchlib.benchmarks.parity import merge as results
+    from benchlib.results.run import check_place
+
+    folder = to or home() / "parity-results"
+    paths = [path for backend in BACKENDS if (path := folder / backend / results.FILE).exists()]
+    stored = [row for path in paths for row in results.read_file(path)]
+    for path in sources:
+        if path.is_dir() and not results.of_source(path):
+            raise UserError(f"{path} holds neither runs of parity nor a {results.FILE}")
+    check_place(folder)
+    merged = results.collect(sources or [path for path in (outputs(),) if path.is_dir()], machine, stored)
+    if not (merged.rows or merged.left_out):
+        raise UserError("; ".join(merged.uncounted) or "no parity results yet: run `benchlib run parity` first")
+    written = results.write(merged, folder)
+    say(results.page(merged))
+    for sentence in merged.uncounted:
+        say(("not counted", "yellow"), f"  {sentence}")
+    say(f"written: {', '.join(map(place, written))}")
+    words = [row["outcome"] for row in merged.rows if row["gates"]]
+    if strict and "FAIL" in words:
+        return EXIT_FAIL
+    if merged.left_out:
+        return EXIT_BROKEN
+    return EXIT_NOTHING_TO_COMPARE if strict and "PASS" not in words else EXIT_PASS

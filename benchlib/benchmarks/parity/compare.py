@@ -17,21 +17,35 @@ from typing import Any
 import numpy as np
 
 from benchlib.benchmarks.parity.recording import Arrays, Recording
-from benchlib.core.errors import UserError
 from benchlib.workloads import numerics
 from benchlib.workloads.executors import Member
-from benchlib.workloads.numerics import Limit, max_abs, one_minus_cosine, relative_l2
+from benchlib.workloads.numerics import (
+    BATCH,
+    COSINE,
+    CURVE,
+    F1,
+    FINITE,
+    GRADIENTS,
+    LAYERS,
+    LOGITS,
+    LOSS,
+    PADDING,
+    REPEATS,
+    SPANS,
+    Limit,
+    max_abs,
+    norm,
+    one_minus_cosine,
+    relative_l2,
+)
 
 HEADS = ("start", "end")
+HASHES = {"model_sha256": "weights", "inputs_sha256": "inputs"}
 # A parameter's difference is measured against its gradient's norm, but never against less than this share of the norm of
 # all gradients, about that of a small tensor: a key's bias has none (softmax does not see what it adds to a whole row),
 # only what rounding left of sums whose terms are of that size.
 GRADIENT_FLOOR = 1e-2
-SCALARS = {
-    "repeats_max_abs": numerics.REPEATS,
-    "batch_max_abs": numerics.BATCH,
-    "padding_max_abs": numerics.PADDING,
-}
+SCALARS = {"repeats_max_abs": REPEATS, "batch_max_abs": BATCH, "padding_max_abs": PADDING}
 Row = dict[str, Any]
 
 
@@ -78,23 +92,21 @@ class _Comparison:
     largest: float = 0.0
     error: float | None = None
 
-    def limit(self, quantity: str) -> Limit:
+    def limit(self, quantity: str, size: float | None = None, error: float | None = None) -> Limit:
+        """Return the limit of a quantity; one that follows the logits is eased by their ``size``, by default by all of them."""
+        precision = self.member.precision
         backends = self.candidate.meta["backend"], self.reference.recording.meta["backend"]
-        return numerics.limit(backends[0], self.member.precision, quantity, backends[1])
-
-    def eased(self, quantity: str, largest: float, error: float | None) -> Limit:
-        """Return the limit of a quantity that follows the logits."""
-        entry = self.limit(quantity)
-        return numerics.eased(entry, self.member.precision, largest, error) if self.ease else entry
-
-    def eased_loss(self, quantity: str) -> Limit:
-        logits = self.eased(numerics.LOGITS, self.largest, self.error).value
-        entry = self.limit(quantity)
-        return numerics.eased_loss(entry, self.member.precision, self.largest, logits) if self.ease else entry
+        entry = numerics.limit(backends[0], precision, quantity, backends[1])
+        if self.ease and quantity in (LOGITS, BATCH, PADDING):
+            own = (self.largest, self.error) if size is None else (size, error)
+            return numerics.eased(entry, precision, *own)
+        if self.ease and quantity in (LOSS, CURVE):
+            return numerics.eased_loss(entry, precision, self.largest, self.limit(LOGITS).value)
+        return entry
 
     def _row(self, quantity: str, **cells: Any) -> None:
         # Where a difference sits is not whether it matters: a layer beyond its limit is named, and the outputs judged.
-        gates = self.member.gates and quantity != numerics.LAYERS
+        gates = self.member.gates and quantity != LAYERS
         self.rows.append({"member": self.member.name, "quantity": quantity, "gates": gates, **cells})
 
     def add(
@@ -124,51 +136,50 @@ class _Comparison:
             return
         for number, (name, b) in enumerate(reference.items()):
             a, at = own.get(name), name
-            if quantity == numerics.LAYERS:
+            where: Any = ...
+            if quantity == LAYERS:
                 at = f"layer {number - 1}" if number else "the embeddings"
-            if a is None or a.shape != b.shape:
-                self.add(quantity, math.nan, at, "missing, or of another shape", index=number + 1)
-                continue
-            if quantity == numerics.LAYERS:
-                mask = self.reference.attended("layer", b.shape[:2])
-                a, b = a[mask], b[mask]
-            self.add(quantity, relative_l2(a, b, floor), at, index=number + 1)
+                where = self.reference.attended("layer", b.shape[:2])
+            value, note = math.nan, "missing, or of another shape"
+            if a is not None and a.shape == b.shape:
+                value, note = relative_l2(a[where], b[where], floor), ""
+            self.add(quantity, value, at, note, index=number + 1)
 
     def finite(self) -> None:
         """Count the numbers that are NaN or infinite, of outputs also where nothing is compared."""
         own = self.candidate
-        parts = {"outputs": own.outputs, "gradients": own.gradients, "layers": own.layers}
-        arrays = {f"{part} {name}": array for part, of in parts.items() for name, array in of.items()}
+        parts = ("outputs", "gradients", "layers")
+        arrays = {f"{part} {name}": array for part in parts for name, array in getattr(own, part).items()}
         arrays |= {name: np.array(own.meta.get(name, 0.0)) for name in ("loss", "curve", *SCALARS)}
         wrong = {name: count for name, array in arrays.items() if (count := int((~np.isfinite(array)).sum()))}
         worst = max(wrong, key=lambda name: wrong[name], default="")
-        self.add(numerics.FINITE, sum(wrong.values()), worst, f"in {len(wrong)} places" if wrong else "")
+        self.add(FINITE, sum(wrong.values()), worst, f"in {len(wrong)} places" if wrong else "")
 
     def logits(self) -> None:
         """Add logits, cosines and spans by case."""
         outputs, base = self.candidate.outputs, self.reference.recording.outputs
-        errors, decided, differing = list[float](), 0, list[str]()
+        decided, differing = 0, list[str]()
         for case in sorted({key.rpartition("/")[0] for key in base}):
             shape = base[f"{case}/start"].shape
             sides = [(outputs.get(f"{case}/{head}"), base[f"{case}/{head}"]) for head in HEADS]
             if any(side is None or side.shape != shape for side, _ in sides):
-                self.add(numerics.LOGITS, math.nan, case, "not computed, or of another shape")
+                self.add(LOGITS, math.nan, case, "not computed, or of another shape")
                 continue
             mask = self.reference.attended(case, shape)
             heads = [(side[mask], other[mask]) for side, other in sides]  # type: ignore[index]
             size = max(float(np.max(np.abs(other), initial=0.0)) for _, other in heads)
             error = self.reference.errors.get(case)
-            limit = self.eased(numerics.LOGITS, size, error)
-            apart = float(
-                np.max([max_abs(*head) for head in heads])
-            )  # one good head does not hide the other; of NaN: NaN
-            self.add(numerics.LOGITS, apart, case, _place(sides, mask) if apart else "", limit)
+            limit = self.limit(LOGITS, size, error)
+            # One good head does not hide the other; of NaN: NaN.
+            apart = float(np.max([max_abs(*head) for head in heads]))
+            self.add(LOGITS, apart, case, _place(sides, mask) if apart else "", limit)
             if mask.sum() > 1:  # of a single position the cosine is but a sign
-                self.add(numerics.COSINE, float(np.max([one_minus_cosine(*head) for head in heads])), case)
+                self.add(COSINE, float(np.max([one_minus_cosine(*head) for head in heads])), case)
             if not math.isfinite(apart):
                 continue
             self.largest = max(self.largest, size)
-            errors += [error] if error is not None else []
+            if error is not None:
+                self.error = max(error, self.error or 0.0)
             # Where two spans are closer than two limits of each logit rounding may choose.
             for row in np.flatnonzero(mask.sum(1) > 1) if len(shape) == 2 else ():
                 span, lead = best_span(*(other[row][mask[row]] for _, other in sides))
@@ -176,12 +187,18 @@ class _Comparison:
                     decided += 1
                     chosen, _ = best_span(*(side[row][mask[row]] for side, _ in sides))  # type: ignore[index]
                     differing += [case] if chosen != span else []
-        self.error = max(errors, default=None)
         if decided:
             share, first = len(differing) / decided, next(iter(differing), "")
-            self.add(numerics.SPANS, share, first, f"{decided} rows are decided")
+            self.add(SPANS, share, first, f"{decided} rows are decided")
         else:
-            self.lacks(numerics.SPANS, "the reference's best span leads clearly in no row")
+            self.lacks(SPANS, "the reference's best span leads clearly in no row")
+
+
+def others(reference: Reference, candidate: Recording) -> list[str]:
+    """Return of which other weights and inputs a recording is than the reference; what is of other inputs is not compared."""
+    own, base = candidate.meta, reference.recording.meta
+    wrong = [(name, what) for name, what in HASHES.items() if own[name] != base[name]]
+    return [f"other {what}: {own[name][:12]}, the reference has {base[name][:12]}" for name, what in wrong]
 
 
 def compare(
@@ -189,44 +206,38 @@ def compare(
     candidate: Recording,
     member: Member,
     ease: bool = True,
-    f1: tuple[float, float] | None = None,
+    f1: tuple[float | None, float | None] = (None, None),
     questions: int = 0,
 ) -> list[Row]:
     """Compare what ``member`` recorded with the reference.
 
     ``f1`` are the reference's and the candidate's F1 on the dev set of ``questions`` questions; in bf16 one answer of a
-    small set may change. Raises ``UserError`` where the recording is of other weights or inputs.
+    small set may change. The recording has to be of the same inputs, see ``others``.
     """
-    meta, recorded = candidate.meta, reference.recording
-    base = recorded.meta
-    for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
-        if meta[name] != base[name]:
-            raise UserError(f"other {what}: {meta[name][:12]}, the reference has {base[name][:12]}")
+    meta, recorded, base = candidate.meta, reference.recording, reference.recording.meta
     rows = _Comparison(reference, candidate, member, ease)
     rows.finite()
     rows.logits()
-    if rows.have(numerics.LOSS, "loss" in meta, "loss" in base):
-        rows.add(numerics.LOSS, abs(meta["loss"] - base["loss"]), limit=rows.eased_loss(numerics.LOSS))
-    if rows.have(numerics.CURVE, meta.get("curve"), base.get("curve")):
+    if rows.have(LOSS, "loss" in meta, "loss" in base):
+        rows.add(LOSS, abs(meta["loss"] - base["loss"]))
+    if rows.have(CURVE, meta.get("curve"), base.get("curve")):
         losses = itertools.zip_longest(meta["curve"], base["curve"], fillvalue=math.nan)
         for step, (loss, other) in enumerate(losses, 1):
-            limit = rows.eased_loss(numerics.CURVE)
-            rows.add(numerics.CURVE, abs(loss - other), f"step {step}", limit=limit, index=step)
-    floor = GRADIENT_FLOOR * numerics.norm(np.array([numerics.norm(array) for array in recorded.gradients.values()]))
-    rows.tensors(numerics.GRADIENTS, candidate.gradients, recorded.gradients, floor)
-    rows.tensors(numerics.LAYERS, candidate.layers, recorded.layers)
+            rows.add(CURVE, abs(loss - other), f"step {step}", index=step)
+    floor = GRADIENT_FLOOR * norm(np.array([norm(array) for array in recorded.gradients.values()]))
+    rows.tensors(GRADIENTS, candidate.gradients, recorded.gradients, floor)
+    rows.tensors(LAYERS, candidate.layers, recorded.layers)
     for name, quantity in SCALARS.items():
         if rows.have(quantity, name in meta, True):
-            exact = quantity == numerics.REPEATS
-            limit = rows.limit(quantity) if exact else rows.eased(quantity, rows.largest, rows.error)
-            rows.add(quantity, meta[name], limit=limit)
-    if f1 is None:
-        rows.lacks(numerics.F1, "there is no dev set, or its logits are not finite")
+            rows.add(quantity, meta[name])
+    score, own = f1
+    if score is None or own is None:
+        rows.lacks(F1, "there is no dev set, or its logits are not finite")
         return rows.rows
-    limit = rows.limit(numerics.F1)
+    limit = rows.limit(F1)
     if member.precision == "bf16" and 100 / max(questions, 1) > limit.value:
         limit = Limit(100 / questions, limit.why, "one question of the set")
-    rows.add(numerics.F1, abs(f1[1] - f1[0]), note=f"{f1[1]:.2f}, the reference {f1[0]:.2f}", limit=limit)
+    rows.add(F1, abs(own - score), note=f"{own:.2f}, the reference {score:.2f}", limit=limit)
     return rows.rows
 
 

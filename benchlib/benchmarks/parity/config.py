@@ -9,8 +9,6 @@ from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError, nearest
 from benchlib.workloads.executors import MEMBERS, Member
 
-# The fields that do not change what a member computes or how its time is taken.
-
 
 def chosen(config: "ParityConfig") -> tuple[Member, ...]:
     """Return the members that take part, in the order of the table: those that are named, else all of the backend.
@@ -31,14 +29,9 @@ class ParityConfig(BaseConfig):
 
     PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "dev_file"}
+    # The fields that do not change what a member computes or how its time is taken.
     ASIDE: ClassVar[tuple[str, ...]] = (
-        "record",
-        "ease",
-        "keep",
-        "members",
-        "slow",
-        "member_timeout_s",
-        "planted_layer",
+        *("record", "ease", "keep", "members", "slow", "member_timeout_s", "planted_layer"),
     )
     ONE_PROCESS: ClassVar[bool] = True
     OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
@@ -149,11 +142,10 @@ class ParityConfig(BaseConfig):
     def expected_work(self) -> str:
         """Say what will be computed and compared."""
         names = [] if self.record else [member.name for member in chosen(self)]
-        golden = f"the recording in {Path(self.golden).name}"
-        against = golden if self.golden else f"eager attention in fp32 on {self.reference_backend}"
+        against = f"the recording in {Path(self.golden).name}" * bool(self.golden)
+        against = against or f"eager attention in fp32 on {self.reference_backend}"
         left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
-        hint = f" ({left_out} that compile or export are left out: slow=true)"
-        hint = hint if not self.slow and not self.members else ""
+        hint = f" ({left_out} that compile or export are left out: slow=true)" * (not self.slow and not self.members)
         who = f"compares {', '.join(names)} of {self.backend}{hint} with" if names else "records"
         parts = [f"{len(self.sizes)} inputs of {self.data} from {self.lengths[0]} to {self.lengths[-1]} tokens"]
         parts += [f"{self.train_steps} training steps"] * bool(self.train_steps)

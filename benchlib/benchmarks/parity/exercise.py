@@ -1,28 +1,114 @@
-"""What every member does with the golden inputs, and what of it is recorded.
+"""What every member does with the golden inputs, in a process of its own, and what of it is recorded.
+
+A name is a member of the table, or ``reference`` or ``truth`` (the fp64 reference), both of the golden folder: these are not timed, and
+no fault is injected into them. What this module imports is loaded once by the server that members are forked from.
 
 Notation: B rows, S tokens, T real tokens of the dev windows. Dropout is off throughout: the model stays in eval mode.
 """
 
+import dataclasses
+import os
+import platform
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers.models.bert.modeling_bert
 
+from benchlib.benchmarks.parity import golden, layers, recording, switches, weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
+from benchlib.config.schema import load_config
+from benchlib.core.machine import cpu_model, versions
 from benchlib.runtime import devices
 from benchlib.runtime.timing import hold
 from benchlib.workloads.answer_loss import answer_losses
-from benchlib.workloads.executors import Member
-from benchlib.workloads.executors.eager import Executor, autocast
+from benchlib.workloads.executors import MEMBERS, Member
+from benchlib.workloads.executors.eager import Executor, autocast, device_name
 from benchlib.workloads.numerics import BATCH, CURVE, GRADIENTS, LAYERS, LOSS, PADDING, max_abs
 from benchlib.workloads.stablehlo.export import pair
 
 Arrays = dict[str, np.ndarray]
 LATENCY = "latency_ms"
+_LOADED = transformers.models.bert.modeling_bert  # the embedded model's, which transformers loads when it is used
+_VERSIONS = ("benchlib", "python", "torch", "transformers", "numpy", "safetensors")
+
+
+def task(config: ParityConfig, run_dir: Path, name: str) -> tuple[Member, str, Path]:
+    """Return what ``name`` stands for in a run: which member on which backend, and where its recording goes."""
+    place = golden.place(run_dir, config.golden) / name
+    if name == golden.REFERENCE:
+        return MEMBERS["eager"], config.reference_backend, place
+    if name == golden.TRUTH:
+        # Not by way of eager: some models compute their softmax in fp32 there, whatever the weights are.
+        return MEMBERS["fp64"], "cpu", place
+    return MEMBERS[name], config.backend, run_dir / "members" / name
+
+
+def variables(name: str) -> dict[str, str]:
+    """Return what is set in the environment of a process before it opens a device."""
+    if name in MEMBERS and MEMBERS[name].mode == "native":
+        return {}
+    # cuBLAS is deterministic only with a workspace of its own for each stream, and reads this when it starts.
+    return {"CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")}
+
+
+def record(run_dir: Path, name: str, replacement: str, tell: Callable[[Any], None]) -> None:
+    """Compute what ``name`` stands for and leave its recording, whole or not at all.
+
+    ``replacement`` stands in for the table's executor, where it is not empty. Raises ``BackendUnavailable`` where this way
+    to compute is not available.
+    """
+    began = time.monotonic()
+    config = load_config(run_dir)
+    assert isinstance(config, ParityConfig)
+    (member, backend, to), candidate = task(config, run_dir, name), name in MEMBERS
+    member = dataclasses.replace(member, executor=replacement or member.executor)
+    place = golden.place(run_dir, config.golden)
+    tell({"done": 0, "total": 1, "unit": "loading"})
+    make = member.make  # first: a missing package is reported before the model is loaded
+    devices.require(backend)
+    where = devices.device(backend)
+    inputs = Inputs(place)
+    model, model_sha256 = weights.loaded(config, place, member.attention)
+    with (
+        tempfile.TemporaryDirectory(prefix=f".member-{name}-", dir=run_dir, ignore_cleanup_errors=True) as folder,
+        switches.held(member, where) as switched,
+        layers.planted(model, config.planted_layer if candidate else -1),
+    ):
+        executor = make(model, member, where, inputs.tensors("layer"), Path(folder))
+        results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)
+        description = {**executor.description, "switches": switched}
+        executor.close()
+    device, software = device_name(where), versions()
+    meta: dict[str, Any] = {
+        "member": name,
+        "backend": backend,
+        "device": device,
+        "precision": member.precision,
+        "seconds": time.monotonic() - began,
+        "model_sha256": model_sha256,
+        "inputs_sha256": inputs.sha256,
+        # What two recordings are told apart by: versions, processor, threads.
+        "environment": {
+            **{name: software[name] for name in software if name in _VERSIONS},
+            "platform": platform.platform(terse=True),
+            "processor": cpu_model(),
+            "device": device,
+            "threads": torch.get_num_threads(),
+            "thread_waiting": os.environ.get("OMP_WAIT_POLICY", ""),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "executor": description,
+        "absent": results.absent,
+        **results.facts,
+    }
+    recording.write(to, meta, results.outputs, results.gradients, results.layers)
 
 
 @dataclass
@@ -54,10 +140,10 @@ class Exercise:
         timed = latency and self.config.latency_runs > 0
         if not timed:
             self.absent[LATENCY] = "latency_runs = 0" if latency else "not timed"
-        parts = [self._outputs, self._repeats, self._invariance, self._layers, *([] if graph else [self._gradients])]
-        parts += [self._latency] * timed + ([] if graph else [self._curve])
+        parts = [self._outputs, self._repeats, self._invariance, self._layers]
+        parts += [self._gradients] * (not graph) + [self._latency] * timed + [self._curve] * (not graph)
         for number, part in enumerate(parts):
-            self.tell({"done": number, "total": len(parts), "what": part.__name__.removeprefix("_")})
+            self.tell({"done": number, "total": len(parts), "unit": part.__name__.removeprefix("_")})
             part()
         return self
 
@@ -79,10 +165,8 @@ class Exercise:
 
     def _middle(self) -> Case:
         """Return the data case with the most rows at a middle length."""
-        data = self.inputs.of("data")
-        lengths = sorted({case.length for case in data})
-        middle = lengths[len(lengths) // 2]
-        return max((case for case in data if case.length == middle), key=lambda case: case.batch)
+        data = self.inputs.of("data")  # the smallest first
+        return [case for case in data if case.length == data[len(data) // 2].length][-1]
 
     def _repeats(self) -> None:
         tensors = self.inputs.tensors(self._middle().id)
@@ -105,7 +189,7 @@ class Exercise:
             self.facts["batch_max_abs"] = max_abs(whole[:, real], alone[:, real])
         else:
             self.absent[BATCH] = "batch_sizes has no batch of several rows"
-        longest = max(item.length for item in self.inputs.of("data"))
+        longest = self.inputs.of("data")[-1].length
         if longest > case.length:
             wide = self._pair(padded(tensors, longest, self.inputs.pad_id))[:, :, : case.length]
             self.facts["padding_max_abs"] = max_abs(whole[:, real], wide[:, real])
@@ -145,15 +229,15 @@ class Exercise:
         losses = self.facts["curve"] = []
         cases = self.inputs.of("train")[: self.config.train_steps]
         for number, case in enumerate(cases):
-            self.tell({"done": number, "total": len(cases), "what": "training steps"})
+            self.tell({"done": number, "total": len(cases), "unit": "training steps"})
             losses.append(self._differentiated(case.id))
             optimizer.step()
             devices.synchronize(self.where)  # on a lazy device this runs the step
 
     def _latency(self) -> None:
         """Time single forward passes of one full input of one row, the device waited for, in milliseconds."""
-        case = max(self.inputs.of("data"), key=lambda item: (item.length, item.batch))
-        once = self.executor.timed(repeated(self.inputs.tensors(case.id), self.config.latency_length))
+        full = repeated(self.inputs.tensors(self.inputs.of("data")[-1].id), self.config.latency_length)
+        once = self.executor.timed(full)
         for _ in range(self.config.warmup):
             once()
         self.facts[LATENCY] = [self._timed(once) for _ in range(self.config.latency_runs)]

@@ -89,8 +89,8 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
     These are fields of the golden folder's manifest. Raises ``UserError`` where model or data are not there, a
     length is beyond the model's positions or the planted layer beyond its layers.
     """
-    prepared = weights.prepare(config)
-    longest = encoders.positions(prepared.model.config)
+    model, tokenizer, about = weights.prepare(config)
+    longest = encoders.positions(model.config)
     lengths = {"lengths": max(config.lengths), "train_length": config.train_length}
     lengths |= {"latency_length": config.latency_length} if config.latency_runs else {}
     for name, length in lengths.items():
@@ -98,11 +98,11 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
             raise UserError(
                 f"{name} = {length}: {config.model} has positions for {longest} tokens: set it to {longest} or less"
             )
-    layers.require_layer(prepared.model, config.planted_layer)
+    layers.require_layer(model, config.planted_layer)
     golden.mkdir(parents=True, exist_ok=True)
-    inputs = write(config, prepared.tokenizer, prepared.model.config, golden)
-    model = weights.save(prepared, config.model, golden)
-    return {"model": model, "inputs_sha256": inputs.sha256, "cases": [asdict(case) for case in inputs.cases]}
+    inputs = write(config, tokenizer, model.config, golden)
+    facts = weights.save(model, config.model, about, golden)
+    return {"model": facts, "inputs_sha256": inputs.sha256, "cases": [asdict(case) for case in inputs.cases]}
 
 
 def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> Inputs:
@@ -113,25 +113,17 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     # RoBERTa has one embedding for question and context, and its tokenizer may number them beyond the model's table.
     maker = _Maker(config, tokenizer, segments=int(getattr(settings, "type_vocab_size", 2) or 0) >= 2)
     positions = encoders.positions(settings)
-    cases: list[Case] = []
-    arrays: Tensors = {}
-
-    def add(name: str, kind: str, tensors: Tensors) -> None:
-        batch, length = tensors["input_ids"].shape
-        cases.append(Case(name, kind, batch, length))
-        arrays.update({f"{name}/{key}": tensor.clone() for key, tensor in tensors.items()})
-
     rows = {length: maker.rows(length, config.batch_sizes[-1]) for length in config.lengths}
-    for length, batch in config.sizes:
-        add(f"len{length}-batch{batch}", "data", {name: tensor[:batch] for name, tensor in rows[length].items()})
     middle = rows[config.lengths[len(config.lengths) // 2]]
-    for name, tensors in _edges(middle, maker.pad_id, min(positions or DEFAULT_EDGE, MAX_EDGE)).items():
-        add(name, "edge", tensors)
-    add("layer", "layer", {name: tensor[:LAYER_BATCH] for name, tensor in middle.items()})
-    for step, tensors in enumerate(maker.training()):
-        add(f"train-{step:02d}", "train", tensors)
-    for number, tensors in enumerate(maker.dev(golden, min(DEV_LENGTH, positions or DEV_LENGTH))):
-        add(f"dev-{number:02d}", "dev", tensors)
+    edges = _edges(middle, maker.pad_id, min(positions or DEFAULT_EDGE, MAX_EDGE))
+    dev = maker.dev(golden, min(DEV_LENGTH, positions or DEV_LENGTH))
+    made = [(f"len{length}-batch{batch}", "data", first(rows[length], batch)) for length, batch in config.sizes]
+    made += [(name, "edge", tensors) for name, tensors in edges.items()]
+    made += [("layer", "layer", first(middle, LAYER_BATCH))]
+    made += [(f"train-{step:02d}", "train", tensors) for step, tensors in enumerate(maker.training())]
+    made += [(f"dev-{number:02d}", "dev", tensors) for number, tensors in enumerate(dev)]
+    cases = [Case(name, kind, *tensors["input_ids"].shape) for name, kind, tensors in made]
+    arrays = {f"{name}/{key}": tensor.clone() for name, _, tensors in made for key, tensor in tensors.items()}
     about = {"cases": [asdict(case) for case in cases], "pad_id": maker.pad_id}
     with checkpoint.naming_storage_errors(golden / INPUTS), atomic_path(golden / INPUTS) as path:
         save_file(arrays, path, metadata={"benchlib": json.dumps(about)})
@@ -156,8 +148,8 @@ class _Maker:
             return minisquad.generate(count, self.config.seed, "eval", facts)
         return take(self._source, count, self.config.seed)
 
-    def _windows(self, examples: Sequence[Example], length: int, stride: int, training: bool) -> features.Features:
-        windows = features.build(examples, self.tokenizer, length, stride, training, None)
+    def _windows(self, examples: Sequence[Example], length: int, stride: int, training: bool) -> Any:
+        windows = features.build(examples, self.tokenizer, length, stride, training)
         return windows if self.segments else replace(windows, token_types=False)
 
     def rows(self, length: int, count: int) -> Tensors:
@@ -190,15 +182,13 @@ class _Maker:
         length, batch = self.config.train_length, self.config.train_batch
         count = max(1, self.config.train_steps) * batch
         windows = self._windows(self._examples(count, length), length, 0, training=True)
-        assert windows.start_positions is not None  # training=True
         answered = np.flatnonzero(windows.start_positions != windows.cls_index)
         # One window a question, so that the samples differ; where no window holds an answer, any.
         _, first = np.unique(windows.example_index[answered], return_index=True)
         chosen = answered[first] if len(first) else np.arange(len(windows))
         batches = []
         for indices in np.resize(chosen, count).reshape(-1, batch):
-            collated = collate(windows, indices, self.pad_id, multiple=length)
-            assert collated.start is not None and collated.end is not None
+            collated: Any = collate(windows, indices, self.pad_id, multiple=length)
             for row in range(min(1, batch - 1), batch, 2):
                 self._cut(collated.inputs, row, max(length - length // 4, int(collated.end[row]) + 2))
             batches.append({**collated.inputs, "start": collated.start, "end": collated.end})
@@ -218,10 +208,13 @@ class _Maker:
         return [dict(collate(windows, part, self.pad_id).inputs) for part in parts]
 
 
+def first(inputs: Mapping[str, torch.Tensor], count: int) -> Tensors:
+    """Return the first rows of an input."""
+    return {name: tensor[:count] for name, tensor in inputs.items()}
+
+
 def _edges(rows: Tensors, pad_id: int, longest: int) -> dict[str, Tensors]:
-    item = {name: tensor[:1].clone() for name, tensor in rows.items()}
-    for name, tensor in item.items():
-        tensor[:, 1:] = pad_id if name == "input_ids" else 0
+    item = padded({name: tensor[:1, :1] for name, tensor in rows.items()}, rows["input_ids"].shape[1], pad_id)
     two = {name: tensor[[0, -1]].clone() for name, tensor in rows.items()}
     two["attention_mask"][1] = 0
     return {"edge-one-token": item, "edge-longest": repeated(rows, longest), "edge-masked-row": two}
@@ -254,7 +247,9 @@ def dev_f1(golden: Path, outputs: Mapping[str, Any]) -> float | None:
     stored = read_json(golden / DEV)
     examples = [Example(**item) for item in stored["examples"]]
     windows: dict[str, Any] = {
-        name: np.array(value) if isinstance(value, list) else value for name, value in stored["features"].items()
+        name: np.array(value) if isinstance(value, list) else value
+        for name, value in stored["features"].items()
+        if name in features.Features.__dataclass_fields__  # a recording that was made earlier has more
     }
     start, end = map(np.asarray, sides)
     best = answers.best_answers(examples, features.Features(**windows), start, end)

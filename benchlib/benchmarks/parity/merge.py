@@ -5,21 +5,21 @@ be committed. Of each machine, backend and member the newest row counts. The sam
 order that does not depend on who merged them when, so that a change in a repository shows what changed.
 """
 
-import datetime
 import itertools
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.benchmarks.parity.spec import cosines, logits, members, outcomes, worst
+from benchlib.benchmarks.parity.spec import answered, worst
 from benchlib.core.errors import UserError
-from benchlib.core.files import home, read_object, write_text
+from benchlib.core.files import read_object, write_text
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
-from benchlib.results.run import Run, find_runs, is_run
+from benchlib.results.run import Run, is_run
 from benchlib.show.markup import escaped
 from benchlib.spec.tables import Rows
 
@@ -47,11 +47,6 @@ class Merged:
     rows: list[Row]
     left_out: list[str]
     uncounted: list[str]
-
-
-def committed() -> Path:
-    """Return the folder of results that are committed: ``parity-results/`` of the checkout."""
-    return home() / "parity-results"
 
 
 def read_file(path: Path) -> list[Row]:
@@ -94,13 +89,13 @@ def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
     if ended_at is None:
         return [], "it has not ended, or was cut off before it wrote a result"
     facts = result.facts if result else {}
-    moment, torch = datetime.datetime.fromtimestamp(round(ended_at), datetime.UTC), facts.get("reference_torch")
+    torch = facts.get("reference_torch")
     common = EMPTY | {
         "machine": machine or str(run.machine.get("host") or "this machine"),
         "backend": config.backend,
         "run": run.path.name,
         "tier": config.tier,
-        "ended_at": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(ended_at))),
         "model": facts.get("model", "") + (", random weights" if facts.get("init") == "random" else ""),
         "model_sha256": facts.get("weights_sha256", ""),
         "inputs_sha256": facts.get("cases_sha256", ""),
@@ -108,12 +103,12 @@ def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
         "reference_sha256": facts.get("outputs_sha256", ""),
         "environment": _environment(run.machine, config.backend),
     }
-    complete = result is not None and result.status == "complete"
-    if complete and (rows := _members(Rows.of(run))):
+    ends = result.status if result else "", status.get("outcome", "complete")
+    if ends[0] == "complete" and (rows := _members(Rows.of(run))):
         return [common | row for row in rows], ""
-    if (result and result.status == "skipped") or status.get("outcome") == "skipped":
+    if "skipped" in ends:
         outcome, reason = "SKIPPED", (result and result.reason) or str(status["reason"])
-    elif complete and status.get("outcome", "complete") == "complete":
+    elif ends == ("complete", "complete"):
         outcome, reason = NOT_COMPARED, "only the reference was recorded"
     else:
         outcome, reason = "FAIL", f"the run broke: {status.get('reason') or 'it left no complete result'}"
@@ -122,19 +117,15 @@ def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
 
 def _members(run: Rows) -> list[Row]:
     rows = []
-    for row, answer in outcomes(run):
-        of = {"member": row["member"]}
-        first, angle = (next(iter(table.where(**of).rows(run)), {}) for table in (logits, cosines))
-        cells = {"max_difference": (logits["value"], first), "limit": (logits["limit"], first)}
-        cells |= {"one_minus_cosine": (cosines["value"], angle), "latency_ms": (members["latency_ms"], row)}
+    for row in answered.rows(run):
         largest = {
             item["quantity"]: [worst[name].finite(item, run) for name in ("value", "limit")]
-            for item in worst.where(**of).rows(run)
+            for item in worst.where(member=row["member"]).rows(run)
         }
-        own = {name: row[name] for name in ("member", "precision", "gates")} | {"device": row.get("device") or ""}
-        own |= {"outcome": answer.status, "reason": answer.reason if answer.status != "PASS" else ""}
-        own |= {"accuracy": members["accuracy"].raw(row, run) or "", "quantities": largest}
-        rows.append(own | {name: ref.finite(cell, run) for name, (ref, cell) in cells.items()})
+        own = {name: row[name] for name in ("member", "precision", "gates", "outcome", "reason")}
+        own |= {"device": row.get("device") or "", "accuracy": answered["accuracy"].raw(row, run) or ""}
+        own |= {name: answered[name].finite(row, run) for name in NUMBERS}
+        rows.append(own | {"quantities": largest})
     return rows
 
 
@@ -159,7 +150,7 @@ def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = 
     ``machine`` replaces the host names of runs. Raises ``UserError`` for a source that is not there at all.
     """
     rows, left_out, uncounted = list(stored), list[str](), list[str]()
-    for path in itertools.chain.from_iterable(map(of_source, sources)):
+    for path in [path for source in sources for path in of_source(source)]:
         short = "/".join(path.parts[-2:])
         try:
             own, why = read_run(Run(path), machine) if path.is_dir() else (read_file(path), "")
@@ -178,8 +169,7 @@ def of_source(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such run, folder or file of results")
-    one_day = (each.parent for each in path.glob("*/config.json"))
-    runs = [run for run in (*find_runs(path), *one_day) if run.name.startswith("parity-")]
+    runs = [found.parent for within in ("parity-*", "*/parity-*") for found in path.glob(f"{within}/config.json")]
     return [*runs, *path.glob(FILE), *path.glob(f"*/{FILE}")]
 
 
@@ -216,14 +206,14 @@ def standing(merged: Merged, backend: str) -> tuple[str, str, list[str]]:
     if not rows:
         return NOT_COMPARED, "no result from any machine", []
     machines, gated = list(dict.fromkeys(row["machine"] for row in rows)), [row for row in rows if row["gates"]]
-    by_outcome = {word: [row for row in gated if row["outcome"] == word] for word in ("FAIL", "PASS")}
+    failed, passed = ([row for row in gated if row["outcome"] == word] for word in ("FAIL", "PASS"))
 
     def named(rows: Iterable[Row]) -> str:
         return ", ".join(f"{row['member']} on {row['machine']}" for row in rows)
 
-    if failed := by_outcome["FAIL"]:
+    if failed:
         return "FAIL", f"{named(failed)}: {failed[0]['reason']}", machines
-    if passed := by_outcome["PASS"]:
+    if passed:
         reason = f"{len(passed)} of {len(gated)} gated results are within their limits"
         left = named(row for row in gated if row["outcome"] != "PASS")
         return "PASS", reason + (f"; not compared: {left}" if left else ""), machines
@@ -240,12 +230,8 @@ def agreement(merged: Merged) -> list[Row]:
     shared = ("model_sha256", "inputs_sha256", "reference", "reference_sha256")
     far: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in merged.rows:
-        if (
-            row["gates"]
-            and row["precision"] == "fp32"
-            and row["reference_sha256"]
-            and row["max_difference"] is not None
-        ):
+        known = row["reference_sha256"] and row["max_difference"] is not None
+        if known and row["gates"] and row["precision"] == "fp32":
             group = far.setdefault(tuple(row[name] for name in shared), {})
             group[row["backend"]] = max(group.get(row["backend"], row), row, key=lambda item: item["max_difference"])
     return [

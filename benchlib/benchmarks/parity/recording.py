@@ -51,27 +51,12 @@ class Recording:
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: not a whole safetensors file ({error}); record it again") from None
 
-    @cached_property
-    def outputs(self) -> Arrays:
-        """The logits: ``CASE/start`` and ``CASE/end`` (B, S), of the dev set (T,)."""
-        return self._arrays(OUTPUTS)
-
-    @cached_property
-    def gradients(self) -> Arrays:
-        return self._arrays(GRADIENTS)
-
-    @cached_property
-    def layers(self) -> Arrays:
-        return self._arrays(LAYERS)
+    outputs = cached_property(lambda self: self._arrays(OUTPUTS))  # CASE/start and CASE/end (B, S), of the dev set (T,)
+    gradients = cached_property(lambda self: self._arrays(GRADIENTS))
+    layers = cached_property(lambda self: self._arrays(LAYERS))
 
 
-def write(
-    folder: Path,
-    meta: Mapping[str, Any],
-    outputs: Arrays,
-    gradients: Arrays | None = None,
-    layers: Arrays | None = None,
-) -> Recording:
+def write(folder: Path, meta: Mapping[str, Any], outputs: Arrays, gradients: Arrays, layers: Arrays) -> Recording:
     """Write a recording whose folder appears at once and whole; ``UserError`` where it is there already.
 
     ``meta`` needs member, backend, precision, model_sha256 and inputs_sha256.

@@ -7,15 +7,15 @@ member that the budget has no time for is skipped.
 import hashlib
 import shutil
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file
 
-from benchlib.benchmarks.parity import golden, inputs, layers, member, recording, weights
-from benchlib.benchmarks.parity.compare import HEADS, Reference, compare
+from benchlib.benchmarks.parity import exercise, golden, inputs, layers, recording, weights
+from benchlib.benchmarks.parity.compare import HEADS, Reference, compare, others
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.benchmarks.parity.exercise import LATENCY
 from benchlib.benchmarks.parity.recording import Recording
@@ -31,6 +31,7 @@ from benchlib.workloads.executors import MEMBERS, Member
 
 LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
 COMPARED = ("data", "edge", "layer")  # kinds of cases whose logits are recorded one by one
+STAND_INS = ("minisquad", "files", EMBEDDED_MODEL, "random")
 RESERVE_S = 3.0  # of the budget, for the results
 Row = dict[str, Any]
 
@@ -40,18 +41,11 @@ class Bench:
     """What a run has so far. ``fields`` are those of the golden folder's manifest, ``no_truth`` says why there is no fp64."""
 
     rank: Rank
+    config: ParityConfig
+    folder: Path  # the golden one: the given one, which is only read, or the run's own
     fields: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     no_truth: str = "there is no recording in double precision"
-
-    @property
-    def config(self) -> ParityConfig:
-        return self.rank.config  # type: ignore[no-any-return]
-
-    @property
-    def folder(self) -> Path:
-        """The golden folder: the given one, which is only read, or the run's own."""
-        return golden.place(self.rank.run_dir, self.config.golden)
 
     @cached_property
     def reference(self) -> Reference:
@@ -74,17 +68,16 @@ class Bench:
 
     def computed(self, name: str, timeout_s: float) -> Ended:
         """Let a process compute ``name``; its progress becomes events of this rank."""
-        last = {"done": 0, "total": 1, "what": "starting"}
+        last = {"done": 0, "total": 1, "unit": "starting"}
 
         def tell(progress: Any) -> None:
             last.update(progress or {})
-            about = {"done": last["done"], "total": last["total"], "unit": last["what"]}
-            self.rank.events.emit("progress", phase="measure", member=name, **about)
+            self.rank.events.emit("progress", phase="measure", member=name, **last)
 
-        run_dir, log = self.rank.run_dir, self.rank.run_dir / "logs" / f"member-{name}"
-        work = (member.record, run_dir, name, "")
+        run_dir = self.rank.run_dir
+        log, work = run_dir / "logs" / f"member-{name}", (exercise.record, run_dir, name, "")
         try:
-            return child.run(*work, timeout_s=timeout_s, tell=tell, log=log, variables=member.variables(name))
+            return child.run(*work, timeout_s=timeout_s, tell=tell, log=log, variables=exercise.variables(name))
         finally:
             clear(run_dir)
 
@@ -102,7 +95,8 @@ def measure(rank: Rank) -> Tables:
     Raises ``BackendUnavailable`` where the backend or that of the reference is not there, ``UserError`` for a golden
     folder that is damaged, ``RunBroken`` where the reference itself could not be computed.
     """
-    bench, config = Bench(rank), rank.config
+    config = rank.config
+    bench = Bench(rank, config, golden.place(rank.run_dir, config.golden))
     _require(config)
     _prepare(bench)
     _require_logits(bench)
@@ -165,7 +159,7 @@ def _prepare(bench: Bench) -> None:
 def _require_logits(bench: Bench) -> None:
     """Raise ``UserError`` where the reference, or the fp64 one, lacks the logits of a case: it would not be compared."""
     keys = [f"{case['id']}/{head}" for case in bench.fields["cases"] if case["kind"] in COMPARED for head in HEADS]
-    for record in (record for record in (bench.reference.recording, bench.reference.truth) if record):
+    for record in filter(None, (bench.reference.recording, bench.reference.truth)):
         if missing := [key for key in keys if key not in record.outputs]:
             raise UserError(
                 f"{record.folder / recording.OUTPUTS}: the logits {missing[0]} are missing, so there is nothing to compare "
@@ -193,14 +187,15 @@ def _member(bench: Bench, way: Member) -> tuple[Row, list[Row]]:
         return without("skipped" if ended.status == "unavailable" else "failed", ended.reason)
     try:
         candidate = Recording.open(bench.rank.run_dir / "members" / way.name)
-        f1 = inputs.dev_f1(bench.folder, candidate.outputs)
-        scores = None if f1 is None or bench.f1 is None else (bench.f1, f1)
+        for what in others(bench.reference, candidate):
+            raise UserError(what)
+        scores = bench.f1, inputs.dev_f1(bench.folder, candidate.outputs)
         differences = compare(bench.reference, candidate, way, config.ease, scores, config.dev_questions)
         row |= _columns(bench, candidate)
     except (UserError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         return without("failed", f"its recording cannot be compared: {type(error).__name__}: {error}")
-    if not config.keep:
-        _drop(candidate.folder)
+    for name in () if config.keep else LARGE:
+        (candidate.folder / name).unlink(missing_ok=True)
     return row | {"status": "ok", "reason": ""}, differences
 
 
@@ -208,50 +203,47 @@ def _recorded(bench: Bench) -> list[Row]:
     """Compare this run's reference with the recording of the same work that comes with the kit, also where its weights differ."""
     if (folder := golden.shipped(bench.config)) is None:
         return []
-
-    def other(what: str) -> Row:
-        cells = {"at": "", "index": 0, "value": 1.0, "limit": 0.0, "eased": "", "note": what}
-        return {"member": "eager", "precision": "fp32", "quantity": "weights and inputs", **cells}
-
     golden.read(folder)
-    inputs, truth = load_file(folder / golden.INPUTS), bench.reference.truth
-    shipped, own = Reference(Recording.open(folder / golden.REFERENCE), truth, inputs), bench.reference.recording
-    digest = shipped.recording.meta["model_sha256"]
-    rows = [] if own.meta["model_sha256"] == digest else [other(f"other weights than those of {digest[:12]}")]
-    try:
-        alike = replace(own, meta=own.meta | {"model_sha256": digest})
-        rows += compare(shipped, alike, MEMBERS["eager"], bench.config.ease)
-    except UserError as error:
-        rows.append(other(str(error)))
+    inputs, own = load_file(folder / golden.INPUTS), bench.reference.recording
+    shipped = Reference(Recording.open(folder / golden.REFERENCE), bench.reference.truth, inputs)
+    cells = {
+        "member": "eager",
+        "precision": "fp32",
+        "quantity": "weights and inputs",
+        "at": "",
+        "index": 0,
+        "eased": "",
+    }
+    rows: list[Row] = [cells | {"value": 1.0, "limit": 0.0, "note": what} for what in others(shipped, own)]
+    if own.meta["inputs_sha256"] == shipped.recording.meta["inputs_sha256"]:
+        rows += compare(shipped, own, MEMBERS["eager"], bench.config.ease)
     return [row for row in rows if row.get("status") != "skipped"]  # what it leaves out: gradients, the dev set
+
+
+def _state(row: Row, **cells: tuple[Any, str | None]) -> Row:
+    """Return a row with more cells, each given with why it is missing where it is None."""
+    missing = {name: why for name, (value, why) in cells.items() if value is None}
+    return row | {name: value for name, (value, _) in cells.items()} | {"why": missing}
 
 
 def _columns(bench: Bench, candidate: Recording) -> Row:
     """Return what a member's row has of its recording."""
     meta, reference = candidate.meta, bench.reference
     bench.environment = meta["environment"]
-    row: Row = {name: meta[name] for name in ("device", "model_sha256", "inputs_sha256", "executor")}
     distances = reference.from_truth(candidate.outputs)
-    row["truth_max_abs"] = max(distances.values(), default=None)
-    row["reference_max_abs"] = max((reference.errors[case] for case in distances), default=None)
-    row["why"] = dict.fromkeys(("truth_max_abs", "reference_max_abs"), bench.no_truth) if not distances else {}
-    row[LATENCY] = meta.get(LATENCY)
-    if LATENCY in meta["absent"]:
-        row["why"][LATENCY] = meta["absent"][LATENCY]
-    return row
-
-
-def _drop(folder: Path) -> None:
-    for name in LARGE:
-        (folder / name).unlink(missing_ok=True)
+    return _state(
+        {name: meta[name] for name in ("device", "model_sha256", "inputs_sha256", "executor")},
+        truth_max_abs=(max(distances.values(), default=None), bench.no_truth),
+        reference_max_abs=(max((reference.errors[case] for case in distances), default=None), bench.no_truth),
+        latency_ms=(meta.get(LATENCY), meta["absent"].get(LATENCY)),
+    )
 
 
 def _close_golden(bench: Bench, environment: Row) -> None:
     """Remove what takes gigabytes from the run's own golden folder unless it is kept, and seal the rest."""
-    if not bench.config.keep:
-        (bench.folder / golden.WEIGHTS).unlink(missing_ok=True)
-        for name in (golden.REFERENCE, golden.TRUTH):
-            _drop(bench.folder / name)
+    large = [f"{name}/{file}" for name in (golden.REFERENCE, golden.TRUTH) for file in LARGE]
+    for name in [] if bench.config.keep else [golden.WEIGHTS, *large]:
+        (bench.folder / name).unlink(missing_ok=True)
     more = {"work": golden.work(bench.config), "environment": environment}
     bench.fields = golden.write(bench.folder, bench.fields | more)
 
@@ -260,29 +252,26 @@ def _run(bench: Bench) -> Row:
     """Return what there is one of: the model, the reference and how far it is from the fp64 reference."""
     config, fields, meta, errors = bench.config, bench.fields, bench.reference.recording.meta, bench.reference.errors
     model, outputs = fields["model"], sha256(bench.folder / golden.REFERENCE / recording.OUTPUTS)
-    hashes = (model["sha256"], fields["inputs_sha256"], outputs)
-    row: Row = dict(zip(("weights_sha256", "cases_sha256", "outputs_sha256"), hashes, strict=True))
+    row = {"weights_sha256": model["sha256"], "cases_sha256": fields["inputs_sha256"], "outputs_sha256": outputs}
+    # By content what the config names by path, so that a baseline holds on another machine too; a golden folder's date is none.
+    by_path = {
+        "model": (Path(config.model).is_absolute(), model["sha256"]),
+        "golden": (config.golden, hashlib.sha256(" ".join(row.values()).encode()).hexdigest()),
+        "dev_file": (config.dev_file, fields["inputs_sha256"]),
+    }
+    row["identity"] = {name: digest for name, (named, digest) in by_path.items() if named}
     row |= {name: model[name] for name in ("init", "description", "parameters")} | {"model": model["name"]}
     # The end of the names of metrics: what stands in for a real model on real text.
-    stand_ins = {"minisquad": config.data == "minisquad", "files": config.data == "files"}
-    stand_ins |= {"tiny": model["name"] == EMBEDDED_MODEL, "random": model["init"] == "random"}
-    row |= {"stand_in": "".join(f"_{name}" for name, is_so in stand_ins.items() if is_so)}
-    # By content what the config names by path, so that a baseline holds on another machine too; a golden folder's date is none.
-    golden_sha256 = hashlib.sha256(" ".join(hashes).encode()).hexdigest() if config.golden else ""
-    identity = {"model": hashes[0] if Path(config.model).is_absolute() else "", "golden": golden_sha256}
-    identity |= {"dev_file": hashes[1] if config.dev_file else ""}
-    row |= {"identity": {name: digest for name, digest in identity.items() if digest}, "cases": len(fields["cases"])}
+    named = (name for name in (config.data, model["name"], model["init"]) if name in STAND_INS)
+    row |= {"stand_in": "".join(map("_{}".format, named)), "cases": len(fields["cases"]), "device": meta["device"]}
     row |= {"reference_backend": meta["backend"], "reference_torch": meta["environment"]["torch"]}
-    row["reference_case"] = max(errors, key=lambda case: errors[case], default="")
     limit = numerics.limit(config.backend, "fp32", numerics.LOGITS, meta["backend"])
-    row |= {"reference_limit": numerics.MAX_EASED * limit.value, "device": meta["device"]}
-    row["golden"] = Path(config.golden).name
+    row |= {"reference_limit": numerics.MAX_EASED * limit.value, "golden": Path(config.golden).name}
     age_s = max(0.0, time.time() - fields["created_at"]) if config.golden else None
-    optional = {
-        "reference_error": (errors.get(row["reference_case"]), bench.no_truth),
-        "golden_age_s": (age_s, "it was computed in this run"),
-        "last_loss": (next(iter(meta.get("curve", ())[-1:]), None), "nothing was trained: train_steps = 0"),
-        "dev_f1": (bench.f1, "there is no dev set"),
-    }
-    row |= {name: value for name, (value, _) in optional.items()}
-    return row | {"why": {name: why for name, (value, why) in optional.items() if value is None}}
+    return _state(
+        row,
+        reference_error=(max(errors.values(), default=None), bench.no_truth),
+        golden_age_s=(age_s, "it was computed in this run"),
+        last_loss=(next(iter(meta.get("curve", ())[-1:]), None), "nothing was trained: train_steps = 0"),
+        dev_f1=(bench.f1, "there is no dev set"),
+    )

@@ -11,7 +11,7 @@ from benchlib.benchmarks.parity.config import chosen
 from benchlib.core.text import days, listing, stand_ins
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.numbers import within
-from benchlib.spec.charts import Line, bars, grid, lines
+from benchlib.spec.charts import Chart, Line, Title, bars, grid, lines
 from benchlib.spec.checks import Check, above_zero, below, compare, judge, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
@@ -20,8 +20,9 @@ from benchlib.workloads.numerics import COSINE, CURVE, F1, GRADIENTS, LAYERS, LO
 FACTOR = 2  # two roundings of one sum differ by as much from the exact one by chance
 DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
 NAMED = 3
+WITHIN = partial(within, most=1)  # of a difference's share of its limit
 COMPARED = ("PASS", "FAIL")
-NOTHING = "No member was compared."
+OUTCOMES = "member word computes max_difference limit one_minus_cosine accuracy latency_ms queries_per_s reason"
 COSTS = {  # of bf16
     LOGITS: "moves a logit by up to {:.2g}",
     SPANS: "changes the span of {:.0%} of the decided rows",
@@ -77,7 +78,7 @@ recorded = replace(differences, name="recorded")
 environment = Table("environment", "{fact}", cols("fact reference members"))
 run = run_table(
     *cols("model init description stand_in identity golden weights_sha256 cases_sha256 outputs_sha256"),
-    *cols("reference_backend reference_torch reference_case"),
+    *cols("reference_backend reference_torch"),
     *cols("parameters cases", "count"),
     Col("dev_f1", "number", "F1 of the reference", quality=0.5),
     Col("last_loss", "number", "last loss of the reference", quality=1e-4),
@@ -89,9 +90,8 @@ run = run_table(
 
 def _in_order(quantity: str, heading: str) -> Table:
     """Return the differences of a quantity, with a column of their places."""
-    place = Col("place", "number", heading, of=int, needs="index")
-    table = replace(differences, title="{member}, {at}", cols=[*differences.cols, place])
-    return table.where(quantity=quantity)
+    place = Col("index", "number", heading)
+    return replace(differences, title="{member}, {at}", cols=[place, *differences.cols]).where(quantity=quantity)
 
 
 compared = members.ran()
@@ -125,13 +125,9 @@ def _located(check: Check, run: Rows) -> Judged:
     answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
     for row in own.where(quantity=LOGITS).most("value").rows(run):
         more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
-    if answer.status == "FAIL" and (beyond := _beyond(run, own.where(quantity=LAYERS).rows(run))):
+    if answer.status == "FAIL" and (beyond := own.where(quantity=LAYERS).unless(share=WITHIN).rows(run)):
         more["reason"] = f"{answer.reason}; the first layer beyond its limit is {beyond[0]['at']}"
     return answer.model_copy(update=more)
-
-
-def _beyond(run: Rows, rows: list[Row]) -> list[Row]:
-    return [row for row in rows if not within(differences["share"].number(row, run), 1)]
 
 
 MATCHES = below(
@@ -150,10 +146,47 @@ def outcomes(run: Rows) -> list[tuple[Row, Judged]]:
     return list(zip(members.rows(run), judge(MATCHES, run, []), strict=False))
 
 
+def _computes(precision: str, mode: str, gates: bool) -> str:
+    return f"{precision}, {mode}" + ", informative" * (not gates)
+
+
+def _answered(run: Rows, rows: list[Row]) -> list[Row]:
+    wider = list[Row]()
+    for row, answer in outcomes(run):
+        first, angle = (next(iter(table.where(member=row["member"]).rows(run)), {}) for table in (logits, cosines))
+        own = {"outcome": answer.status, "word": answer.word, "gates": answer.gates}
+        own |= {
+            "max_difference": first.get("value"),
+            "limit": first.get("limit"),
+            "one_minus_cosine": angle.get("value"),
+        }
+        wider.append({**row, **own, "reason": answer.reason if answer.status != "PASS" else ""})
+    return wider
+
+
+# Each member with what the check of it answers, its reason where it did not pass, and its largest differences.
+answered = replace(
+    members,
+    cols=[
+        *members.cols,
+        *cols("outcome reason"),
+        Col("word", "", "outcome"),
+        Col("computes", of=_computes, needs="precision mode gates"),
+        Col("max_difference", "error", "difference"),
+        Col("limit", "error"),
+        Col("one_minus_cosine", "error", "1 - cosine"),
+    ],
+).pick(_answered)
+
+
+def _names(table: Table, run: Rows, **wanted: Any) -> list[str]:
+    return [row["member"] for row in table.where(**wanted).rows(run)]
+
+
 def _whole(check: Check, run: Rows) -> Judged:
     """Sum the members up: each has a gating check of its own. Without any that gates and was compared nothing passes."""
-    answers = outcomes(run)
     groups = dict[str, list[str]]()
+    answers = outcomes(run)  # and not ``answered``: a number that is missing in one member fails that one alone
     for row, answer in answers:
         if answer.gates:
             groups.setdefault(answer.status, []).append(row["member"])
@@ -170,18 +203,16 @@ def _whole(check: Check, run: Rows) -> Judged:
 def _sensitive(check: Check, run: Rows) -> Judged:
     """Compare bf16 with the limits of fp32, which it must miss: one that cannot fail proves nothing."""
     backends, blind, words = (run.config.backend, run.run["reference_backend"]), list[str](), list[str]()
-    for row in compared.where(precision="bf16", mode="exact").rows(run):
-        within_all = True
-        for quantity in (LOGITS, COSINE):
-            bounds = differences.where(quantity=quantity, precision="fp32")["limit"]
-            allowed = limit(backends[0], "fp32", quantity, backends[1]).value
-            allowed = max([allowed, *(bounds.number(item, run) or 0.0 for item in bounds.table.rows(run))])
-            of = largest.where(quantity=quantity, member=row["member"])["value"]
-            value = max((of.number(item, run) or 0.0 for item in of.table.rows(run)), default=0.0)
-            within_all &= within(value, allowed)
-            words.append(f"{row['member']} {quantity} {write(value, 'error')}, fp32 {allowed:.2g}")
-        blind += [row["member"]] * within_all
-    if not words:
+    allowed = {quantity: limit(backends[0], "fp32", quantity, backends[1]).value for quantity in (LOGITS, COSINE)}
+    eased = differences.where(quantity=tuple(allowed), precision="fp32").most("limit", per="quantity")
+    allowed |= {row["quantity"]: row["limit"] for row in eased.rows(run)}
+    bf16 = _names(compared, run, precision="bf16", mode="exact")
+    for member in bf16:
+        own = largest.where(member=member, quantity=tuple(allowed)).rows(run)
+        values = [(item["quantity"], item["value"]) for item in own]
+        words += [f"{member} {name} {write(value, 'error')}, fp32 {allowed[name]:.2g}" for name, value in values]
+        blind += [member] * all(within(value, allowed[name]) for name, value in values)
+    if not bf16:
         return check.answer("SKIPPED", "no bf16 member was compared: whether the limits detect an error is unknown")
     wrong = f": {', '.join(blind)} computed in full precision, or the comparison detects nothing" if blind else ""
     return check.answer("FAIL" if blind else "PASS", "; ".join(words) + wrong)
@@ -195,7 +226,7 @@ def _unchanged(check: Check, run: Rows) -> Judged:
         return check.answer("NOT_COMPARABLE" if comparable else "NO_BASELINE", comparison.reason)
     latest = comparison.baseline.latest
     accepted = {metric.name: metric.value for metric in latest.metrics}
-    exact = {row["member"] for row in compared.where(mode="exact").rows(run)}
+    exact = _names(compared, run, mode="exact")
     pairs = [
         (name, accepted[name], metric.of.number(row, run))
         for metric in (LOGITS_METRIC, COSINE_METRIC)
@@ -228,21 +259,6 @@ COSINE_METRIC = apart("{member}_one_minus_cosine{scope}", cosines["value"], "{me
 LATENCY, QUERIES = compared["latency_ms"], compared["queries_per_s"]
 
 
-def _of_outcome(run: Rows) -> list[dict[str, str]]:
-    """Return each member's outcome beside its largest difference, its accuracy and its speed."""
-    rows = []
-    for row, answer in outcomes(run):
-        first, angle = (next(iter(table.where(member=row["member"]).rows(run)), {}) for table in (logits, cosines))
-        computes = f"{row['precision']}, {row['mode']}" + ("" if row["gates"] else ", informative")
-        cells = {"member": row["member"], "outcome": answer.word, "computes": computes}
-        cells |= {"difference": logits["value"].text(first, run), "limit": logits["limit"].text(first, run)}
-        cells["1 - cosine"] = cosines["value"].text(angle, run)
-        refs = (members[name] for name in ("accuracy", "latency_ms", "queries_per_s"))
-        cells |= {ref.col.heading: ref.text(row, run) for ref in refs}
-        rows.append(cells | {"reason": answer.reason if answer.status != "PASS" else ""})
-    return rows
-
-
 def _limits(run: Rows) -> list[dict[str, str]]:
     """Return the limits that the config's members are judged by, and where each comes from."""
     if run.config is None or run.config.record:
@@ -253,8 +269,8 @@ def _limits(run: Rows) -> list[dict[str, str]]:
         for precision in precisions:
             of.setdefault(limit(run.config.backend, precision, quantity, run.config.reference), []).append(precision)
         for entry, names in of.items():
-            row = {"quantity": quantity, "measures": measures, "precision": ", ".join(names)}
-            rows.append(row | {"limit": f"{entry.value:g}", "why": entry.why})
+            about = {"precision": ", ".join(names), "limit": f"{entry.value:g}", "why": entry.why}
+            rows.append({"quantity": quantity, "measures": measures, **about})
     return rows
 
 
@@ -267,16 +283,14 @@ def _executors(run: Rows) -> list[dict[str, str]]:
 
 def _matching(run: Rows) -> str:
     """Title the picture of all members by what came of them."""
-    answers = [(row["member"], answer) for row, answer in outcomes(run) if answer.status in COMPARED]
-    gated = [name for name, answer in answers if answer.gates]
-    failed = [name for name, answer in answers if answer.status == "FAIL"]
+    gated, failed = _names(answered, run, outcome=COMPARED, gates=True), _names(answered, run, outcome="FAIL")
     passed = f"{len({*gated} - {*failed})} of {len(gated)} members match the reference"
     return f"{passed}; beyond a limit: {listing(failed)}" if failed else passed
 
 
 def _diverging(run: Rows) -> str:
     """Title the picture of layers by the first one beyond its limit."""
-    first = {row["member"]: row["at"] for row in reversed(_beyond(run, layers.rows(run)))}
+    first = {row["member"]: row["at"] for row in reversed(layers.unless(share=WITHIN).rows(run))}
     words = listing([f"{name} from {at} on" for name, at in first.items()])
     return f"Beyond its limit: {words}" if first else "No layer is beyond its limit"
 
@@ -289,56 +303,55 @@ def _apart(run: Rows) -> str:
 
 def _golden(run: Rows) -> Iterator[str]:
     if run.run.get("golden"):
-        pairs = [(row["fact"], row["reference"], row["members"]) for row in environment.rows(run)]
-        other = "; ".join(f"{fact} {there} there, {here} here" for fact, there, here in pairs if here and here != there)
+        rows = [row for row in environment.rows(run) if row["members"] not in ("", row["reference"])]
+        other = "; ".join(environment.text("{fact} {reference} there, {members} here", row, run) for row in rows)
         name, age = run.run["golden"], days(run.run["golden_age_s"])
         yield f"The reference is the golden folder {name}, recorded {age} ago{other and f'; other: {other}'}."
 
 
 def _members(run: Rows) -> Iterator[str]:
     """Say what matches, what bf16 costs and what was not computed."""
-    answers = outcomes(run)
-    if passed := [row["member"] for row, answer in answers if answer.status == "PASS" and answer.gates]:
-        bits = [row["member"] for row in logits.rows(run) if row["member"] in passed and row["value"] == 0]
-        yield f"Within the limits: {listing(passed)}" + (f"; equal bit by bit: {listing(bits)}." if bits else ".")
+    matching = answered.where(outcome="PASS", gates=True)
+    if passed := _names(matching, run):
+        bits = _names(matching, run, max_difference=0)
+        yield f"Within the limits: {listing(passed)}" + f"; equal bit by bit: {listing(bits)}" * bool(bits) + "."
     for row in compared.where(precision="bf16").rows(run):
-        items = largest.where(member=row["member"]).rows(run)
-        values = {
-            item["quantity"]: value for item in items if (value := largest["value"].finite(item, run)) is not None
-        }
-        costs = [words.format(values[quantity]) for quantity, words in COSTS.items() if quantity in values]
+        values = [
+            (words, largest["value"].finite(item, run))
+            for quantity, words in COSTS.items()
+            for item in largest.where(member=row["member"], quantity=quantity).rows(run)
+        ]
+        costs = [words.format(value) for words, value in values if value is not None]
         yield from [f"{row['member']} {listing(costs)}."] * bool(costs)
-    if worse := [row["member"] for row in precise.where(accuracy="farther").rows(run)]:
+    if worse := _names(precise, run, accuracy="farther"):
         yield f"More than twice as far from double precision as the reference, so worse and not only different: {listing(worse)}."
     missing: dict[str, list[str]] = {}
-    for row, answer in answers:
-        if answer.status not in COMPARED:
-            missing.setdefault(answer.reason, []).append(row["member"])
+    for row in answered.unless(outcome=COMPARED).rows(run):
+        missing.setdefault(row["reason"], []).append(row["member"])
     yield from (f"Not computed: {listing(names)} ({reason})." for reason, names in missing.items())
 
 
 def _warnings(run: Rows) -> list[str]:
     """Return what limits the meaning of the result: stand-ins for the model, a planted difference."""
-    sentences = stand_ins("", {"name": run.run.get("model"), "init": run.run.get("init")})
-    if run.config.planted_layer >= 0:
-        sentences.append(
-            f"The output of encoder layer {run.config.planted_layer} was changed on purpose in every member "
-            "(planted_layer), to test whether the comparison detects it."
-        )
-    return sentences
+    layer = run.config.planted_layer
+    changed = f"The output of encoder layer {layer} was changed on purpose in every member"
+    planted = [f"{changed} (planted_layer), to test whether the comparison detects it."] * (layer >= 0)
+    return stand_ins("", {"name": run.run.get("model"), "init": run.run.get("init")}) + planted
 
 
 def _missed(run: Rows) -> dict[str, list[str]]:
-    ran = {row["member"] for row in members.rows(run) if row.get("status") != "skipped"}
+    ran = _names(members.unless(status="skipped"), run)
     return {"members": [name for name in run.config.members if name not in ran]}
-
-
-def _records(config: Any) -> bool:
-    return bool(config.record)
 
 
 def _asked(config: Any) -> bool:
     return not config.record
+
+
+def _by_place(name: str, table: Table, y: str, title: Title, empty: str) -> Chart:
+    """Draw differences in the order of their places, by member, with their limits."""
+    curves = Line(table["value"], "member"), Line(table["limit"], "precision", "limit")
+    return lines(name, *curves, x="index", y=y, title=title, empty=empty, even=True)
 
 
 VERIFIED = (
@@ -367,7 +380,12 @@ SPEC = Spec(
             unless=lambda run: "" if recorded.rows(run) else "no recording of this work comes with the kit",
             when=_asked,
         ),
-        above_zero("recorded", "Did the reference compute the inputs of the recording?", run["cases"], when=_records),
+        above_zero(
+            "recorded",
+            "Did the reference compute the inputs of the recording?",
+            run["cases"],
+            when=lambda config: config.record,
+        ),
         zero(
             "same weights and inputs",
             "Did every member use the reference's weights and inputs?",
@@ -417,9 +435,9 @@ SPEC = Spec(
         _members,
     ],
     shows=[
-        Show("Outcomes", members, make=_of_outcome),
+        Show("Outcomes", answered, OUTCOMES),
         Show("Closest to its limit, by quantity", worst, "quantity value", across="member"),
-        Show("Beyond a limit", differences.ran().pick(_beyond), "member quantity at value limit note"),
+        Show("Beyond a limit", differences.ran().unless(share=WITHIN), "member quantity at value limit note"),
         Show("Not compared", differences.where(status="skipped"), "member quantity because"),
         Show("Eased limits of logits", worst.where(eased=bool, quantity=LOGITS), "member at limit eased"),
         Show("Limits and their sources", members, make=_limits),
@@ -433,17 +451,10 @@ SPEC = Spec(
             x="member",
             y="quantity",
             title=_matching,
-            empty=NOTHING,
+            empty="No member was compared.",
         ),
-        lines(
-            "divergence-by-depth",
-            Line(layers["value"], "member"),
-            Line(layers["limit"], "precision", "limit"),
-            x="place",
-            y="relative L2 distance of hidden states",
-            title=_diverging,
-            empty="No layer was compared.",
-            even=True,
+        _by_place(
+            "divergence-by-depth", layers, "relative L2 distance of hidden states", _diverging, "No layer was compared."
         ),
         bars(
             "gradients",
@@ -452,16 +463,7 @@ SPEC = Spec(
             empty="No gradients were compared.",
             line=1.0,
         ),
-        lines(
-            "loss-curves",
-            Line(curve["value"], "member"),
-            Line(curve["limit"], "precision", "limit"),
-            x="place",
-            y="|loss - the reference's|",
-            title=_apart,
-            empty="No training steps were compared.",
-            even=True,
-        ),
+        _by_place("loss-curves", curve, "|loss - the reference's|", _apart, "No training steps were compared."),
     ],
     verified=lambda rows: [text for say in VERIFIED for text in say(rows)],
     warnings=_warnings,

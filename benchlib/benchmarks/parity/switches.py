@@ -10,9 +10,8 @@ older first, and both are put back in that order.
 """
 
 import contextlib
+import functools
 import importlib
-import importlib.util
-import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,12 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchlib.workloads.executors import Member
 
 KERNELS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": (SDPBackend.MATH, torch.backends.cuda.math_sdp_enabled),
+    "flash": (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.flash_sdp_enabled),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.mem_efficient_sdp_enabled),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.cudnn_sdp_enabled),
 }
-ENABLED = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}  # as torch names them
 # Attention kernels whose gradients add up in any order: there torch is asked for determinism and warns, else it raises.
 _UNORDERED = ("efficient", "cudnn")
 Switch = tuple[Callable[[], Any], Callable[[Any], None], Any]  # read, set, the value in mode exact
@@ -36,7 +34,7 @@ Switch = tuple[Callable[[], Any], Callable[[Any], None], Any]  # read, set, the 
 
 def _attribute(owner: Any, path: str, exact: Any) -> Switch:
     *parts, name = path.split(".")
-    module = operator.attrgetter(".".join(parts))(owner) if parts else owner
+    module = functools.reduce(getattr, parts, owner)
     return lambda: getattr(module, name), lambda value: setattr(module, name, value), exact
 
 
@@ -59,9 +57,8 @@ ATTRIBUTES = {
     "mkldnn.deterministic": True,
 }
 DETERMINISTIC = "deterministic_algorithms"
-_READ, _SET = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
 SWITCHES: dict[str, Switch] = {
-    "float32_matmul_precision": (_READ, _SET, "highest"),
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     **{path: _attribute(torch.backends, path, exact) for path, exact in ATTRIBUTES.items()},
     DETERMINISTIC: (_deterministic, _set_deterministic, (True, False)),
     # It would fill every new tensor, which costs time and no result depends on.
@@ -71,7 +68,7 @@ SWITCHES: dict[str, Switch] = {
 
 def _all(where: torch.device) -> dict[str, Switch]:
     """Return the switches of a device, in the order in which they are set; an XLA device by default multiplies in bf16."""
-    if where.type != "xla" or importlib.util.find_spec("torch_xla") is None:
+    if where.type != "xla":
         return SWITCHES
     xla = importlib.import_module("torch_xla.backends")
     return SWITCHES | {"xla.mat_mul_precision": (xla.get_mat_mul_precision, xla.set_mat_mul_precision, "highest")}
@@ -85,38 +82,22 @@ def state(where: torch.device) -> dict[str, Any]:
             values[name] = read()
         except RuntimeError:
             values[name] = None
-    return values | {
-        "sdpa": {name: getattr(torch.backends.cuda, f"{way}_sdp_enabled")() for name, way in ENABLED.items()}
-    }
-
-
-@contextlib.contextmanager
-def exact(where: torch.device, warn_only: bool = False) -> Iterator[None]:
-    """Switch reduced precision and nondeterminism off while the block runs, and put everything back after it.
-
-    ``warn_only`` lets operations without a deterministic kernel run, which raise otherwise.
-    """
-    before, switches = state(where), _all(where)
-    try:
-        for name, (_, put, value) in switches.items():
-            put((True, warn_only) if name == DETERMINISTIC else value)
-        with warnings.catch_warnings():
-            if warn_only:
-                warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
-            yield
-    finally:
-        with contextlib.ExitStack() as stack:  # every one is put back, also after one that raises
-            for name, (_, put, _) in reversed(switches.items()):
-                if before[name] is not None:
-                    stack.callback(put, before[name])
+    return values | {"sdpa": {name: enabled() for name, (_, enabled) in KERNELS.items()}}
 
 
 @contextlib.contextmanager
 def held(member: Member, where: torch.device) -> Iterator[dict[str, Any]]:
-    """Set what ``member`` asks for, and yield what the switches then say, for its recording."""
-    with contextlib.ExitStack() as stack:
-        if member.mode == "exact":
-            stack.enter_context(exact(where, warn_only=member.kernel in _UNORDERED))
+    """Set what ``member`` asks for while the block runs, yield what the switches then say, and put everything back after it."""
+    before, switches = state(where), _all(where) if member.mode == "exact" else {}
+    with contextlib.ExitStack() as stack:  # every one is put back, also after one that raises
+        for name, (_, put, _) in reversed(switches.items()):
+            if before[name] is not None:
+                stack.callback(put, before[name])
+        for name, (_, put, value) in switches.items():
+            put((True, member.kernel in _UNORDERED) if name == DETERMINISTIC else value)
+        if switches and member.kernel in _UNORDERED:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
         if member.kernel:
-            stack.enter_context(sdpa_kernel(KERNELS[member.kernel]))
+            stack.enter_context(sdpa_kernel(KERNELS[member.kernel][0]))
         yield state(where)

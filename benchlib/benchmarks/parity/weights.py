@@ -6,7 +6,6 @@ and ``model/facts.json`` (name, init, sha256, parameters, description).
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +31,16 @@ _BASE_NAMES = (BERT_BASE, f"google-bert/{BERT_BASE}")  # what such a model's nam
 def sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the SHA-256 over (name, dtype, shape, bytes) of the tensors, sorted by name; 64 hex digits."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+    for name, tensor in sorted(tensors.items()):
         header = f"{name}\0{str(tensor.dtype).removeprefix('torch.')}\0{tuple(tensor.shape)}\0"
         digest.update(header.encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A model as it goes into a golden folder, on the CPU in fp32, with the tokenizer of its inputs.
-
-    ``init`` is what the weights are in fact, ``pretrained`` or ``random``; ``description`` says where they come from.
-    """
-
-    model: Any
-    tokenizer: Any
-    init: str
-    description: str
+# A model as it goes into a golden folder, on the CPU in fp32, the tokenizer of its inputs, and what the weights are: ``init``, in fact
+# ``pretrained`` or ``random``, and where they come from (``description``).
+Prepared = tuple[Any, Any, dict[str, str]]
 
 
 def prepare(config: ParityConfig) -> Prepared:
@@ -73,7 +63,7 @@ def prepare(config: ParityConfig) -> Prepared:
         try:
             loaded = encoders.load(config.model, seed=config.seed, attention="eager")
             fresh = f"; drawn (seed {config.seed}): {', '.join(loaded.fresh)}" if loaded.fresh else ""
-            return Prepared(loaded.model, loaded.tokenizer, "pretrained", f"{name}{fresh}")
+            return loaded.model, loaded.tokenizer, {"init": "pretrained", "description": f"{name}{fresh}"}
         except UserError:  # weights that are there and are refused must not be replaced in silence
             if config.init == "pretrained" or any(
                 file.suffix in (".safetensors", *PICKLES) for file in folder.glob("*")
@@ -87,30 +77,29 @@ def prepare(config: ParityConfig) -> Prepared:
         why = f"{config.model} cannot be reached: BERT-base's config {random} and ids of the embedded tokenizer"
         return _bert_base(config.seed, why)
     chosen = "" if config.init == "random" else "no weights at hand, "
-    return Prepared(drawn.model, drawn.tokenizer, "random", f"{chosen}the config of {name} {random}")
+    description = f"{chosen}the config of {name} {random}"
+    return drawn.model, drawn.tokenizer, {"init": "random", "description": description}
 
 
 def _bert_base(seed: int, description: str) -> Prepared:
     torch.manual_seed(seed)
     model = AutoModelForQuestionAnswering.from_config(transformers.BertConfig(), attn_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(encoders.source(EMBEDDED_MODEL), use_fast=True)
-    return Prepared(model, tokenizer, "random", description)
+    return model, tokenizer, {"init": "random", "description": description}
 
 
-def save(prepared: Prepared, name: str, golden: Path) -> dict[str, Any]:
+def save(model: Any, name: str, about: dict[str, str], golden: Path) -> dict[str, Any]:
     """Write weights, config and facts of the model ``name`` into the golden folder and return the facts."""
-    state = _state(prepared.model)
-    facts = {
+    state = _state(model)
+    facts = about | {
         "name": Path(name).name if Path(name).exists() else name,
-        "init": prepared.init,
         "sha256": sha256(state),
-        "parameters": sum(parameter.numel() for parameter in prepared.model.parameters()),
-        "description": prepared.description,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
     with checkpoint.naming_storage_errors(golden / WEIGHTS), atomic_path(golden / WEIGHTS) as path:
         save_file(state, path)
     with checkpoint.naming_storage_errors(golden / "model"):
-        prepared.model.config.save_pretrained(golden / "model")
+        model.config.save_pretrained(golden / "model")
     write_json(golden / "model" / "facts.json", facts)
     return facts
 
@@ -134,7 +123,7 @@ def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str
     source = str(stored) if stored.exists() else f"model = {name}"
     again = config.model_copy(update={"model": name, "init": "auto" if name == BERT_BASE else facts["init"]})
     try:
-        model.load_state_dict(load_file(stored) if stored.exists() else _state(prepare(again).model))
+        model.load_state_dict(load_file(stored) if stored.exists() else _state(prepare(again)[0]))
     except (SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{source}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error

@@ -15,6 +15,7 @@ from benchlib.benchmarks.parity import weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
+from benchlib.core.files import home
 from benchlib.workloads import answers, encoders, features, minisquad
 
 CONFIG = ParityConfig(
@@ -142,6 +143,12 @@ def test_dev_scores_are_those_of_the_questions_themselves(golden):
     assert cases.dev_f1(folder, {"dev/start": start, "dev/end": np.nan * end}) is None
 
 
+def test_the_dev_set_of_the_shipped_recording_is_scored():
+    shipped = home() / "baselines" / "golden" / "quick"
+    outputs = load_file(shipped / "reference" / "outputs.safetensors")
+    assert 0 < cases.dev_f1(shipped, {name: tensor.numpy() for name, tensor in outputs.items()}) <= 100
+
+
 def test_weights_come_back_and_altered_ones_are_refused(golden, tmp_path):
     folder, fields = golden
     model = weights.loaded(CONFIG, folder, "eager")[0]
@@ -183,10 +190,11 @@ def test_a_bert_base_that_cannot_be_reached_gets_random_weights_and_says_so(monk
     )
     monkeypatch.setattr(weights.transformers, "BertConfig", small)
     name = "google-bert/bert-base-uncased"
-    made = weights.prepare(ParityConfig(model=name, seed=3))
-    assert made.init == "random" and made.description.startswith(f"{name} cannot be reached: BERT-base's config")
-    same, other = (weights.prepare(ParityConfig(model="bert-base", seed=seed)).model.state_dict() for seed in (3, 4))
-    assert sha256(same) == sha256(made.model.state_dict()) != sha256(other)
+    model, _, made = weights.prepare(ParityConfig(model=name, seed=3))
+    assert made["init"] == "random"
+    assert made["description"].startswith(f"{name} cannot be reached: BERT-base's config")
+    same, other = (weights.prepare(ParityConfig(model="bert-base", seed=seed))[0].state_dict() for seed in (3, 4))
+    assert sha256(same) == sha256(model.state_dict()) != sha256(other)
     with pytest.raises(UserError, match="not in the cache of the hub nor reachable"):
         weights.prepare(ParityConfig(model=name, init="pretrained"))
     with pytest.raises(UserError, match="not in the cache of the hub nor reachable"):
@@ -198,8 +206,8 @@ def test_a_bert_base_that_cannot_be_reached_gets_random_weights_and_says_so(monk
 def test_a_folder_without_weights_gets_random_ones_and_pickled_ones_are_refused(tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((encoders.TINY / name).read_bytes())
-    made = weights.prepare(ParityConfig(model=str(tmp_path)))
-    assert made.init == "random" and "no weights at hand" in made.description
+    _, _, made = weights.prepare(ParityConfig(model=str(tmp_path)))
+    assert made["init"] == "random" and "no weights at hand" in made["description"]
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(UserError, match="is a pickle"):
         weights.prepare(ParityConfig(model=str(tmp_path)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchlib.benchmarks.parity import recording
-from benchlib.benchmarks.parity.compare import Reference, best_span, compare
+from benchlib.benchmarks.parity.compare import Reference, best_span, compare, others
 from benchlib.core.errors import UserError
 from benchlib.workloads.executors import MEMBERS
 from benchlib.workloads.numerics import (
@@ -74,7 +74,7 @@ def judged(tmp_path):
     """Compare a reference with a candidate that has the changes given; return rows by (quantity, place)."""
     numbers = itertools.count()
 
-    def run(member=EAGER, facts=None, reference=None, truth=None, ease=True, f1=None, questions=0, **arrays):
+    def run(member=EAGER, facts=None, reference=None, truth=None, ease=True, f1=(None, None), questions=0, **arrays):
         place = tmp_path / str(next(numbers))
         own, other = write(place / "own", facts, **arrays), write(place / "other", **(reference or {}))
         exact = write(place / "truth", outputs=truth) if truth else None
@@ -249,10 +249,12 @@ def test_what_is_missing_or_of_another_shape_is_beyond(judged, change, quantity)
     assert quantity in beyond(judged(**change))
 
 
-def test_other_weights_or_inputs_are_not_compared(judged):
+def test_other_weights_and_inputs_are_named(tmp_path):
+    reference = Reference(write(tmp_path / "other"), None, INPUTS)
+    assert others(reference, write(tmp_path / "same")) == []
     for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
-        with pytest.raises(UserError, match=f"other {what}"):
-            judged(facts={name: "0" * 64})
+        words = f"other {what}: 000000000000, the reference has {FACTS[name][:12]}"
+        assert others(reference, write(tmp_path / name, {name: "0" * 64})) == [words]
 
 
 @pytest.mark.parametrize(

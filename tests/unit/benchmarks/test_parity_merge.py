@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from make_parity import run_of
 
-from benchlib.benchmarks.parity import command_verbs, merge
+from benchlib.benchmarks.parity import command, merge
 from benchlib.benchmarks.parity.merge import CROSS, FILE, PAGE, agreement, collect, page, read_file, standing
 from benchlib.cli import main
 
@@ -236,7 +236,7 @@ def test_names_break_no_table_of_the_page(tmp_path):
 def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named():
     def compared(*rows, named=()):
         fields = ("member", "gates", "outcome")
-        return command_verbs._compared([dict(zip(fields, row, strict=True)) for row in rows], named)
+        return command._compared([dict(zip(fields, row, strict=True)) for row in rows], named)
 
     eager, native = ("eager", True, "PASS"), ("native", False, "FAIL")
     assert compared(eager, native, ("onnxruntime", True, "SKIPPED"))

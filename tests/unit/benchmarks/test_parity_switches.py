@@ -97,11 +97,11 @@ def test_exact_mode_refuses_what_is_not_deterministic():
         # torch alerts in put_ without accumulation whatever the device, since the order of equal places is open
         return torch.zeros(4).put_(index, source)
 
-    with switches.exact(CPU), pytest.raises(RuntimeError, match="deterministic"):
+    with switches.held(EXACT, CPU), pytest.raises(RuntimeError, match="deterministic"):
         nondeterministic()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with switches.exact(CPU, warn_only=True):
+        with switches.held(Member("m", ("cpu",), "", kernel="efficient"), CPU):
             nondeterministic()  # the warning is swallowed, it is asked for
         nondeterministic()
 
