@@ -70,6 +70,14 @@ def time_left(rank: Rank, later_s: float = 0.0) -> float:
     return -agree(-left_s, rank.world)
 
 
+def begin(rank: Rank, plan: Plan) -> None:
+    """Tell the plan and that the training begins."""
+    if rank.world.main:
+        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
+    rank.events.emit("phase", name="train")
+    devices.reset_peak_memory(rank.world.device)
+
+
 class Work(Protocol):
     """What is trained. ``unknown`` are the columns of a step's time that it cannot tell."""
 
@@ -135,10 +143,7 @@ def train(
     ``save`` is called after every ``save_every`` steps and at the end (0: only then, -1: never).
     """
     world, config = rank.world, rank.config
-    if world.main:
-        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
-    rank.events.emit("phase", name="train")
-    devices.reset_peak_memory(world.device)
+    begin(rank, plan)
     log = StepLog(world, rank.events, plan.step_s, table)
     log.every = min(log.every, every or log.every)
     timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown, alike=True)

@@ -22,17 +22,17 @@ import torch.distributed as dist
 from scipy.optimize import nnls
 
 from benchlib.benchmarks.squad import shares
-from benchlib.benchmarks.squad.passes import Native, Task
+from benchlib.benchmarks.squad.passes import Native
 from benchlib.benchmarks.squad.shares import IDLE_TOKENS, Member, Split, best_split, fitting, replanned
 from benchlib.core.events import keep_alive
 from benchlib.core.machine import cpu_model
-from benchlib.runtime import checkpoint, devices
+from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
 from benchlib.runtime.timing import StepTimer
 from benchlib.workloads.batches import MicroBatch, collate
-from benchlib.workloads.training import own_work
+from benchlib.workloads.training import Trained, own_work
 
 # Shapes that are timed: part of the samples that a rank may get, and place of the samples in the order of length.
 SHAPES = ((0.25, 0.9), (0.5, 0.1), (1.0, 0.5))
@@ -57,18 +57,17 @@ def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float
 class Balance:
     """The splits of a training, the newest last, and the steps that they are held against."""
 
-    def __init__(self, task: Task, work: Native) -> None:
-        self.task, self.work, self.world = task, work, task.rank.world
-        self.splits: list[Split] = []
+    def __init__(self, work: Native) -> None:
+        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.data.splits
         self.calibration_s: float | None = None
         self.even: list[dict[str, float]] = []  # of each rank, the even step before the training
-        self._seen = self._first = 0
+        self._seen = 0
         self._ratios: list[np.ndarray] = []
 
-    def measure(self, timer: StepTimer) -> None:
+    def measure(self) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
         data, config, began = self.work.data, self.task.config, time.perf_counter()
-        rng_state = checkpoint.rng_state(self.world.device)
+        timer = StepTimer(self.work.exchange.clock, self.work.exchange, config.planted_slowdown)
         with keep_alive(self.task.rank.events, config.startup_timeout_s):
             self.work.trial(0)  # libraries load, and DDP orders its buckets
         timer.begin()
@@ -78,7 +77,6 @@ class Balance:
         speeds = 1 / np.array([_own(row) for row in self.even])
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
-        checkpoint.set_rng_state(rng_state, self.world.device)
         self.calibration_s = time.perf_counter() - began
         tokens = float(np.mean([data.lengths[data.indices(step)].max() for step in data.typical()]))
         self._add(best_split(members, config.global_batch, tokens))
@@ -193,12 +191,6 @@ class Balance:
             words = f"from step {split.from_step + 1} on the ranks get {counts} samples of a step"
             self.task.rank.events.emit("log", message=words)
 
-    def restore(self, splits: list[dict[str, Any]], first: int) -> None:
-        """Go on with the splits of a checkpoint, which was written after ``first`` steps."""
-        for split in splits:
-            self.splits.append(Split(**split | {"members": tuple(Member(**item) for item in split["members"])}))
-        self._first = first
-
     def follow(self, table: np.ndarray, next_open: int) -> None:
         """Compare the steps that ``table`` (K, W, C) has anew with what was expected; add a split from ``next_open`` on if need be."""
         split = self.splits[-1]
@@ -210,13 +202,13 @@ class Balance:
         if better := replanned(split, np.array(self._ratios), next_open):
             self._add(better)
 
-    def rows(self, table: np.ndarray) -> Tables:
+    def rows(self, trained: Trained) -> Tables:
         """Return the tables shares, splits and balance: what each rank got and took, the splits, what the last one gained."""
-        split, columns = self.splits[-1], Columns(table)
+        split, columns = self.splits[-1], Columns(trained.table)
         own, samples, tokens = own_work(columns), columns["samples"], columns["padded_tokens"]
-        step_s, started = columns["step_s"].max(axis=1), max(split.from_step, self._first)
+        step_s, started = columns["step_s"].max(axis=1), max(split.from_step, trained.first)
         whole = samples.sum(axis=1) == self.task.config.global_batch
-        last = whole & (np.arange(len(table)) >= started)
+        last = whole & (np.arange(len(whole)) >= started)
         expected = split.expected(samples, tokens)
         few = f"{int(last.sum())} whole steps under the last split, {shares.WINDOW} are needed"
         why = dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)

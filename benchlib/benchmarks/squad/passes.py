@@ -167,8 +167,6 @@ class Native:
         decay = {True: config.weight_decay, False: 0.0}
         groups = [{"params": kinds[matrix], "weight_decay": decay[matrix]} for matrix in (True, False)]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=config.fused_optimizer or None)
-        # The model was drawn from the same seed on all ranks; dropout must differ between them.
-        torch.manual_seed(config.seed + 1 + task.rank.world.rank)
         self.data, self.flops = Batches(task, self.multiple), flops_of(task.loaded)
 
     def prepare(self) -> None:

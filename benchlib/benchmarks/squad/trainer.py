@@ -8,7 +8,6 @@ import logging
 import math
 import tempfile
 import warnings
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
 from benchlib.workloads.batches import MicroBatch, collate
-from benchlib.workloads.training import Plan, Trained
+from benchlib.workloads.training import Plan, Trained, begin
 
-TRIALS = 3
 PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
 
 
@@ -34,13 +32,9 @@ def train(task: Task) -> Trained:
     config, rank = task.config, task.rank
     devices.require_precision(config.precision, rank.world.device)
     model = task.loaded.model.to(rank.world.device).train()
-    torch.manual_seed(config.seed + 1 + rank.world.rank)
     rank.events.emit("phase", name="warmup")
     plan = _plan(task, model)
-    if rank.world.main:
-        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
-    rank.events.emit("phase", name="train")
-    devices.reset_peak_memory(rank.world.device)
+    begin(rank, plan)
     recorder = Recorder(task, plan)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -173,7 +167,7 @@ def _plan(task: Task, model: Any) -> Plan:
             qa_loss(model, batch.to(device), config.precision).backward()
         model.zero_grad(set_to_none=True)
 
-    step_s = measured_step_s(task, trial, TRIALS)
+    step_s = measured_step_s(task, trial)
     length = config.max_length if config.trainer_padding == "max_length" else float(windows.lengths.mean())
     # With several ranks the Trainer fills the last micro-batches of an epoch with samples from its start.
     together = config.batch_size * config.world_size if config.world_size > 1 else 1
