@@ -4,6 +4,7 @@ Only safetensors are read: a pickled checkpoint can run code when it is opened.
 """
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import model_files
+from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.errors import UserError
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
@@ -47,6 +49,12 @@ class Loaded:
     intermediate: int | None
     fresh: list[str]
 
+    def train_flops(self, samples: int, length: int) -> float:
+        """Return the FLOPs of training on ``samples`` padded to ``length`` tokens; NaN where the sizes are not known."""
+        if self.layers is None or self.hidden is None or self.intermediate is None:
+            return math.nan
+        return encoder_train_flops(self.layers, self.hidden, self.intermediate, [(samples, length)])
+
 
 def quiet() -> None:
     """Leave transformers' errors and drop its hints and progress bars, which would fill the logs of every rank."""
@@ -73,13 +81,13 @@ def load(
     init: str = "pretrained",
     attention: str = "sdpa",
     max_length: int = 0,
-    attention_dropout: float | None = None,
-    hidden_dropout: float | None = None,
+    attention_dropout: float = -1.0,
+    hidden_dropout: float = -1.0,
 ) -> Loaded:
     """Load, check and return the encoder ``name`` with its tokenizer, on the CPU in fp32.
 
     ``name`` is a folder, a name of the hub or ``EMBEDDED_MODEL``. Weights that are drawn (the head, or all with
-    ``init="random"``) depend on ``seed`` only. A dropout of None is left as the model's config says. Raises
+    ``init="random"``) depend on ``seed`` only. A dropout of -1 is left as the model's config says. Raises
     ``UserError`` where the model is not an encoder that can take a QA head, or has fewer than ``max_length`` positions.
     """
     quiet()
@@ -184,8 +192,8 @@ def positions(settings: Any) -> int | None:
     return rows - ((settings.pad_token_id or 0) + 1 if offset else 0)
 
 
-def _set_dropout(name: str, settings: Any, rate: float | None, fields: tuple[str, ...]) -> None:
-    if rate is None:
+def _set_dropout(name: str, settings: Any, rate: float, fields: tuple[str, ...]) -> None:
+    if rate < 0:
         return
     present = [field for field in fields if hasattr(settings, field)]
     if not present:

@@ -97,34 +97,31 @@ def _fill(template: str, subject: str, value: str) -> tuple[str, int]:
     return before + (value if slot else "") + after, len(before)
 
 
-def _paragraph(random: Random, split: str, facts: int) -> tuple[str, str, list[Fact]]:
-    """Kind, text and facts of one paragraph of `facts` sentences: two relations (one, if facts < 6) of several subjects."""
-    kind = random.choice(tuple(KINDS))
-    relations = random.sample(KINDS[kind], 2 if facts >= 6 else 1)
-    names = _Names(random, split)
-    subjects = [names.new(kind) for _ in range(-(-facts // len(relations)))]
-    cells = [(subject, relation) for subject in subjects for relation in relations]
-    random.shuffle(cells)
-    stated: list[Fact] = []
-    context = ""
-    for subject, relation in cells[:facts]:
-        value = names.new(relation.answer)
-        sentence, start = _fill(random.choice(relation.sentences), subject, value)
-        if random.random() < 0.15:
-            opening = random.choice(OPENINGS)
-            keep = sentence[0] if sentence.startswith((subject, value)) else sentence[0].lower()
-            sentence, start = opening + keep + sentence[1:], start + len(opening)
-        context += " " if context else ""
-        stated.append(Fact(relation, subject, value, len(context) + start))
-        context += sentence
-    return kind, context, stated
-
-
 def paragraphs(seed: int, split: str, facts: tuple[int, int] = FACTS) -> Iterator[tuple[str, str, list[Fact]]]:
-    """Endless (kind, text, facts) of a split, the same for the same arguments."""
+    """Endless (kind, text, facts) of a split, the same for the same arguments.
+
+    A paragraph has a sentence a fact, of two relations (one, if there are fewer than 6) of several subjects.
+    """
     random = Random(f"minisquad {split} {seed}")
     while True:
-        yield _paragraph(random, split, random.randint(*facts))
+        count, kind = random.randint(*facts), random.choice(tuple(KINDS))
+        relations = random.sample(KINDS[kind], 2 if count >= 6 else 1)
+        names = _Names(random, split)
+        subjects = [names.new(kind) for _ in range(-(-count // len(relations)))]
+        cells = [(subject, relation) for subject in subjects for relation in relations]
+        random.shuffle(cells)
+        stated, context = list[Fact](), ""
+        for subject, relation in cells[:count]:
+            value = names.new(relation.answer)
+            sentence, start = _fill(random.choice(relation.sentences), subject, value)
+            if random.random() < 0.15:
+                opening = random.choice(OPENINGS)
+                keep = sentence[0] if sentence.startswith((subject, value)) else sentence[0].lower()
+                sentence, start = opening + keep + sentence[1:], start + len(opening)
+            context += " " if context else ""
+            stated.append(Fact(relation, subject, value, len(context) + start))
+            context += sentence
+        yield kind, context, stated
 
 
 def generate(n_questions: int, seed: int, split: str, facts: tuple[int, int] = FACTS) -> list[Example]:

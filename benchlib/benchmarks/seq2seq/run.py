@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from operator import truediv
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +23,8 @@ from benchlib.runtime.steps import Columns
 from benchlib.workloads import training
 from benchlib.workloads.pairs import Pairs, entropy
 from benchlib.workloads.shards import SHARD_BYTES, Source, disk_rates, open_source
-from benchlib.workloads.training import Plan, Trained
+from benchlib.workloads.training import Plan, Row, Trained
 
-Row = dict[str, Any]
 MAX_BATCH = 65536
 MAX_ENTROPY = 1 << 22  # of a larger vocabulary the closed form is exact to five digits
 
@@ -55,9 +53,9 @@ def measure(rank: Rank) -> Tables:
 
     events.emit("phase", name="data")
     began, unmeasured = time.monotonic(), _unmeasured(config, task.source.pairs.sample_bytes)
-    source = probe = _source(rank, samples)
-    if not unmeasured and samples * source.pairs.sample_bytes < SHARD_BYTES:  # the budget cut them below a shard
-        probe = _source(rank, -(-SHARD_BYTES // source.pairs.sample_bytes))
+    source = _source(rank, samples)
+    # A whole shard also where the budget cut the samples below one.
+    probe = source if unmeasured else _source(rank, max(samples, -(-SHARD_BYTES // source.pairs.sample_bytes)))
     data_s = time.monotonic() - began
     trainer.restart(source)
     per_epoch = task.steps(samples)

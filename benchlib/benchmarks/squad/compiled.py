@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from benchlib.core.events import keep_alive
 from benchlib.workloads.batches import MicroBatch, collate, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
-from benchlib.workloads.training import Trained
+from benchlib.workloads.training import Mark, Trained
 
 
 def train(task: Task) -> Trained:
@@ -56,9 +56,7 @@ class Xla(Native):
         if task.rank.world.main:
             task.rank.events.emit("log", message=words)
 
-    def differentiate(
-        self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Callable[[str], None]
-    ) -> torch.Tensor:
+    def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``. A rank without work computes nothing."""
         loss = self._differentiated(batch, weight) if weight else torch.zeros(())
         if last and dist.get_world_size() > 1:

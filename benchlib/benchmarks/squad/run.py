@@ -7,7 +7,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.passes import Task, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import mlir
-from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.core.files import sha256, write_json
 from benchlib.runtime import devices
@@ -30,15 +29,8 @@ from benchlib.workloads.collective_timing import Pace, Series, time_all_reduce
 from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
-from benchlib.workloads.training import Trained
+from benchlib.workloads.training import Row, Trained
 
-# ``module:function`` of (Task) -> Trained, imported when used: the Trainer alone takes two seconds to import.
-ENGINES = {
-    "native": "benchlib.benchmarks.squad.train:train",
-    "compiled": "benchlib.benchmarks.squad.compiled:train",
-    "trainer": "benchlib.benchmarks.squad.trainer:train",
-}
-PREDICTIONS = "predictions.json"
 EXCHANGE_S = 0.75  # of all-reduces of the gradient buckets, twice; with restoring and comparing up to three times that
 MISSES = 20
 TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
@@ -69,8 +61,6 @@ def measure(rank: Rank) -> Tables:
 
     train_features, eval_features = cut(split.train, True), cut(split.eval, False)
     features_s = began.since()
-    if not len(train_features) or not len(eval_features):
-        raise UserError("the data gave no features to train or to evaluate on: give more questions")
 
     task = Task(rank, loaded, train_features, len(eval_features.input_ids))
     first = training.peak(rank, config.precision)
@@ -79,12 +69,12 @@ def measure(rank: Rank) -> Tables:
     events.emit("phase", name="evaluate")
     began = Moment.now()
     logits = predict(loaded, eval_features, rank)
-    scores, worst = dict[str, Any](), list[dict[str, Any]]()
+    scores, worst = Row(), list[Row]()
     if world.main:
         predictions = answers.best_answers(split.eval, eval_features, *logits, config.n_best, config.max_answer_tokens)
         scores = answers.score(predictions, split.eval)
-        write_json(rank.run_dir / PREDICTIONS, predictions)
-        worst = misses(split.eval, predictions, scores["per_question"])
+        write_json(rank.run_dir / "predictions.json", predictions)
+        worst = misses(split.eval, predictions, scores.pop("per_question"))
     evaluate_s = began.since()
     # Again: it varies more from one moment of a run to another than from round to round.
     if exchange:
@@ -94,8 +84,7 @@ def measure(rank: Rank) -> Tables:
     if not world.main:
         return tables
     (row,) = tables["run"]
-    row |= _facts(config, trained, loaded, split, (train_features, eval_features))
-    row |= {"f1": scores["f1"], "exact_match": scores["exact_match"]}
+    row |= _facts(config, trained, loaded, split, (train_features, eval_features)) | scores
     row |= {"features_s": features_s, "evaluate_s": evaluate_s}
     sums = dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"))
     if exchange:
@@ -110,8 +99,9 @@ def measure(rank: Rank) -> Tables:
 
 
 def engine(name: str) -> Callable[[Task], Trained]:
-    module, _, function = ENGINES[name].partition(":")
-    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    """Return what trains, imported when used: the Trainer alone takes two seconds to import."""
+    module = importlib.import_module(f"benchlib.benchmarks.squad.{'train' if name == 'native' else name}")
+    return module.train  # type: ignore[no-any-return]
 
 
 def _main_first(rank: Rank, alone: bool, load: Callable[[], Part]) -> Part:
@@ -131,7 +121,7 @@ def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series:
 
 def _facts(
     config: SquadConfig, trained: Trained, loaded: Loaded, split: squad_data.Split, cut: tuple[Features, Features]
-) -> dict[str, Any]:
+) -> Row:
     return {
         "speed_scope": config.scope(),
         "quality": config.quality_scope() + "_cut" * (trained.plan.epoch_share < 1),
@@ -152,12 +142,12 @@ def _facts(
     }
 
 
-def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> dict[str, Any]:
+def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> Row:
     """Return what stands for fields of the config in the fingerprint, by name of the field.
 
     The same content at another path is the same work; a training that was cut is another work than the whole one.
     """
-    identity: dict[str, Any] = {}
+    identity: Row = {}
     if trained.plan.epoch_share < 1:
         identity["max_steps"] = trained.plan.planned_steps
     folder = Path(config.model)
@@ -198,7 +188,7 @@ def predict(loaded: Loaded, features: Features, rank: Rank) -> tuple[np.ndarray,
     return joined[0], joined[1]
 
 
-def misses(examples: Sequence[Example], predictions: dict[str, str], scores: dict[str, Any]) -> list[dict[str, Any]]:
+def misses(examples: Sequence[Example], predictions: dict[str, str], scores: Row) -> list[Row]:
     """Return the questions with the lowest F1 below 100, the worst first; ``scores`` are (exact match, F1) by question."""
     wrong = sorted((example for example in examples if scores[example.id][1] < 100), key=lambda one: scores[one.id][1])
     return [

@@ -24,6 +24,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import keep_alive
 from benchlib.runtime import checkpoint, devices
 from benchlib.runtime.checkpoint import Checkpoint
+from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.steps import agree, comm_device
 from benchlib.workloads import training
 from benchlib.workloads.batches import samples_of, steps_per_epoch
@@ -89,13 +90,13 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
         # ranks change their last bits.
         work.trial(0)
-        plan, first, table = put_back(work, start)
+        plan, table = put_back(work, start)
     else:
         if balance:
             balance.measure()
         step_s = measured_step_s(task, work.trial)
         tokens = [work.data.lengths[work.data.indices(step)].sum() for step in work.data.typical()]
-        plan, first, table = make_plan(task, len(task.features), step_s, float(np.mean(tokens))), 0, None
+        plan, table = make_plan(task, len(task.features), step_s, float(np.mean(tokens))), None
         # The model was drawn from the same seed on all ranks; dropout must differ between them.
         torch.manual_seed(config.seed + 1 + rank.world.rank)
     work.exchange.take()
@@ -105,7 +106,6 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
         plan,
         learning_rates(config, plan.planned_steps),
         task.per_epoch,
-        first,
         table,
         every=WINDOW if balance else 0,  # what the ranks tell each other late is answered late
         follow=balance.follow if balance else lambda table, next_open: None,
@@ -128,12 +128,9 @@ def save(work: Native, plan: Plan, step: int, table: np.ndarray) -> None:
 
     Where ranks may be started again on several nodes one rank of each writes: any node may be the one that is lost.
     """
-    task, world, random_states = work.task, work.task.rank.world, dict[str, torch.Tensor]()
-    for name, own in checkpoint.rng_state(world.device).items():
-        own = own.to(comm_device(world))
-        parts = [torch.empty_like(own) for _ in range(world.size)]
-        dist.all_gather(parts, own)
-        random_states |= {f"rank{place}.{name}": part for place, part in enumerate(parts)}
+    task, world = work.task, work.task.rank.world
+    by_rank = all_gather_objects(checkpoint.rng_state(world.device))
+    random_states = {f"rank{rank}.{name}": own for rank, states in enumerate(by_rank) for name, own in states.items()}
     if world.main or (task.config.max_restarts and world.local_rank == 0):
 
         def model_files(folder: Path) -> None:
@@ -182,14 +179,14 @@ def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
     return start, faults
 
 
-def put_back(work: Native, start: Checkpoint) -> tuple[Plan, int, np.ndarray]:
-    """Put back what a checkpoint holds; return its plan, step and step table."""
+def put_back(work: Native, start: Checkpoint) -> tuple[Plan, np.ndarray]:
+    """Put back what a checkpoint holds; return its plan and step table."""
     task, folder, plan = work.task, start.path.parents[1], Plan(**start.state["plan"])
     if start.state["work"] != identity(task):
         now, then = task.config.work(), load_config(folder).work()
-        names = [name for name in now if now[name] != then[name]]
-        words = [f"{name} = {then[name]}, this one has {now[name]}" for name in names[:1]]
-        differing = (words or ["other data or another number of threads"])[0]
+        pairs = ((name, then[name], now[name]) for name in now if now[name] != then[name])
+        words = ("{} = {}, this one has {}".format(*pair) for pair in pairs)
+        differing = next(words, "other data or another number of threads")
         raise UserError(f"resume = {folder}: that run had {differing}: give the same values to continue it")
     work.model.load_state_dict(start.tensors("model"))
     checkpoint.load_optimizer(work.optimizer, start.tensors("optimizer"))
@@ -202,4 +199,4 @@ def put_back(work: Native, start: Checkpoint) -> tuple[Plan, int, np.ndarray]:
         work.data.splits.append(Split(**split | {"members": members}))
     if task.rank.world.main:
         task.rank.events.emit("log", message=f"continued from {start.path} at step {start.step:,}")
-    return plan, start.step, start.tensors("steps")["table"].numpy()
+    return plan, start.tensors("steps")["table"].numpy()

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task, buckets, flops_of, qa_loss
+from benchlib.benchmarks.squad.passes import Task, buckets, qa_loss
 from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_step_s
 from benchlib.core.events import Moment
 from benchlib.runtime import devices
@@ -104,20 +104,21 @@ class Recorder(transformers.TrainerCallback):
     """
 
     def __init__(self, task: Task, plan: Plan) -> None:
-        self.task, self.flops = task, flops_of(task.loaded)
+        self.task = task
         self.rates = learning_rates(task.config, plan.planned_steps)
         self.log = StepLog(task.rank.world, task.rank.events, plan.step_s)
         self.began, self.train_s = Moment.now(), 0.0
         clock = Clock(task.rank.world.device)
         self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown, alike=True)
         self._loss: torch.Tensor | float = 0.0
-        self._counts = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
+        self._counts: Any = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
 
     def count(self, inputs: dict[str, torch.Tensor], loss: torch.Tensor) -> None:
         """Add a micro-batch; its ``loss`` is the rank's mean, already divided by the accumulation."""
         rows, length = inputs["input_ids"].shape
         self._loss = self._loss + loss.detach() / self.task.rank.world.size
-        self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, self.flops(rows, length))
+        flops = self.task.loaded.train_flops(rows, length)
+        self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, flops)
 
     def gather(self) -> None:
         """Share the steps that were not gathered yet; of their times only the whole step's is known."""
@@ -135,9 +136,8 @@ class Recorder(transformers.TrainerCallback):
         """Close a step: ``state.global_step`` counts it already."""
         self._timer.end_step()
         done = int(state.global_step)
-        samples, tokens, padded, flops = self._counts.tolist()
-        epoch, counts = (done - 1) // self.task.per_epoch, (int(samples), int(tokens), int(padded))
-        due = self.log.add(Step(done, epoch, self.rates[done - 1], self._loss, *counts, flops))
+        epoch = (done - 1) // self.task.per_epoch
+        due = self.log.add(Step(done, epoch, self.rates[done - 1], self._loss, *self._counts.tolist()))
         self._loss, self._counts = 0.0, np.zeros(4)
         if due:
             self.gather()
