@@ -28,8 +28,10 @@ TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
 # Families that count positions from behind the padding id, so that two of the table's rows are never used.
 _OFFSET_POSITIONS = ("roberta", "camembert", "xmod", "data2vec-text", "longformer", "mpnet", "ibert")
 
-_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
-_HIDDEN_DROPOUT = ("hidden_dropout_prob", "dropout")
+_DROPOUT = {
+    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
+    "hidden_dropout": ("hidden_dropout_prob", "dropout"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,13 @@ def source(name: str) -> str:
 
 
 def load(
-    name: str,
-    *,
-    seed: int,
-    init: str = "pretrained",
-    attention: str = "sdpa",
-    max_length: int = 0,
-    attention_dropout: float = -1.0,
-    hidden_dropout: float = -1.0,
+    name: str, *, seed: int, init: str = "pretrained", attention: str = "sdpa", max_length: int = 0, **dropout: float
 ) -> Loaded:
     """Load, check and return the encoder ``name`` with its tokenizer, on the CPU in fp32.
 
     ``name`` is a folder, a name of the hub or ``EMBEDDED_MODEL``. Weights that are drawn (the head, or all with
-    ``init="random"``) depend on ``seed`` only. A dropout of -1 is left as the model's config says. Raises
-    ``UserError`` where the model is not an encoder that can take a QA head, or has fewer than ``max_length`` positions.
+    ``init="random"``) depend on ``seed`` only. ``dropout`` has rates by the names of ``_DROPOUT``; -1
+    is left as the model's config says. Raises ``UserError`` where the model is not an encoder that can take a QA head, or has fewer than ``max_length`` positions.
     """
     quiet()
     where = source(name)
@@ -97,26 +92,17 @@ def load(
     check_kind(name, settings)
     tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
     check_fit(name, settings, tokenizer, max_length)
-    _set_dropout(name, settings, attention_dropout, _ATTENTION_DROPOUT)
-    _set_dropout(name, settings, hidden_dropout, _HIDDEN_DROPOUT)
+    _set_dropout(name, settings, dropout)
     torch.manual_seed(seed)
-    auto = transformers.AutoModelForQuestionAnswering
+    auto: Any = transformers.AutoModelForQuestionAnswering
+    options: dict[str, Any] = {"attn_implementation": attention}
     if init == "random":
-        model = _read(name, lambda: auto.from_config(settings, attn_implementation=attention))
+        model = _read(name, lambda: auto.from_config(settings, **options))
         fresh = ["all"]
     else:
-        model, info = _read(
-            name,
-            lambda: auto.from_pretrained(
-                where,
-                config=settings,
-                attn_implementation=attention,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # said below, with the first name
-            ),
-        )
+        options |= {"config": settings, "use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+        # Other sizes are said below, with the first name.
+        model, info = _read(name, lambda: auto.from_pretrained(where, ignore_mismatched_sizes=True, **options))
         if why := model_files.misfit(info, f"{model.base_model_prefix}."):
             raise UserError(f"model = {name}: {why}: give weights and config that belong together")
         fresh = sorted(info["missing_keys"])
@@ -192,12 +178,12 @@ def positions(settings: Any) -> int | None:
     return rows - ((settings.pad_token_id or 0) + 1 if offset else 0)
 
 
-def _set_dropout(name: str, settings: Any, rate: float, fields: tuple[str, ...]) -> None:
-    if rate < 0:
-        return
-    present = [field for field in fields if hasattr(settings, field)]
-    if not present:
-        raise UserError(
-            f"model = {name}: {settings.model_type} has none of {', '.join(fields)}: leave the dropout at -1"
-        )
-    setattr(settings, present[0], rate)
+def _set_dropout(name: str, settings: Any, dropout: dict[str, float]) -> None:
+    for kind in (kind for kind, rate in dropout.items() if rate >= 0):
+        fields = _DROPOUT[kind]
+        present = [field for field in fields if hasattr(settings, field)]
+        if not present:
+            raise UserError(
+                f"model = {name}: {settings.model_type} has none of {', '.join(fields)}: leave the dropout at -1"
+            )
+        setattr(settings, present[0], dropout[kind])

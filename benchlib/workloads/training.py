@@ -219,15 +219,13 @@ def peak(rank: Rank, precision: str) -> tuple[float | None, str]:
     return peaks.all_ranks_peak(rank.world, precision, PEAK_S)
 
 
-def rows(
-    trained: Trained, rank: Rank, precision: str, measured: Sequence[tuple[float | None, str]], warm: int = 0
-) -> Tables:
+def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None, str], warm: int = 0) -> Tables:
     """Return the tables run, steps and ranks of a training; all ranks call it, right after the training.
 
-    ``measured`` are peaks of matrix products in ``precision``, of which the highest counts: a busy neighbour lowers one
-    and nothing raises it. The first ``warm`` steps of this run do not count for its speed.
+    ``first`` is the peak of matrix products in ``precision`` from before the training. It is measured again, and the highest
+    counts: a busy neighbour lowers one and nothing raises it. The first ``warm`` steps of this run do not count for its speed.
     """
-    world, plan = rank.world, trained.plan
+    world, plan, measured = rank.world, trained.plan, (first, peak(rank, precision))
     device_bytes, no_memory = devices.peak_memory_bytes(world.device)
     memory = all_gather_objects((device_bytes, devices.peak_resident_bytes()))
     again = max(all_gather_objects(restarts(rank.run_dir)))  # a node that took another's place was not there before

@@ -33,6 +33,7 @@ LARGEST, HELD = "tensors of the largest rank", "largest rank"
 PARTS_S = " ".join(f"{name}_s" for name in PARTS)
 LOSS = 1e-3  # the same training differs by less on other hardware, and by more with other data
 series = partial(Col, samples=True)
+higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 
 
 def _rates(amounts: list[float], step_s: list[float]) -> list[float]:
@@ -167,7 +168,7 @@ def run_of_training(*more: Col) -> Table:
 
 
 def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
-    own, higher, lower = counted_steps, partial(Metric, better="higher"), partial(Metric, better="lower")
+    own = counted_steps
     mean, slowest, each_s = "steps in the mean: {window}", "slowest rank, {pace}", "every second of the training"
     after = "after the last gradient was ready; waiting for slower ranks is part of it"
     parts, over = (

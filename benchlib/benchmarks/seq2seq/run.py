@@ -66,10 +66,34 @@ def measure(rank: Rank) -> Tables:
     disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, per_epoch)
     trained.tables = {"epochs": _epochs(trained, trainer, per_epoch), "batches": batches, "disk": [disk]}
     trained.tables["engines"] = _engines(config, compared)
-    tables = training.rows(trained, rank, precision, [first, training.peak(rank, precision)], warm=per_epoch)
+    tables = training.rows(trained, rank, precision, first, warm=per_epoch)
+    vocabulary, scope = config.vocabulary, config.scope(samples)
+    floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
+    identity: Row = {"data_dir": "a disk" if config.data_dir else ""}
+    identity |= {"batch_size": task.batch} if config.batch else {}
+    identity |= {"samples": samples} if samples != config.epoch_samples else {}
     for row in tables.get("run", []):
         row["why"] |= {name: "batch = auto was not asked for" for name, value in searched.items() if value is None}
-        row |= _facts(task, trained, samples, per_epoch) | searched | {"data_s": data_s}
+        row |= {
+            "speed_scope": scope,
+            "quality": scope,
+            "parameters": config.parameters,
+            "sample_flops": config.sample_flops,
+            "batch_per_rank": task.batch,
+            "global_batch": task.global_batch,
+            "epoch_items": config.epoch_samples,
+            "samples_per_epoch": samples,
+            "steps_per_epoch": per_epoch,
+            "epoch_tokens": samples * config.sequence,
+            "vocabulary": vocabulary,
+            "token_entropy": floor,
+            "epoch_s": trained.epoch_s[1:],
+            "lowest_loss": min(Columns(trained.table[:per_epoch])["loss"].sum(axis=1).tolist()),
+            "page_cache": config.page_cache,
+            "identity": identity,
+            **searched,
+            "data_s": data_s,
+        }
     return tables
 
 
@@ -172,30 +196,3 @@ def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
     if config.compile and "tuned" in compared:
         tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
     return rows
-
-
-def _facts(task: Task, trained: Trained, samples: int, per_epoch: int) -> Row:
-    config, vocabulary = task.config, task.config.vocabulary
-    floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
-    scope = config.scope(samples)
-    identity: Row = {"data_dir": "a disk" if config.data_dir else ""}
-    identity |= {"batch_size": task.batch} if config.batch else {}
-    identity |= {"samples": samples} if samples != config.epoch_samples else {}
-    return {
-        "speed_scope": scope,
-        "quality": scope,
-        "parameters": config.parameters,
-        "sample_flops": config.sample_flops,
-        "batch_per_rank": task.batch,
-        "global_batch": task.global_batch,
-        "epoch_items": config.epoch_samples,
-        "samples_per_epoch": samples,
-        "steps_per_epoch": per_epoch,
-        "epoch_tokens": samples * config.sequence,
-        "vocabulary": vocabulary,
-        "token_entropy": floor,
-        "epoch_s": trained.epoch_s[1:],
-        "lowest_loss": min(Columns(trained.table[:per_epoch])["loss"].sum(axis=1).tolist()),
-        "page_cache": config.page_cache,
-        "identity": identity,
-    }

@@ -1,7 +1,6 @@
 """What a training of the encoder-decoder states: engines side by side, epochs, the disk, the batch."""
 
 import math
-from functools import partial
 from operator import truediv
 from statistics import median
 
@@ -12,7 +11,7 @@ from benchlib.spec.checks import below, same
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads import training_spec as training
-from benchlib.workloads.training_spec import RATE, counted_steps, series
+from benchlib.workloads.training_spec import RATE, counted_steps, higher, lower, series
 
 # How far losses of the two engines may lie apart after some steps, as a share: sums in another order, and with mixed
 # precision roundings at other places. Measured: 1e-6 and 2e-5.
@@ -129,7 +128,6 @@ FIT, UNTRIED = "{batch} samples fit in {peak_gb}", "No batches were tried: batch
 ASKS = "The training asks for {asked_mb_per_s}, the loader gives {loader_mb_per_s}"
 NO_DISK = "No disk was measured: data_dir and a whole shard of samples do."
 FILE = "one JSON file per run of seq2seq: metadata, config, epochs, summary"
-higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 SPEC = Spec(
     tables=[*training.TABLES, engines, epochs, batches, disk, run],
     metrics=[

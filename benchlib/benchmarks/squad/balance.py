@@ -113,7 +113,7 @@ class Balance:
         # A rank that is done goes on until all are: in the training, too, none of them has the machine for itself.
         while others is None or not others.is_completed():
             for passed, samples in zip(batches, times, strict=True):
-                samples.append(self._timed(lambda passed=passed: self._pass(passed)))  # type: ignore[misc]
+                samples.append(self._timed(self._pass, passed))
             self.task.rank.events.emit("heartbeat")
             if others is None and len(times[0]) >= MIN_ROUNDS and time.perf_counter() >= end:
                 others = dist.barrier(async_op=True)
@@ -136,10 +136,10 @@ class Balance:
         """Forward and backward pass of no weight, without exchange."""
         return self.work.differentiate(batch, 0.0, False, 0, lambda phase: None)
 
-    def _timed(self, work: Callable[[], Any]) -> float:
+    def _timed(self, work: Callable[..., Any], *given: MicroBatch) -> float:
         devices.synchronize(self.world.device)
         began = time.perf_counter()
-        work()
+        work(*given)
         devices.synchronize(self.world.device)
         return time.perf_counter() - began
 

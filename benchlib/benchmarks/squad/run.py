@@ -62,8 +62,10 @@ def measure(rank: Rank) -> Tables:
     train_features, eval_features = cut(split.train, True), cut(split.eval, False)
     features_s = began.since()
 
+    devices.require_precision(config.precision, world.device)
     task = Task(rank, loaded, train_features, len(eval_features.input_ids))
     first = training.peak(rank, config.precision)
+    events.emit("phase", name="warmup")
     trained = engine(config.engine)(task)
     exchange = _exchange(rank, trained.bucket_bytes) if world.size > 1 else None
     events.emit("phase", name="evaluate")
@@ -80,17 +82,35 @@ def measure(rank: Rank) -> Tables:
     if exchange:
         exchange = exchange.followed_by(_exchange(rank, trained.bucket_bytes))
     warm = min(WARMUP_STEPS, (len(trained.table) - trained.first) // 4)
-    tables = training.rows(trained, rank, config.precision, [first, training.peak(rank, config.precision)], warm)
+    tables = training.rows(trained, rank, config.precision, first, warm)
     if not world.main:
         return tables
     (row,) = tables["run"]
-    row |= _facts(config, trained, loaded, split, (train_features, eval_features)) | scores
-    row |= {"features_s": features_s, "evaluate_s": evaluate_s}
-    sums = dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"))
-    if exchange:
-        sums = dict(zip(sums, (exchange.times_us, exchange.bytes, exchange.wrong), strict=True))
-    row |= sums
-    row["why"] |= dict.fromkeys(sums, "one rank exchanges nothing")
+    row |= {
+        "speed_scope": config.scope(),
+        "quality": config.quality_scope() + "_cut" * (trained.plan.epoch_share < 1),
+        "data": split.description,
+        "global_batch": config.global_batch,
+        "epoch_items": len(train_features),
+        "parameters": loaded.parameters,
+        "matmul_parameters": loaded.matmul_parameters,
+        "fresh_weights": ", ".join(loaded.fresh),
+        "train_questions": len(split.train),
+        "eval_questions": len(split.eval),
+        "shared_questions": split.shared,
+        "eval_windows": len(eval_features),
+        "questions_cut": train_features.questions_cut + eval_features.questions_cut,
+        "bucket_bytes": trained.bucket_bytes,
+        "checkpoint_faults": trained.passed_over,
+        "identity": _identity(config, split, trained),
+        **scores,
+        "features_s": features_s,
+        "evaluate_s": evaluate_s,
+        "exchange_us": exchange and exchange.times_us,
+        "message_bytes": exchange and exchange.bytes,
+        "wrong_elements": exchange and exchange.wrong,
+    }
+    row["why"] |= dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"), "one rank exchanges nothing")
     if row["epoch_share"] < 1:
         short = f"after {row['epoch_share']:.0%} of the training; the target is for the whole training"
         row["why"] |= dict.fromkeys(("whole_f1", "whole_loss"), short)
@@ -106,40 +126,18 @@ def engine(name: str) -> Callable[[Task], Trained]:
 
 def _main_first(rank: Rank, alone: bool, load: Callable[[], Part]) -> Part:
     """Return ``load()``; with ``alone`` rank 0 does it before the others."""
-    if not alone:
-        return load()
-    loaded = load() if rank.world.main else None
-    barrier()
-    return loaded if loaded is not None else load()
+    if alone and not rank.world.main:
+        barrier()
+    loaded = load()
+    if alone and rank.world.main:
+        barrier()
+    return loaded
 
 
 def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series:
     # At least 10 rounds: few leave an interval too wide to tell a regression from noise.
     pace = Pace(EXCHANGE_S, rank.config.planted_slowdown, least=10, most=300)
     return time_all_reduce(bucket_bytes, rank.world.device, pace)
-
-
-def _facts(
-    config: SquadConfig, trained: Trained, loaded: Loaded, split: squad_data.Split, cut: tuple[Features, Features]
-) -> Row:
-    return {
-        "speed_scope": config.scope(),
-        "quality": config.quality_scope() + "_cut" * (trained.plan.epoch_share < 1),
-        "data": split.description,
-        "global_batch": config.global_batch,
-        "epoch_items": len(cut[0]),
-        "parameters": loaded.parameters,
-        "matmul_parameters": loaded.matmul_parameters,
-        "fresh_weights": ", ".join(loaded.fresh),
-        "train_questions": len(split.train),
-        "eval_questions": len(split.eval),
-        "shared_questions": split.shared,
-        "eval_windows": len(cut[1]),
-        "questions_cut": cut[0].questions_cut + cut[1].questions_cut,
-        "bucket_bytes": trained.bucket_bytes,
-        "checkpoint_faults": trained.passed_over,
-        "identity": _identity(config, split, trained),
-    }
 
 
 def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> Row:

@@ -16,10 +16,10 @@ from benchlib.judge.checks import Check as Judged
 from benchlib.judge.references import registry
 from benchlib.spec.charts import bars
 from benchlib.spec.checks import Check, below, near, reached, rule, zero
-from benchlib.spec.spec import Metric, Published, Show, Spec, each
+from benchlib.spec.spec import Published, Show, Spec, each
 from benchlib.spec.tables import Col, Ref, Row, Rows, Table, cols
 from benchlib.workloads import training_spec as training
-from benchlib.workloads.training_spec import series
+from benchlib.workloads.training_spec import higher, lower, series
 
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
 DISTANCE = 1.1  # times the best split; measured over many splits the two nearest to the best are within it
@@ -263,7 +263,6 @@ BY_RANK = "rank device work samples micro_batches most expected_s own_s idle_s e
 NEAR_BEST = "Is the own work of the slowest rank near that of the best split at the speeds measured?"
 CONTINUED: dict[str, Any] = {"when": lambda config: bool(config.resume or config.max_restarts)}
 BALANCED: dict[str, Any] = {"when": lambda config: config.balance == "auto"}
-higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 SPEC = Spec(
     tables=[*training.TABLES, misses, shares, splits, balance, run],
     metrics=[

@@ -81,11 +81,9 @@ def measured_step_s(task: Task, trial: Callable[[int], None]) -> float:
 def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
     """Fine-tune ``task.loaded.model`` in place by the passes of ``make``. Called by all ranks."""
     config, rank = task.config, task.rank
-    devices.require_precision(config.precision, rank.world.device)
     work = make(task)
     balance = Balance(work) if config.balance != "off" else None
     start, passed_over = to_continue(task)
-    rank.events.emit("phase", name="warmup")
     if start:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
         # ranks change their last bits.
@@ -95,8 +93,8 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
         if balance:
             balance.measure()
         step_s = measured_step_s(task, work.trial)
-        tokens = [work.data.lengths[work.data.indices(step)].sum() for step in work.data.typical()]
-        plan, table = make_plan(task, len(task.features), step_s, float(np.mean(tokens))), None
+        tokens = len(task.features.input_ids) / task.per_epoch
+        plan, table = make_plan(task, len(task.features), step_s, tokens), None
         # The model was drawn from the same seed on all ranks; dropout must differ between them.
         torch.manual_seed(config.seed + 1 + rank.world.rank)
     work.exchange.take()

@@ -18,7 +18,6 @@ from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.passes import Task, buckets, qa_loss
 from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_step_s
 from benchlib.core.events import Moment
-from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
 from benchlib.workloads.batches import MicroBatch, collate
@@ -30,9 +29,7 @@ PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for 
 def train(task: Task) -> Trained:
     """Fine-tune ``task.loaded.model`` in place with ``transformers.Trainer``. Called by all ranks."""
     config, rank = task.config, task.rank
-    devices.require_precision(config.precision, rank.world.device)
     model = task.loaded.model.to(rank.world.device).train()
-    rank.events.emit("phase", name="warmup")
     plan = _plan(task, model)
     begin(rank, plan)
     recorder = Recorder(task, plan)
@@ -48,9 +45,10 @@ def train(task: Task) -> Trained:
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
         trainer.train()
+        train_s = recorder.began.since()
         trainer.accelerator.free_memory()
     recorder.gather()
-    trained = Trained(plan, recorder.rates, recorder.began, table=recorder.log.table, train_s=recorder.train_s)
+    trained = Trained(plan, recorder.rates, recorder.began, table=recorder.log.table, train_s=train_s)
     groups = buckets(model.parameters(), config.bucket_cap_mb)
     trained.bucket_bytes = [sum(parameter.nbytes for parameter in group) for group in groups]
     trained.checksums = [compare_ranks(model, rank.world, rank.events, math.ceil(config.epochs))]
@@ -107,7 +105,7 @@ class Recorder(transformers.TrainerCallback):
         self.task = task
         self.rates = learning_rates(task.config, plan.planned_steps)
         self.log = StepLog(task.rank.world, task.rank.events, plan.step_s)
-        self.began, self.train_s = Moment.now(), 0.0
+        self.began = Moment.now()
         clock = Clock(task.rank.world.device)
         self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown, alike=True)
         self._loss: torch.Tensor | float = 0.0
@@ -141,9 +139,6 @@ class Recorder(transformers.TrainerCallback):
         self._loss, self._counts = 0.0, np.zeros(4)
         if due:
             self.gather()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.train_s = self.began.since()
 
 
 class CountingTrainer(transformers.Trainer):
