@@ -108,8 +108,8 @@ def load(
         fresh = sorted(info["missing_keys"])
     linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return Loaded(
-        model=model,
-        tokenizer=tokenizer,
+        model,
+        tokenizer,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         matmul_parameters=sum(linear),
         layers=_size(settings, "num_hidden_layers", "n_layers"),

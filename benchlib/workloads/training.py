@@ -137,9 +137,8 @@ def train(
 ) -> Trained:
     """Take the steps up to ``plan.planned_steps`` at the learning ``rates``, those of ``table`` are done; all ranks call it.
 
-    ``follow(table, next_open)`` sees all steps whenever the ranks have told
-    each other theirs, at least once in ``every`` steps: a change for the step ``next_open`` or later takes effect.
-    ``save`` is called after every ``save_every`` steps and at the end (0: only then, -1: never).
+    ``follow(table, next_open)`` sees all steps whenever the ranks have told each other theirs, at least once in ``every``
+    steps: a change for the step ``next_open`` or later takes effect. ``save`` is called after every ``save_every`` steps and at the end (0: only then, -1: never).
     """
     world, config = rank.world, rank.config
     begin(rank, plan)
@@ -287,13 +286,12 @@ def own_work(columns: Any) -> np.ndarray:
 
 def _series(steady: Columns, world: World) -> Row:
     """Return the row of the counted steps: each column has a number a step, over all ranks."""
-    row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens")}
+    row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens", "flops")}
     row |= {"step_s": steady["step_s"].max(axis=1).tolist(), "data_wait_s": steady["data_s"].max(axis=1).tolist()}
     row |= {name: steady[name].mean(axis=1).tolist() for name in PARTS}
     work, busy = own_work(steady), steady["exchange_s"]
     hidden = 1 - np.minimum(steady["exchange_exposed_s"], busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
     row |= {"exchange_overlap": hidden.tolist(), "rank_skew": (work.max(axis=1) / work.mean(axis=1)).tolist()}
-    row["flops"] = steady["flops"].sum(axis=1).tolist()
     of_parts = (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew")
     lacking = {name: NO_PARTS for name in of_parts if np.isnan(row[name]).any()}
     if np.isnan(row["flops"]).any():

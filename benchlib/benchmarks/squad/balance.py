@@ -89,8 +89,7 @@ class Balance:
 
     def _calibrated(self, promised: float) -> Member:
         """Return what this rank can do; ``promised`` is how many samples it may get. Weights and optimizer stay as they are."""
-        config, lengths = self.task.config, self.task.features.lengths
-        order = np.argsort(lengths, kind="stable")
+        config, order = self.task.config, np.argsort(self.task.features.lengths, kind="stable")
 
         def batch(samples: int, place: float) -> MicroBatch:
             first = min(int(place * len(order)), max(0, len(order) - samples))
@@ -204,10 +203,9 @@ class Balance:
         """Return the tables shares, splits and balance: what each rank got and took, the splits, what the last one gained."""
         split, columns = self.splits[-1], Columns(trained.table)
         own, samples, tokens = own_work(columns), columns["samples"], columns["padded_tokens"]
-        step_s, started = columns["step_s"].max(axis=1), max(split.from_step, trained.first)
-        whole = samples.sum(axis=1) == self.task.config.global_batch
-        last = whole & (np.arange(len(whole)) >= started)
-        expected = split.expected(samples, tokens)
+        step_s, expected = columns["step_s"].max(axis=1), split.expected(samples, tokens)
+        last = samples.sum(axis=1) == self.task.config.global_batch
+        last[: max(split.from_step, trained.first)] = False
         few = f"{int(last.sum())} whole steps under the last split, {WINDOW} are needed"
         why = dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)
         why |= {"limit_gb": "nothing tells it", "even_s": CONTINUED}

@@ -92,7 +92,6 @@ class Xla(Native):
 
     def _filled(self, batch: MicroBatch, weight: float) -> dict[str, torch.Tensor]:
         """Return the program's inputs: B a multiple of the usual rows, where those beyond the batch's repeat its first and weigh 0."""
-        assert batch.start is not None and batch.end is not None
         usual = self.task.config.batch_size
         rows = torch.arange(math.ceil(batch.shape[0] / usual) * usual)
         filler = rows >= batch.shape[0]

@@ -49,8 +49,7 @@ class Member:
 
     def seconds(self, samples: Any, tokens: Any) -> np.ndarray:
         """Return the own work of a step with ``samples`` samples of ``tokens`` tokens in all; numbers or arrays."""
-        samples = np.asarray(samples)
-        busy = self.batch_s * self.micro_batches(samples) + self.sample_s * samples + self.token_s * np.asarray(tokens)
+        busy = self.batch_s * self.micro_batches(samples) + self.sample_s * samples + self.token_s * tokens
         idle = self.batch_s + self.sample_s + self.token_s * IDLE_TOKENS
         return self.step_s + np.where(samples > 0, busy, idle)
 
