@@ -97,7 +97,7 @@ class Balance:
             return collate(self.task.features, part, self.work.data.pad_id).to(self.world.device)
 
         # AdamW keeps two moments beside weights and gradients.
-        held = 4.0 * sum(parameter.numel() * parameter.element_size() for parameter in self.work.model.parameters())
+        held = 4.0 * sum(parameter.nbytes for parameter in self.work.model.parameters())
         longest = batch(min(2, config.batch_size), 1.0)
         token_bytes = self._kept_bytes(longest) / math.prod(longest.shape)
         limit = 1e9 * config.memory_limits_gb[self.world.rank] if config.memory_limits_gb else self._free_bytes(held)
@@ -192,7 +192,7 @@ class Balance:
             self.task.rank.events.emit("log", message=words)
 
     def follow(self, table: np.ndarray, next_open: int) -> None:
-        """Compare the steps under the last split of ``table`` (K, W, C) with what was expected; add one from ``next_open`` on if need be."""
+        """Add a split from ``next_open`` on if the last steps of ``table`` (K, W, C) took other times than were expected."""
         split = self.splits[-1]
         steps = Columns(table[max(split.from_step, len(table) - WINDOW) :])
         ratios = own_work(steps) / split.expected(steps["samples"], steps["padded_tokens"])

@@ -121,8 +121,7 @@ class Xla(Native):
         return made
 
     def _add_over_ranks(self) -> None:
-        sizes = [bucket.numel() * bucket.element_size() for bucket in self._buckets]
-        records = [[self.exchange.clock.stamp(), None, size] for size in sizes]
+        records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
         self.exchange.intervals += records
         waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
         for record, work in zip(records, waiting, strict=True):

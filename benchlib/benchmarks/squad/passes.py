@@ -23,10 +23,8 @@ from benchlib.workloads.batches import MicroBatch, collate, cut, epoch_batches, 
 from benchlib.workloads.features import Features
 from benchlib.workloads.training import Cost, Mark, data_parallel, prefetched
 
-Part = tuple[
-    np.ndarray, float, bool
-]  # samples of a micro-batch, weight of their summed loss, whether it is a step's last
-
+# Samples of a micro-batch, weight of their summed loss, whether it is a step's last.
+Part = tuple[np.ndarray, float, bool]
 TRIALS = (1 / 6, 1 / 2, 5 / 6)  # places in the order of length: the mean of steps there is close to that of all
 
 

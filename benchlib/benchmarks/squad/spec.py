@@ -172,22 +172,16 @@ def _warnings(rows: Rows) -> list[str]:
 
 
 def _split(rows: Rows) -> list[str]:
-    """Say what the split gives, what it saves, and when it changed."""
+    """Say what the split gives, and what it saves."""
     parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
     sentences = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
-    idle = shares.where(idle=bool).rows(rows)
-    sentences += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in idle]
     seconds = [
         max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0) for name in EVEN_OWN_S
     ]
     if all(seconds):
         words = "The slowest rank works {1:.3g} s of a step; with even shares it took {0:.3g} s before the training."
         sentences.append(words.format(*seconds))
-    moved = splits.where(drifted=lambda rank: rank >= 0)
-    words = (
-        "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it."
-    )
-    return sentences + [splits.text(words, row, rows) for row in moved.rows(rows)]
+    return sentences
 
 
 def _refuse(config: Any) -> None:
@@ -299,6 +293,11 @@ SPEC = Spec(
         *training.SPEED,
         each(run.where(exchange_us=bool), "Gradients are all-reduced at {busbw_gbps} of bus bandwidth."),
         _split,
+        each(shares.where(idle=bool), "Rank {rank} gets none: {idle}."),
+        each(
+            splits.where(drifted=lambda rank: rank >= 0),
+            "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it.",
+        ),
     ],
     shows=[
         Show("Heterogeneous ranks", shares, BY_RANK),
