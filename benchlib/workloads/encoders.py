@@ -82,8 +82,9 @@ def load(
     """Load, check and return the encoder ``name`` with its tokenizer, on the CPU in fp32.
 
     ``name`` is a folder, a name of the hub or ``EMBEDDED_MODEL``. Weights that are drawn (the head, or all with
-    ``init="random"``) depend on ``seed`` only. ``dropout`` has rates by the names of ``_DROPOUT``; -1
-    is left as the model's config says. Raises ``UserError`` where the model is not an encoder that can take a QA head, or has fewer than ``max_length`` positions.
+    ``init="random"``) depend on ``seed`` only. ``dropout`` has rates by the names of ``_DROPOUT``,
+    -1 is left as the model's config says. Raises ``UserError`` where the model is not an encoder that can take a QA head,
+    or has fewer than ``max_length`` positions.
     """
     quiet()
     where = source(name)

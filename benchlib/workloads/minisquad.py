@@ -58,7 +58,7 @@ def _word(random: Random, split: str, syllables: int) -> str:
 
 
 def _names(random: Random, split: str) -> Callable[[str], str]:
-    """What gives the values of one paragraph by type: none of its words (but the shared last name of people) was given before.
+    """What gives the values of one paragraph by type: no word of one (but people's last name) was given before.
 
     In some paragraphs all people share a last name, so that half a name is not enough.
     """

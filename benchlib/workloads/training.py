@@ -135,10 +135,11 @@ def train(
     save_every: int = -1,
     save: Callable[[int, np.ndarray], None] = lambda step, table: None,
 ) -> Trained:
-    """Take the steps up to ``plan.planned_steps`` at the learning ``rates``, those of ``table`` are done; all ranks call it.
+    """Take the steps of ``plan`` at the learning ``rates``, those of ``table`` are done; all ranks call it.
 
     ``follow(table, next_open)`` sees all steps whenever the ranks have told each other theirs, at least once in ``every``
-    steps: a change for the step ``next_open`` or later takes effect. ``save`` is called after every ``save_every`` steps and at the end (0: only then, -1: never).
+    steps: a change for the step ``next_open`` or later takes effect. ``save`` is called after every ``save_every`` steps and
+    at the end (0: only then, -1: never).
     """
     world, config = rank.world, rank.config
     begin(rank, plan)
@@ -221,8 +222,8 @@ def peak(rank: Rank, precision: str) -> tuple[float | None, str]:
 def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None, str], warm: int = 0) -> Tables:
     """Return the tables run, steps and ranks of a training; all ranks call it, right after the training.
 
-    ``first`` is the peak of matrix products in ``precision`` from before the training. It is measured again, and the highest
-    counts: a busy neighbour lowers one and nothing raises it. The first ``warm`` steps of this run do not count for its speed.
+    ``first`` is the peak of matrix products in ``precision`` before the training. It is measured again, and the highest
+    counts: a busy neighbour lowers one and nothing raises it. The first ``warm`` steps do not count for the speed.
     """
     world, plan, measured = rank.world, trained.plan, (first, peak(rank, precision))
     device_bytes, no_memory = devices.peak_memory_bytes(world.device)

@@ -192,7 +192,7 @@ class Balance:
             self.task.rank.events.emit("log", message=words)
 
     def follow(self, table: np.ndarray, next_open: int) -> None:
-        """Add a split from ``next_open`` on if the last steps of ``table`` (K, W, C) took other times than were expected."""
+        """Add a split from ``next_open`` on if the last steps of ``table`` (K, W, C) took other times than expected."""
         split = self.splits[-1]
         steps = Columns(table[max(split.from_step, len(table) - WINDOW) :])
         ratios = own_work(steps) / split.expected(steps["samples"], steps["padded_tokens"])
