@@ -10,7 +10,6 @@ Notation: B rows, S tokens.
 
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 
@@ -83,7 +82,7 @@ class Xla(Native):
         """Yield inputs of each shape that this rank's share of the training has."""
         task, batches, parts = self.task, Batches(self.task, self.multiple), dict[int, np.ndarray]()
         total = max(1, math.ceil(task.config.epochs * task.per_epoch))
-        for step in range(min(total, task.config.max_steps or sys.maxsize)):
+        for step in range(min(total, task.config.max_steps or total)):
             for part, _, _ in batches.parts(step):
                 longest = int(batches.lengths[part].max())
                 parts[padded_length(longest, self.multiple, task.features.max_length)] = part

@@ -197,6 +197,4 @@ class Native:
         for batch, weight, last in self.data.stream([self.data.typical()[number]]):
             mark("data")
             self.differentiate(batch, weight, last, 0, mark)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
+        self.optimizer.zero_grad(set_to_none=False)
