@@ -129,6 +129,7 @@ def collate(features: Features, indices: np.ndarray, pad_id: int, multiple: int 
         return line.pin_memory() if pin else line
 
     ends = (features.start_positions, features.end_positions)
-    labels = [np.zeros(0, np.int64) if values is None else values[indices].astype(np.int64) for values in ends]
+    labels = (np.zeros(0, np.int64) if values is None else values[indices].astype(np.int64) for values in ends)
+    start, end = map(tensor, labels)
     inputs = {name: tensor(array) for name, array in arrays.items()}
-    return MicroBatch(inputs, *map(tensor, labels), int(lengths.sum()))
+    return MicroBatch(inputs, start, end, int(lengths.sum()))
