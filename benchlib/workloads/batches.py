@@ -6,7 +6,6 @@ Notation: F samples, G samples of a global batch, B samples of a micro-batch, S 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -80,8 +79,8 @@ class MicroBatch:
     """Tensors of B samples padded to S tokens. ``inputs`` are the model's keyword arguments."""
 
     inputs: dict[str, torch.Tensor]  # int64 (B, S) each
-    start: torch.Tensor | None  # int64 (B,)
-    end: torch.Tensor | None  # int64 (B,)
+    start: torch.Tensor  # int64 (B,); (0,) of features without answers
+    end: torch.Tensor
     tokens: int  # without padding
 
     @property
@@ -97,8 +96,8 @@ class MicroBatch:
         return MicroBatch(inputs, first, first, inputs["input_ids"].numel())
 
     def to(self, device: torch.device) -> "MicroBatch":
-        def move(tensor: torch.Tensor | None) -> Any:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, non_blocking=True)
 
         inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
         return MicroBatch(inputs, move(self.start), move(self.end), self.tokens)
@@ -130,6 +129,7 @@ def collate(features: Features, indices: np.ndarray, pad_id: int, multiple: int 
         return line.pin_memory() if pin else line
 
     ends = (features.start_positions, features.end_positions)
-    start, end = (None if values is None else tensor(values[indices].astype(np.int64)) for values in ends)
+    labels = (np.zeros(0, np.int64) if values is None else values[indices].astype(np.int64) for values in ends)
+    start, end = map(tensor, labels)
     inputs = {name: tensor(array) for name, array in arrays.items()}
     return MicroBatch(inputs, start, end, int(lengths.sum()))

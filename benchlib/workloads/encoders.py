@@ -4,6 +4,7 @@ Only safetensors are read: a pickled checkpoint can run code when it is opened.
 """
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import model_files
+from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.errors import UserError
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
@@ -26,8 +28,10 @@ TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
 # Families that count positions from behind the padding id, so that two of the table's rows are never used.
 _OFFSET_POSITIONS = ("roberta", "camembert", "xmod", "data2vec-text", "longformer", "mpnet", "ibert")
 
-_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
-_HIDDEN_DROPOUT = ("hidden_dropout_prob", "dropout")
+_DROPOUT = {
+    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
+    "hidden_dropout": ("hidden_dropout_prob", "dropout"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class Loaded:
     hidden: int | None
     intermediate: int | None
     fresh: list[str]
+
+    def train_flops(self, samples: int, length: int) -> float:
+        """Return the FLOPs of training on ``samples`` padded to ``length`` tokens; NaN where the sizes are not known."""
+        if self.layers is None or self.hidden is None or self.intermediate is None:
+            return math.nan
+        return encoder_train_flops(self.layers, self.hidden, self.intermediate, [(samples, length)])
 
 
 def quiet() -> None:
@@ -67,20 +77,14 @@ def source(name: str) -> str:
 
 
 def load(
-    name: str,
-    *,
-    seed: int,
-    init: str = "pretrained",
-    attention: str = "sdpa",
-    max_length: int = 0,
-    attention_dropout: float | None = None,
-    hidden_dropout: float | None = None,
+    name: str, *, seed: int, init: str = "pretrained", attention: str = "sdpa", max_length: int = 0, **dropout: float
 ) -> Loaded:
     """Load, check and return the encoder ``name`` with its tokenizer, on the CPU in fp32.
 
     ``name`` is a folder, a name of the hub or ``EMBEDDED_MODEL``. Weights that are drawn (the head, or all with
-    ``init="random"``) depend on ``seed`` only. A dropout of None is left as the model's config says. Raises
-    ``UserError`` where the model is not an encoder that can take a QA head, or has fewer than ``max_length`` positions.
+    ``init="random"``) depend on ``seed`` only. ``dropout`` has rates by the names of ``_DROPOUT``,
+    -1 is left as the model's config says. Raises ``UserError`` where the model is not an encoder that can take a QA head,
+    or has fewer than ``max_length`` positions.
     """
     quiet()
     where = source(name)
@@ -89,33 +93,24 @@ def load(
     check_kind(name, settings)
     tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
     check_fit(name, settings, tokenizer, max_length)
-    _set_dropout(name, settings, attention_dropout, _ATTENTION_DROPOUT)
-    _set_dropout(name, settings, hidden_dropout, _HIDDEN_DROPOUT)
+    _set_dropout(name, settings, dropout)
     torch.manual_seed(seed)
-    auto = transformers.AutoModelForQuestionAnswering
+    auto: Any = transformers.AutoModelForQuestionAnswering
+    options: dict[str, Any] = {"attn_implementation": attention}
     if init == "random":
-        model = _read(name, lambda: auto.from_config(settings, attn_implementation=attention))
+        model = _read(name, lambda: auto.from_config(settings, **options))
         fresh = ["all"]
     else:
-        model, info = _read(
-            name,
-            lambda: auto.from_pretrained(
-                where,
-                config=settings,
-                attn_implementation=attention,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # said below, with the first name
-            ),
-        )
+        options |= {"config": settings, "use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+        # Other sizes are said below, with the first name.
+        model, info = _read(name, lambda: auto.from_pretrained(where, ignore_mismatched_sizes=True, **options))
         if why := model_files.misfit(info, f"{model.base_model_prefix}."):
             raise UserError(f"model = {name}: {why}: give weights and config that belong together")
         fresh = sorted(info["missing_keys"])
     linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return Loaded(
-        model=model,
-        tokenizer=tokenizer,
+        model,
+        tokenizer,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         matmul_parameters=sum(linear),
         layers=_size(settings, "num_hidden_layers", "n_layers"),
@@ -184,12 +179,12 @@ def positions(settings: Any) -> int | None:
     return rows - ((settings.pad_token_id or 0) + 1 if offset else 0)
 
 
-def _set_dropout(name: str, settings: Any, rate: float | None, fields: tuple[str, ...]) -> None:
-    if rate is None:
-        return
-    present = [field for field in fields if hasattr(settings, field)]
-    if not present:
-        raise UserError(
-            f"model = {name}: {settings.model_type} has none of {', '.join(fields)}: leave the dropout at -1"
-        )
-    setattr(settings, present[0], rate)
+def _set_dropout(name: str, settings: Any, dropout: dict[str, float]) -> None:
+    for kind in (kind for kind, rate in dropout.items() if rate >= 0):
+        fields = _DROPOUT[kind]
+        present = [field for field in fields if hasattr(settings, field)]
+        if not present:
+            raise UserError(
+                f"model = {name}: {settings.model_type} has none of {', '.join(fields)}: leave the dropout at -1"
+            )
+        setattr(settings, present[0], dropout[kind])

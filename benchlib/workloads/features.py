@@ -4,6 +4,7 @@ A window is a question and a part of its context, with the tokenizer's special t
 them. Notation: F windows, T tokens of all windows.
 """
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ BATCH = 1024  # questions that are tokenised together
 MIN_ADVANCE = 16
 
 Progress = Callable[[int, int], None]  # questions done, questions
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def build(
     # Without its post-processor, which is for the joined text and would trim offsets twice.
     plain = Tokenizer.from_str(json.dumps(content | {"post_processor": None}))
 
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     questions_cut = 0
     for low in range(0, len(examples), BATCH):
         part = examples[low : low + BATCH]
@@ -102,16 +104,15 @@ def build(
             rows += [window | {"example_index": index} for window in windows]
         if progress:
             progress(low + len(part), len(examples))
-    arrays: dict[str, Any] = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end"))
-    for name in ("context_start", "example_index", *(("start_positions", "end_positions") if training else ())):
-        arrays[name] = np.array([row[name] for row in rows], np.int32)
-    for name in ("input_ids", *(() if training else ("char_start", "char_end"))):
-        arrays[name] = np.concatenate([np.zeros(0, np.int32), *(row[name] for row in rows)])
+    arrays: Row = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end"))
+    for name, value in rows[0].items():
+        join = np.concatenate if isinstance(value, np.ndarray) else functools.partial(np.array, dtype=np.int32)
+        arrays[name] = join([row[name] for row in rows])
     starts = np.cumsum([0, *(len(row["input_ids"]) for row in rows)])
     return Features(starts=starts, **arrays, max_length=max_length, questions_cut=questions_cut, **layout)
 
 
-def _layout(tokenizer: Any, joining: Tokenizer) -> dict[str, Any]:
+def _layout(tokenizer: Any, joining: Tokenizer) -> Row:
     """Find out how ``tokenizer`` joins two texts, by letting it join two."""
     pair = joining.encode("who is it", "it is me")
     order = [key for key, _ in itertools.groupby(pair.sequence_ids) if key is not None]
@@ -145,12 +146,12 @@ def _shortened(tokenizer: Tokenizer, question: str, longest: int) -> Encoding:
     return encoding
 
 
-def _window(encoding: Encoding, example: Example, layout: dict[str, Any], training: bool) -> dict[str, Any]:
+def _window(encoding: Encoding, example: Example, layout: Row, training: bool) -> Row:
     """Return the columns of a window, ``Features``' names."""
     size = encoding.sequence_ids.count(1)  # of the context's part
     first = len(encoding) - layout["suffix"] - size
     characters = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-    row: dict[str, Any] = {"input_ids": np.array(encoding.ids, np.int32), "context_start": first}
+    row: Row = {"input_ids": np.array(encoding.ids, np.int32), "context_start": first}
     if training:
         text, begin = example.answers[0]
         span = _answer(characters[first : first + size], begin, begin + len(text))

@@ -9,7 +9,7 @@ checksum, whatever the seed, so evaluation asks about entities that training nev
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -57,28 +57,29 @@ def _word(random: Random, split: str, syllables: int) -> str:
             return word
 
 
-class _Names:
-    """Values of one paragraph, each given once. In some paragraphs all people share a last name, so that half a name is not enough."""
+def _names(random: Random, split: str) -> Callable[[str], str]:
+    """What gives the values of one paragraph by type: no word of one (but people's last name) was given before.
 
-    def __init__(self, random: Random, split: str) -> None:
-        self._random, self._split = random, split
-        self._family = _word(random, split, 2) if random.random() < 0.15 else None
-        self._given: set[str | None] = {self._family}
+    In some paragraphs all people share a last name, so that half a name is not enough.
+    """
+    family = _word(random, split, 2) if random.random() < 0.15 else ""
+    given = {family}
 
-    def _make(self, kind: str) -> str:
+    def made(kind: str) -> str:
         if kind == "year":
-            return str(self._random.randint(*YEARS))
+            return str(random.randint(*YEARS))
         if kind == "person":
-            return f"{_word(self._random, self._split, 2)} {self._family or _word(self._random, self._split, 2)}"
-        return _word(self._random, self._split, self._random.choice((2, 2, 3)))
+            return f"{_word(random, split, 2)} {family or _word(random, split, 2)}"
+        return _word(random, split, random.choice((2, 2, 3)))
 
-    def new(self, kind: str) -> str:
-        """A value none of whose words (but the shared last name of people) occurs in the paragraph yet."""
-        shared = {self._family} if kind == "person" else set()
-        while self._given & (words := set((name := self._make(kind)).split()) - shared):
+    def new(kind: str) -> str:
+        shared = {family} if kind == "person" else set()
+        while given & (words := set((name := made(kind)).split()) - shared):
             pass
-        self._given |= words
+        given.update(words)
         return name
+
+    return new
 
 
 @dataclass(frozen=True)
@@ -97,34 +98,31 @@ def _fill(template: str, subject: str, value: str) -> tuple[str, int]:
     return before + (value if slot else "") + after, len(before)
 
 
-def _paragraph(random: Random, split: str, facts: int) -> tuple[str, str, list[Fact]]:
-    """Kind, text and facts of one paragraph of `facts` sentences: two relations (one, if facts < 6) of several subjects."""
-    kind = random.choice(tuple(KINDS))
-    relations = random.sample(KINDS[kind], 2 if facts >= 6 else 1)
-    names = _Names(random, split)
-    subjects = [names.new(kind) for _ in range(-(-facts // len(relations)))]
-    cells = [(subject, relation) for subject in subjects for relation in relations]
-    random.shuffle(cells)
-    stated: list[Fact] = []
-    context = ""
-    for subject, relation in cells[:facts]:
-        value = names.new(relation.answer)
-        sentence, start = _fill(random.choice(relation.sentences), subject, value)
-        if random.random() < 0.15:
-            opening = random.choice(OPENINGS)
-            keep = sentence[0] if sentence.startswith((subject, value)) else sentence[0].lower()
-            sentence, start = opening + keep + sentence[1:], start + len(opening)
-        context += " " if context else ""
-        stated.append(Fact(relation, subject, value, len(context) + start))
-        context += sentence
-    return kind, context, stated
-
-
 def paragraphs(seed: int, split: str, facts: tuple[int, int] = FACTS) -> Iterator[tuple[str, str, list[Fact]]]:
-    """Endless (kind, text, facts) of a split, the same for the same arguments."""
+    """Endless (kind, text, facts) of a split, the same for the same arguments.
+
+    A paragraph has a sentence a fact, of two relations (one, if there are fewer than 6) of several subjects.
+    """
     random = Random(f"minisquad {split} {seed}")
     while True:
-        yield _paragraph(random, split, random.randint(*facts))
+        count, kind = random.randint(*facts), random.choice(tuple(KINDS))
+        relations = random.sample(KINDS[kind], 2 if count >= 6 else 1)
+        name_of = _names(random, split)
+        subjects = [name_of(kind) for _ in range(-(-count // len(relations)))]
+        cells = [(subject, relation) for subject in subjects for relation in relations]
+        random.shuffle(cells)
+        stated, context = list[Fact](), ""
+        for subject, relation in cells[:count]:
+            value = name_of(relation.answer)
+            sentence, start = _fill(random.choice(relation.sentences), subject, value)
+            if random.random() < 0.15:
+                opening = random.choice(OPENINGS)
+                keep = sentence[0] if sentence.startswith((subject, value)) else sentence[0].lower()
+                sentence, start = opening + keep + sentence[1:], start + len(opening)
+            context += " " if context else ""
+            stated.append(Fact(relation, subject, value, len(context) + start))
+            context += sentence
+        yield kind, context, stated
 
 
 def generate(n_questions: int, seed: int, split: str, facts: tuple[int, int] = FACTS) -> list[Example]:

@@ -32,6 +32,7 @@ from benchlib.workloads.training import prefetched
 FORMAT = 2
 SHARD_BYTES = 1 << 27
 BLOCK_BYTES = 1 << 20  # of a sequential read
+ROUNDS = 3  # of a measurement of the disk
 WRITE_BYTES = 1 << 22  # generated and written at a time
 Progress = Callable[[int, int], None]  # shards done, shards
 
@@ -202,7 +203,6 @@ def disk_rates(
     source: Source,
     batch: int,
     order: np.ndarray,
-    rounds: int = 3,
     seconds: float = 2.0,
     raw: bool = True,
     barrier: Callable[[], object] = lambda: None,
@@ -225,7 +225,7 @@ def disk_rates(
         del batches  # ends its threads
         return samples * shards.pairs.sample_bytes / elapsed
 
-    for number in range(rounds):
+    for number in range(ROUNDS):
         for kind in ("raw", "loader")[:: -1 if number % 2 else 1]:
             if raw:
                 shards.settle()

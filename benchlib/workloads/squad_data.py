@@ -8,7 +8,6 @@ import hashlib
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
@@ -56,7 +55,7 @@ def load(
     return Split(train, evaluation, description, shared, content_sha256([*train, *evaluation]))
 
 
-def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple[list[Example], list[Example]]:
+def load_hub(name: str = HUB_NAME, cache_dir: str | None = None) -> tuple[list[Example], list[Example]]:
     """Load (training, validation) questions of a ``datasets`` repository with SQuAD's columns.
 
     ``name`` is a repository of the hub or a local folder laid out like one. ``datasets`` keeps what it loaded under
@@ -65,7 +64,7 @@ def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple
     import datasets  # a second of import that the other sources need not pay
 
     try:
-        tables = datasets.load_dataset(name, cache_dir=None if cache_dir is None else str(cache_dir))
+        tables = datasets.load_dataset(name, cache_dir=cache_dir)
         parts = [list(map(_example, tables[part])) for part in ("train", "validation")]
     except (KeyError, TypeError) as error:
         raise UserError(f"{name}: not laid out like {HUB_NAME}: {error!r}") from error

@@ -76,18 +76,12 @@ def read_squad(path: Path | str) -> list[Example]:
 
     Raises ``UserError`` that names the file and the place where the format is broken.
     """
-    examples = (
-        Example(
-            item.id,
-            item.question,
-            paragraph.context,
-            tuple((answer.text, answer.answer_start) for answer in item.answers),
-            article.title,
-        )
-        for article in read_model(path, _File, "a SQuAD v1.1 file").data
-        for paragraph in article.paragraphs
-        for item in paragraph.qas
-    )
+    examples = []
+    for article in read_model(path, _File, "a SQuAD v1.1 file").data:
+        for paragraph in article.paragraphs:
+            for item in paragraph.qas:
+                answers = tuple((answer.text, answer.answer_start) for answer in item.answers)
+                examples.append(Example(item.id, item.question, paragraph.context, answers, article.title))
     return check_examples(examples, str(path))
 
 

@@ -28,6 +28,8 @@ from benchlib.runtime.steps import Columns, Step, StepLog, agree, compare_ranks
 from benchlib.runtime.timing import GradientExchange, StepTimer, sum_hook
 
 Row = dict[str, Any]
+Mark = Callable[[str], None]  # is told where a phase of a step ends
+Cost = tuple[int, int, int, float]  # samples, tokens, tokens with padding and FLOPs
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 PARTS = ("data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s")
@@ -70,6 +72,14 @@ def time_left(rank: Rank, later_s: float = 0.0) -> float:
     return -agree(-left_s, rank.world)
 
 
+def begin(rank: Rank, plan: Plan) -> None:
+    """Tell the plan and that the training begins."""
+    if rank.world.main:
+        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
+    rank.events.emit("phase", name="train")
+    devices.reset_peak_memory(rank.world.device)
+
+
 class Work(Protocol):
     """What is trained. ``unknown`` are the columns of a step's time that it cannot tell."""
 
@@ -81,19 +91,17 @@ class Work(Protocol):
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[Any, float, bool]]:
         """Yield micro-batches on the device, the weight of their summed loss, whether it is a step's last."""
 
-    def differentiate(
-        self, batch: Any, weight: float, last: bool, step: int, mark: Callable[[str], None]
-    ) -> torch.Tensor:
+    def differentiate(self, batch: Any, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """Add the gradients of ``weight`` times the summed loss of a micro-batch; return that product, a scalar.
 
-        After the step's last micro-batch they are the sum over the ranks. ``mark`` is told where a phase ends.
+        After the step's last micro-batch they are the sum over the ranks.
         """
 
     def update(self) -> None:
         """Let the optimizer take its step and zero the gradients."""
 
-    def cost(self, batch: Any, weight: float) -> tuple[int, int, int, float]:
-        """Return samples, tokens, tokens with padding and FLOPs of a micro-batch; of the weight 0 it has no samples."""
+    def cost(self, batch: Any, weight: float) -> Cost:
+        """Return the cost of a micro-batch; of the weight 0 it has no samples."""
 
 
 @dataclass
@@ -121,27 +129,24 @@ def train(
     plan: Plan,
     rates: Sequence[float],
     per_epoch: int,
-    first: int = 0,
     table: np.ndarray | None = None,
     every: int = 0,
     follow: Callable[[np.ndarray, int], None] = lambda table, next_open: None,
     save_every: int = -1,
     save: Callable[[int, np.ndarray], None] = lambda step, table: None,
 ) -> Trained:
-    """Take the steps ``first`` to ``plan.planned_steps`` at the learning ``rates``; all ranks call it.
+    """Take the steps of ``plan`` at the learning ``rates``, those of ``table`` are done; all ranks call it.
 
-    ``table`` has the steps before ``first``. ``follow(table, next_open)`` sees all steps whenever the ranks have told
-    each other theirs, at least once in ``every`` steps: a change for the step ``next_open`` or later takes effect.
-    ``save`` is called after every ``save_every`` steps and at the end (0: only then, -1: never).
+    ``follow(table, next_open)`` sees all steps whenever the ranks have told each other theirs, at least once in ``every``
+    steps: a change for the step ``next_open`` or later takes effect. ``save`` is called after every ``save_every`` steps and
+    at the end (0: only then, -1: never).
     """
     world, config = rank.world, rank.config
-    if world.main:
-        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
-    rank.events.emit("phase", name="train")
-    devices.reset_peak_memory(world.device)
+    begin(rank, plan)
     log = StepLog(world, rank.events, plan.step_s, table)
     log.every = min(log.every, every or log.every)
     timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown, alike=True)
+    first = len(log.table)
     trained = Trained(plan, rates, Moment.now(), first)
     for epoch in range(first // per_epoch, -(-plan.planned_steps // per_epoch)):
         steps = range(max(first, epoch * per_epoch), min((epoch + 1) * per_epoch, plan.planned_steps))
@@ -153,7 +158,7 @@ def train(
             for group in work.optimizer.param_groups:
                 group["lr"] = rates[step]
             loss: torch.Tensor | float = 0.0
-            last, costs = False, list[tuple[int, int, int, float]]()
+            last, costs = False, list[Cost]()
             while not last:
                 batch, weight, last = next(stream)
                 timer.mark("data")
@@ -164,8 +169,7 @@ def train(
             timer.mark("optimizer")
             timer.end_step()
             done = step + 1
-            samples, tokens, padded, flops = map(sum, zip(*costs, strict=True))
-            due = log.add(Step(done, epoch, rates[step], loss, samples, tokens, padded, flops))
+            due = log.add(Step(done, epoch, rates[step], loss, *map(sum, zip(*costs, strict=True))))
             saves = save_every >= 0 and (done == plan.planned_steps or (save_every > 0 and done % save_every == 0))
             if due or saves or done == steps.stop:
                 log.gather([{name: row[name] for name in row if name not in work.unknown} for row in timer.take()])
@@ -215,15 +219,13 @@ def peak(rank: Rank, precision: str) -> tuple[float | None, str]:
     return peaks.all_ranks_peak(rank.world, precision, PEAK_S)
 
 
-def rows(
-    trained: Trained, rank: Rank, precision: str, measured: Sequence[tuple[float | None, str]], warm: int = 0
-) -> Tables:
+def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None, str], warm: int = 0) -> Tables:
     """Return the tables run, steps and ranks of a training; all ranks call it, right after the training.
 
-    ``measured`` are peaks of matrix products in ``precision``, of which the highest counts: a busy neighbour lowers one
-    and nothing raises it. The first ``warm`` steps of this run do not count for its speed.
+    ``first`` is the peak of matrix products in ``precision`` before the training. It is measured again, and the highest
+    counts: a busy neighbour lowers one and nothing raises it. The first ``warm`` steps do not count for the speed.
     """
-    world, plan = rank.world, trained.plan
+    world, plan, measured = rank.world, trained.plan, (first, peak(rank, precision))
     device_bytes, no_memory = devices.peak_memory_bytes(world.device)
     memory = all_gather_objects((device_bytes, devices.peak_resident_bytes()))
     again = max(all_gather_objects(restarts(rank.run_dir)))  # a node that took another's place was not there before
@@ -235,6 +237,7 @@ def rows(
         (*measured, recorded_peaks.highest(rank.run_dir, precision, world.size)), key=lambda pair: pair[0] or 0.0
     )
     counted = [value for value, _ in memory if value is not None]
+    events = read_events(rank.run_dir, {"sensor", "sensors", "launched"})
     run: Row = {
         **{name: getattr(plan, name) for name in ("planned_steps", "total_steps", "epoch_share", "cut_by")},
         "expected_step_s": plan.step_s,
@@ -257,13 +260,10 @@ def rows(
         "padding_share": float(1 - here["tokens"].sum() / here["padded_tokens"].sum()),
         "device_memory_gb": max(counted) / 1e9 if counted else None,
         "resident_memory_gb": max(resident for _, resident in memory) / 1e9,
-        "why": {} if flops else {"peak_flops": peak_of},
+        **_sensed(events, trained.began.wall, trained.began.wall + trained.train_s, rank.config.backend),
     }
-    run["why"] |= {} if counted else {"device_memory_gb": no_memory}
-    events = read_events(rank.run_dir, {"sensor", "sensors", "launched"})
-    window = (trained.began.wall, trained.began.wall + trained.train_s)
-    sensed = _sensed(events, *window, rank.config.backend)
-    run |= sensed | {"why": run["why"] | sensed["why"]}
+    run["why"] |= {"peak_flops": peak_of} if not flops else {}
+    run["why"] |= {"device_memory_gb": no_memory} if not counted else {}
     steps = _series(steady, world)
     # Of what has no FLOP rate or no peak there is no MFU.
     if not flops or steps["flops"] is None:
@@ -277,20 +277,22 @@ def rows(
     }
 
 
-def own_work(columns: Columns) -> np.ndarray:
-    """Return the seconds that each rank worked in each step without waiting for others, (K, W); NaN where unknown."""
+def own_work(columns: Any) -> np.ndarray:
+    """Return the seconds that each rank worked in each step without waiting for others, (K, W); NaN where unknown.
+
+    ``columns`` are ``Columns``, or a row of the timer: then it is one number.
+    """
     return np.sum([columns[f"{part}_s"] for part in ("data", "forward", "backward", "optimizer")], axis=0)
 
 
 def _series(steady: Columns, world: World) -> Row:
     """Return the row of the counted steps: each column has a number a step, over all ranks."""
-    row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens")}
+    row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens", "flops")}
     row |= {"step_s": steady["step_s"].max(axis=1).tolist(), "data_wait_s": steady["data_s"].max(axis=1).tolist()}
     row |= {name: steady[name].mean(axis=1).tolist() for name in PARTS}
     work, busy = own_work(steady), steady["exchange_s"]
     hidden = 1 - np.minimum(steady["exchange_exposed_s"], busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
     row |= {"exchange_overlap": hidden.tolist(), "rank_skew": (work.max(axis=1) / work.mean(axis=1)).tolist()}
-    row["flops"] = steady["flops"].sum(axis=1).tolist()
     of_parts = (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew")
     lacking = {name: NO_PARTS for name in of_parts if np.isnan(row[name]).any()}
     if np.isnan(row["flops"]).any():

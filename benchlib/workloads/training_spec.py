@@ -7,6 +7,7 @@ its metrics of speed and of learning: '' for the real thing, else what stands in
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from operator import truediv
 from statistics import fmean, median
@@ -24,8 +25,9 @@ from benchlib.spec.checks import Check, rule
 from benchlib.spec.spec import Bound, Metric, Say, Show, each, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
 
-PARTS = {name: name for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")}
-PARTS["exchange_exposed"] = "exchange"
+PARTS = {
+    name: name.removesuffix("_exposed") for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")
+}
 LESS = {"max_steps": "planned_steps", "samples": "samples_per_epoch"}  # fields of the config that ask for less work
 BURSTY = 1.5  # of the median step's rate over that of all steps together: neither a hiccup nor noise does that
 RATE, THROUGHPUT = "samples/s", "Training throughput"
@@ -33,16 +35,13 @@ LARGEST, HELD = "tensors of the largest rank", "largest rank"
 PARTS_S = " ".join(f"{name}_s" for name in PARTS)
 LOSS = 1e-3  # the same training differs by less on other hardware, and by more with other data
 series = partial(Col, samples=True)
+higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 
 
 def _rates(amounts: list[float], step_s: list[float]) -> list[float]:
     """Return the rate of each step; where they come in bursts, so that none is typical, that of all together."""
     rates, whole = list(map(truediv, amounts, step_s)), sum(amounts) / sum(step_s)
     return rates if 1 / BURSTY < median(rates) / whole < BURSTY else [whole]
-
-
-def _shares(rates: list[float], peak: float) -> list[float]:
-    return [rate / peak for rate in rates]
 
 
 def _pace(rates: list[float], step_s: list[float], drift: str) -> str:
@@ -56,10 +55,10 @@ def _largest(*parts: Any) -> str:
     return list(PARTS.values())[sizes.index(max(sizes))]
 
 
-def _of_steps(row: Row, run: Rows) -> dict[str, Any]:
+def _of_steps(row: Row, run: Rows) -> Row:
     """Return what no column of the counted steps states: full batches, and the parts of a step as those of a whole."""
     batch, times = run.run.get("global_batch"), row["step_s"]
-    wholes = list[dict[str, Any]]()
+    wholes = list[Row]()
     if isinstance(times, list):  # a baseline and a shared report carry their medians alone
         counted_s = {"its counted steps": sum(times)}
         wholes.append({"name": "the training", "whole": run.run.get("train_s"), "parts": counted_s})
@@ -67,18 +66,22 @@ def _of_steps(row: Row, run: Rows) -> dict[str, Any]:
             medians, means = ({name: of(values) for name, values in parts.items()} for of in (median, fmean))
             wholes.append({"name": "the median step", "whole": median(times), "parts": medians})
             wholes.append({"name": "the mean step", "whole": fmean(times), "parts": means, "apart": True})
-    samples = set(counted_steps["samples"].numbers(row, run))
-    speed: dict[str, Any] = {"speed.ranks": run.world, "speed.batches_full": samples == {batch}}
-    speed["speed.batch_per_rank"] = batch // run.world if batch else None
-    return {**speed, "compute.ranks": run.world, "compute.peak_kind": "measured", "wholes": wholes}
+    return {
+        "speed.ranks": run.world,
+        "speed.batches_full": set(counted_steps["samples"].numbers(row, run)) == {batch},
+        "speed.batch_per_rank": batch // run.world if batch else None,
+        "compute.ranks": run.world,
+        "compute.peak_kind": "measured",
+        "wholes": wholes,
+    }
 
 
 of_steps = [
     Col("scope", of=str, needs="speed_scope"),
     series("step_s", "s", "step", role="speed.step_s"),
     *(series(f"{name}_s", "s", words) for name, words in PARTS.items()),
-    *(series(name, "s") for name in ("exchange_s", "data_wait_s")),
-    *(series(name, "count") for name in ("samples", "tokens", "flops")),
+    *cols("exchange_s data_wait_s", "s", samples=True),
+    *cols("samples tokens flops", "count", samples=True),
     series("exchange_overlap", "ratio", derived=True, signed=True),
     series("rank_skew", "ratio", derived=True),
     Col("drift"),
@@ -86,7 +89,14 @@ of_steps = [
     series("tokens_per_s", "tokens/s", "", _rates, "tokens step_s", role="speed.tokens_per_s"),
     series("flops_per_s", "FLOP/s", "", _rates, "flops step_s", role="compute.flops_per_s"),
     Col("peak", "FLOP/s", of=float, needs="peak_flops", role="compute.peak_flops"),
-    series("mfu", "ratio", "MFU", _shares, "flops_per_s peak", role="compute.mfu"),
+    series(
+        "mfu",
+        "ratio",
+        "MFU",
+        lambda rates, peak: [rate / peak for rate in rates],
+        "flops_per_s peak",
+        role="compute.mfu",
+    ),
     Col("kind", of=str, needs="precision", role="compute.precision"),
     Col("peak_kind", of=str, needs="precision", role="compute.peak_precision"),
     Col("data_wait_share", "ratio", "", lambda waits, times: sum(waits) / sum(times), "data_wait_s step_s"),
@@ -114,16 +124,20 @@ def _loss_at(place: int, losses: list[float]) -> float:
     return float(smoothed(losses)[place or smoothing_window(len(losses)) - 1])
 
 
-def _of_run(row: Row, run: Rows) -> dict[str, Any]:
+def _of_run(row: Row, run: Rows) -> Row:
     """Return what no column of the run states: ranks, shares, and the times that follow each other within the whole."""
     parts = {name: row[name] for name in ("startup_s", "train_s", "evaluate_s") if row.get(name) is not None}
-    wholes = [{"name": "the run", "whole": row.get("total_s"), "parts": parts, "apart": True}]
-    exchange = {"collective.operation": "all_reduce", "collective.ranks": run.world}
     shares = {"padding_share": row["padding_share"]} if row.get("padding_share") is not None else {}
-    losses, learning = row.get("loss"), dict[str, Any]()
+    losses, learning = row.get("loss"), dict[str, float]()
     if losses and isinstance(losses, list) and all(map(math.isfinite, losses)):  # not the median alone
         learning = {"learning.loss_first": _loss_at(0, losses), "learning.loss_last": _loss_at(-1, losses)}
-    return {"speed.ranks": run.world, "learning.shares": shares, "wholes": wholes, **learning, **exchange}
+    return learning | {
+        "speed.ranks": run.world,
+        "learning.shares": shares,
+        "wholes": [{"name": "the run", "whole": row.get("total_s"), "parts": parts, "apart": True}],
+        "collective.operation": "all_reduce",
+        "collective.ranks": run.world,
+    }
 
 
 def run_of_training(*more: Col) -> Table:
@@ -152,14 +166,17 @@ def run_of_training(*more: Col) -> Table:
         series("utilization", "%"),
         *more,
     )
-    return Table(table.name, table.title, table.cols, _of_run)
+    return replace(table, claim=_of_run)
 
 
 def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
-    own, higher, lower = counted_steps, partial(Metric, better="higher"), partial(Metric, better="lower")
+    own = counted_steps
     mean, slowest, each_s = "steps in the mean: {window}", "slowest rank, {pace}", "every second of the training"
     after = "after the last gradient was ready; waiting for slower ranks is part of it"
-    times = {f"time_{name}_s": f"{name}_s" for name in ("data", "forward", "backward", "exchange", "optimizer")}
+    parts, over = (
+        ("data", "forward", "backward", "exchange", "optimizer"),
+        "mean over the ranks, without waiting for other ranks",
+    )
     return [
         Metric("loss", run["loss"], "Loss", "mean over the global batch, each step; the value is their median"),
         Metric("loss_first{quality}", run["loss_first"], "First loss", mean),
@@ -167,7 +184,7 @@ def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
         higher("train_samples_per_s{scope}", own["samples_per_s"], THROUGHPUT, slowest, may_lose=0.2, headline=True),
         higher("train_tokens_per_s{scope}", own["tokens_per_s"], "Tokens", f"without padding, {slowest}"),
         lower("step_s{scope}", own["step_s"], "Step time", "slowest rank", headline=True),
-        *(lower(name, own[times[name]], "", "mean over the ranks, without waiting for other ranks") for name in times),
+        *(lower(f"time_{name}_s", own[f"{name}_s"], "", over) for name in parts),
         lower("exchange_exposed_s", own["exchange_exposed_s"], "", after),
         higher("exchange_overlap", own["exchange_overlap"], "", "1 - exposed / busy: what the backward pass hides"),
         lower("rank_skew", own["rank_skew"], "", "own work of the slowest rank over the mean of all, without waiting"),
@@ -217,7 +234,7 @@ def _whole(check: Check, run: Rows) -> Judged:
 
 
 def _no_rate(run: Rows) -> str:
-    return why(next(iter(run.tables["steps"]), {}), "flops") or why(run.run, "peak_flops")
+    return why(next(iter(run.tables["steps"]), {}), "mfu")
 
 
 def checks(whole: str) -> list[Check]:

@@ -5,15 +5,15 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 from harness import flip
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.squad import run, train
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task
+from benchlib.benchmarks.squad.passes import Native, Task
 from benchlib.core import events
 from benchlib.runtime.measurement import executed
 from benchlib.workloads import training
@@ -27,10 +27,10 @@ def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter,
     """Run the benchmark; in its first attempt ``fault`` happens when checkpoint 8 is there."""
     save = train.save
 
-    def saved(task: Task, *rest: Any) -> None:
-        save(task, *rest)
-        if rest[2] == STEP:
-            fault(task)
+    def saved(work: Native, plan: training.Plan, step: int, table: np.ndarray) -> None:
+        save(work, plan, step, table)
+        if step == STEP:
+            fault(work.task)
 
     if events.restarts(run_dir) == 0:
         train.save = saved

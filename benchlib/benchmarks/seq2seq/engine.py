@@ -4,11 +4,10 @@ Notation: G samples of a global batch, n samples of a rank, S tokens of a sequen
 """
 
 import contextlib
+import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads.encdec import ENGINES, Plain
 from benchlib.workloads.pairs import Pairs, generate
 from benchlib.workloads.shards import Source
-from benchlib.workloads.training import data_parallel
+from benchlib.workloads.training import Cost, Mark, Row, data_parallel
 
 # Neighbouring samples that an epoch's order keeps together, in small and in large sets: one read of a disk, whose rate
 # falls with small ones. Their tokens are independent anyway.
@@ -113,19 +112,12 @@ class Engine:
         world, source = self.task.rank.world, self.task.source
         if source.shards:
             self.cached += [source.shards.settle()] if world.local_rank == 0 else []
-        per_epoch, weights = self.task.steps(source.pairs.samples), deque[float]()
+        per_epoch = self.task.steps(source.pairs.samples)
+        parts, again = itertools.tee(share(self.task, epoch, (step % per_epoch for step in steps)))
+        loaded = zip(source.batches((own for own, _ in parts), pin=self.device.type == "cuda"), again, strict=True)
+        return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, (_, weight) in loaded)
 
-        def orders() -> Iterator[np.ndarray]:
-            for order, weight in share(self.task, epoch, (step % per_epoch for step in steps)):
-                weights.append(weight)
-                yield order
-
-        loaded = source.batches(orders(), pin=self.device.type == "cuda")
-        return ((tokens.to(self.device, non_blocking=True), weights.popleft(), True) for tokens in loaded)
-
-    def differentiate(
-        self, batch: torch.Tensor, weight: float, last: bool, step: int, mark: Callable[[str], None]
-    ) -> torch.Tensor:
+    def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``; ``batch`` is int64 (n, 2, S)."""
         if self.device.type == "cpu":
             devices.keep_freed_memory(self.name == "tuned")  # of the whole process, and the engines take turns in it
@@ -145,20 +137,20 @@ class Engine:
         """Drop the gradients; those of DDP are views and stay where they are."""
         self.optimizer.zero_grad(set_to_none=self.module is self.model)
 
-    def cost(self, batch: torch.Tensor, weight: float) -> tuple[int, int, int, float]:
+    def cost(self, batch: torch.Tensor, weight: float) -> Cost:
         """See ``Work``; tokens are those of sources and targets."""
         count = len(batch) if weight else 0
         tokens = 2 * count * self.task.config.sequence
         return count, tokens, tokens, count * self.task.config.sample_flops
 
 
-def compare(task: Task, engines: list[Engine], steps: int) -> dict[str, dict[str, Any]]:
+def compare(task: Task, engines: list[Engine], steps: int) -> dict[str, Row]:
     """Let the engines take ``steps`` steps each, interleaved on the same batches, after a pass that changes no weights.
 
     Return a row of each: the slowest rank's seconds ``first_s`` of that pass and ``step_s`` of the steps, their ``loss``.
     """
     events = task.rank.events
-    rows: dict[str, dict[str, Any]] = {engine.name: {"step_s": [], "loss": []} for engine in engines}
+    rows: dict[str, Row] = {engine.name: {"step_s": [], "loss": []} for engine in engines}
     orders = list(share(task, 0, (step % task.steps(task.source.pairs.samples) for step in range(steps))))
     batches = [tokens.to(task.rank.world.device) for tokens in task.source.batches(order for order, _ in orders)]
     with keep_alive(events, task.config.startup_timeout_s):

@@ -81,11 +81,12 @@ class Bench(_Part):
 
 def bench(run: Record) -> Bench:
     small = run.thin(most_bytes=KEPT_BYTES)
-    assert run.result is not None and small.result is not None
+    result = run.result
+    assert result is not None and small.result is not None
     processor, gpu = str(run.machine.get("cpu", {}).get("model") or "cpu"), run.backend != "cpu"
     device = next(iter(run.device_names), run.backend if gpu else processor)
     same = ("run", "benchmark", "tier", "backend", "sentence", "machine", "fingerprint")
-    wall_s, samples = (run.result.facts.get(name) for name in ("train_s", "trained_samples"))
+    wall_s, samples = (result.facts.get(name) for name in ("train_s", "trained_samples"))
     return Bench(
         gpu_name=device if gpu else None,
         wall_time_s=wall_s,
@@ -94,20 +95,16 @@ def bench(run: Record) -> Bench:
         metadata=Metadata(
             **{name: getattr(run, name) for name in same},
             device=device,
-            gpus=run.result.world_size if gpu else 0,
-            ranks=run.result.world_size,
+            gpus=result.world_size if gpu else 0,
+            ranks=result.world_size,
             verdict=run.word,
-            started_at=run.result.started_at,
-            ended_at=run.result.ended_at,
+            started_at=result.started_at,
+            ended_at=result.ended_at,
             facts=small.result.facts,
         ),
         config=run.config,
-        epochs=[
-            Epoch(**{name: row[name] for name in Epoch.model_fields}) for row in run.result.tables.get("epochs", [])
-        ],
-        summary=[
-            Number(**metric.model_dump(), samples=small.samples.get(metric.name, [])) for metric in run.result.metrics
-        ],
+        epochs=[Epoch(**{name: row[name] for name in Epoch.model_fields}) for row in result.tables.get("epochs", [])],
+        summary=[Number(**one.model_dump(), samples=small.samples.get(one.name, [])) for one in result.metrics],
     )
 
 

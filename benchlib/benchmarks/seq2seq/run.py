@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from operator import truediv
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +23,8 @@ from benchlib.runtime.steps import Columns
 from benchlib.workloads import training
 from benchlib.workloads.pairs import Pairs, entropy
 from benchlib.workloads.shards import SHARD_BYTES, Source, disk_rates, open_source
-from benchlib.workloads.training import Plan, Trained
+from benchlib.workloads.training import Plan, Row, Trained
 
-Row = dict[str, Any]
 MAX_BATCH = 65536
 MAX_ENTROPY = 1 << 22  # of a larger vocabulary the closed form is exact to five digits
 
@@ -55,9 +53,9 @@ def measure(rank: Rank) -> Tables:
 
     events.emit("phase", name="data")
     began, unmeasured = time.monotonic(), _unmeasured(config, task.source.pairs.sample_bytes)
-    source = probe = _source(rank, samples)
-    if not unmeasured and samples * source.pairs.sample_bytes < SHARD_BYTES:  # the budget cut them below a shard
-        probe = _source(rank, -(-SHARD_BYTES // source.pairs.sample_bytes))
+    source = _source(rank, samples)
+    # A whole shard also where the budget cut the samples below one.
+    probe = source if unmeasured else _source(rank, max(samples, -(-SHARD_BYTES // source.pairs.sample_bytes)))
     data_s = time.monotonic() - began
     trainer.restart(source)
     per_epoch = task.steps(samples)
@@ -68,10 +66,34 @@ def measure(rank: Rank) -> Tables:
     disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, per_epoch)
     trained.tables = {"epochs": _epochs(trained, trainer, per_epoch), "batches": batches, "disk": [disk]}
     trained.tables["engines"] = _engines(config, compared)
-    tables = training.rows(trained, rank, precision, [first, training.peak(rank, precision)], warm=per_epoch)
+    tables = training.rows(trained, rank, precision, first, warm=per_epoch)
+    vocabulary, scope = config.vocabulary, config.scope(samples)
+    floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
+    identity: Row = {"data_dir": "a disk" if config.data_dir else ""}
+    identity |= {"batch_size": task.batch} if config.batch else {}
+    identity |= {"samples": samples} if samples != config.epoch_samples else {}
     for row in tables.get("run", []):
         row["why"] |= {name: "batch = auto was not asked for" for name, value in searched.items() if value is None}
-        row |= _facts(task, trained, samples, per_epoch) | searched | {"data_s": data_s}
+        row |= {
+            "speed_scope": scope,
+            "quality": scope,
+            "parameters": config.parameters,
+            "sample_flops": config.sample_flops,
+            "batch_per_rank": task.batch,
+            "global_batch": task.global_batch,
+            "epoch_items": config.epoch_samples,
+            "samples_per_epoch": samples,
+            "steps_per_epoch": per_epoch,
+            "epoch_tokens": samples * config.sequence,
+            "vocabulary": vocabulary,
+            "token_entropy": floor,
+            "epoch_s": trained.epoch_s[1:],
+            "lowest_loss": min(Columns(trained.table[:per_epoch])["loss"].sum(axis=1).tolist()),
+            "page_cache": config.page_cache,
+            "identity": identity,
+            **searched,
+            "data_s": data_s,
+        }
     return tables
 
 
@@ -174,30 +196,3 @@ def _engines(config: Seq2seqConfig, compared: dict[str, Row]) -> list[Row]:
     if config.compile and "tuned" in compared:
         tuned["compile_s"] = max(0.0, first_s["tuned"] - median(tuned["step_s"]))
     return rows
-
-
-def _facts(task: Task, trained: Trained, samples: int, per_epoch: int) -> Row:
-    config, vocabulary = task.config, task.config.vocabulary
-    floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
-    scope = config.scope(samples)
-    identity: Row = {"data_dir": "a disk" if config.data_dir else ""}
-    identity |= {"batch_size": task.batch} if config.batch else {}
-    identity |= {"samples": samples} if samples != config.epoch_samples else {}
-    return {
-        "speed_scope": scope,
-        "quality": scope,
-        "parameters": config.parameters,
-        "sample_flops": config.sample_flops,
-        "batch_per_rank": task.batch,
-        "global_batch": task.global_batch,
-        "epoch_items": config.epoch_samples,
-        "samples_per_epoch": samples,
-        "steps_per_epoch": per_epoch,
-        "epoch_tokens": samples * config.sequence,
-        "vocabulary": vocabulary,
-        "token_entropy": floor,
-        "epoch_s": trained.epoch_s[1:],
-        "lowest_loss": min(Columns(trained.table[:per_epoch])["loss"].sum(axis=1).tolist()),
-        "page_cache": config.page_cache,
-        "identity": identity,
-    }

@@ -1,7 +1,6 @@
 """What a training of the encoder-decoder states: engines side by side, epochs, the disk, the batch."""
 
 import math
-from functools import partial
 from operator import truediv
 from statistics import median
 
@@ -11,22 +10,8 @@ from benchlib.spec.charts import bars
 from benchlib.spec.checks import below, same
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
-from benchlib.workloads.training_spec import (
-    RATE,
-    SHOWS,
-    SPEED,
-    TABLES,
-    bound,
-    charts,
-    checks,
-    counted_steps,
-    metrics,
-    recorded,
-    run_of_training,
-    series,
-    warnings,
-    whole,
-)
+from benchlib.workloads import training_spec as training
+from benchlib.workloads.training_spec import RATE, counted_steps, higher, lower, series
 
 # How far losses of the two engines may lie apart after some steps, as a share: sums in another order, and with mixed
 # precision roundings at other places. Measured: 1e-6 and 2e-5.
@@ -101,7 +86,7 @@ of_disk = [
     Col("turn_gflop", "number", "", _turning_gflop, "sample_flops asked_mb_per_s loader_mb_per_s"),
 ]
 disk = Table("disk", "disk", of_disk)
-run = run_of_training(
+run = training.run_of_training(
     *cols("page_cache batch_limited_by"),
     *cols("batch_per_rank samples_per_epoch steps_per_epoch epoch_tokens vocabulary batch_below", "count"),
     Col("sample_flops", "FLOP"),
@@ -118,11 +103,7 @@ tuned = engines.where(engine="tuned")
 
 
 def _warnings(rows: Rows) -> list[str]:
-    return stand_ins(str(rows.run.get("speed_scope") or "").strip("_"), None) + warnings(rows)
-
-
-def _not_counted(row: Row) -> bool:
-    return not row["counted"]
+    return stand_ins(str(rows.run.get("speed_scope") or "").strip("_"), None) + training.warnings(rows)
 
 
 def _one_epoch(row: Row, rows: Rows) -> str:
@@ -142,15 +123,15 @@ SEARCHED = {
     "time": f"{FITS}; the search took its share of the budget.",
 }
 FASTER, LONGEST = "Tuned does {ratios} the work of the usual loop{undecided}", "Epoch {epoch} takes longest: {seconds}"
+MUTE: Row = {"mute": lambda row: not row["counted"], "empty": "No epoch was finished."}
 FIT, UNTRIED = "{batch} samples fit in {peak_gb}", "No batches were tried: batch=auto does."
 ASKS = "The training asks for {asked_mb_per_s}, the loader gives {loader_mb_per_s}"
 NO_DISK = "No disk was measured: data_dir and a whole shard of samples do."
 FILE = "one JSON file per run of seq2seq: metadata, config, epochs, summary"
-higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
 SPEC = Spec(
-    tables=[*TABLES, engines, epochs, batches, disk, run],
+    tables=[*training.TABLES, engines, epochs, batches, disk, run],
     metrics=[
-        *metrics(run, FORMULA, loss_may_lose=0.05),
+        *training.metrics(run, FORMULA, loss_may_lose=0.05),
         lower("epoch_s{speed_scope}", run["epoch_s"], "Time per epoch", WALL, may_lose=0.25, headline=True),
         lower("epoch_spread{speed_scope}", run["epoch_spread"], "", SPREAD, unless=_one_epoch),
         higher("end_to_end_samples_per_s{speed_scope}", run["epochs_end_to_end"], "", "over the counted epochs"),
@@ -165,14 +146,14 @@ SPEC = Spec(
         lower("data_s", run["data_s"], "Opening the samples"),
     ],
     checks=[
-        *checks("whole set"),
+        *training.checks("whole set"),
         # Of the first epoch, where every sample is new: later ones can be learnt by heart.
         below("loss above entropy", NO_LEAK, (run["floor"], run["lowest_loss"])),
         same("engines agree", ALIKE, engines["loss"], per="", share=engines["tolerance"]),
         below("page cache", CACHED, (epochs["astray"], ASTRAY)),
     ],
     says=[
-        *SPEED,
+        *training.SPEED,
         each(
             tuned.where(ratios=bool), "The tuned engine does {ratios} the work of the usual loop, {rates}{undecided}."
         ),
@@ -194,18 +175,18 @@ SPEC = Spec(
         Show("Engines, interleaved", engines.ran(), "engine step_s rates ratios"),
         Show("Disk", disk.ran(), "raw_mb_per_s loader_mb_per_s asked_mb_per_s limit turn_samples_per_s turn_batch"),
         Show("Batches tried", batches),
-        *SHOWS,
+        *training.SHOWS,
     ],
     charts=[
         bars("engines", engines["rates"], title=FASTER, about=tuned, empty="No engine ran."),
-        bars("epochs", epochs["seconds"], title=LONGEST, mute=_not_counted, empty="No epoch was finished."),
-        *charts(run),
+        bars("epochs", epochs["seconds"], title=LONGEST, **MUTE),
+        *training.charts(run),
         bars("batches", batches["peak_gb"], title=FIT, empty=UNTRIED),
         bars("disk", *(disk[f"{name}_mb_per_s"] for name in ("raw", "loader", "asked")), title=ASKS, empty=NO_DISK),
     ],
     verified=each(run, "{trained_samples} samples, the loss between entropy and guessing, equal weights on all ranks"),
     bounds=[
-        bound("Encoder-decoder training"),
+        training.bound("Encoder-decoder training"),
         Bound(
             "Loading samples",
             disk.ran()["loader_mb_per_s"],
@@ -214,9 +195,9 @@ SPEC = Spec(
             "{limit} holds it back",
         ),
     ],
-    whole=whole,
+    whole=training.whole,
     warnings=_warnings,
-    recorded=recorded,
+    recorded=training.recorded,
     exports=[("bench", FILE, "benchlib.benchmarks.seq2seq.export:write")],
     rate="train_samples_per_s",
     batch=["batch_size"],

@@ -21,18 +21,26 @@ import torch
 import torch.distributed as dist
 from scipy.optimize import nnls
 
-from benchlib.benchmarks.squad import shares
-from benchlib.benchmarks.squad.passes import Native, Task
-from benchlib.benchmarks.squad.shares import IDLE_TOKENS, Member, Split, best_split, fitting, replanned
+from benchlib.benchmarks.squad.passes import Native
+from benchlib.benchmarks.squad.shares import (
+    IDLE_TOKENS,
+    WINDOW,
+    Member,
+    Split,
+    best_split,
+    fitting,
+    replanned,
+    wait_parts,
+)
 from benchlib.core.events import keep_alive
 from benchlib.core.machine import cpu_model
-from benchlib.runtime import checkpoint, devices
+from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
 from benchlib.runtime.timing import StepTimer
 from benchlib.workloads.batches import MicroBatch, collate
-from benchlib.workloads.training import own_work
+from benchlib.workloads.training import Row, Trained, own_work
 
 # Shapes that are timed: part of the samples that a rank may get, and place of the samples in the order of length.
 SHAPES = ((0.25, 0.9), (0.5, 0.1), (1.0, 0.5))
@@ -57,36 +65,31 @@ def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float
 class Balance:
     """The splits of a training, the newest last, and the steps that they are held against."""
 
-    def __init__(self, task: Task, work: Native) -> None:
-        self.task, self.work, self.world = task, work, task.rank.world
-        self.splits: list[Split] = []
+    def __init__(self, work: Native) -> None:
+        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.data.splits
         self.calibration_s: float | None = None
-        self.even: list[dict[str, float]] = []  # of each rank, the even step before the training
-        self._seen = self._first = 0
-        self._ratios: list[np.ndarray] = []
+        self.even_s: list[float] = []  # own work of each rank in the even step before the training
 
-    def measure(self, timer: StepTimer) -> None:
+    def measure(self) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
         data, config, began = self.work.data, self.task.config, time.perf_counter()
-        rng_state = checkpoint.rng_state(self.world.device)
+        timer = StepTimer(self.work.exchange.clock, self.work.exchange, config.planted_slowdown)
         with keep_alive(self.task.rank.events, config.startup_timeout_s):
             self.work.trial(0)  # libraries load, and DDP orders its buckets
         timer.begin()
         self.work.trial(1, timer.mark)
         timer.end_step()
-        self.even = [rows[0] for rows in all_gather_objects(timer.take())]
-        speeds = 1 / np.array([_own(row) for row in self.even])
+        self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(timer.take())]
+        speeds = 1 / np.array(self.even_s)
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
-        checkpoint.set_rng_state(rng_state, self.world.device)
         self.calibration_s = time.perf_counter() - began
         tokens = float(np.mean([data.lengths[data.indices(step)].max() for step in data.typical()]))
         self._add(best_split(members, config.global_batch, tokens))
 
     def _calibrated(self, promised: float) -> Member:
         """Return what this rank can do; ``promised`` is how many samples it may get. Weights and optimizer stay as they are."""
-        config, lengths = self.task.config, self.task.features.lengths
-        order = np.argsort(lengths, kind="stable")
+        config, order = self.task.config, np.argsort(self.task.features.lengths, kind="stable")
 
         def batch(samples: int, place: float) -> MicroBatch:
             first = min(int(place * len(order)), max(0, len(order) - samples))
@@ -94,7 +97,7 @@ class Balance:
             return collate(self.task.features, part, self.work.data.pad_id).to(self.world.device)
 
         # AdamW keeps two moments beside weights and gradients.
-        held = 4.0 * sum(parameter.numel() * parameter.element_size() for parameter in self.work.model.parameters())
+        held = 4.0 * sum(parameter.nbytes for parameter in self.work.model.parameters())
         longest = batch(min(2, config.batch_size), 1.0)
         token_bytes = self._kept_bytes(longest) / math.prod(longest.shape)
         limit = 1e9 * config.memory_limits_gb[self.world.rank] if config.memory_limits_gb else self._free_bytes(held)
@@ -109,7 +112,7 @@ class Balance:
         # A rank that is done goes on until all are: in the training, too, none of them has the machine for itself.
         while others is None or not others.is_completed():
             for passed, samples in zip(batches, times, strict=True):
-                samples.append(self._timed(lambda passed=passed: self._pass(passed)))  # type: ignore[misc]
+                samples.append(self._timed(self._pass, passed))
             self.task.rank.events.emit("heartbeat")
             if others is None and len(times[0]) >= MIN_ROUNDS and time.perf_counter() >= end:
                 others = dist.barrier(async_op=True)
@@ -132,25 +135,21 @@ class Balance:
         """Forward and backward pass of no weight, without exchange."""
         return self.work.differentiate(batch, 0.0, False, 0, lambda phase: None)
 
-    def _timed(self, work: Callable[[], Any]) -> float:
+    def _timed(self, work: Callable[..., Any], *given: MicroBatch) -> float:
         devices.synchronize(self.world.device)
         began = time.perf_counter()
-        work()
+        work(*given)
         devices.synchronize(self.world.device)
         return time.perf_counter() - began
 
     def _optimizer_s(self) -> float:
-        """Return the seconds of an optimizer's step. At a rate of 0 with gradients of 0 it changes no weight; its state goes again."""
+        """Return the seconds of an optimizer's step: of another one, that at a rate of 0 changes no weight."""
         optimizer = self.work.optimizer
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
+        self.work.optimizer = torch.optim.AdamW([{**group, "lr": 0.0} for group in optimizer.param_groups])
         optimizer.zero_grad(set_to_none=False)
         self.work.update()
         seconds = self._timed(self.work.update)
-        optimizer.state.clear()
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        self.work.optimizer = optimizer
         return seconds
 
     def _kept_bytes(self, batch: MicroBatch) -> float:
@@ -187,66 +186,56 @@ class Balance:
 
     def _add(self, split: Split) -> None:
         self.splits.append(split)
-        self._ratios = []
         if self.world.main:
             counts = "+".join(map(str, split.shares))
             words = f"from step {split.from_step + 1} on the ranks get {counts} samples of a step"
             self.task.rank.events.emit("log", message=words)
 
-    def restore(self, splits: list[dict[str, Any]], first: int) -> None:
-        """Go on with the splits of a checkpoint, which was written after ``first`` steps."""
-        for split in splits:
-            self.splits.append(Split(**split | {"members": tuple(Member(**item) for item in split["members"])}))
-        self._first = first
-
     def follow(self, table: np.ndarray, next_open: int) -> None:
-        """Compare the steps that ``table`` (K, W, C) has anew with what was expected; add a split from ``next_open`` on if need be."""
+        """Add a split from ``next_open`` on if the last steps of ``table`` (K, W, C) took other times than expected."""
         split = self.splits[-1]
-        for step in range(self._seen, len(table)):
-            if step >= split.from_step:
-                row = Columns(table[step : step + 1])
-                self._ratios.append((own_work(row) / split.expected(row["samples"], row["padded_tokens"]))[0])
-        self._seen = len(table)
-        if better := replanned(split, np.array(self._ratios), next_open):
+        steps = Columns(table[max(split.from_step, len(table) - WINDOW) :])
+        ratios = own_work(steps) / split.expected(steps["samples"], steps["padded_tokens"])
+        if better := replanned(split, ratios, next_open):
             self._add(better)
 
-    def rows(self, table: np.ndarray) -> Tables:
+    def rows(self, trained: Trained) -> Tables:
         """Return the tables shares, splits and balance: what each rank got and took, the splits, what the last one gained."""
-        split, columns = self.splits[-1], Columns(table)
+        split, columns = self.splits[-1], Columns(trained.table)
         own, samples, tokens = own_work(columns), columns["samples"], columns["padded_tokens"]
-        step_s, started = columns["step_s"].max(axis=1), max(split.from_step, self._first)
-        whole = samples.sum(axis=1) == self.task.config.global_batch
-        last = whole & (np.arange(len(table)) >= started)
-        expected = split.expected(samples, tokens)
-        few = f"{int(last.sum())} whole steps under the last split, {shares.WINDOW} are needed"
+        step_s, expected = columns["step_s"].max(axis=1), split.expected(samples, tokens)
+        last = samples.sum(axis=1) == self.task.config.global_batch
+        last[: max(split.from_step, trained.first)] = False
+        few = f"{int(last.sum())} whole steps under the last split, {WINDOW} are needed"
         why = dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)
         why |= {"limit_gb": "nothing tells it", "even_s": CONTINUED}
-        times, rows = {"expected_s": expected, "own_s": own, "idle_s": step_s[:, None] - own}, list[dict[str, Any]]()
-        for rank, member in enumerate(split.members):
-            row: dict[str, Any] = {"rank": rank, "work": self.task.config.work_of(rank), "from_step": split.from_step}
-            row |= {name: value for name, value in asdict(member).items() if not name.endswith("_bytes")}
-            row |= {"micro_batches": member.micro_batches(member.samples), "why": why}
-            row |= {"limit_gb": member.limit_bytes / 1e9} if member.limit_bytes is not None else {}
-            row |= {"even_s": _own(self.even[rank])} if self.even else {}
-            if last.any():
-                row |= {name: float(np.median(values[last, rank])) for name, values in times.items()}
-                row["trained"] = np.unique(samples[last, rank]).astype(int).tolist()
-            rows.append(row)
-        gained: dict[str, Any] = {"status": "skipped", "reason": few}
-        if last.sum() >= shares.WINDOW:
-            gained = shares.wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
+        times = {"expected_s": expected, "own_s": own, "idle_s": step_s[:, None] - own} if last.any() else {}
+        rows: list[Row] = [
+            {
+                **{name: value for name, value in asdict(member).items() if not name.endswith("_bytes")},
+                **{name: float(np.median(values[last, rank])) for name, values in times.items()},
+                "rank": rank,
+                "samples": split.shares[rank],
+                "work": self.task.config.work_of(rank),
+                "from_step": split.from_step,
+                "micro_batches": member.micro_batches(split.shares[rank]),
+                "limit_gb": None if member.limit_bytes is None else member.limit_bytes / 1e9,
+                "even_s": self.even_s[rank] if self.even_s else None,
+                "trained": np.unique(samples[last, rank]).astype(int).tolist(),
+                "why": why,
+            }
+            for rank, member in enumerate(split.members)
+        ]
+        gained: Row = {"status": "skipped", "reason": few}
+        if last.sum() >= WINDOW:
+            gained = wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
             gained["slowest_s"] = float(own[last].mean(axis=0).max())
         waits = (1 - own / own.max(axis=1, keepdims=True)).mean(axis=1).tolist()
         gained |= {"wait_shares": waits, "calibration_s": self.calibration_s, "why": {"calibration_s": CONTINUED}}
         first = dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")
-        splits: list[dict[str, Any]] = [
+        splits: list[Row] = [
             {name: getattr(part, name) for name in ("from_step", "shares", "drifted", "factor")}
             | {"expected_s": part.step_s, "why": first}
             for part in self.splits
         ]
         return {"shares": rows, "splits": splits, "balance": [gained]}
-
-
-def _own(row: dict[str, float]) -> float:
-    """Return the seconds that a rank worked in a step of the timer."""
-    return float(own_work({name: np.array(value) for name, value in row.items()}))  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ Notation: B rows, S tokens.
 
 import math
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from benchlib.core.events import keep_alive
 from benchlib.workloads.batches import MicroBatch, collate, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
-from benchlib.workloads.training import Trained
+from benchlib.workloads.training import Mark, Trained
 
 
 def train(task: Task) -> Trained:
@@ -56,9 +55,7 @@ class Xla(Native):
         if task.rank.world.main:
             task.rank.events.emit("log", message=words)
 
-    def differentiate(
-        self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Callable[[str], None]
-    ) -> torch.Tensor:
+    def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``. A rank without work computes nothing."""
         loss = self._differentiated(batch, weight) if weight else torch.zeros(())
         if last and dist.get_world_size() > 1:
@@ -85,7 +82,7 @@ class Xla(Native):
         """Yield inputs of each shape that this rank's share of the training has."""
         task, batches, parts = self.task, Batches(self.task, self.multiple), dict[int, np.ndarray]()
         total = max(1, math.ceil(task.config.epochs * task.per_epoch))
-        for step in range(min(total, task.config.max_steps or sys.maxsize)):
+        for step in range(min(total, task.config.max_steps or total)):
             for part, _, _ in batches.parts(step):
                 longest = int(batches.lengths[part].max())
                 parts[padded_length(longest, self.multiple, task.features.max_length)] = part
@@ -94,7 +91,6 @@ class Xla(Native):
 
     def _filled(self, batch: MicroBatch, weight: float) -> dict[str, torch.Tensor]:
         """Return the program's inputs: B a multiple of the usual rows, where those beyond the batch's repeat its first and weigh 0."""
-        assert batch.start is not None and batch.end is not None
         usual = self.task.config.batch_size
         rows = torch.arange(math.ceil(batch.shape[0] / usual) * usual)
         filler = rows >= batch.shape[0]
@@ -124,8 +120,7 @@ class Xla(Native):
         return made
 
     def _add_over_ranks(self) -> None:
-        sizes = [bucket.numel() * bucket.element_size() for bucket in self._buckets]
-        records = [[self.exchange.clock.stamp(), None, size] for size in sizes]
+        records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
         self.exchange.intervals += records
         waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
         for record, work in zip(records, waiting, strict=True):

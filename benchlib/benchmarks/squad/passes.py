@@ -4,8 +4,8 @@ Notation: G samples of a global batch, W ranks.
 """
 
 import contextlib
-import math
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.shares import IDLE_TOKENS, Split
-from benchlib.core.definitions import encoder_train_flops
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.timing import Clock, GradientExchange
@@ -22,8 +21,10 @@ from benchlib.workloads import encoders, squad_data
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.batches import MicroBatch, collate, cut, epoch_batches, even, share, steps_per_epoch
 from benchlib.workloads.features import Features
-from benchlib.workloads.training import data_parallel, prefetched
+from benchlib.workloads.training import Cost, Mark, data_parallel, prefetched
 
+# Samples of a micro-batch, weight of their summed loss, whether it is a step's last.
+Part = tuple[np.ndarray, float, bool]
 TRIALS = (1 / 6, 1 / 2, 5 / 6)  # places in the order of length: the mean of steps there is close to that of all
 
 
@@ -46,28 +47,20 @@ class Task:
 
 
 def load_data(config: SquadConfig) -> squad_data.Split:
-    counts, files = (config.train_questions, config.eval_questions), (config.train_file, config.eval_file)
-    return squad_data.load(config.data, *counts, config.seed, *files)
+    names = ("data", "train_questions", "eval_questions", "seed", "train_file", "eval_file")
+    return squad_data.load(*(getattr(config, name) for name in names))
 
 
 def load_model(config: SquadConfig) -> encoders.Loaded:
     """Return the model that ``config`` names, on the CPU in fp32, with its tokenizer."""
-    return encoders.load(
-        config.model,
-        seed=config.seed,
-        init=config.init,
-        attention=config.attention,
-        max_length=config.max_length,
-        attention_dropout=None if config.attention_dropout < 0 else config.attention_dropout,
-        hidden_dropout=None if config.hidden_dropout < 0 else config.hidden_dropout,
-    )
+    names = ("seed", "init", "attention", "max_length", "attention_dropout", "hidden_dropout")
+    return encoders.load(config.model, **{name: getattr(config, name) for name in names})
 
 
 def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
     """Return the sum over the micro-batch of (start loss + end loss) / 2, a scalar in fp32."""
     with devices.autocast(precision, batch.inputs["input_ids"].device):
         output = model(**batch.inputs)
-    assert batch.start is not None and batch.end is not None
     mask = batch.inputs["attention_mask"]
     return answer_losses(output.start_logits, output.end_logits, mask, batch.start, batch.end).sum()
 
@@ -82,14 +75,6 @@ def buckets(parameters: Iterable[torch.nn.Parameter], cap_mb: float) -> list[lis
     return groups
 
 
-def flops_of(loaded: encoders.Loaded) -> Callable[[int, int], float]:
-    """Return the function of (samples, padded length) that gives the FLOPs of training on them; NaN where unknown."""
-    layers, hidden, intermediate = loaded.layers, loaded.hidden, loaded.intermediate
-    if layers is None or hidden is None or intermediate is None:
-        return lambda samples, length: math.nan
-    return lambda samples, length: encoder_train_flops(layers, hidden, intermediate, [(samples, length)])
-
-
 class Batches:
     """The micro-batches of this rank, by step. A step's batch depends on seed, epoch and global batch size only.
 
@@ -102,19 +87,17 @@ class Batches:
         self.task, self.multiple = task, multiple
         self.lengths = task.features.lengths
         self.pad_id = task.loaded.tokenizer.pad_token_id
-        self._epoch = -1
-        self._batches: list[np.ndarray] = []
+        config = task.config
+        epoch = functools.partial(epoch_batches, self.lengths, config.global_batch, config.seed)
+        self._epoch = functools.lru_cache(1)(epoch)
 
     def indices(self, step: int) -> np.ndarray:
         """Return the samples of the global batch of a step, int64 (G,)."""
         epoch, place = divmod(step, self.task.per_epoch)
-        if epoch != self._epoch:
-            self._epoch, config = epoch, self.task.config
-            self._batches = epoch_batches(self.lengths, config.global_batch, config.seed, epoch)
-        return self._batches[place]
+        return self._epoch(epoch)[place]
 
-    def parts(self, step: int) -> list[tuple[np.ndarray, float, bool]]:
-        """Return (samples of a micro-batch, weight of their summed loss, whether it is the last) of this rank."""
+    def parts(self, step: int) -> list[Part]:
+        """Return the micro-batches of this rank."""
         world, batch, split = self.task.rank.world, self.indices(step), self.split(step)
         shares = split.of(len(batch)) if split else even(len(batch), world.size)
         own = shares[world.rank]
@@ -133,7 +116,7 @@ class Batches:
         device = self.task.rank.world.device
         pin = device.type == "cuda"  # page-locked memory is copied in the background
 
-        def make(part: tuple[np.ndarray, float, bool]) -> tuple[MicroBatch, float, bool]:
+        def make(part: Part) -> tuple[MicroBatch, float, bool]:
             batch = collate(self.task.features, part[0], self.pad_id, self.multiple, pin)
             return batch if part[1] else batch.idle(IDLE_TOKENS), part[1], part[2]
 
@@ -161,15 +144,16 @@ class Native:
         self.exchange = GradientExchange(Clock(device))
         self.prepare()
         # Biases and the weights of norms, which are vectors, are not decayed.
-        kinds = {True: list[Any](), False: list[Any]()}
-        for parameter in self.model.parameters():
-            kinds[parameter.ndim >= 2] += [parameter] if parameter.requires_grad else []
-        decay = {True: config.weight_decay, False: 0.0}
-        groups = [{"params": kinds[matrix], "weight_decay": decay[matrix]} for matrix in (True, False)]
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        groups = [
+            {
+                "params": [one for one in trained if (one.ndim >= 2) is matrix],
+                "weight_decay": config.weight_decay * matrix,
+            }
+            for matrix in (True, False)
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=config.fused_optimizer or None)
-        # The model was drawn from the same seed on all ranks; dropout must differ between them.
-        torch.manual_seed(config.seed + 1 + task.rank.world.rank)
-        self.data, self.flops = Batches(task, self.multiple), flops_of(task.loaded)
+        self.data = Batches(task, self.multiple)
 
     def prepare(self) -> None:
         config = self.task.config
@@ -180,9 +164,7 @@ class Native:
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, float, bool]]:
         return self.data.stream(steps)
 
-    def differentiate(
-        self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Callable[[str], None]
-    ) -> torch.Tensor:
+    def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``. With injected work it is repeated, and the last time counts."""
         for counts in [False] * (self.task.config.work_of(self.task.rank.world.rank, step) - 1) + [True]:
             # Only the last micro-batch of a step exchanges gradients: their sum over the ranks is needed once.
@@ -205,16 +187,14 @@ class Native:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=False)
 
-    def cost(self, batch: MicroBatch, weight: float) -> tuple[int, int, int, float]:
+    def cost(self, batch: MicroBatch, weight: float) -> Cost:
         rows, length = batch.shape
         counts = (rows, batch.tokens, rows * length) if weight else (0, 0, 0)
-        return *counts, self.flops(rows, length)
+        return *counts, self.task.loaded.train_flops(rows, length)
 
-    def trial(self, number: int, mark: Callable[[str], None] = lambda phase: None) -> None:
+    def trial(self, number: int, mark: Mark = lambda phase: None) -> None:
         """Do the forward and backward pass of the step ``typical()[number]`` and leave the weights alone."""
         for batch, weight, last in self.data.stream([self.data.typical()[number]]):
             mark("data")
             self.differentiate(batch, weight, last, 0, mark)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
+        self.optimizer.zero_grad(set_to_none=False)

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.passes import Task, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import mlir
-from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.core.files import sha256, write_json
 from benchlib.runtime import devices
@@ -30,15 +29,8 @@ from benchlib.workloads.collective_timing import Pace, Series, time_all_reduce
 from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
-from benchlib.workloads.training import Trained
+from benchlib.workloads.training import Row, Trained
 
-# ``module:function`` of (Task) -> Trained, imported when used: the Trainer alone takes two seconds to import.
-ENGINES = {
-    "native": "benchlib.benchmarks.squad.train:train",
-    "compiled": "benchlib.benchmarks.squad.compiled:train",
-    "trainer": "benchlib.benchmarks.squad.trainer:train",
-}
-PREDICTIONS = "predictions.json"
 EXCHANGE_S = 0.75  # of all-reduces of the gradient buckets, twice; with restoring and comparing up to three times that
 MISSES = 20
 TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
@@ -69,39 +61,56 @@ def measure(rank: Rank) -> Tables:
 
     train_features, eval_features = cut(split.train, True), cut(split.eval, False)
     features_s = began.since()
-    if not len(train_features) or not len(eval_features):
-        raise UserError("the data gave no features to train or to evaluate on: give more questions")
 
+    devices.require_precision(config.precision, world.device)
     task = Task(rank, loaded, train_features, len(eval_features.input_ids))
     first = training.peak(rank, config.precision)
+    events.emit("phase", name="warmup")
     trained = engine(config.engine)(task)
     exchange = _exchange(rank, trained.bucket_bytes) if world.size > 1 else None
     events.emit("phase", name="evaluate")
     began = Moment.now()
     logits = predict(loaded, eval_features, rank)
-    scores, worst = dict[str, Any](), list[dict[str, Any]]()
+    scores, worst = Row(), list[Row]()
     if world.main:
         predictions = answers.best_answers(split.eval, eval_features, *logits, config.n_best, config.max_answer_tokens)
         scores = answers.score(predictions, split.eval)
-        write_json(rank.run_dir / PREDICTIONS, predictions)
-        worst = misses(split.eval, predictions, scores["per_question"])
+        write_json(rank.run_dir / "predictions.json", predictions)
+        worst = misses(split.eval, predictions, scores.pop("per_question"))
     evaluate_s = began.since()
     # Again: it varies more from one moment of a run to another than from round to round.
     if exchange:
         exchange = exchange.followed_by(_exchange(rank, trained.bucket_bytes))
     warm = min(WARMUP_STEPS, (len(trained.table) - trained.first) // 4)
-    tables = training.rows(trained, rank, config.precision, [first, training.peak(rank, config.precision)], warm)
+    tables = training.rows(trained, rank, config.precision, first, warm)
     if not world.main:
         return tables
     (row,) = tables["run"]
-    row |= _facts(config, trained, loaded, split, (train_features, eval_features))
-    row |= {"f1": scores["f1"], "exact_match": scores["exact_match"]}
-    row |= {"features_s": features_s, "evaluate_s": evaluate_s}
-    sums = dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"))
-    if exchange:
-        sums = dict(zip(sums, (exchange.times_us, exchange.bytes, exchange.wrong), strict=True))
-    row |= sums
-    row["why"] |= dict.fromkeys(sums, "one rank exchanges nothing")
+    row |= {
+        "speed_scope": config.scope(),
+        "quality": config.quality_scope() + "_cut" * (trained.plan.epoch_share < 1),
+        "data": split.description,
+        "global_batch": config.global_batch,
+        "epoch_items": len(train_features),
+        "parameters": loaded.parameters,
+        "matmul_parameters": loaded.matmul_parameters,
+        "fresh_weights": ", ".join(loaded.fresh),
+        "train_questions": len(split.train),
+        "eval_questions": len(split.eval),
+        "shared_questions": split.shared,
+        "eval_windows": len(eval_features),
+        "questions_cut": train_features.questions_cut + eval_features.questions_cut,
+        "bucket_bytes": trained.bucket_bytes,
+        "checkpoint_faults": trained.passed_over,
+        "identity": _identity(config, split, trained),
+        **scores,
+        "features_s": features_s,
+        "evaluate_s": evaluate_s,
+        "exchange_us": exchange and exchange.times_us,
+        "message_bytes": exchange and exchange.bytes,
+        "wrong_elements": exchange and exchange.wrong,
+    }
+    row["why"] |= dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"), "one rank exchanges nothing")
     if row["epoch_share"] < 1:
         short = f"after {row['epoch_share']:.0%} of the training; the target is for the whole training"
         row["why"] |= dict.fromkeys(("whole_f1", "whole_loss"), short)
@@ -110,17 +119,19 @@ def measure(rank: Rank) -> Tables:
 
 
 def engine(name: str) -> Callable[[Task], Trained]:
-    module, _, function = ENGINES[name].partition(":")
-    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    """Return what trains, imported when used: the Trainer alone takes two seconds to import."""
+    module = importlib.import_module(f"benchlib.benchmarks.squad.{'train' if name == 'native' else name}")
+    return module.train  # type: ignore[no-any-return]
 
 
 def _main_first(rank: Rank, alone: bool, load: Callable[[], Part]) -> Part:
     """Return ``load()``; with ``alone`` rank 0 does it before the others."""
-    if not alone:
-        return load()
-    loaded = load() if rank.world.main else None
-    barrier()
-    return loaded if loaded is not None else load()
+    if alone and not rank.world.main:
+        barrier()
+    loaded = load()
+    if alone and rank.world.main:
+        barrier()
+    return loaded
 
 
 def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series:
@@ -129,35 +140,12 @@ def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series:
     return time_all_reduce(bucket_bytes, rank.world.device, pace)
 
 
-def _facts(
-    config: SquadConfig, trained: Trained, loaded: Loaded, split: squad_data.Split, cut: tuple[Features, Features]
-) -> dict[str, Any]:
-    return {
-        "speed_scope": config.scope(),
-        "quality": config.quality_scope() + "_cut" * (trained.plan.epoch_share < 1),
-        "data": split.description,
-        "global_batch": config.global_batch,
-        "epoch_items": len(cut[0]),
-        "parameters": loaded.parameters,
-        "matmul_parameters": loaded.matmul_parameters,
-        "fresh_weights": ", ".join(loaded.fresh),
-        "train_questions": len(split.train),
-        "eval_questions": len(split.eval),
-        "shared_questions": split.shared,
-        "eval_windows": len(cut[1]),
-        "questions_cut": cut[0].questions_cut + cut[1].questions_cut,
-        "bucket_bytes": trained.bucket_bytes,
-        "checkpoint_faults": trained.passed_over,
-        "identity": _identity(config, split, trained),
-    }
-
-
-def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> dict[str, Any]:
+def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> Row:
     """Return what stands for fields of the config in the fingerprint, by name of the field.
 
     The same content at another path is the same work; a training that was cut is another work than the whole one.
     """
-    identity: dict[str, Any] = {}
+    identity: Row = {}
     if trained.plan.epoch_share < 1:
         identity["max_steps"] = trained.plan.planned_steps
     folder = Path(config.model)
@@ -198,7 +186,7 @@ def predict(loaded: Loaded, features: Features, rank: Rank) -> tuple[np.ndarray,
     return joined[0], joined[1]
 
 
-def misses(examples: Sequence[Example], predictions: dict[str, str], scores: dict[str, Any]) -> list[dict[str, Any]]:
+def misses(examples: Sequence[Example], predictions: dict[str, str], scores: Row) -> list[Row]:
     """Return the questions with the lowest F1 below 100, the worst first; ``scores`` are (exact match, F1) by question."""
     wrong = sorted((example for example in examples if scores[example.id][1] < 100), key=lambda one: scores[one.id][1])
     return [

@@ -26,7 +26,7 @@ MIN_GAIN = 0.1  # of a step's time that another split has to promise: of 2 equal
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank can do, and the ``samples`` of a whole global batch that it gets.
+    """What a rank can do.
 
     ``held_bytes`` are weights, gradients and optimizer state, ``token_bytes`` what the backward pass keeps of each token,
     ``limit_bytes`` what both may fill; ``most`` is how many samples of the longest window fit one micro-batch beside what is held.
@@ -42,7 +42,6 @@ class Member:
     token_bytes: float = 0.0
     limit_bytes: float | None = None
     most: int = 0
-    samples: int = 0
 
     def micro_batches(self, samples: Any) -> Any:
         """Return into how many micro-batches ``samples`` are cut; a number or an array."""
@@ -50,8 +49,7 @@ class Member:
 
     def seconds(self, samples: Any, tokens: Any) -> np.ndarray:
         """Return the own work of a step with ``samples`` samples of ``tokens`` tokens in all; numbers or arrays."""
-        samples = np.asarray(samples)
-        busy = self.batch_s * self.micro_batches(samples) + self.sample_s * samples + self.token_s * np.asarray(tokens)
+        busy = self.batch_s * self.micro_batches(samples) + self.sample_s * samples + self.token_s * tokens
         idle = self.batch_s + self.sample_s + self.token_s * IDLE_TOKENS
         return self.step_s + np.where(samples > 0, busy, idle)
 
@@ -62,20 +60,17 @@ class Member:
 
 @dataclass(frozen=True)
 class Split:
-    """The shares of each global batch from step ``from_step`` on (counted from 0). ``tokens`` is S, a mean.
+    """The ``shares`` of each whole global batch from step ``from_step`` on (counted from 0). ``tokens`` is S, a mean.
 
     A split that answers a drift names the rank that changed most, and by which ``factor``.
     """
 
     members: tuple[Member, ...]
+    shares: list[int]
     tokens: float
     from_step: int = 0
     drifted: int | None = None
     factor: float | None = None
-
-    @property
-    def shares(self) -> list[int]:
-        return [member.samples for member in self.members]
 
     @property
     def step_s(self) -> float:
@@ -93,9 +88,7 @@ class Split:
 
 def best_split(members: Sequence[Member], samples: int, tokens: float, **more: Any) -> Split:
     """Return the split of ``samples`` samples whose slowest rank is soonest done; raises as :func:`optimum`."""
-    shares = optimum(members, samples, tokens)
-    pairs = zip(members, shares, strict=True)
-    return Split(tuple(replace(member, samples=share) for member, share in pairs), tokens, **more)
+    return Split(tuple(members), optimum(members, samples, tokens), tokens, **more)
 
 
 def longest(members: Sequence[Member], shares: Sequence[int], tokens: float) -> float:
@@ -164,7 +157,7 @@ def wait_parts(
     expected = [float(member.seconds(samples[:, i], tokens[:, i]).mean()) for i, member in enumerate(members)]
     shown = [member.slower(value / max(was, 1e-12)) for member, value, was in zip(members, mean, expected, strict=True)]
     whole, each = round(float(samples.sum(axis=1).mean())), float(tokens.sum() / samples.sum())
-    best = longest(shown, optimum(shown, whole, each), each)
+    best = best_split(shown, whole, each).step_s
     return {
         "best_s": best,
         "other_split_s": float(mean.max()) - best,

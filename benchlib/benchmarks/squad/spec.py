@@ -16,22 +16,10 @@ from benchlib.judge.checks import Check as Judged
 from benchlib.judge.references import registry
 from benchlib.spec.charts import bars
 from benchlib.spec.checks import Check, below, near, reached, rule, zero
-from benchlib.spec.spec import Metric, Published, Show, Spec, each
+from benchlib.spec.spec import Published, Show, Spec, each
 from benchlib.spec.tables import Col, Ref, Row, Rows, Table, cols
-from benchlib.workloads.training_spec import (
-    SHOWS,
-    SPEED,
-    TABLES,
-    bound,
-    charts,
-    checks,
-    metrics,
-    recorded,
-    run_of_training,
-    series,
-    warnings,
-    whole,
-)
+from benchlib.workloads import training_spec as training
+from benchlib.workloads.training_spec import higher, lower, series
 
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
 DISTANCE = 1.1  # times the best split; measured over many splits the two nearest to the best are within it
@@ -50,12 +38,8 @@ def _whole(value: float, share: float) -> float | None:
     return value if share >= 1 else None
 
 
-def _off(own: float, expected: float) -> float:
-    return abs(own / expected - 1)
-
-
 BUS, RATE = partial(busbw_samples, "all_reduce"), "collective.{}_gbytes_per_s".format
-run = run_of_training(
+run = training.run_of_training(
     *cols("data fresh_weights checkpoint_faults"),
     *cols("train_questions eval_questions shared_questions eval_windows questions_cut", "count"),
     *cols("matmul_parameters bucket_bytes", "count"),
@@ -90,7 +74,7 @@ of_rank = [
     Col("trained", "count", "samples trained on in a step"),
     *cols("expected_s own_s idle_s even_s step_s batch_s sample_s token_s", "s"),
     Col("limit_gb", "GB", "memory limit"),
-    Col("off", "ratio", "own work over predicted, less 1", _off, "own_s expected_s"),
+    Col("off", "ratio", "own work over predicted, less 1", lambda own, was: abs(own / was - 1), "own_s expected_s"),
     Col("idle", "", "", _idle, "samples most"),
 ]
 shares = Table("shares", "rank {rank}", of_rank)
@@ -137,7 +121,7 @@ def _no_stand_in(config: Any) -> str:
 
 QUALITY, SPEED_OF = methodcaller("quality_scope"), methodcaller("scope")
 LOSS, FAST = "Is the final smoothed loss low enough?", "Is training throughput high enough?"
-F1, SPEED_S = run["whole_f1"], TABLES[0]["samples_per_s"]
+F1, SPEED_S = run["whole_f1"], training.TABLES[0]["samples_per_s"]
 SUM, MEMORY = "Is the all-reduce of the gradients fast enough?", "Does each rank stay within the memory target?"
 LEARNT = "Did the model learn to match questions with their sentences?"
 EMBEDDED = {"when": lambda config: config.data == "minisquad", "source": "target for the stand-in, not for BERT"}
@@ -184,26 +168,20 @@ def _warnings(rows: Rows) -> list[str]:
     if row.get("restarts"):
         started = counted(row["restarts"], "time")
         sentences.append(f"The ranks were started again {started}: total_s has the failures in it, no speed has.")
-    return [*stand_ins(str(row.get("quality") or ""), None), *sentences, *warnings(rows)]
+    return [*stand_ins(str(row.get("quality") or ""), None), *sentences, *training.warnings(rows)]
 
 
 def _split(rows: Rows) -> list[str]:
-    """Say what the split gives, what it saves, and when it changed."""
+    """Say what the split gives, and what it saves."""
     parts = [shares.text("rank {rank} {samples}", row, rows) for row in shares.rows(rows)]
     sentences = [f"Of each global batch the split gives {listing(parts)} samples."] if parts else []
-    idle = shares.where(idle=bool).rows(rows)
-    sentences += [shares.text("Rank {rank} gets none: {idle}.", row, rows) for row in idle]
     seconds = [
         max((shares[name].finite(row, rows) or 0.0 for row in shares.rows(rows)), default=0) for name in EVEN_OWN_S
     ]
     if all(seconds):
         words = "The slowest rank works {1:.3g} s of a step; with even shares it took {0:.3g} s before the training."
         sentences.append(words.format(*seconds))
-    moved = splits.where(drifted=lambda rank: rank >= 0)
-    words = (
-        "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it."
-    )
-    return sentences + [splits.text(words, row, rows) for row in moved.rows(rows)]
+    return sentences
 
 
 def _refuse(config: Any) -> None:
@@ -222,7 +200,7 @@ def _refuse(config: Any) -> None:
         raise UserError(f"{place}this run is finished, nothing is left to train; start a new run without --resume")
 
 
-def _trained(row: Row, rows: Rows) -> dict[str, Any]:
+def _trained(row: Row, rows: Rows) -> Row:
     """Return the conditions of a score; the batch that counts is the one of a step, over all devices."""
     config, missing = rows.config, []
     if row["epoch_share"] < 1:
@@ -232,10 +210,10 @@ def _trained(row: Row, rows: Rows) -> dict[str, Any]:
     if config.data != "minisquad" and (config.train_questions or config.eval_questions):
         missing.append("shortened set")
     whole = "generated set" if config.data == "minisquad" else "whole"
-    return _work(row, rows) | {"training": ", ".join(missing) or whole, "batch": config.global_batch}
+    return {**_work(row, rows), "training": ", ".join(missing) or whole, "batch": config.global_batch}
 
 
-def _work(row: Row, rows: Rows) -> dict[str, Any]:
+def _work(row: Row, rows: Rows) -> Row:
     config = rows.config
     name, parameters = MODELS.get(PurePath(config.model).name, (config.model, None))
     if parameters and abs(row["matmul_parameters"] / parameters - 1) > PARAMETERS_SLACK:
@@ -253,26 +231,18 @@ def _work(row: Row, rows: Rows) -> dict[str, Any]:
     }
 
 
-def _places(rows: Rows) -> dict[str, Any]:
+def _places(rows: Rows) -> Row:
     return {"devices": rows.world, "nodes": rows.config.nnodes}
 
 
-def _rate(row: Row, rows: Rows) -> dict[str, Any]:
+def _rate(row: Row, rows: Rows) -> Row:
     full = rows.config.engine == "trainer" and rows.config.trainer_padding == "max_length"
     padding = "to the full length" if full else "to the longest of a batch"
-    return _work(row, rows) | _places(rows) | {"padding": padding, "window": "whole training"}
+    return {**_work(row, rows), **_places(rows), "padding": padding, "window": "whole training"}
 
 
-def _message(row: Row, rows: Rows) -> dict[str, Any]:
-    return _places(rows) | {"definition": "bus bandwidth", "message_bytes": max(row["bucket_bytes"] or [0])}
-
-
-def _continues(config: Any) -> bool:
-    return bool(config.resume or config.max_restarts)
-
-
-def _balanced(config: Any) -> bool:
-    return bool(config.balance == "auto")
+def _message(row: Row, rows: Rows) -> Row:
+    return {**_places(rows), "definition": "bus bandwidth", "message_bytes": max(row["bucket_bytes"] or [0])}
 
 
 AT = "at the gradient buckets of {buckets} MB, every sum checked"
@@ -285,13 +255,14 @@ AS_PLANNED = "Did each rank train on the samples that its split gives it?"
 AS_PREDICTED = "Does each rank take the time that its speed predicts?"
 BY_RANK = "rank device work samples micro_batches most expected_s own_s idle_s even_s batch_s sample_s token_s"
 NEAR_BEST = "Is the own work of the slowest rank near that of the best split at the speeds measured?"
-higher, lower = partial(Metric, better="higher"), partial(Metric, better="lower")
+CONTINUED: dict[str, Any] = {"when": lambda config: bool(config.resume or config.max_restarts)}
+BALANCED: dict[str, Any] = {"when": lambda config: config.balance == "auto"}
 SPEC = Spec(
-    tables=[*TABLES, misses, shares, splits, balance, run],
+    tables=[*training.TABLES, misses, shares, splits, balance, run],
     metrics=[
         higher("f1{quality}", run["f1"], "F1", "official rules, percent", amount=1.0, headline=True),
         higher("exact_match{quality}", run["exact_match"], "Exact match", "official rules, percent", headline=True),
-        *metrics(run, FORMULA, loss_may_lose=0.20),
+        *training.metrics(run, FORMULA, loss_may_lose=0.20),
         higher("end_to_end_samples_per_s{speed_scope}", run["end_to_end"], "", "all samples over the whole training"),
         lower("padding_share", run["padding_share"], "Padding", "padding over processed tokens, all steps"),
         higher("allreduce_gbps", run["busbw_gbps"], "All-reduce (bus)", AT, may_lose=0.15, headline=True),
@@ -303,17 +274,15 @@ SPEC = Spec(
         lower("balance_wait_share", balance["wait_shares"], "Waiting for slower ranks", "mean over the ranks"),
     ],
     checks=[
-        *checks("whole training"),
+        *training.checks("whole training"),
         rule("possible quality", "Are all scores within range?", "possible scores", needed=True),
         zero("all-reduce right", RIGHT, run["wrong_elements"], rule="right results"),
-        Check("newest checkpoint", INTACT, judge=_newest, kind="outcome", informs=True, when=_continues),
+        Check("newest checkpoint", INTACT, judge=_newest, kind="outcome", informs=True, **CONTINUED),
         *TARGETS,
         Check("F1 reference", "Does F1 match the published value?", judge=_reference, kind="reference", informs=True),
-        below("distance to the best split", NEAR_BEST, (balance["distance"], DISTANCE), when=_balanced),
-        near("split as planned", AS_PLANNED, (shares["trained"], shares["samples"]), when=_balanced),
-        below(
-            "predicted times", AS_PREDICTED, (shares["off"], PREDICTED), when=_balanced, kind="reference", informs=True
-        ),
+        below("distance to the best split", NEAR_BEST, (balance["distance"], DISTANCE), **BALANCED),
+        near("split as planned", AS_PLANNED, (shares["trained"], shares["samples"]), **BALANCED),
+        below("predicted times", AS_PREDICTED, (shares["off"], PREDICTED), **BALANCED, kind="reference", informs=True),
     ],
     says=[
         each(
@@ -321,21 +290,29 @@ SPEC = Spec(
             "The smoothed loss goes from {loss_first} to {loss_final}; F1 is {f1}, exact match {exact_match}. "
             f"The bound is 100; BERT-base reaches F1 {registry().figure('bert-base-f1-paper').text} on SQuAD v1.1.",
         ),
-        *SPEED,
+        *training.SPEED,
         each(run.where(exchange_us=bool), "Gradients are all-reduced at {busbw_gbps} of bus bandwidth."),
         _split,
+        each(shares.where(idle=bool), "Rank {rank} gets none: {idle}."),
+        each(
+            splits.where(drifted=lambda rank: rank >= 0),
+            "From step {first} on the split is {samples}: rank {drifted} took {factor} × the time that was expected of it.",
+        ),
     ],
     shows=[
         Show("Heterogeneous ranks", shares, BY_RANK),
         Show("Splits", splits, "from_step samples expected_s drifted factor"),
         Show("Where a step's time goes", balance.ran(), "best_s other_split_s differing_steps_s exchange_s"),
         Show("The worst misses", misses, "question prediction answers f1"),
-        *SHOWS,
+        *training.SHOWS,
     ],
     verified=each(run, "{eval_questions} questions by the official rules, equal weights on all ranks"),
-    bounds=[bound("SQuAD fine-tuning")],
-    whole=whole,
-    charts=[*charts(run), bars("heterogeneous-ranks", *EVEN_OWN, mark=shares["expected_s"], title=WORKS, empty=EVENLY)],
+    bounds=[training.bound("SQuAD fine-tuning")],
+    whole=training.whole,
+    charts=[
+        *training.charts(run),
+        bars("heterogeneous-ranks", *EVEN_OWN, mark=shares["expected_s"], title=WORKS, empty=EVENLY),
+    ],
     warnings=_warnings,
     missed=lambda rows: {
         check.asked: [f"= {getattr(rows.config, check.asked):g}"]
@@ -349,7 +326,7 @@ SPEC = Spec(
         Published("allreduce_gbps", run["busbw_gbps"], "all-reduce", _message),
     ],
     refuse=_refuse,
-    recorded=recorded,
+    recorded=training.recorded,
     rate="train_samples_per_s",
     batch=("batch_size", "accumulation"),
     ways=("engine", "attention", "compile", "fused_optimizer", "bucket_cap_mb", "balance"),

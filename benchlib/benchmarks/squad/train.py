@@ -18,14 +18,14 @@ import torch.distributed as dist
 from benchlib.benchmarks.squad.balance import Balance
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.passes import TRIALS, Native, Task
-from benchlib.benchmarks.squad.shares import WINDOW
+from benchlib.benchmarks.squad.shares import WINDOW, Member, Split
 from benchlib.config.schema import load_config
 from benchlib.core.errors import UserError
 from benchlib.core.events import keep_alive
 from benchlib.runtime import checkpoint, devices
 from benchlib.runtime.checkpoint import Checkpoint
+from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.steps import agree, comm_device
-from benchlib.runtime.timing import StepTimer
 from benchlib.workloads import training
 from benchlib.workloads.batches import samples_of, steps_per_epoch
 from benchlib.workloads.training import Plan, Trained
@@ -60,48 +60,43 @@ def make_plan(task: Task, count: int, step_s: float, tokens_per_step: float) -> 
     return Plan(total, next(totals), steps, next(totals), step_s, left_s, cut_by)
 
 
-def measured_step_s(task: Task, trial: Callable[[int], None], trials: int) -> float:
-    """Return the mean seconds of ``trial(0..trials-1)`` on the slowest rank, after a warm-up; the random state is put back.
+def measured_step_s(task: Task, trial: Callable[[int], None]) -> float:
+    """Return the mean seconds of ``trial(0)`` and the following on the slowest rank, after a warm-up.
 
     ``trial`` does the forward and backward pass of a step and must leave the weights alone.
     """
     world, times = task.rank.world, []
-    rng_state = checkpoint.rng_state(world.device)
     with keep_alive(task.rank.events, task.config.startup_timeout_s):
         trial(0)
         devices.synchronize(world.device)
-    for number in range(trials):
-        task.rank.events.emit("progress", phase="warmup", done=number, total=trials, unit="steps")
+    for number in range(len(TRIALS)):
+        task.rank.events.emit("progress", phase="warmup", done=number, total=len(TRIALS), unit="steps")
         began = time.perf_counter()
         trial(number)
         devices.synchronize(world.device)
         times.append(agree(time.perf_counter() - began, world))
-    checkpoint.set_rng_state(rng_state, world.device)
     return sum(times) / len(times)
 
 
 def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
     """Fine-tune ``task.loaded.model`` in place by the passes of ``make``. Called by all ranks."""
     config, rank = task.config, task.rank
-    devices.require_precision(config.precision, rank.world.device)
     work = make(task)
-    balance = Balance(task, work) if config.balance != "off" else None
-    work.data.splits = balance.splits if balance else []
+    balance = Balance(work) if config.balance != "off" else None
     start, passed_over = to_continue(task)
-    rank.events.emit("phase", name="warmup")
     if start:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
         # ranks change their last bits.
-        rng_state = checkpoint.rng_state(rank.world.device)
         work.trial(0)
-        checkpoint.set_rng_state(rng_state, rank.world.device)
-        plan, first, table = put_back(task, start, work, balance)
+        plan, table = put_back(work, start)
     else:
         if balance:
-            balance.measure(StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown))
-        step_s = measured_step_s(task, work.trial, len(TRIALS))
-        tokens = [work.data.lengths[work.data.indices(step)].sum() for step in work.data.typical()]
-        plan, first, table = make_plan(task, len(task.features), step_s, float(np.mean(tokens))), 0, None
+            balance.measure()
+        step_s = measured_step_s(task, work.trial)
+        tokens = len(task.features.input_ids) / task.per_epoch
+        plan, table = make_plan(task, len(task.features), step_s, tokens), None
+        # The model was drawn from the same seed on all ranks; dropout must differ between them.
+        torch.manual_seed(config.seed + 1 + rank.world.rank)
     work.exchange.take()
     trained = training.train(
         rank,
@@ -109,15 +104,14 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
         plan,
         learning_rates(config, plan.planned_steps),
         task.per_epoch,
-        first,
         table,
         every=WINDOW if balance else 0,  # what the ranks tell each other late is answered late
         follow=balance.follow if balance else lambda table, next_open: None,
         save_every=config.checkpoint_every,
-        save=lambda step, table: save(task, work, plan, step, table, balance),
+        save=lambda step, table: save(work, plan, step, table),
     )
     trained.passed_over = passed_over
-    trained.tables = balance.rows(trained.table) if balance else {}
+    trained.tables = balance.rows(trained) if balance else {}
     return trained
 
 
@@ -127,17 +121,14 @@ def identity(task: Task) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def save(task: Task, work: Native, plan: Plan, step: int, table: np.ndarray, balance: Balance | None) -> None:
+def save(work: Native, plan: Plan, step: int, table: np.ndarray) -> None:
     """Write a checkpoint: rank 0 writes, the other ranks give their random states.
 
     Where ranks may be started again on several nodes one rank of each writes: any node may be the one that is lost.
     """
-    world, random_states = task.rank.world, dict[str, torch.Tensor]()
-    for name, own in checkpoint.rng_state(world.device).items():
-        own = own.to(comm_device(world))
-        parts = [torch.empty_like(own) for _ in range(world.size)]
-        dist.all_gather(parts, own)
-        random_states |= {f"rank{place}.{name}": part for place, part in enumerate(parts)}
+    task, world = work.task, work.task.rank.world
+    by_rank = all_gather_objects(checkpoint.rng_state(world.device))
+    random_states = {f"rank{rank}.{name}": own for rank, states in enumerate(by_rank) for name, own in states.items()}
     if world.main or (task.config.max_restarts and world.local_rank == 0):
 
         def model_files(folder: Path) -> None:
@@ -156,7 +147,7 @@ def save(task: Task, work: Native, plan: Plan, step: int, table: np.ndarray, bal
             "plan": asdict(plan),
             "scaler": work.scaler.state_dict(),
             "work": identity(task),
-            "splits": [asdict(split) for split in balance.splits] if balance else [],
+            "splits": [asdict(split) for split in work.data.splits],
         }
         checkpoint.save(task.rank.run_dir / "checkpoints", step, tensors, state, model_files)
     dist.barrier()
@@ -186,14 +177,14 @@ def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
     return start, faults
 
 
-def put_back(task: Task, start: Checkpoint, work: Native, balance: Balance | None) -> tuple[Plan, int, np.ndarray]:
-    """Put back what a checkpoint holds; return its plan, step and step table."""
-    folder, plan = start.path.parents[1], Plan(**start.state["plan"])
+def put_back(work: Native, start: Checkpoint) -> tuple[Plan, np.ndarray]:
+    """Put back what a checkpoint holds; return its plan and step table."""
+    task, folder, plan = work.task, start.path.parents[1], Plan(**start.state["plan"])
     if start.state["work"] != identity(task):
         now, then = task.config.work(), load_config(folder).work()
-        names = [name for name in now if now[name] != then[name]]
-        words = [f"{name} = {then[name]}, this one has {now[name]}" for name in names[:1]]
-        differing = (words or ["other data or another number of threads"])[0]
+        pairs = ((name, then[name], now[name]) for name in now if now[name] != then[name])
+        words = ("{} = {}, this one has {}".format(*pair) for pair in pairs)
+        differing = next(words, "other data or another number of threads")
         raise UserError(f"resume = {folder}: that run had {differing}: give the same values to continue it")
     work.model.load_state_dict(start.tensors("model"))
     checkpoint.load_optimizer(work.optimizer, start.tensors("optimizer"))
@@ -201,8 +192,9 @@ def put_back(task: Task, start: Checkpoint, work: Native, balance: Balance | Non
     prefix, states = f"rank{task.rank.world.rank}.", start.tensors("rng")
     own = {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}
     checkpoint.set_rng_state(own, task.rank.world.device)
-    if balance:
-        balance.restore(start.state["splits"], start.step)
+    for split in start.state["splits"]:
+        members = tuple(Member(**member) for member in split["members"])
+        work.data.splits.append(Split(**split | {"members": members}))
     if task.rank.world.main:
         task.rank.events.emit("log", message=f"continued from {start.path} at step {start.step:,}")
-    return plan, start.step, start.tensors("steps")["table"].numpy()
+    return plan, start.tensors("steps")["table"].numpy()

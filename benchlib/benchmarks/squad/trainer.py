@@ -8,7 +8,6 @@ import logging
 import math
 import tempfile
 import warnings
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,31 +15,23 @@ import torch
 import transformers
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task, buckets, flops_of, qa_loss
+from benchlib.benchmarks.squad.passes import Task, buckets, qa_loss
 from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_step_s
 from benchlib.core.events import Moment
-from benchlib.runtime import devices
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
 from benchlib.workloads.batches import MicroBatch, collate
-from benchlib.workloads.training import Plan, Trained
+from benchlib.workloads.training import Plan, Trained, begin
 
-TRIALS = 3
 PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
 
 
 def train(task: Task) -> Trained:
     """Fine-tune ``task.loaded.model`` in place with ``transformers.Trainer``. Called by all ranks."""
     config, rank = task.config, task.rank
-    devices.require_precision(config.precision, rank.world.device)
     model = task.loaded.model.to(rank.world.device).train()
-    torch.manual_seed(config.seed + 1 + rank.world.rank)
-    rank.events.emit("phase", name="warmup")
     plan = _plan(task, model)
-    if rank.world.main:
-        rank.events.emit("plan", **asdict(plan), epoch_share=plan.epoch_share)
-    rank.events.emit("phase", name="train")
-    devices.reset_peak_memory(rank.world.device)
+    begin(rank, plan)
     recorder = Recorder(task, plan)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -54,9 +45,10 @@ def train(task: Task) -> Trained:
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
         trainer.train()
+        train_s = recorder.began.since()
         trainer.accelerator.free_memory()
     recorder.gather()
-    trained = Trained(plan, recorder.rates, recorder.began, table=recorder.log.table, train_s=recorder.train_s)
+    trained = Trained(plan, recorder.rates, recorder.began, table=recorder.log.table, train_s=train_s)
     groups = buckets(model.parameters(), config.bucket_cap_mb)
     trained.bucket_bytes = [sum(parameter.nbytes for parameter in group) for group in groups]
     trained.checksums = [compare_ranks(model, rank.world, rank.events, math.ceil(config.epochs))]
@@ -110,20 +102,21 @@ class Recorder(transformers.TrainerCallback):
     """
 
     def __init__(self, task: Task, plan: Plan) -> None:
-        self.task, self.flops = task, flops_of(task.loaded)
+        self.task = task
         self.rates = learning_rates(task.config, plan.planned_steps)
         self.log = StepLog(task.rank.world, task.rank.events, plan.step_s)
-        self.began, self.train_s = Moment.now(), 0.0
+        self.began = Moment.now()
         clock = Clock(task.rank.world.device)
         self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown, alike=True)
         self._loss: torch.Tensor | float = 0.0
-        self._counts = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
+        self._counts: Any = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
 
     def count(self, inputs: dict[str, torch.Tensor], loss: torch.Tensor) -> None:
         """Add a micro-batch; its ``loss`` is the rank's mean, already divided by the accumulation."""
         rows, length = inputs["input_ids"].shape
         self._loss = self._loss + loss.detach() / self.task.rank.world.size
-        self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, self.flops(rows, length))
+        flops = self.task.loaded.train_flops(rows, length)
+        self._counts += (rows, int(inputs["attention_mask"].sum()), rows * length, flops)
 
     def gather(self) -> None:
         """Share the steps that were not gathered yet; of their times only the whole step's is known."""
@@ -141,15 +134,11 @@ class Recorder(transformers.TrainerCallback):
         """Close a step: ``state.global_step`` counts it already."""
         self._timer.end_step()
         done = int(state.global_step)
-        samples, tokens, padded, flops = self._counts.tolist()
-        epoch, counts = (done - 1) // self.task.per_epoch, (int(samples), int(tokens), int(padded))
-        due = self.log.add(Step(done, epoch, self.rates[done - 1], self._loss, *counts, flops))
+        epoch = (done - 1) // self.task.per_epoch
+        due = self.log.add(Step(done, epoch, self.rates[done - 1], self._loss, *self._counts.tolist()))
         self._loss, self._counts = 0.0, np.zeros(4)
         if due:
             self.gather()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.train_s = self.began.since()
 
 
 class CountingTrainer(transformers.Trainer):
@@ -173,7 +162,7 @@ def _plan(task: Task, model: Any) -> Plan:
             qa_loss(model, batch.to(device), config.precision).backward()
         model.zero_grad(set_to_none=True)
 
-    step_s = measured_step_s(task, trial, TRIALS)
+    step_s = measured_step_s(task, trial)
     length = config.max_length if config.trainer_padding == "max_length" else float(windows.lengths.mean())
     # With several ranks the Trainer fills the last micro-batches of an epoch with samples from its start.
     together = config.batch_size * config.world_size if config.world_size > 1 else 1

@@ -121,7 +121,8 @@ def metrics_of(monkeypatch, tmp_path, unknown=(), peak=1e10, steps=40):
     rank = SimpleNamespace(config=config, world=world, run_dir=tmp_path, began=Moment(0.0, 0.0))
     plan = training.Plan(steps, 8 * steps, steps, 8 * steps)
     trained = training.Trained(plan, [1e-3] * steps, Moment(0.0, 1.0), table=table, train_s=130.0)
-    measured = [(peak, "measured" if peak else "no such precision")]
+    measured = (peak, "measured" if peak else "no such precision")
+    monkeypatch.setattr(training, "peak", lambda rank, precision: measured)
     tables = training.rows(trained, rank, "fp32", measured, warm=5)
     tables["run"][0] |= {"speed_scope": "_x", "quality": "_x", "total_s": 131.0}
     rows = Rows(config, 2, {**{name: [] for name in ("shares", "splits", "balance", "misses")}, **tables})

@@ -177,7 +177,7 @@ def test_ranks_measure_a_disk_together_and_a_slow_reader_is_seen(data, monkeypat
 
     def rank(number):
         source = open_source(PAIRS, data, read_ahead=1)
-        rates[number] = disk_rates(source, 50, np.arange(1000), rounds=3, raw=number == 0, barrier=meeting.wait)
+        rates[number] = disk_rates(source, 50, np.arange(1000), raw=number == 0, barrier=meeting.wait)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
     for thread in threads:
