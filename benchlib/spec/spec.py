@@ -453,6 +453,6 @@ def _undecided(run: Run) -> list[Judged]:
 def undamaged(run: Run) -> Rows:
     """Return the rows of a run; none where its files are damaged, which the reader is told of elsewhere."""
     try:
-        return Rows.of(run) if run.result else Rows(None, 1, {})
+        return Rows.of(run) if run.result else Rows(run.config, 1, {})
     except UserError:
         return Rows(None, 1, {})

@@ -210,8 +210,8 @@ def test_pictures_of_a_run_without_a_result_show_what_its_events_recorded():
 
     draw = Spec([table], [], [], charts=[chart], recorded=recorded).figures()["loss"]
     events = [{"kind": "step", "loss": 3.0}, {"kind": "log"}, {"kind": "step", "loss": 2.0}]
-    assert "Medians: t 2.5." in draw(SimpleNamespace(result=None, events=events)).alt
-    assert draw(SimpleNamespace(result=None, events=[])).empty
+    assert "Medians: t 2.5." in draw(SimpleNamespace(result=None, config=None, events=events)).alt
+    assert draw(SimpleNamespace(result=None, config=None, events=[])).empty
 
 
 def test_a_sentence_speaks_of_the_row_of_its_metric():
@@ -270,3 +270,9 @@ def test_targets_and_names_of_a_spec_exist(name):
     assert {check.asked for check in spec.checks if check.asked} <= set(fields)
     assert len({metric.name for metric in spec.metrics}) == len(spec.metrics)
     assert len({chart.name for chart in spec.charts}) == len(spec.charts)
+
+
+def test_a_table_of_the_config_is_there_before_the_run():
+    show = Show("limits", T, make=lambda rows: [{"limit": str(rows.config.most)}])
+    (frame,) = Spec([T], [], [], shows=[show]).frames(SimpleNamespace(result=None, config=CONFIG)).values()
+    assert frame().to_dict("records") == [{"limit": "4.0"}]
