@@ -374,10 +374,10 @@ def ruling(change: Change, limit: RegressionLimit, direction: Direction, old: fl
                 return "AMBIGUOUS", "within the limit, but twice the limit is not excluded: too noisy to gate"
             return "PASS", "surely worse, but within the limit" if least > 0 else ""
         if least <= 0:
-            return "AMBIGUOUS", "beyond the limit, but no change at all is not excluded"
+            return "AMBIGUOUS", "beyond the limit, but noise may explain it"
         if lost <= change.reach:
             return "AMBIGUOUS", "beyond the limit, but among all metrics of a run one may be as far off by chance"
-        return "FAIL", "beyond the limit, and no change is excluded"
+        return "FAIL", "beyond the limit, and noise does not explain it"
 
     status, why = judged(0.0)
     if change.disturbed and judged(change.whole - change.move)[0] != status:
