@@ -90,8 +90,8 @@ def levels(values: Sequence[float]) -> Levels:
     levels = []
     for start, end in zip(starts, ends, strict=True):
         median = float(back(np.median(clean[start:end])))
-        known = free >= SCATTER - 1
-        low, high = _band(median, spread, end - start, free, ratio, COVERAGE) if known else (median, median)
+        has_spread = free >= SCATTER - 1
+        low, high = _band(median, spread, end - start, free, ratio, COVERAGE) if has_spread else (median, median)
         levels.append(Level(start, end, median, low, high))
     return Levels(tuple(levels), spread, free, ratio)
 

@@ -69,8 +69,8 @@ def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
     Raises ``UserError`` where that is nothing, damaged, or of several fingerprints.
     """
     kinds, excluded = read_kinds(text)
-    found = {kind.first.benchmark: kind for kind in kinds}
-    for benchmark in found:
+    by_benchmark = {kind.first.benchmark: kind for kind in kinds}
+    for benchmark in by_benchmark:
         same = [kind.runs for kind in kinds if kind.first.benchmark == benchmark]
         if same[1:]:
             first, *others = sorted(same, key=len, reverse=True)
@@ -81,7 +81,7 @@ def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
                 words = ", ".join(f"{name} {here}" for name, here, _ in factors)
                 lines.append(f"  {shortened([run.run for run in runs])} ({words})")
             raise UserError("\n".join(lines))
-    return found, excluded
+    return by_benchmark, excluded
 
 
 def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:

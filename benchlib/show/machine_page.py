@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
-from benchlib.config.schema import read_params
+from benchlib.config.schema import read_params, tier_names
 from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
@@ -159,7 +159,7 @@ def _undone(runs: Sequence[Record]) -> Iterator[Row]:
     tier, ran = next((run.tier for run in runs), "quick"), {run.benchmark for run in runs}
     for benchmark in loadable():
         if benchmark.name not in ran:
-            part = benchmark.name in read_params("tiers", tier)
+            part = tier in tier_names() and benchmark.name in read_params("tiers", tier)
             larger = "nightly" if tier in ("smoke", "quick") and not part else tier
             command = f"benchlib run {benchmark.name} --tier {larger}"
             why = "no run among these" if part else f"not part of {tier}"

@@ -325,8 +325,9 @@ class Spec:
         Medians of derived columns and percentiles do not follow from the medians that a result holds.
         """
         rows = Rows.bare(None, result)
-        for metric in (metric for metric in self.metrics if metric.of.col.of is metric.percentile is None):
-            for name, row in metric.rows(rows):
+        for metric in self.metrics:
+            held = metric.of.col.of is None and metric.percentile is None
+            for name, row in metric.rows(rows) if held else ():
                 stated, number = rows.metrics.get(name), metric.number(row, rows)
                 if stated and stated.value is not None and number is not None:
                     yield stated, number

@@ -63,7 +63,7 @@ def _names(random: Random, split: str) -> Callable[[str], str]:
     In some paragraphs all people share a last name, so that half a name is not enough.
     """
     family = _word(random, split, 2) if random.random() < 0.15 else ""
-    given = {family}
+    used = {family}
 
     def made(kind: str) -> str:
         if kind == "year":
@@ -74,9 +74,9 @@ def _names(random: Random, split: str) -> Callable[[str], str]:
 
     def new(kind: str) -> str:
         shared = {family} if kind == "person" else set()
-        while given & (words := set((name := made(kind)).split()) - shared):
+        while used & (words := set((name := made(kind)).split()) - shared):
             pass
-        given.update(words)
+        used.update(words)
         return name
 
     return new

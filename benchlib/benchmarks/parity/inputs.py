@@ -117,13 +117,13 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     middle = rows[config.lengths[len(config.lengths) // 2]]
     edges = _edges(middle, maker.pad_id, min(positions or DEFAULT_EDGE, MAX_EDGE))
     dev = maker.dev(golden, min(DEV_LENGTH, positions or DEV_LENGTH))
-    made = [(f"len{length}-batch{batch}", "data", first(rows[length], batch)) for length, batch in config.sizes]
-    made += [(name, "edge", tensors) for name, tensors in edges.items()]
-    made += [("layer", "layer", first(middle, LAYER_BATCH))]
-    made += [(f"train-{step:02d}", "train", tensors) for step, tensors in enumerate(maker.training())]
-    made += [(f"dev-{number:02d}", "dev", tensors) for number, tensors in enumerate(dev)]
-    cases = [Case(name, kind, *tensors["input_ids"].shape) for name, kind, tensors in made]
-    arrays = {f"{name}/{key}": tensor.clone() for name, _, tensors in made for key, tensor in tensors.items()}
+    inputs = [(f"len{length}-batch{batch}", "data", first(rows[length], batch)) for length, batch in config.sizes]
+    inputs += [(name, "edge", tensors) for name, tensors in edges.items()]
+    inputs += [("layer", "layer", first(middle, LAYER_BATCH))]
+    inputs += [(f"train-{step:02d}", "train", tensors) for step, tensors in enumerate(maker.training())]
+    inputs += [(f"dev-{number:02d}", "dev", tensors) for number, tensors in enumerate(dev)]
+    cases = [Case(name, kind, *tensors["input_ids"].shape) for name, kind, tensors in inputs]
+    arrays = {f"{name}/{key}": tensor.clone() for name, _, tensors in inputs for key, tensor in tensors.items()}
     about = {"cases": [asdict(case) for case in cases], "pad_id": maker.pad_id}
     with checkpoint.naming_storage_errors(golden / INPUTS), atomic_path(golden / INPUTS) as path:
         save_file(arrays, path, metadata={"benchlib": json.dumps(about)})

@@ -230,8 +230,8 @@ def agreement(merged: Merged) -> list[Row]:
     shared = ("model_sha256", "inputs_sha256", "reference", "reference_sha256")
     far: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in merged.rows:
-        known = row["reference_sha256"] and row["max_difference"] is not None
-        if known and row["gates"] and row["precision"] == "fp32":
+        comparable = row["reference_sha256"] and row["max_difference"] is not None
+        if comparable and row["gates"] and row["precision"] == "fp32":
             group = far.setdefault(tuple(row[name] for name in shared), {})
             group[row["backend"]] = max(group.get(row["backend"], row), row, key=lambda item: item["max_difference"])
     return [

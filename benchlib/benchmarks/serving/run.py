@@ -66,8 +66,8 @@ class Bench:
         dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
         with keep_alive(self.events, start_s):
             dispatcher.start()
-        known = [row["because"] for row in self.tables["losses"]]
-        self.tables["losses"] += [row | {"t_s": 0.0} for row in dispatcher.events if row["because"] not in known]
+        noted = [row["because"] for row in self.tables["losses"]]
+        self.tables["losses"] += [row | {"t_s": 0.0} for row in dispatcher.events if row["because"] not in noted]
         beat, limit_s = partial(self.events.emit, "heartbeat"), config.deadline_s + 1
         try:
             yield Client(dispatcher, self.prompts, config.max_new, limit_s, beat), dispatcher

@@ -111,13 +111,13 @@ class Xla(Native):
         reached = {item.name for program in self._programs.values() for item in program.manifest.results}
         # Of the others the loss does not depend.
         parameters = [parameter for name, parameter in self._loss.named_parameters() if name in reached]
-        made = []
+        flat_buckets = []
         for group in buckets(parameters, self.task.config.bucket_cap_mb):
             flat = torch.zeros(sum(parameter.numel() for parameter in group))
             for parameter, part in zip(group, flat.split([parameter.numel() for parameter in group]), strict=True):
                 parameter.grad = part.view_as(parameter)
-            made.append(flat)
-        return made
+            flat_buckets.append(flat)
+        return flat_buckets
 
     def _add_over_ranks(self) -> None:
         records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]

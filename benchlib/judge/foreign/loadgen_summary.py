@@ -91,8 +91,8 @@ def _loadgen(fields: _Fields, text: str, latencies: Mapping[str, Latency]) -> Lo
         if scenario == "Server":
             percentile, target_s, measured_s = _token_limits(fields, latencies)
     samples, errors = fields.number("samples_per_query"), ERRORS.search(text)
-    found = {name: re.search(form, text) for name, form in COUNTS.items()}
-    counts = {name: int(match[match.lastindex or 0]) for name, match in found.items() if match}
+    matches = {name: re.search(form, text) for name, form in COUNTS.items()}
+    counts = {name: int(match[match.lastindex or 0]) for name, match in matches.items() if match}
     return LoadGen(
         scenario=scenario,
         mode=fields.get("Mode", ""),

@@ -851,11 +851,17 @@ def judge_claims(claims: Sequence[Claim]) -> list[Judgement]:
     judgements = []
     for each in RULES.values():
         # The gravest failure comes first, where findings have a value.
-        said = sorted(ask(each.name, claims), key=lambda pair: -abs(pair[1].value or 0.0) * (pair[1].status == "FAIL"))
+        answers = sorted(
+            ask(each.name, claims), key=lambda pair: -abs(pair[1].value or 0.0) * (pair[1].status == "FAIL")
+        )
         passed, failures, skipped = (
-            [f"{subject}: {what.reason}" if subject else what.reason for subject, what in said if what.status == status]
+            [
+                f"{subject}: {what.reason}" if subject else what.reason
+                for subject, what in answers
+                if what.status == status
+            ]
             for status in ("PASS", "FAIL", "SKIPPED")
         )
-        if said:
+        if answers:
             judgements.append(Judgement(each, len(passed), tuple(failures), tuple(skipped), "".join(passed[-1:])))
     return judgements

@@ -171,3 +171,8 @@ def test_a_library_that_does_not_move_the_tensors_of_the_backend_is_refused_befo
     with pytest.raises(UserError, match=r"nccl moves tensors of cuda, not of cpu .*: take gloo, mpi"):
         config.check_whole()
     config.model_copy(update={"backend": "rocm"}).check_whole()
+
+
+@pytest.mark.parametrize("written", ["fp32,bf16", "[fp32, bf16]", '["fp32","bf16"]', "['fp32', 'bf16']"])
+def test_a_list_is_read_as_it_is_usually_written(written):
+    assert resolve("collectives", "smoke", "cpu", {"dtypes": written}).config.dtypes == ["fp32", "bf16"]

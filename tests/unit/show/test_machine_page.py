@@ -56,6 +56,15 @@ def test_every_run_stands_there_with_its_share_of_the_bound_and_its_price(day):
     assert rendered(day).text.count("no reference") == len(NAMES)
 
 
+def test_a_busy_machine_is_named_and_a_tier_of_elsewhere_is_no_error(day, monkeypatch):
+    monkeypatch.setattr(machine_page, "tier_names", list)
+    runs = [machine_page.load(path).model_copy(update={"others": 0.4}) for path in machine_page.newest(day)]
+    monkeypatch.setattr(machine_page, "load", lambda path: next(run for run in runs if run.folder == str(path)))
+    page = machine_page.content(machine_page.newest(day))
+    assert "Others took up to 40% of the processors meanwhile" in page.sentence
+    assert "not part of smoke" in [row["why"] for row in page.undone]
+
+
 def test_what_differs_from_its_reference_fails_the_page_and_stands_first(day):
     for name, change in (("seq2seq", 0.0), ("parallel", 0.5)):
         run = Run(day / f"{name}-cpu-101500-aaaaaa")
