@@ -23,6 +23,7 @@ import psutil
 from benchlib.benchmarks.serving.config import ServingConfig
 from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config import addresses
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.core.machine import BACKENDS
 from benchlib.workloads.llm import served
@@ -58,16 +59,22 @@ class Bench:
         return statistics.median(self.tables["scaling"][-1]["samples_per_s"])
 
     @contextlib.contextmanager
-    def client(self, urls: list[str]) -> Iterator[tuple[Client, Dispatcher]]:
-        """Open a dispatcher to some workers, and a client that drives it."""
-        config, start_s = self.config, self.config.startup_timeout_s
-        limits_s = config.deadline_s, config.stall_s, config.gone_s
+    def client(self, urls: list[str], start_s: float = 0.0) -> Iterator[tuple[Client, Dispatcher]]:
+        """Open a dispatcher to some workers, and a client that drives it.
+
+        A worker that was there before has ``gone_s`` to answer; one that does not is not asked again.
+        """
+        config = self.config
+        limits_s, start_s = (config.deadline_s, config.stall_s, config.gone_s), start_s or config.gone_s
         policy = Policy(config.concurrency, *limits_s, start_s=start_s, partial=True)
         dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
-        with keep_alive(self.events, start_s):
-            dispatcher.start()
-        noted = [row["because"] for row in self.tables["losses"]]
-        self.tables["losses"] += [row | {"t_s": 0.0} for row in dispatcher.events if row["because"] not in noted]
+        try:
+            with keep_alive(self.events, start_s):
+                dispatcher.start()
+        finally:
+            self.tables["losses"] += [row | {"t_s": 0.0} for row in dispatcher.events]
+            gone = [worker.url for worker in dispatcher.workers if not worker.ready]
+            self.urls = [url for url in self.urls if url not in gone]
         beat, limit_s = partial(self.events.emit, "heartbeat"), config.deadline_s + 1
         try:
             yield Client(dispatcher, self.prompts, config.max_new, limit_s, beat), dispatcher
@@ -90,7 +97,8 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
     events.emit("phase", name="init", text=at_work)
     with contextlib.ExitStack() as stack:
         bench = _prepare(config, run_dir, events, stack)
-        with bench.client(bench.urls) as (client, dispatcher):  # names become addresses; nobody is measured cold
+        # Names become addresses; nobody is measured cold.
+        with bench.client(bench.urls, config.startup_timeout_s) as (client, dispatcher):
             bench.urls = [worker.url for worker in dispatcher.workers if worker.ready]
             simulated = any(worker.engine == "sim" for worker in dispatcher.workers)
             client.at_once(2 * len(bench.urls))
@@ -101,10 +109,13 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         _rates(bench)
         if config.mode != "single":
             events.emit("phase", name="load", text="raising the load")
-            _load(bench)
-            if config.recovery and bench.pool and len(bench.urls) > 1:
-                events.emit("phase", name="recovery", text="killing a worker")
-                _recovery(bench, bench.pool)
+            try:
+                _load(bench)
+                if config.recovery and bench.pool and len(bench.urls) == config.worker_count > 1:
+                    events.emit("phase", name="recovery", text="killing a worker")
+                    _recovery(bench, bench.pool)
+            except BackendUnavailable as error:  # the rates stay
+                bench.errors[str(error)] = None
     events.emit("phase", name="write")
     pool, counts = bench.pool, served.counts(bench.sums)
     facts: Row = {**bench.sums} | {
@@ -138,7 +149,10 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
 
 
 def _rates(bench: Bench) -> None:
-    """Measure each worker alone and all together, interleaved: what the machine does meanwhile touches all alike."""
+    """Measure each worker alone and all together, interleaved: what the machine does meanwhile touches all alike.
+
+    Without a worker that is lost meanwhile all of it is measured again.
+    """
     config, count = bench.config, len(bench.urls)
     workers: list[Row] = [{"worker": index, "url": url, "answered": 0} for index, url in enumerate(bench.urls)]
     sizes = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
@@ -148,7 +162,13 @@ def _rates(bench: Bench) -> None:
     runs: dict[tuple[int, ...], list[Row]] = {indices: [] for indices in (*alone, *joint)}
     order = [*runs] * config.rounds
     for number, indices in enumerate(order, 1):
-        runs[indices].append(_at_once(bench, [workers[index] for index in indices]))
+        try:
+            runs[indices].append(_at_once(bench, [workers[index] for index in indices]))
+        except BackendUnavailable:
+            if not bench.urls:
+                raise
+            _rates(bench)
+            return
         bench.events.emit("progress", phase="measure", done=number, total=len(order), unit="runs")
     rates = [[row["samples_per_s"] for row in runs[indices]] for indices in alone]
     unmeasured = "mode = distributed measures nobody alone"
@@ -172,6 +192,8 @@ def _at_once(bench: Bench, workers: list[Row]) -> Row:
     differ in length, and a joint run of other prompts would be other work.
     """
     with bench.client([worker["url"] for worker in workers]) as (client, dispatcher):
+        if lost := [worker for worker in dispatcher.workers if not worker.ready]:
+            raise BackendUnavailable(lost[0].reason)
         client.prompts = bench.prompts[: bench.config.queries]
         before, cpu = dispatcher.counters(), dispatcher.cpu_s()
         row = bench.measure(client, table := client.at_once(bench.config.queries * len(workers)))

@@ -164,7 +164,7 @@ def _knee(check: Check, run: Rows) -> Judged:
         return check.answer("SKIPPED", f"{why}; a quieter machine for the client decides it", gates=True)
     parts = [f"{TIMES[kind]} {{{kind}_at_ms}} (p{{percentile}}), limit {{{kind}_limit_ms}}" for kind in LIMITED]
     missed = f"at {{rate}}: {{failed}} of {{queries}} failed; {'; '.join(parts)}"
-    return check.answer("FAIL", text(missed, rows[-1]) if rows else "no rate was tried")
+    return check.answer("FAIL", text(missed, rows[-1]) if rows else f"no rate was tried: {run.run['errors']}")
 
 
 def _undecided(run: Rows) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from benchlib.benchmarks.serving import run as serving_run
 from benchlib.benchmarks.serving.run import Bench
 from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config.schema import resolve
-from benchlib.core.errors import UserError
+from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import Machine, worth
 from benchlib.judge.numbers import judged
@@ -216,13 +216,45 @@ def test_a_run_goes_on_without_a_worker_that_stays_away_and_names_it():
     values = config(workers=f"{server.url},{dead.url}", startup_timeout_s=1)
     bench = Bench(values, SimpleNamespace(emit=lambda *_, **__: None), [server.url, dead.url], TOKEN, [[3, 4, 5]])
     try:
-        for _ in range(2):  # each client finds it missing; it is named once
-            with bench.client(bench.urls) as (client, _):
+        for _ in range(2):  # it is named once
+            with bench.client(bench.urls, values.startup_timeout_s) as (client, _):
                 assert not client.at_once(4)["failed"].any()
     finally:
         server.cut()
     (warning,) = [words for words in SPEC.warnings(Rows(values, 1, tables() | bench.tables)) if dead.url in words]
     assert "numbers are those of the other workers" in warning and "start it, or correct workers=" in warning
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_worker_that_dies_between_two_measurements_leaves_the_rates_of_the_others(monkeypatch, lost):
+    """Once the run has come to its end, the last of two workers; all of them end the run where nothing was measured."""
+    servers, measured = [own(), own()], []
+    urls = [server.url for server in servers]
+    values = config(workers=",".join(urls), rounds=1, queries=8, gone_s=0.3)
+    bench = Bench(values, SimpleNamespace(emit=lambda *_, **__: None), urls, TOKEN, [[3, 4, 5]])
+    once = serving_run._at_once
+
+    def at_once(bench, workers):
+        while len(measured) == 1 and len(servers) > 2 - lost:
+            servers.pop().cut()
+        row = once(bench, workers)
+        measured.append([worker["url"] for worker in workers])
+        return row
+
+    monkeypatch.setattr(serving_run, "_at_once", at_once)
+    try:
+        if lost == 2:
+            with pytest.raises(BackendUnavailable, match="no worker is left"):
+                serving_run._rates(bench)
+            return
+        serving_run._rates(bench)
+    finally:
+        for server in servers:
+            server.cut()
+    assert [worker["url"] for worker in bench.tables["workers"]] == urls[: 2 - lost]
+    assert measured == ([urls[:1], urls[1:], urls] if not lost else [urls[:1], urls[:1]])
+    named = [row["because"] for row in bench.tables["losses"]]
+    assert len(named) == lost and all(urls[1] in because for because in named)
 
 
 def test_rates_are_those_of_servers_whose_rate_is_known():
