@@ -30,7 +30,7 @@ from benchlib.judge.compare import RunSet, read_kinds
 from benchlib.judge.foreign.readers import claim_file
 from benchlib.judge.impossible.claim import ClaimFile
 from benchlib.judge.prices import Asked, Names, Price, assign, parse
-from benchlib.judge.regression import GATE_CONFIDENCE, LOG, Side, compared, own_spread, side_of
+from benchlib.judge.regression import GATE_CONFIDENCE, LOG, NOTICED, Side, compared, own_spread, side_of
 from benchlib.judge.trends import demo_worth
 from benchlib.results.record import Record
 
@@ -328,7 +328,8 @@ class Ranking:
         elif level:
             self.doubt = f"{text.capitalized(text.listing(level))} may be as good."
         elif ratios:
-            self.sure = f"The order is certain{' as far as single runs show' * (not of_runs)}."
+            alone = "Single runs show this order: three of each would also show how much runs differ."
+            self.sure = "Noise between runs does not explain the order." if of_runs else alone
 
     def row(
         self, name: str, label: str, unit: str, values: list[Estimate] | None = None, direction: str = "lower"
@@ -443,6 +444,11 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
             "Intervals rest on the samples within a run where no machine has three: how much runs differ "
             "from each other is not in them. Three runs of each machine show it."
         )
+    for machine in machines:
+        if (others := max(run.others for run in machine.runs.runs)) >= NOTICED:
+            notes.append(
+                f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
+            )
     return Worth(
         benchmark=machines[0].first.benchmark,
         tier=" and ".join(dict.fromkeys(machine.first.tier for machine in machines)),
@@ -490,8 +496,10 @@ def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = No
     for members in machines.values():
         prices = assign(of_runs, [machine.names for machine in members])
         item = worth([replace(machine, price=usd) for machine, usd in zip(members, prices, strict=True)], deadline_s)
-        stated = [row for name, file in files.items() for row in _published(file, item.items, asked.named.get(name))]
-        items.append(replace(item, published=stated))
+        stated = {name: [*_published(file, item.items, asked.named.get(name))] for name, file in files.items()}
+        apart = f"states no rate in {item.items}/s, which the {item.benchmark} runs are compared by"
+        notes += [f"{name}: {apart}" for name, rows in stated.items() if not rows]
+        items.append(replace(item, published=[row for rows in stated.values() for row in rows]))
     return items, notes
 
 

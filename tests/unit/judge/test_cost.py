@@ -219,6 +219,15 @@ def test_single_numbers_leave_the_order_open_and_one_run_at_two_prices_does_not(
     single = compared(machine("a", 1, [100.0]), machine("b", 1, [200.0]))
     assert [answer.certain for answer in single.answers] == [False, False]
     assert single.row("rate").values[0].low is None
+    alone = compared(machine("a", 1, noisy(100, 1)), machine("b", 1, noisy(200, 2)))
+    assert "Single runs show this order" in alone.answers[0].sentence and not any(
+        "Others" in note for note in alone.notes
+    )
+    disturbed = machine("b", 1, noisy(200, 2))
+    disturbed.first.others = 0.6
+    assert any(
+        "60% of the processors of b" in note for note in compared(machine("a", 1, noisy(100, 1)), disturbed).notes
+    )
     spot = compared(machine("a", 3, noisy(100, 1)), machine("a", 2, noisy(100, 1)))
     assert spot.answers[1].certain is True
     same = compared(machine("a", 1, noisy(100, 1)), machine("b", 1, noisy(100, 1)))
@@ -324,6 +333,8 @@ def test_a_published_figure_stands_beside_measured_machines_and_in_no_order(tmp_
     ]
     assert item.answers == alone.answers
     assert "Published, not measured" in showing.page([item], [])
+    path.write_text(json.dumps({"claim_version": 1, "source": "a blog", "claims": claims[1:]}))
+    assert any("vendor: states no rate in samples/s" in note for note in cost.worths([*sides, str(path)], asked)[1])
     path.write_text('{"claim_version": 1, "claims": []}')
     with pytest.raises(UserError, match=r"vendor\.json.*claims"):
         cost.worths([*sides, str(path)], asked)
