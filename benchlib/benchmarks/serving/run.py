@@ -72,7 +72,9 @@ class Bench:
             with keep_alive(self.events, start_s):
                 dispatcher.start()
         finally:
-            self.tables["losses"] += [row | {"t_s": 0.0} for row in dispatcher.events]
+            for row in dispatcher.events:
+                self.tables["losses"].append(row | {"t_s": 0.0})
+                self.events.emit("log", message=row["because"])
             gone = [worker.url for worker in dispatcher.workers if not worker.ready]
             self.urls = [url for url in self.urls if url not in gone]
         beat, limit_s = partial(self.events.emit, "heartbeat"), config.deadline_s + 1

@@ -214,7 +214,9 @@ def test_a_run_goes_on_without_a_worker_that_stays_away_and_names_it():
     server, dead = own(), own()
     dead.cut()
     values = config(workers=f"{server.url},{dead.url}", startup_timeout_s=1)
-    bench = Bench(values, SimpleNamespace(emit=lambda *_, **__: None), [server.url, dead.url], TOKEN, [[3, 4, 5]])
+    told = []
+    events = SimpleNamespace(emit=lambda kind, **event: told.append(event["message"]) if kind == "log" else None)
+    bench = Bench(values, events, [server.url, dead.url], TOKEN, [[3, 4, 5]])
     try:
         for _ in range(2):  # it is named once
             with bench.client(bench.urls, values.startup_timeout_s) as (client, _):
@@ -222,6 +224,7 @@ def test_a_run_goes_on_without_a_worker_that_stays_away_and_names_it():
     finally:
         server.cut()
     (warning,) = [words for words in SPEC.warnings(Rows(values, 1, tables() | bench.tables)) if dead.url in words]
+    assert len(told) == 1 and told[0] in warning, "said on the terminal, too"
     assert "numbers are those of the other workers" in warning and "start it, or correct workers=" in warning
 
 
