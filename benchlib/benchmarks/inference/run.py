@@ -176,10 +176,11 @@ def _accuracy(bench: Bench) -> None:
         outcome = _perform(bench, "Offline", accuracy=True)
         answers = loadgen.answers(bench.rank.run_dir / "loadgen" / "accuracy")
     except RunBroken as error:
-        columns = (*articles.KINDS, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead")
+        columns = (*articles.KINDS, "gen_len", "answer_tokens", "splitter", "rouge1_shuffled", "rouge1_lead")
         row |= {"first": str(error), "why": dict.fromkeys(columns, "the test did not end")}
         return
     bench.rank.events.emit("phase", name="scores")
     row |= {"answered": len(answers), "failed": int(outcome.table["failed"].sum())}
+    row |= {"answer_tokens": sum(map(len, answers.values()))}
     row |= {"errors": int(outcome.log["num_errors"]), "first": next(iter(outcome.errors), "")}
     row |= articles.score(bench.data, answers)

@@ -143,6 +143,7 @@ accuracy = Table(
         *cols("samples answered failed errors", "count"),
         *cols(" ".join(scored), "%", derived=True, quality=0.5),
         Col("gen_len", "characters", "generated", derived=True, quality=20),
+        Col("answer_tokens", "count", "tokens of the answers", quality=0.0),
         Col("unanswered", "count", "", sub, "samples answered"),
         Col("margin", "number", "ROUGE-1 above that with other references", sub, "rouge1 rouge1_shuffled"),
     ],
