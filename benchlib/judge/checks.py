@@ -12,7 +12,7 @@ from benchlib.core.files import write_json
 from benchlib.core.text import capitalized, counted
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.rules import ask, judge_claims
-from benchlib.judge.numbers import InvalidNumber, within
+from benchlib.judge.numbers import InvalidNumber, faults_text, within
 from benchlib.results.run import Run
 from benchlib.results.verdict import Check as Check
 from benchlib.results.verdict import Kind as Kind
@@ -117,10 +117,6 @@ def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
     run_folder.record_verdict(Path(run_dir))
 
 
-def fact_check(name: str, question: str, passed: bool, reason: str) -> Check:
-    return Ask(name, question).fact(passed, reason)
-
-
 def budget_check(run: Run) -> Check:
     ask = Ask("time budget", "Did the run stay within its tier's time budget?", kind="budget")
     budget, result = run.config.budget_s, run.result
@@ -134,12 +130,14 @@ def budget_check(run: Run) -> Check:
     return ask.fact(in_time, reason, limit=f"<= {budget:.0f} s", value=spent_s, unit="s")
 
 
-def finite_check(claims: Sequence[Claim]) -> Check:
+def finite_check(claims: Sequence[Claim], faults: Sequence[str] = ()) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero; every run measures some."""
-    return Ask(FINITE, "Are all values finite and non-negative?").by(_finite, claims)
+    return Ask(FINITE, "Are all values finite and non-negative?").by(_finite, claims, faults)
 
 
-def _finite(to: Ask, claims: Sequence[Claim]) -> Check:
+def _finite(to: Ask, claims: Sequence[Claim], faults: Sequence[str]) -> Check:
+    if faults:  # what claims would be made of
+        return to.fact(False, faults_text(faults))
     findings = [finding for _, finding in ask("possible values", claims)]
     wrong = [finding for finding in findings if finding.status == "FAIL"]
     counts = Counter(finding.reason for finding in wrong or findings)
@@ -147,13 +145,15 @@ def _finite(to: Ask, claims: Sequence[Claim]) -> Check:
     return to.fact(bool(findings) and not wrong, "; ".join(reasons) or "no value was measured")
 
 
-def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
+def agreement_check(claims: Sequence[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
     question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
-    return Ask(AGREE, question).by(_agreement, claims, shown)
+    return Ask(AGREE, question).by(_agreement, claims, shown, faults)
 
 
-def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str]) -> Check:
+def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
+    if faults:
+        return to.fact(False, faults_text(faults))
     judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]
     failures = [reason for judgement in judged for reason in judgement.failures]
     held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]

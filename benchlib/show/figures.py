@@ -226,11 +226,11 @@ def log_values(axes: Axes, room: float = 0.06) -> None:
     axes.margins(y=room)
 
 
-def draw_line(axes: Axes, x: Any, y: Any, words: str, colour: str, **looks: Any) -> End:
-    """Draw a line with its points and return its end, for ``name_ends``. ``x`` and ``y`` are columns of a frame."""
+def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], words: str, colour: str, **looks: Any) -> End:
+    """Draw a line with its points and return its end, for ``name_ends``."""
     points: Any = {"marker": "o", "markersize": 3.5}
     axes.plot(x, y, color=colour, **(points | looks))
-    return End(float(x.iloc[-1]), float(y.iloc[-1]), words, colour)
+    return End(float(x[-1]), float(y[-1]), words, colour)
 
 
 def name_ends(axes: Axes, ends: Sequence[End]) -> None:

@@ -20,7 +20,6 @@ Point = tuple[float, float, Row]
 Title = str | Callable[[Rows], str]
 About = Table | None
 Smooth = Callable[[list[float]], Any]
-Curve = Callable[[list[float]], tuple[Sequence[float], Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -83,22 +82,18 @@ def _values(ref: Ref, run: Rows, least: bool = False) -> list[tuple[Row, float]]
 
 
 def _title(title: Title, ref: Ref, about: About, row: Row, run: Rows) -> str:
-    if callable(title):
-        return title(run)
-    return ref.table.text(title, next(iter(about.rows(run)), row) if about else row, run)
+    row = next(iter(about.rows(run) if about else ()), row)
+    return title(run) if callable(title) else ref.table.text(title, row, run)
 
 
 def _alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref) -> str:
     """Write the name and the numbers of each row, and how many rows are not shown."""
-
-    def numbers(row: Row) -> str:
-        return (
-            ", ".join(f"{col.col.heading} {col.text(row, run)}" for col in (ref, *more)) if more else ref.text(row, run)
-        )
-
-    listed = "; ".join(f"{ref.table.name_of(row, run)} {numbers(row)}" for row in rows)
+    cells = list[str]()
+    for row in rows:
+        numbers = [f"{one.col.heading} " * bool(more) + one.text(row, run) for one in (ref, *more)]
+        cells.append(f"{ref.table.name_of(row, run)} {', '.join(numbers)}")
     hidden = len(ref.table.rows(run)) - len(rows)
-    return f"{listed}." + f" {hidden} more are not shown." * (hidden > 0)
+    return f"{'; '.join(cells)}." + f" {hidden} more are not shown." * (hidden > 0)
 
 
 def _heading(ref: Ref) -> str:
@@ -159,8 +154,6 @@ def lines(
 
 
 def _curve(on: Any, axes: Any, layer: Line, words: str, points: list[Point], colour: str) -> Any:
-    import pandas as pd
-
     looks: dict[str, Any] = {"linestyle": (0, (3, 1.2)) if layer.dashed(points[0][2]) else "-"}
     if layer.look == "limit":
         low, high = axes.get_xlim()
@@ -171,7 +164,7 @@ def _curve(on: Any, axes: Any, layer: Line, words: str, points: list[Point], col
     elif layer.look == "claim":
         words, looks = f"{words}\n({layer.words})", {"linewidth": 1, "marker": "x", "markersize": 5, "linestyle": ":"}
     xs, ys, _ = zip(*points, strict=True)
-    return on.draw_line(axes, pd.Series(xs), pd.Series(ys), words, colour, **looks)
+    return on.draw_line(axes, xs, ys, words, colour, **looks)
 
 
 def _mark(on: Any, axes: Any, mark: Ref | None, rows: Sequence[Row], run: Rows) -> list[float]:
@@ -241,13 +234,10 @@ def stacked(
         left = [0.0] * len(rows)
         for number, part in enumerate(parts):
             wide = [max(part.finite(row, run) or 0.0, 0.0) for row in rows]
-            looks: dict[str, Any] = {"edgecolor": on.PALETTE.card, "linewidth": 0.5, "label": part.col.heading}
-            looks |= {
-                "color": on.PALETTE.series[number % len(on.PALETTE.series)],
-                "hatch": "///" * (number // len(on.PALETTE.series)),
-            }
+            again, colour = divmod(number, len(on.PALETTE.series))
+            looks = {"color": on.PALETTE.series[colour], "hatch": "///" * again, "edgecolor": on.PALETTE.card}
             if any(wide):
-                axes.barh(range(len(rows)), wide, 0.6, left=left, **looks)
+                axes.barh(range(len(rows)), wide, 0.6, left=left, linewidth=0.5, label=part.col.heading, **looks)
             left = [begin + value for begin, value in zip(left, wide, strict=True)]
         _mark(on, axes, mark, rows, run)
         on.label_rows(axes, [parts[0].table.name_of(row, run) for row in rows])
@@ -270,12 +260,10 @@ def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) 
             return None
         axes.set_xscale("log")
         for place, (row, value) in enumerate(pairs):
-            stats = summary(ref.numbers(row, run))
-            if stats.ci_low is not None and stats.ci_high is not None:
-                axes.plot(
-                    [stats.ci_low, stats.ci_high], [place, place], color=on.PALETTE.series[0], alpha=0.35, linewidth=5
-                )
-            axes.plot([value], [place], "o", color=on.PALETTE.series[0], markersize=6)
+            stats, colour = summary(ref.numbers(row, run)), on.PALETTE.series[0]
+            if None not in (ends := (stats.ci_low, stats.ci_high)):
+                axes.plot(ends, [place, place], color=colour, alpha=0.35, linewidth=5)
+            axes.plot([value], [place], "o", color=colour, markersize=6)
             on.note(axes, ref.text(row, run), (1.01, place), xycoords=("axes fraction", "data"), annotation_clip=False)
         on.plain_numbers(axes.xaxis)
         rows = [row for row, _ in pairs]
@@ -288,20 +276,12 @@ def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) 
 
 def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smooth: Smooth = list) -> Chart:
     """The samples of each row in their order, for instance losses. ``smooth`` leaves them light behind it."""
-
-    def curve(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
-        return range(1, len(samples) + 1), smooth(samples)
-
-    return _of_samples(name, ref, title, empty, curve, x, _heading(ref), in_order=True)
+    return _of_samples(name, ref, title, empty, x, _heading(ref), smooth=smooth)
 
 
 def cumulative(name: str, ref: Ref, *, title: Title, empty: str, limit: Ref | None = None) -> Chart:
     """The share of each row's samples that is at most a value, on a logarithmic axis; a line at its ``limit``, of the row, too."""
-
-    def shares(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
-        return sorted(samples), [(place + 1) / len(samples) for place in range(len(samples))]
-
-    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all", limit, log=True)
+    return _of_samples(name, ref, title, empty, _heading(ref), "share of all", limit=limit)
 
 
 def _of_samples(
@@ -309,31 +289,28 @@ def _of_samples(
     ref: Ref,
     title: Title,
     empty: str,
-    curve: Curve,
     x: str,
     y: str,
+    smooth: Smooth | None = None,
     limit: Ref | None = None,
-    log: bool = False,
-    in_order: bool = False,
 ) -> Chart:
     def paint(on: Any, run: Rows, figure: Any, axes: Any) -> Any:
-        import pandas as pd
-
         rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MAX_ROWS]
         ends = []
         for place, row in enumerate(rows):
             samples = list(filter(math.isfinite, ref.numbers(row, run)))
-            xs, ys = map(pd.Series, map(list, curve(samples)))
-            colour = on.PALETTE.series[place % len(on.PALETTE.series)]
-            if in_order:
-                axes.plot(xs, samples, color=colour, alpha=0.3, linewidth=0.9)
-            words = ref.table.name_of(row, run) if rows[1:] or not in_order else write(ys.iloc[-1], ref.col.unit)
-            ends.append(on.draw_line(axes, xs, ys, words, colour, marker="" if len(samples) > 1 else "o"))
+            order, colour = range(1, len(samples) + 1), on.PALETTE.series[place % len(on.PALETTE.series)]
+            xs, ys = (order, smooth(samples)) if smooth else (sorted(samples), [at / len(samples) for at in order])
+            if smooth:
+                axes.plot(order, samples, color=colour, alpha=0.3, linewidth=0.9)
+            words = write(ys[-1], ref.col.unit) if smooth and len(rows) == 1 else ref.table.name_of(row, run)
+            marker = "" if len(samples) > 1 else "o"
+            ends.append(on.draw_line(axes, xs, ys, words, colour, marker=marker))
             if limit and (at := limit.finite(row, run)) is not None:
                 axes.axvline(at, color=colour, linewidth=1, linestyle=on.DASHED)
         if not rows:
             return None
-        if log:
+        if not smooth:
             axes.set_xscale("log")
             on.plain_numbers(axes.xaxis)
         on.name_ends(axes, ends)

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from benchlib.judge.checks import Ask, Kind, Status
@@ -15,7 +16,7 @@ from benchlib.judge.checks import Check as Judged
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.rules import ask
 from benchlib.judge.numbers import InvalidNumber, number
-from benchlib.spec.tables import Col, Ref, Row, Rows, Table, write
+from benchlib.spec.tables import Col, Ref, Row, Rows, write
 
 NAMED = 3  # rows that a check names one by one
 Limit = float | Ref | Callable[[Any], float | None]  # a number, a column of the same row, or of the config
@@ -37,7 +38,7 @@ class Check:
     miss: Callable[[float, float], float] = lambda value, limit: 0.0
     sign: str = ""
     judge: "Callable[[Check, Rows], Judged] | None" = None
-    unless: Callable[[Rows], str] | None = None
+    unless: Callable[[Rows], str] = lambda run: ""
     when: Callable[[Any], bool] = lambda config: True
     kind: Kind = "sanity"
     asked: str = ""
@@ -94,14 +95,13 @@ def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any
     """The rows with the same value of the column ``per`` have the same series of numbers, up to a share."""
 
     def apart(run: Rows, rows: list[Row]) -> list[Row]:
-        first: dict[Any, Row] = {}
         compared = [row for row in rows if ref.numbers(row, run) or not ref.why(row)]
-        pairs = [(row, first.setdefault(row.get(per), row)) for row in compared]
-        return [
-            {**row, "_apart": _apart(ref.numbers(row, run), ref.numbers(other, run))}
-            for row, other in pairs
-            if row is not other
+        first = {row.get(per): row for row in reversed(compared)}
+        pairs = [(row, first[row.get(per)]) for row in compared]
+        errors = [
+            (row, _apart(ref.numbers(row, run), ref.numbers(other, run))) for row, other in pairs if row is not other
         ]
+        return [{**row, "_apart": error} for row, error in errors]
 
     def alone(run: Rows) -> str:
         return unless(run) or ("" if differing.rows(run) else "only one ran: there is nothing to compare")
@@ -118,10 +118,8 @@ def _apart(series: list[float], others: list[float]) -> float:
     return max(abs(value / other - 1) if other else abs(value) for value, other in zip(series, others, strict=True))
 
 
-def reached(
-    name: str, question: str, ref: Ref, asked: str, beyond: bool = False, under: bool = False, **more: Any
-) -> Check:
-    """The number is at least the target (``beyond``: above, ``under``: below it) that the field ``asked`` of the config sets.
+def reached(name: str, question: str, ref: Ref, asked: str, sign: str = ">=", **more: Any) -> Check:
+    """The number is at least (``sign``: ``>=``, ``>`` or ``<``) the target that the field ``asked`` of the config sets.
 
     Without a target what was measured is told, once; a target that nothing was measured for is INCOMPLETE.
     """
@@ -129,15 +127,9 @@ def reached(
     def target(config: Any) -> float | None:
         return getattr(config, asked)  # type: ignore[no-any-return]
 
-    sign = "<" if under else ">" if beyond else ">="
     holds = _outside({"<": operator.lt, ">": operator.gt, ">=": operator.ge}[sign])
     asks: dict[str, Any] = {"when": lambda config: "{" not in name or target(config) is not None, "kind": "target"}
     return Check(name, question, [(ref, target)], holds, sign, _target, asked=asked, **(asks | more))
-
-
-def ran(name: str, question: str, table: Table, **more: Any) -> Check:
-    """No row failed and at least one ran; those that were skipped say why."""
-    return Check(name, question, [(Ref(table, table.cols[0]), 0.0)], judge=_ran, **more)
 
 
 def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -> Check:
@@ -148,21 +140,18 @@ def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -
 def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
     """Yield the answers to a question: one, or one for each name."""
     try:
-        reason = check.unless(run) if check.unless else ""
+        reason = check.unless(run)
         checks = [] if reason else _by_name(check, run)
     except InvalidNumber as error:  # of what decides whether it is asked, or of what names the rows
-        name = check.name.split("{")[0].strip()
-        yield Ask(name, check.question, check.kind).fact(False, f"cannot be evaluated: {error}")
+        ask = Ask(check.name.split("{")[0].strip(), check.question, check.kind)
+        yield ask.fact(False, f"cannot be evaluated: {error}")
         return
     if reason:
         aim = f"{check.sign} {getattr(run.config, check.asked)}" if check.asked else ""
         yield check.answer("SKIPPED", reason, limit=aim)
     for one in checks:
-        ask = Ask(one.name, one.question, one.kind)
-        if one.rule and not one.over:
-            yield ask.by(lambda _, one=one: _rule(one, claims))
-        else:
-            yield ask.by(lambda _, one=one: (one.judge or compare)(one, run))
+        decide = partial(_rule, one, claims) if one.rule and not one.over else partial(one.judge or compare, one, run)
+        yield Ask(one.name, one.question, one.kind).by(lambda _, decide=decide: decide())
 
 
 def _by_name(check: Check, run: Rows) -> list[Check]:
@@ -176,17 +165,15 @@ def _by_name(check: Check, run: Rows) -> list[Check]:
             named.setdefault(name, [[] for _ in check.over])[place].append(row)
     if not named:
         return [replace(check, name=" ".join(check.name.split("{")[0].split()).removesuffix(" at"))]
-    return [
-        replace(
-            check,
-            name=name,
-            over=[(ref.among(rows), limit) for (ref, limit), rows in zip(check.over, of_name, strict=True)],
-        )
-        for name, of_name in named.items()
-    ]
+    checks = list[Check]()
+    for name, rows_of in named.items():
+        over = [(ref.among(rows), limit) for (ref, limit), rows in zip(check.over, rows_of, strict=True)]
+        checks.append(replace(check, name=name, over=over))
+    return checks
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """Write the first of some reasons, and how many more there are."""
     return "; ".join(words[:NAMED]) + (f"; and {len(words) - NAMED} more" if len(words) > NAMED else "")
 
 
@@ -212,48 +199,30 @@ def compare(check: Check, run: Rows) -> Judged:
             share, item = max(shares, key=lambda pair: (pair[0], not math.isfinite(pair[1])))
             measured, bound = f"{ref.col.heading} {write(item, unit)}", f"{check.sign} {write(limit, unit)}"
             if share > 1 or not math.isfinite(limit):
-                more = f" ({text})" if (text := ref.table.text(ref.table.note, row, run)) else ""
-                wrong.append(f"{title}: {measured}, not {bound}{more}")
+                note = f" ({text})" if (text := ref.table.text(ref.table.note, row, run)) else ""
+                wrong.append(f"{title}: {measured}, not {bound}{note}")
             good += share <= 1
             if share > worst[0]:
                 worst = (share, title, item, measured, bound)
-    return _summed(check, wrong, skipped, good, worst)
-
-
-def _summed(
-    check: Check, wrong: list[str], skipped: list[str], good: int, worst: tuple[float, str, float, str, str]
-) -> Judged:
     share, title, value, measured, bound = worst
     plain = [(ref, limit) for ref, limit in check.over if isinstance(limit, (int, float))]
     limits = dict.fromkeys(f"{check.sign} {write(limit, ref.col.unit)}" for ref, limit in plain)
     more: dict[str, Any] = {"limit": ", ".join(limits) or bound, "unit": _unit(check)}
     more |= {"value": value} if title and math.isfinite(value) else {}
-    tail = f"; skipped: {_listed(skipped)}" if skipped else ""
+    tail = f"; skipped: {listed(skipped)}" if skipped else ""
     if wrong:
-        return check.answer("FAIL", _listed(wrong) + tail, **more)
+        return check.answer("FAIL", listed(wrong) + tail, **more)
     if not good:
-        return check.answer("SKIPPED" if skipped else "FAIL", _listed(skipped) or "there is no row to judge", **more)
-    if good == 1:
-        return check.answer("PASS", f"{title}: {measured}" + tail, **more)
+        return check.answer("SKIPPED" if skipped else "FAIL", listed(skipped) or "there is no row to judge", **more)
     farthest = f", at the most {measured} ({title})" if share else ""
-    return check.answer("PASS", f"{good:,} compared{farthest}" + tail, **more)
+    return check.answer(
+        "PASS", (f"{title}: {measured}" if good == 1 else f"{good:,} compared{farthest}") + tail, **more
+    )
 
 
 def _unit(check: Check) -> str:
     units = {ref.col.unit for ref, _ in check.over} - {"count", "number", "error", "ratio"}
     return units.pop() if len(units) == 1 else ""
-
-
-def _ran(check: Check, run: Rows) -> Judged:
-    table, words = check.over[0][0].table, dict[str, list[str]]()
-    for row in table.rows(run):
-        status, reason = row.get("status", "ok"), row.get("reason")
-        status = status if status == "ok" or (status == "skipped" and reason) else "failed"
-        words.setdefault(status, []).append(f"{table.name_of(row, run)}: {reason or 'no reason is given'}")
-    good = len(words.get("ok", ()))
-    reason = f"{good} ran"
-    reason += "".join(f"; {word}: {_listed(words[word])}" for word in ("failed", "skipped") if word in words)
-    return check.answer("FAIL" if "failed" in words or not good else "PASS", reason)
 
 
 def _target(check: Check, run: Rows) -> Judged:
@@ -278,7 +247,7 @@ def _rule(check: Check, claims: Sequence[Claim]) -> Judged:
         chosen = sorted((pair for pair in asked if pair[1].status == status), key=lambda pair: -(pair[1].value or 0.0))
         if chosen:
             words = [f"{subject}: {finding.reason}" for subject, finding in chosen]
-            first, reason = chosen[0][1], _listed(words if status == "FAIL" else words[:1])
+            first, reason = chosen[0][1], listed(words if status == "FAIL" else words[:1])
             return check.answer(status, reason, limit=first.limit, value=first.value, unit=first.unit)  # type: ignore[arg-type]
     reason = "; ".join(finding.reason for _, finding in asked) or "the run does not report enough to evaluate it"
     return check.answer("FAIL" if check.sign else "SKIPPED", reason)

@@ -14,18 +14,17 @@ from benchlib.core.events import Event, Moment
 from benchlib.core.stats import percentile, percentile_interval
 from benchlib.core.stats import summary as spread
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.checks import Check as Judged
+from benchlib.judge.checks import agreement_check, budget_check, finite_check
 from benchlib.judge.impossible.claim import Claim, in_its_unit
 from benchlib.judge.impossible.own import Numbers, OwnClaims
-from benchlib.judge.numbers import faults_text, judged
+from benchlib.judge.numbers import judged
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.reference_values import Quality, reference_checks
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Direction, measured, not_available
 from benchlib.results.metrics import Metric as Stated
 from benchlib.results.run import Result, Run, Tables, save_result, split_samples, with_samples
-from benchlib.spec import tables
 from benchlib.spec.charts import Chart
 from benchlib.spec.checks import Check, judge
 from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields
@@ -61,7 +60,7 @@ class Metric:
     may_lose: float | None = None
     amount: float | None = None
     headline: bool = False
-    unless: Callable[[Row, Rows], str] | None = None
+    unless: Callable[[Row, Rows], str] = lambda row, run: ""
     percentile: float | None = None
     ends: tuple[Ref, Ref] | None = None
 
@@ -76,28 +75,22 @@ class Metric:
         """Yield the name of each metric with its row; of several rows of one name the first counts."""
         named: dict[str, Row] = {}
         for row in self.of.table.rows(run):
-            names = {name: self.of.table[name].raw(row, run) for name in fields(self.name)}
-            words = {name: re.sub(r"\W", "_", str(word)) for name, word in names.items()}
+            words = {name: re.sub(r"\W", "_", str(self.of.table[name].raw(row, run))) for name in fields(self.name)}
             named.setdefault(self.name.format_map(words), row)
         yield from named.items()
 
     def state(self, name: str, row: Row, run: Rows) -> Stated:
         """Return the metric of a row: measured, derived, or not available for the reason that the row states."""
         unit, samples = self.of.col.stated_unit, self.of.numbers(row, run)
-        reason = self.unless(row, run) if self.unless else ""
-        reason = reason or ("" if samples else self.of.why(row))
-        if reason:
+        if reason := self.unless(row, run) or ("" if samples else self.of.why(row)):
             return not_available(name, unit, self.better, reason)
         derived = self.of.col.of is not None if self.of.col.derived is None else self.of.col.derived
         basis = self.of.table.text(self.basis, row, run)
-        value, ends = self.number(row, run), None
-        if value is not None and self.ends:
-            ends = self.ends[0].finite(row, run), self.ends[1].finite(row, run)
-        elif value is not None and self.percentile:
-            ends = percentile_interval(samples, self.percentile)
-        if value is None or ends is None:
+        value = self.number(row, run)
+        if value is None or not (self.ends or self.percentile):
             return measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis)
         stated = measured(name, value, unit, self.better, derived=True, reason=basis)
+        ends = [end.finite(row, run) for end in self.ends or ()] or percentile_interval(samples, self.percentile or 0.0)
         return stated.model_copy(update={"n": len(samples), "ci_low": ends[0], "ci_high": ends[1], "samples": []})
 
     @functools.cached_property
@@ -145,27 +138,10 @@ class Show:
         at, grouped = self.table[self.across], dict[tuple[str, ...], dict[str, str]]()
         heads = [at.text(row, run) for row in sorted(rows, key=lambda row: at.finite(row, run) or 0.0)]
         for row in rows:
-            names = tuple(key.text(row, run) for key in keys)
-            group = grouped.setdefault(names, dict.fromkeys(heads, MISSING))
+            own = {key.col.heading: key.text(row, run) for key in keys}
+            group = grouped.setdefault(tuple(own.values()), own | dict.fromkeys(heads, MISSING))
             group[at.text(row, run)] = cell.text(row, run)
-        headings = [key.col.heading for key in keys]
-        return [dict(zip(headings, names, strict=True)) | cells for names, cells in grouped.items()]
-
-
-@dataclass(frozen=True)
-class Said:
-    """A metric in a sentence: ``{name}`` is its value with the unit, ``{name[column]}`` another cell of its row."""
-
-    stated: Stated
-    table: Table
-    row: Row
-    run: Rows
-
-    def __getitem__(self, column: str) -> str:
-        return self.table[column].text(self.row, self.run)
-
-    def __format__(self, form: str) -> str:
-        return f"{self.stated.value:{form}}" if form else self.stated.text
+        return list(grouped.values())
 
 
 @dataclass(frozen=True)
@@ -195,9 +171,6 @@ class Bound:
         return words | {"rate": self.rate.text(row, run)} | ends
 
 
-Say = str | Callable[[Rows], Iterable[str]]
-
-
 def each(table: Table, form: str) -> Callable[[Rows], list[str]]:
     """Say a sentence, a format string over the columns, of each row of a selection."""
     return lambda run: [table.text(form, row, run) for row in table.rows(run)]
@@ -205,7 +178,7 @@ def each(table: Table, form: str) -> Callable[[Rows], list[str]]:
 
 @dataclass(frozen=True)
 class Spec:
-    """All that a benchmark states. A sentence of ``says`` is a function, or a format string over metrics, see :class:`Said`.
+    """All that a benchmark states. ``says`` are sentences of the reading.
 
     ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config
     names and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the
@@ -221,7 +194,7 @@ class Spec:
     tables: Sequence[Table]
     metrics: Sequence[Metric]
     checks: Sequence[Check]
-    says: Sequence[Say] = ()
+    says: Sequence[Callable[[Rows], Iterable[str]]] = ()
     shows: Sequence[Show] = ()
     charts: Sequence[Chart] = ()
     warnings: Callable[[Rows], Iterable[str]] = lambda run: []
@@ -294,15 +267,10 @@ class Spec:
         rows = replace(rows, comparison=comparison)
         asked = [check for check in self.checks if check.when(run.config)]
         shown = ["possible values", *(check.rule for check in asked if check.rule)]
-        finite, agreement = finite_check(claims), agreement_check(claims, shown)
-        if faults:
-            finite = fact_check(FINITE, finite.question, False, faults_text(faults))
-        if wrong := self._disagreements(stored):
-            agreement = fact_check(agreement.name, agreement.question, False, faults_text(wrong))
         return [
             *(answer for check in asked for answer in judge(check, rows, claims)),
-            finite,
-            agreement,
+            finite_check(claims, faults),
+            agreement_check(claims, shown, self._disagreements(stored)),
             budget_check(run),
             *reference_checks(run, lambda: self.quality(stored)),
             *regression_checks(run, self.limits(run), comparison),
@@ -337,8 +305,7 @@ class Spec:
         derived = {name: (metric, row) for metric in self.metrics for name, row in metric.rows(run)}
         wrong = [f"the row of the metric {name} is missing" for name in run.metrics if name not in derived]
         for name, (metric, row) in derived.items():
-            stated, gone = run.metrics.get(name), metric.unless and metric.unless(row, run)
-            number = None if gone else metric.number(row, run)
+            stated, number = run.metrics.get(name), None if metric.unless(row, run) else metric.number(row, run)
             if stated is None:
                 wrong.append(f"the metric {name} is missing")
             elif (stated.value is None) != (number is None) or not math.isclose(stated.value or 0.0, number or 0.0):
@@ -350,25 +317,14 @@ class Spec:
         if run.result is None:
             return {}
         names = [check.name for check in _undecided(run) if check.status == "SKIPPED"]
-        asked = [(check.asked, check.name.split(" at {")[0]) for check in self.checks if check.asked]
-        lost = [field for field, start in asked if any(name.startswith(start) for name in names)]
-        targets = {field: [f"= {getattr(run.config, field):g}"] for field in lost}
-        return targets | dict(self.missed(Rows.of(run)))
+        asked = {check.asked: check.name.split(" at {")[0] for check in self.checks if check.asked}
+        lost = [field for field, start in asked.items() if any(name.startswith(start) for name in names)]
+        return {field: [f"= {getattr(run.config, field):g}"] for field in lost} | dict(self.missed(Rows.of(run)))
 
     def reading(self, run: Run) -> list[str]:
-        """Return the reasons of the checks that did not pass, then the sentences whose metrics this run has."""
+        """Return the reasons of the checks that did not pass, then what the spec says, and the published figures."""
         rows, lines = Rows.of(run), [f"{check.name}: {check.reason}." for check in _undecided(run)]
-        stated = {
-            name: Said(rows.metrics[name], metric.of.table, row, rows)
-            for metric in self.metrics
-            for name, row in metric.rows(rows)
-            if name in rows.metrics and rows.metrics[name].value is not None
-        }
-        for say in self.says:
-            if callable(say):
-                lines += say(rows)
-            elif {name.split("[")[0] for name in fields(say)} <= set(stated):
-                lines.append(tables.tidy(say.format_map(stated)))
+        lines += [sentence for say in self.says for sentence in say(rows)]
         return [*lines, text] if (text := summary(run)) else lines
 
     def claims(self, numbers: Numbers) -> Iterator[Claim]:
@@ -420,9 +376,11 @@ class Spec:
         """Return the values that stand beside published figures."""
         rows, device = Rows.of(run), device_name(run.machine, run.config.backend, run.config.nproc)
         return [
-            Measured(item.quantity, table.text(item.label, row, rows), value, device, item.conditions(row, rows))
-            for item, table in ((item, item.of.table) for item in self.published)
-            for row in table.rows(rows)
+            Measured(
+                item.quantity, item.of.table.text(item.label, row, rows), value, device, item.conditions(row, rows)
+            )
+            for item in self.published
+            for row in item.of.table.rows(rows)
             if (value := item.of.finite(row, rows)) is not None
         ]
 
@@ -445,10 +403,8 @@ class Spec:
 
 def _undecided(run: Run) -> list[Judged]:
     """Return the checks of a judged run that did not pass, those against the baseline left out."""
-    checks = run.verdict.checks if run.verdict else []
-    return [
-        check for check in checks if check.kind != "regression" and check.word in ("FAIL", "AMBIGUOUS", "INCOMPLETE")
-    ]
+    checks, words = run.verdict.checks if run.verdict else [], ("FAIL", "AMBIGUOUS", "INCOMPLETE")
+    return [check for check in checks if check.kind != "regression" and check.word in words]
 
 
 def undamaged(run: Run) -> Rows:

@@ -22,7 +22,7 @@ from benchlib.judge.numbers import why
 from benchlib.results.run import Tables
 from benchlib.spec.charts import Chart, cumulative, stacked, steps
 from benchlib.spec.checks import Check, rule
-from benchlib.spec.spec import Bound, Metric, Say, Show, each, run_table
+from benchlib.spec.spec import Bound, Metric, Show, each, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
 
 PARTS = {
@@ -250,7 +250,7 @@ def checks(whole: str) -> list[Check]:
     ]
 
 
-SPEED: list[Say] = [
+SPEED = [
     each(
         counted_steps,
         "Training runs at {samples_per_s} on {ranks} ({pace}), an MFU of {mfu} of the measured {kind} peak of {peak}.",

@@ -280,7 +280,7 @@ SPEC = Spec(
         rule("possible bandwidth", FASTER_THAN_LINKS, "busbw below the links", unless=_unclaimed),
         below("same gradients", SAME_GRADIENTS, to_one_process, unless=_unnamed),
         Check("whole plan", "Did everything that was planned fit the time?", judge=_whole_plan),
-        reached("gradient all-reduce", FAST_ENOUGH, buckets["busbw_gbps"], "target_allreduce_gbps", beyond=True),
+        reached("gradient all-reduce", FAST_ENOUGH, buckets["busbw_gbps"], "target_allreduce_gbps", sign=">"),
         *(_share_check(op) for op in OPS.values() if op.target),
     ],
     says=[
@@ -289,7 +289,9 @@ SPEC = Spec(
             asked.where(operation="all_reduce"),
             "The {operation} {variant} reaches {share} of the {bound} {no_limit} at {bytes}.",
         ),
-        "An all-reduce takes {allreduce_alpha_us} to start: half of its time at {allreduce_alpha_us[half_bytes]}.",
+        each(
+            start_up.where(alpha_us=bool), "An all-reduce takes {alpha_us} to start: half of its time at {half_bytes}."
+        ),
         each(crossed, "Against the library's all-reduce {variant} is {faster} {bytes}."),
         each(uncrossed, "Against the library's all-reduce {variant} is {faster}."),
     ],

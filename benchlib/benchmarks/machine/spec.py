@@ -113,7 +113,7 @@ SPEC = Spec(
     says=[
         each(products.ran(), "Matrix products in {precision} peak at {peak_flops} in this run (n = {peak_n})."),
         each(fastest, "The all-reduce reaches {busbw_gbps} of bus bandwidth at {bytes}."),
-        "These are the best of this run and no bounds: other sizes, or a quieter machine, may show more.",
+        each(run, "These are the best of this run and no bounds: other sizes, or a quieter machine, may show more."),
     ],
     shows=[
         Show("Matrix products", products.ran(), "precision n flops alone_flops best_flops peak_flops peak_n"),

@@ -13,7 +13,7 @@ from benchlib.core.stats import summary
 from benchlib.core.text import listing, quantity
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Chart, Line, bars, lines, stacked
-from benchlib.spec.checks import Check, above, below, near, ran, rule, same, zero
+from benchlib.spec.checks import Check, above, below, listed, near, rule, same, zero
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 
@@ -150,6 +150,19 @@ explained = (main["explained_shares"], lambda config: 0.9 / (1 + config.planted_
 memory, ends = [main[name] for name in MEMORY], (main["low"], main["high"])
 
 
+def _ran(check: Check, run: Rows) -> Judged:
+    """FAIL where a strategy broke, or none ran; one that was skipped says why."""
+    words: dict[str, list[str]] = {"failed": [], "skipped": []}
+    for row in asked.unless(status="ok").rows(run):
+        known = row.get("status") == "skipped" and row.get("reason")
+        words["skipped" if known else "failed"].append(
+            f"{asked.name_of(row, run)}: {row.get('reason') or 'no reason is given'}"
+        )
+    good = len(main.rows(run))
+    reason = f"{good} ran" + "".join(f"; {word}: {listed(rows)}" for word, rows in words.items() if rows)
+    return check.answer("FAIL" if words["failed"] or not good else "PASS", reason)
+
+
 def _planted(check: Check, run: Rows) -> Judged:
     """Look for the injected slow-down, in DDP alone where the exchange was slowed down."""
     planted = run.config.planted
@@ -241,7 +254,7 @@ SPEC = Spec(
         *run_metrics(run),
     ],
     checks=[
-        ran("strategies ran", "Did the strategies run that fit this machine?", asked),
+        Check("strategies ran", "Did the strategies run that fit this machine?", judge=_ran),
         below("equal to one device in fp64", "Are losses and weights those of one device?", *fp64, unless=_no_proof),
         below("equal to one device in fp32", "Are losses and gradients those of one device?", *fp32, unless=_no_proof),
         same("same losses", "Do all strategies compute the same losses?", losses, "model", apart, unless=_drops),
@@ -254,9 +267,10 @@ SPEC = Spec(
         Check("planted bottleneck", NAMED, judge=_planted, when=attrgetter("planted")),
     ],
     says=[
-        "{samples_per_s_best[model]} ({samples_per_s_best[parameters]} parameters) trains fastest by "
-        "{samples_per_s_best[way]}: {samples_per_s_best}, {samples_per_s_best[tokens_per_s]} on "
-        "{samples_per_s_best[hardware]}.",
+        each(
+            fastest,
+            "{model} ({parameters} parameters) trains fastest by {way}: {rates}, {tokens_per_s} on {hardware}.",
+        ),
         each(
             run.where(largest_batch=lambda batch: batch > 0),
             "{largest_batch} samples are the largest batch of one device that was found ({search_complete}), "

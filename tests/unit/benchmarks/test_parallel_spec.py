@@ -132,6 +132,19 @@ def test_a_device_without_fp64_leaves_the_question_open_and_a_number_that_is_gon
     assert statuses(run_of([gone], prove=False))["equal to one device in fp64"] == "SKIPPED"
 
 
+SKIPPED = {"status": "skipped", "reason": "no such library"}
+
+
+@pytest.mark.parametrize(
+    ("others", "status"),
+    [([SKIPPED], "PASS"), ([{"status": "skipped"}], "FAIL"), ([{"status": "failed", "reason": "ended"}], "FAIL")],
+)
+def test_a_strategy_that_did_not_run_says_why(others, status):
+    more = [row("tensor", key="tiny tensor", **change) for change in others]
+    assert statuses(run_of([row(), *more]))["strategies ran"] == status
+    assert statuses(run_of(more))["strategies ran"] == "FAIL", "nothing ran"
+
+
 @pytest.mark.parametrize(("planted", "part"), analysis.PLANTED.items())
 def test_a_planted_fault_that_is_not_named_fails(planted, part):
     def status(one):
@@ -170,7 +183,7 @@ def test_a_model_that_is_far_off_predicts_nothing(share):
     assert ("predicted" in points[1]) == (share <= analysis.MAX_ERROR)
     run = run_of(rows, points)
     run = replace(run, tables={**run.tables, "run": [RUN | {"model_error": share}]})
-    said = " ".join(line for say in SPEC.says if callable(say) for line in say(run))
+    said = " ".join(line for say in SPEC.says for line in say(run))
     assert ("No prediction: measured steps are 60% off" in said) != ("predicted the steps to 50%" in said)
     assert ("no prediction" in drawn(run)["scaling"].alt) == (share > analysis.MAX_ERROR)
 
