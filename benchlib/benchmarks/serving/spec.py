@@ -40,7 +40,8 @@ def _at(times_ms: list[float], percent: float) -> float:
     return percentile(times_ms, percent / 100)
 
 
-scope = Col("work", of=str, needs="scope")  # of the run: what stands in for the work of a real user
+STAND_INS = {"sim": "simulated", "random_prompts": "random prompts"}  # for the work of a real user
+scope = Col("work", of=str, needs="scope", words=STAND_INS)  # of the run
 workers = Table(
     "workers",
     "worker {worker}",
@@ -316,8 +317,13 @@ SPEC = Spec(
     ],
     verified=each(run, "every query answered once, by the token counts of the servers"),
     bounds=[
-        Bound("All {size} workers together", scaled["samples_per_s"], scaled["efficiency"], "of the sum of each alone"),
-        Bound("One service", knee["rate"], None, "no bound was measured", "both limits met at p{percentile}"),
+        Bound(
+            "All {size} workers together, {work}",
+            scaled["samples_per_s"],
+            scaled["efficiency"],
+            "of the sum of each alone",
+        ),
+        Bound("One service, {work}", knee["rate"], None, "no bound was measured", "both limits met at p{percentile}"),
     ],
     warnings=_warnings,
     refuse=_refuse,

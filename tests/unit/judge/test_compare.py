@@ -118,6 +118,12 @@ def test_what_is_said_of_a_rate(make, old, new, word, gate, tone):
     assert f'<p class="note {tone}">' in comparing.html([contrast], [])
 
 
+def test_a_side_that_was_slowed_on_purpose_is_named(make):
+    sides = [make("20261120", 100.0), make("20261121", 70.0, config={"planted_slowdown": 0.3})]
+    _, notes = compare(list(map(str, sides)))
+    assert notes == [f"{sides[1]}: squad was made 30% slower on purpose (planted_slowdown)"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "kind", "word"),
     [
