@@ -1,8 +1,8 @@
 """The table of lowerings: each core ATen operation as StableHLO, by a function ``(writer, node, *arguments) -> Value``.
 
 Arguments are those of the ATen operation: tensors are ``Value``, lists and numbers stay as they are. The result must
-have the shape and type of torch's own (``out``), which ``convert`` asserts after each node. Norms, softmax and GELU of
-16-bit numbers are computed in fp32 and rounded once, as torch does.
+have the shape and type of torch's own (``out``), which ``convert`` asserts after each node. Norms, softmax and GELU are
+plain operations by then, see ``export.PLAIN``.
 
 To add an operation: a row of ``_TABLE``, or a function with ``@lowers("aten.name.overload")``.
 """
@@ -150,17 +150,6 @@ def _erf(w: Writer, node: Any, x: Value) -> Value:
     return w.convert(inside * polynomial(_ERF_P) / polynomial(_ERF_Q), x.element)
 
 
-@lowers("aten.gelu.default")
-def _gelu(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
-    """x (1 + erf(x / sqrt 2)) / 2, or by tanh where the model asks for that."""
-    wide = _wide(w, x)
-    if approximate == "tanh":
-        bent = w.op("tanh", (wide + wide * wide * wide * 0.044715) * math.sqrt(2 / math.pi))
-    else:
-        bent = _erf(w, node, wide * math.sqrt(0.5))
-    return w.convert(wide * 0.5 * (bent + 1.0), x.element)
-
-
 # Making tensors
 
 
@@ -206,15 +195,6 @@ def _cat(w: Writer, node: Any, values: Sequence[Value], dim: int = 0) -> Value:
     return w.concatenate(kept, _dim(dim, kept[0]))
 
 
-# Products
-
-
-@lowers("aten.addmm.default")
-def _addmm(w: Writer, node: Any, bias: Value, x: Value, y: Value, beta: float = 1, alpha: float = 1) -> Value:
-    product, offset = w.dot(x, y, (1, 0)), w.fit(bias, *out(node))
-    return (product if alpha == 1 else product * alpha) + (offset if beta == 1 else offset * beta)
-
-
 # Reductions
 
 
@@ -238,49 +218,6 @@ def _cumsum(w: Writer, node: Any, x: Value, dim: int, **unused: Any) -> Value:
     earlier = w.compare("GE", w.iota(at, square, "i32"), w.iota(at + 1, square, "i32"))
     kept = w.select(earlier, spread, w.splat(0, square, wide.element))
     return w.convert(w.reduce("add", kept, [at + 1], 0), element)
-
-
-def _kept(x: Value, dims: Sequence[int]) -> list[int]:
-    return [dim for dim in range(x.rank) if dim not in dims]
-
-
-@lowers("aten._softmax.default", "aten._log_softmax.default")
-def _softmax(w: Writer, node: Any, x: Value, dim: int, half_to_float: bool = False) -> Value:
-    wide, at = _wide(w, x), _dim(dim, x)
-
-    def back(values: Value) -> Value:
-        return w.spread(values, x.shape, _kept(x, [at]))
-
-    shifted = wide - back(w.reduce("maximum", wide, [at], -math.inf))
-    powers = w.op("exponential", shifted)
-    total = w.reduce("add", powers, [at], 0)
-    log = "log" in str(node.target)
-    return w.convert(shifted - back(w.op("log", total)) if log else powers / back(total), out(node)[1])
-
-
-@lowers("aten.native_layer_norm.default")
-def _layer_norm(
-    w: Writer, node: Any, x: Value, sizes: Sequence[int], weight: Value | None, bias: Value | None, eps: float
-) -> list[Value]:
-    """Return the norm, and mean and 1 / deviation with the reduced sizes kept, as torch does."""
-    dims = list(range(x.rank - len(sizes), x.rank))
-    wide = _wide(w, x)
-
-    def mean(values: Value) -> Value:
-        return w.reduce("add", values, dims, 0) / math.prod(sizes)
-
-    def back(values: Value) -> Value:
-        return w.spread(values, x.shape, _kept(x, dims))
-
-    middle = mean(wide)
-    centred = wide - back(middle)
-    scale = w.op("rsqrt", mean(centred * centred) + eps)
-    scaled = centred * back(scale)
-    for kind, factor in (("multiply", weight), ("add", bias)):
-        if factor is not None:
-            scaled = w.op(kind, scaled, w.spread(w.convert(factor, wide.element), x.shape, dims))
-    parts = zip((scaled, middle, scale), node.meta["val"], strict=True)
-    return [w.reshape(w.convert(value, element_of(meta.dtype)), tuple(meta.shape)) for value, meta in parts]
 
 
 # Places
