@@ -255,7 +255,7 @@ SPEED = [
         counted_steps,
         "Training runs at {samples_per_s} on {ranks} ({pace}), an MFU of {mfu} of the measured {kind} peak of {peak}.",
     ),
-    each(counted_steps.where(largest=bool), "The largest part of a step is {largest}."),
+    each(counted_steps.where(largest=bool), "The largest timed part of a step is {largest}."),
 ]
 
 
@@ -267,7 +267,7 @@ def whole(run: Rows) -> bool:
 def bound(work: str) -> Bound:
     """Return how near a training comes to the peak of its ranks' matrix products."""
     own, of = counted_steps, "of the measured peak of matrix products"
-    return Bound(work, own["samples_per_s"], own["mfu"], of, "the largest part of a step is {largest}")
+    return Bound(work, own["samples_per_s"], own["mfu"], of, "the largest timed part of a step is {largest}")
 
 
 def warnings(run: Rows) -> list[str]:
@@ -297,7 +297,7 @@ def charts(run: Table) -> list[Chart]:
     no_step, no_parts = "No training step was recorded.", "No parts of a step were recorded."
     seconds, none = "seconds since the launch", "No memory reading was recorded."
     rates, parts = counted_steps["samples_per_s"], [by_rank[name] for name in PARTS_S.split()]
-    longest, split = "The largest part of a step is {largest}", "seconds of a step, medians"
+    longest, split = "The largest timed part of a step is {largest}", "seconds of a step, medians"
     return [
         steps("loss-curve", run["loss"], title=fell, empty=no_step, smooth=smoothed),
         steps("throughput", rates, title="{samples_per_s}, {pace}", empty=no_step, x="counted step", smooth=smoothed),

@@ -46,7 +46,7 @@ def change(path, update):
 def test_whole_run(tmp_path):
     page = rendered(make_run(tmp_path / "run", notebook="Does it learn?"))
     order = ["Does BERT fine-tuning on SQuAD learn what it should", "made-up-host; Imaginary 3000 CPU × 2", "3 checks passed; 1 not compared",
-             "never for the target of the real benchmark", "The largest part of a step is backward", "Training throughput",
+             "never for the target of the real benchmark", "The largest timed part of a step is backward", "Training throughput",
              "Failed and undecided checks", "Results", "Other checks", "The worst misses", "Measured", "Derived", "Claimed", "Not available", "The machine", "Run it again", "The notebook"]  # fmt: skip
     places = [page.text.index(words) for words in order]
     assert places == sorted(places)
