@@ -92,7 +92,11 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class TorchExecutor(Executor):
-    """What torch's own executors share. ``run`` returns (start, end), (B, S) each."""
+    """What torch's own executors share, and a loaded package of AOTInductor: ``call`` returns (start, end), (B, S) each."""
+
+    def __init__(self, call: Any, where: torch.device, description: dict[str, Any]) -> None:
+        super().__init__(where, description)
+        self._call = call
 
     def forward(self, inputs: Inputs) -> Logits:
         start, end = map(plain, self.run(self.place(inputs)))
@@ -100,6 +104,13 @@ class TorchExecutor(Executor):
 
     def place(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self.where) for name, tensor in inputs.items()}
+
+    def run(self, placed: Inputs) -> Logits:
+        with torch.no_grad():
+            return pair(self._call(**placed))
+
+    def close(self) -> None:
+        self.module = self._call = None
 
 
 def autocast(member: Member, where: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -122,20 +133,18 @@ class Eager(TorchExecutor):
     """Torch call by call. In bf16 the weights stay fp32 and autocast chooses what is rounded; fp64 rounds nothing."""
 
     def __init__(self, model: Any, member: Member, where: torch.device) -> None:
-        super().__init__(where, described("{}, call by call", member))
-        self.member = member
         self.module = (model.double() if member.precision == "fp64" else model).to(where)
-
-    def run(self, placed: Inputs) -> Logits:
-        return pair(self._called(placed))
+        super().__init__(self._called, where, described("{}, call by call", member))
+        self.member = member
 
     def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
-        output = self._called({**self.place(inputs), "output_hidden_states": True})
+        with torch.no_grad():
+            output = self._called(**self.place(inputs), output_hidden_states=True)
         return [plain(tensor) for tensor in output.hidden_states or ()]
 
-    def _called(self, arguments: Mapping[str, Any]) -> Any:
+    def _called(self, **arguments: Any) -> Any:
         assert self.module is not None, "closed"
-        with torch.no_grad(), autocast(self.member, self.where):
+        with autocast(self.member, self.where):
             return self.module(**arguments)
 
 
@@ -173,18 +182,14 @@ class Compiled(TorchExecutor):
     """A compiled model. Its hidden states are not asked for: other code would be compared than what users run."""
 
     def __init__(self, model: torch.nn.Module, where: torch.device, description: dict[str, Any]) -> None:
-        super().__init__(where, description)
-        answers = Answers(model.to(where))
+        self.module = answers = Answers(model.to(where))
+        super().__init__(answers, where, description)
         with quiet():
             answers.compile(dynamic=True, backend=_XLA_BACKEND if where.type == "xla" else "inductor")
-        self.module = answers
 
     def run(self, placed: Inputs) -> Logits:
-        """Compute by the compiled graph, which a new shape may add to."""
-        assert self.module is not None, "closed"
-        with torch.no_grad(), quiet():
-            logits: Logits = self.module(**placed)
-        return logits
+        with quiet():  # a new shape is compiled
+            return super().run(placed)
 
     def close(self) -> None:
         super().close()
@@ -225,23 +230,7 @@ def require_compiler() -> str:
     return compiler
 
 
-class Packaged(TorchExecutor):
-    """A loaded package of AOTInductor, without gradients."""
-
-    def __init__(self, package: Any, where: torch.device, description: dict[str, Any]) -> None:
-        super().__init__(where, description)
-        self._package = package
-
-    def run(self, placed: Inputs) -> Logits:
-        with torch.no_grad():
-            start, end = self._package(**placed)
-        return start, end
-
-    def close(self) -> None:
-        self._package = None
-
-
-def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Packaged:
+def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> TorchExecutor:
     """Export and compile for any B and S into ``folder/model.pt2``; see ``Make``.
 
     Raises ``BackendUnavailable`` without a C++ compiler.
@@ -262,4 +251,4 @@ def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs
         "compile_s": time.monotonic() - begin - export_s,
         "package_bytes": path.stat().st_size,
     }
-    return Packaged(package, where, description)
+    return TorchExecutor(package, where, description)
