@@ -12,14 +12,13 @@ import worlds
 
 from benchlib.benchmarks.seq2seq import run
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.engine import Engine, Task, compare, share
+from benchlib.benchmarks.seq2seq.run import Engine, Task, compare, share
 from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime.group import World
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import COLUMNS
 from benchlib.workloads import shards, training
-from benchlib.workloads.pairs import Pairs
-from benchlib.workloads.shards import open_source
+from benchlib.workloads.shards import Pairs, Source
 
 # 27 samples in batches of 8: the last has 3, so that the shares of two ranks differ.
 SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 1, "decoder_layers": 1, "dim_feedforward": 32, "vocabulary": 50}
@@ -30,15 +29,16 @@ def task_of(config, folder, batch, data_dir="", rank=0, dtype=torch.float64):
     size = config.nproc
     here = World(rank, size, rank, size, torch.device("cpu"), "gloo")
     of_rank = Rank(config, folder, here, EventWriter(folder, f"rank{rank}"), Moment.now())
-    source = open_source(Pairs(config.samples, 6, 50, 4), data_dir)
+    source = Source(Pairs(config.samples, 6, 50, 4), data_dir)
     return Task(of_rank, source, "fp32", batch, dtype)
 
 
 def trained(rank, size, folder, data_dir="", engine="tuned"):
-    config = Seq2seqConfig(**SHAPE, sequence=6, samples=SAMPLES, epochs=EPOCHS, nproc=size, seed=4, learning_rate=1e-2)
+    sizes = {**SHAPE, "sequence": 6, "samples": SAMPLES, "epochs": EPOCHS, "compare_steps": 2}
+    config = Seq2seqConfig(**sizes, nproc=size, seed=4, learning_rate=1e-2)
     task = task_of(config, folder, 8 // size, data_dir, rank)
     worker = Engine(engine, task)
-    compared = compare(task, [worker], 2)
+    compared = compare(task, [worker])
     worker.restart(task.source)
     steps = task.steps(SAMPLES) * (EPOCHS + 1)
     plan = training.Plan(steps, SAMPLES * (EPOCHS + 1), steps, SAMPLES * (EPOCHS + 1), 1.0)

@@ -55,7 +55,7 @@ def task_of(config, here, run_dir, events):
     """Return a task on generated data, and the model that belongs to it."""
     split = passes.load_data(config)
     loaded = passes.load_model(config)
-    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
+    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True)
     return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, windows, 100)
 
 
@@ -167,7 +167,7 @@ def single_gradients(config):
     """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
     split = passes.load_data(config)
     loaded = passes.load_model(config)
-    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
+    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True)
     model = loaded.model.train()
     for index, (first, end) in enumerate(itertools.pairwise(windows.starts)):
         ids = torch.from_numpy(windows.input_ids[first:end].astype("int64"))[None]

@@ -39,7 +39,7 @@ from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
 from benchlib.runtime.timing import StepTimer
-from benchlib.workloads.batches import MicroBatch, collate
+from benchlib.workloads.features import MicroBatch, collate
 from benchlib.workloads.training import Row, Trained, own_work
 
 # Shapes that are timed: part of the samples that a rank may get, and place of the samples in the order of length.

@@ -21,7 +21,7 @@ from benchlib.benchmarks.squad.passes import Batches, Native, Task, buckets
 from benchlib.benchmarks.squad.train import train as native
 from benchlib.core import mlir
 from benchlib.core.events import keep_alive
-from benchlib.workloads.batches import MicroBatch, collate, padded_length
+from benchlib.workloads.features import MicroBatch, collate, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.training import Mark, Trained

@@ -19,8 +19,7 @@ from benchlib.runtime.measurement import Rank
 from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads import encoders, squad_data
 from benchlib.workloads.answer_loss import answer_losses
-from benchlib.workloads.batches import MicroBatch, collate, cut, epoch_batches, even, share, steps_per_epoch
-from benchlib.workloads.features import Features
+from benchlib.workloads.features import Features, MicroBatch, collate, cut, epoch_batches, even, share, steps_per_epoch
 from benchlib.workloads.training import Cost, Mark, data_parallel, prefetched
 
 # Samples of a micro-batch, weight of their summed loss, whether it is a step's last.

@@ -27,7 +27,7 @@ from benchlib.runtime.checkpoint import Checkpoint
 from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.steps import agree, comm_device
 from benchlib.workloads import training
-from benchlib.workloads.batches import samples_of, steps_per_epoch
+from benchlib.workloads.features import samples_of, steps_per_epoch
 from benchlib.workloads.training import Plan, Trained
 
 MIN_STEPS = 2  # of a cut training: one step shows no falling loss

@@ -20,7 +20,7 @@ from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_
 from benchlib.core.events import Moment
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
-from benchlib.workloads.batches import MicroBatch, collate
+from benchlib.workloads.features import MicroBatch, collate
 from benchlib.workloads.training import Plan, Trained, begin
 
 PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16

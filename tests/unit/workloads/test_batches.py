@@ -3,8 +3,16 @@
 import numpy as np
 import pytest
 
-from benchlib.workloads.batches import collate, cut, epoch_batches, even, samples_of, share, steps_per_epoch
-from benchlib.workloads.features import Features
+from benchlib.workloads.features import (
+    Features,
+    collate,
+    cut,
+    epoch_batches,
+    even,
+    samples_of,
+    share,
+    steps_per_epoch,
+)
 
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
 
