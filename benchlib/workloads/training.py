@@ -24,7 +24,7 @@ from benchlib.results import peaks as recorded_peaks
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.steps import Columns, Step, StepLog, agree, compare_ranks
+from benchlib.runtime.steps import COLUMNS, Columns, Step, StepLog, agree, compare_ranks
 from benchlib.runtime.timing import GradientExchange, StepTimer, sum_hook
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ Mark = Callable[[str], None]  # is told where a phase of a step ends
 Cost = tuple[int, int, int, float]  # samples, tokens, tokens with padding and FLOPs
 Part = TypeVar("Part")
 Made = TypeVar("Made")
-PARTS = ("data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s")
+PARTS = COLUMNS[6:]  # of a step's time
 CUT_MARGIN = 0.9  # share of the time that is left which a cut training plans to use: a neighbour may slow it down
 AFTER_S, AFTER_SHARE = 5.0, 0.05  # of the budget, for what comes after the training: the less of both
 PEAK_S = 0.3  # of matrix products of each size

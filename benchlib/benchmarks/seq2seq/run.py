@@ -160,13 +160,14 @@ def compare(task: Task, engines: list[Engine]) -> dict[str, Row]:
     """
     events, steps = task.rank.events, task.config.compare_steps
     rows: dict[str, Row] = {engine.name: {"step_s": [], "loss": []} for engine in engines}
-    orders = list(share(task, 0, (step % task.steps(task.source.pairs.samples) for step in range(steps))))
-    batches = [tokens.to(task.rank.world.device) for tokens in task.source.batches(order for order, _ in orders)]
+    orders = share(task, 0, (step % task.steps(task.source.pairs.samples) for step in range(steps)))
+    shares, weights = zip(*orders, strict=True)
+    batches = [tokens.to(task.rank.world.device) for tokens in task.source.batches(shares)]
     with keep_alive(events, task.config.startup_timeout_s):
         for engine in engines:
-            rows[engine.name]["first_s"], _ = _timed(engine, batches[0], orders[0][1], update=False)
+            rows[engine.name]["first_s"], _ = _timed(engine, batches[0], weights[0], update=False)
     events.emit("phase", name="compare")
-    for number, (batch, (_, weight)) in enumerate(zip(batches, orders, strict=True)):
+    for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
         for engine in engines if number % 2 == 0 else engines[::-1]:
             events.emit("progress", phase="compare", done=number, total=steps, unit="steps")
             for name, value in zip(("step_s", "loss"), _timed(engine, batch, weight), strict=True):

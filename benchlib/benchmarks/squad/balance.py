@@ -39,7 +39,7 @@ from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
 from benchlib.runtime.timing import StepTimer
-from benchlib.workloads.features import MicroBatch, collate
+from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Row, Trained, own_work
 
 # Shapes that are timed: part of the samples that a rank may get, and place of the samples in the order of length.
@@ -66,25 +66,25 @@ class Balance:
     """The splits of a training, the newest last, and the steps that they are held against."""
 
     def __init__(self, work: Native) -> None:
-        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.data.splits
+        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.splits
         self.calibration_s: float | None = None
         self.even_s: list[float] = []  # own work of each rank in the even step before the training
 
     def measure(self) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
-        data, config, began = self.work.data, self.task.config, time.perf_counter()
-        timer = StepTimer(self.work.exchange.clock, self.work.exchange, config.planted_slowdown)
+        work, config, began = self.work, self.task.config, time.perf_counter()
+        timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown)
         with keep_alive(self.task.rank.events, config.startup_timeout_s):
-            self.work.trial(0)  # libraries load, and DDP orders its buckets
+            work.trial(0)  # libraries load, and DDP orders its buckets
         timer.begin()
-        self.work.trial(1, timer.mark)
+        work.trial(1, timer.mark)
         timer.end_step()
         self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(timer.take())]
         speeds = 1 / np.array(self.even_s)
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
         self.calibration_s = time.perf_counter() - began
-        tokens = float(np.mean([data.lengths[data.indices(step)].max() for step in data.typical()]))
+        tokens = float(np.mean([work.lengths[work.indices(step)].max() for step in work.typical()]))
         self._add(best_split(members, config.global_batch, tokens))
 
     def _calibrated(self, promised: float) -> Member:
@@ -94,7 +94,7 @@ class Balance:
         def batch(samples: int, place: float) -> MicroBatch:
             first = min(int(place * len(order)), max(0, len(order) - samples))
             part = order[first : first + samples]
-            return collate(self.task.features, part, self.work.data.pad_id).to(self.world.device)
+            return self.task.collate(part, self.work.multiple).to(self.world.device)
 
         # AdamW keeps two moments beside weights and gradients.
         held = 4.0 * sum(parameter.nbytes for parameter in self.work.model.parameters())
@@ -208,7 +208,7 @@ class Balance:
         last[: max(split.from_step, trained.first)] = False
         few = f"{int(last.sum())} whole steps under the last split, {WINDOW} are needed"
         why = dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)
-        why |= {"limit_gb": "nothing tells it", "even_s": CONTINUED}
+        why["even_s"] = CONTINUED
         times = {"expected_s": expected, "own_s": own, "idle_s": step_s[:, None] - own} if last.any() else {}
         rows: list[Row] = [
             {
@@ -217,9 +217,7 @@ class Balance:
                 "rank": rank,
                 "samples": split.shares[rank],
                 "work": self.task.config.work_of(rank),
-                "from_step": split.from_step,
                 "micro_batches": member.micro_batches(split.shares[rank]),
-                "limit_gb": None if member.limit_bytes is None else member.limit_bytes / 1e9,
                 "even_s": self.even_s[rank] if self.even_s else None,
                 "trained": np.unique(samples[last, rank]).astype(int).tolist(),
                 "why": why,

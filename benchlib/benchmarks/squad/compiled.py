@@ -17,11 +17,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.squad.passes import Batches, Native, Task, buckets
+from benchlib.benchmarks.squad.passes import Native, Task, buckets
 from benchlib.benchmarks.squad.train import train as native
 from benchlib.core import mlir
 from benchlib.core.events import keep_alive
-from benchlib.workloads.features import MicroBatch, collate, padded_length
+from benchlib.workloads.features import MicroBatch, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.training import Mark, Trained
@@ -57,37 +57,34 @@ class Xla(Native):
 
     def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``. A rank without work computes nothing."""
-        loss = self._differentiated(batch, weight) if weight else torch.zeros(())
+        loss = torch.zeros(())
+        if weight:
+            inputs, gradients = self._filled(batch, weight), dict(self._loss.named_parameters())
+            program = self._program(inputs)
+            arrays = runtimes.arguments(program.manifest, {**dict(self._loss.named_buffers()), **gradients}, inputs)
+            for item, value in zip(program.manifest.results, program.run(program.place(arrays)), strict=True):
+                array = torch.from_numpy(np.array(value))
+                if item.role == "loss":
+                    loss = array
+                else:
+                    grad = gradients[item.name].grad
+                    assert grad is not None
+                    grad += array
         if last and dist.get_world_size() > 1:
             self._add_over_ranks()
         mark("backward")
         return loss
 
-    def _differentiated(self, batch: MicroBatch, weight: float) -> torch.Tensor:
-        inputs = self._filled(batch, weight)
-        program = self._program(inputs)
-        gradients, loss = dict(self._loss.named_parameters()), torch.zeros(())
-        arrays = runtimes.arguments(program.manifest, {**dict(self._loss.named_buffers()), **gradients}, inputs)
-        for item, value in zip(program.manifest.results, program.run(program.place(arrays)), strict=True):
-            array = torch.from_numpy(np.array(value))
-            if item.role == "loss":
-                loss = array
-            else:
-                grad = gradients[item.name].grad
-                assert grad is not None
-                grad += array
-        return loss
-
     def _foreseen(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield inputs of each shape that this rank's share of the training has."""
-        task, batches, parts = self.task, Batches(self.task, self.multiple), dict[int, np.ndarray]()
+        task, parts = self.task, dict[int, np.ndarray]()
         total = max(1, math.ceil(task.config.epochs * task.per_epoch))
         for step in range(min(total, task.config.max_steps or total)):
-            for part, _, _ in batches.parts(step):
-                longest = int(batches.lengths[part].max())
+            for part, _, _ in self.parts(step):
+                longest = int(self.lengths[part].max())
                 parts[padded_length(longest, self.multiple, task.features.max_length)] = part
         for _, part in sorted(parts.items()):
-            yield self._filled(collate(task.features, part, batches.pad_id, self.multiple), 1.0)
+            yield self._filled(task.collate(part, self.multiple), 1.0)
 
     def _filled(self, batch: MicroBatch, weight: float) -> dict[str, torch.Tensor]:
         """Return the program's inputs: B a multiple of the usual rows, where those beyond the batch's repeat its first and weigh 0."""

@@ -44,6 +44,9 @@ class Task:
     def per_epoch(self) -> int:
         return steps_per_epoch(len(self.features), self.config.global_batch)
 
+    def collate(self, windows: np.ndarray, multiple: int, pin: bool = False) -> MicroBatch:
+        return collate(self.features, windows, self.loaded.tokenizer.pad_token_id, multiple, pin)
+
 
 def load_data(config: SquadConfig) -> squad_data.Split:
     names = ("data", "train_questions", "eval_questions", "seed", "train_file", "eval_file")
@@ -74,62 +77,14 @@ def buckets(parameters: Iterable[torch.nn.Parameter], cap_mb: float) -> list[lis
     return groups
 
 
-class Batches:
-    """The micro-batches of this rank, by step. A step's batch depends on seed, epoch and global batch size only.
-
-    ``splits`` say how the ranks share it, in the order of their first steps; before the first one they share evenly. One
-    micro-batch is always made ahead: a split that is added after a step may begin with the step after the next one.
-    """
-
-    def __init__(self, task: Task, multiple: int) -> None:
-        self.splits: list[Split] = []
-        self.task, self.multiple = task, multiple
-        self.lengths = task.features.lengths
-        self.pad_id = task.loaded.tokenizer.pad_token_id
-        config = task.config
-        epoch = functools.partial(epoch_batches, self.lengths, config.global_batch, config.seed)
-        self._epoch = functools.lru_cache(1)(epoch)
-
-    def indices(self, step: int) -> np.ndarray:
-        """Return the samples of the global batch of a step, int64 (G,)."""
-        epoch, place = divmod(step, self.task.per_epoch)
-        return self._epoch(epoch)[place]
-
-    def parts(self, step: int) -> list[Part]:
-        """Return the micro-batches of this rank."""
-        world, batch, split = self.task.rank.world, self.indices(step), self.split(step)
-        shares = split.of(len(batch)) if split else even(len(batch), world.size)
-        own = shares[world.rank]
-        parts = split.members[world.rank].micro_batches(own) if split else self.task.config.accumulation
-        cuts = cut(share(batch, self.lengths, shares, world.rank), parts)
-        if not cuts:
-            # A rank without work still has to take part in the exchange, with a gradient of zero.
-            return [(batch[:1], 0.0, True)]
-        return [(part, 1 / len(batch), number == len(cuts)) for number, part in enumerate(cuts, 1)]
-
-    def split(self, step: int) -> Split | None:
-        return next((split for split in reversed(self.splits) if split.from_step <= step), None)
-
-    def stream(self, steps: Iterable[int]) -> Iterator[tuple[MicroBatch, float, bool]]:
-        """Yield (micro-batch on the device, weight, whether it is the step's last) of all ``steps``."""
-        device = self.task.rank.world.device
-        pin = device.type == "cuda"  # page-locked memory is copied in the background
-
-        def make(part: Part) -> tuple[MicroBatch, float, bool]:
-            batch = collate(self.task.features, part[0], self.pad_id, self.multiple, pin)
-            return batch if part[1] else batch.idle(IDLE_TOKENS), part[1], part[2]
-
-        for batch, weight, last in prefetched(make, (part for step in steps for part in self.parts(step))):
-            yield batch.to(device), weight, last
-
-    def typical(self) -> list[int]:
-        """Return steps of the first epoch whose batches have the places ``TRIALS`` in the order of tokens."""
-        order = np.argsort([self.lengths[self.indices(s)].sum() for s in range(self.task.per_epoch)], kind="stable")
-        return [int(order[min(int(place * len(order)), len(order) - 1)]) for place in TRIALS]
-
-
 class Native:
-    """Passes by torch, a ``Work`` of the shared loop; DDP adds the gradients while a step's last micro-batch is differentiated."""
+    """Passes by torch over the micro-batches of this rank, a ``Work`` of the shared loop; DDP adds the gradients while a step's
+    last micro-batch is differentiated.
+
+    A step's batch depends on seed, epoch and global batch size only. ``splits`` say how the ranks share it, in the order of
+    their first steps; before the first one they share evenly. One micro-batch is always made ahead: a split that is added
+    after a step may begin with the step after the next one.
+    """
 
     multiple = 8  # that lengths are padded to a multiple of
     unknown: tuple[str, ...] = ()
@@ -137,6 +92,11 @@ class Native:
     def __init__(self, task: Task) -> None:
         config, device = task.config, task.rank.world.device
         self.task, self.model = task, task.loaded.model.to(device).train()
+        self.splits: list[Split] = []
+        self.lengths = task.features.lengths
+        self._epoch = functools.lru_cache(1)(
+            functools.partial(epoch_batches, self.lengths, config.global_batch, config.seed)
+        )
         if device.type == "cpu":
             devices.keep_freed_memory()
         self.scaler = devices.grad_scaler(config.precision, device)
@@ -152,7 +112,6 @@ class Native:
             for matrix in (True, False)
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=config.fused_optimizer or None)
-        self.data = Batches(task, self.multiple)
 
     def prepare(self) -> None:
         config = self.task.config
@@ -160,8 +119,42 @@ class Native:
         form: Any = torch.compile(self.model, dynamic=True) if config.compile else self.model
         self.ddp = data_parallel(form, self.exchange, bucket_cap_mb=config.bucket_cap_mb)
 
-    def batches(self, epoch: int, steps: range) -> Iterator[tuple[MicroBatch, float, bool]]:
-        return self.data.stream(steps)
+    def indices(self, step: int) -> np.ndarray:
+        """Return the samples of the global batch of a step, int64 (G,)."""
+        epoch, place = divmod(step, self.task.per_epoch)
+        return self._epoch(epoch)[place]
+
+    def split(self, step: int) -> Split | None:
+        return next((split for split in reversed(self.splits) if split.from_step <= step), None)
+
+    def parts(self, step: int) -> list[Part]:
+        """Return the micro-batches of this rank."""
+        world, batch, split = self.task.rank.world, self.indices(step), self.split(step)
+        shares = split.of(len(batch)) if split else even(len(batch), world.size)
+        own = shares[world.rank]
+        parts = split.members[world.rank].micro_batches(own) if split else self.task.config.accumulation
+        cuts = cut(share(batch, self.lengths, shares, world.rank), parts)
+        if not cuts:
+            # A rank without work still has to take part in the exchange, with a gradient of zero.
+            return [(batch[:1], 0.0, True)]
+        return [(part, 1 / len(batch), number == len(cuts)) for number, part in enumerate(cuts, 1)]
+
+    def batches(self, epoch: int, steps: Iterable[int]) -> Iterator[tuple[MicroBatch, float, bool]]:
+        """See ``Work``; ``steps`` are counted over all epochs."""
+        device = self.task.rank.world.device
+        pin = device.type == "cuda"  # page-locked memory is copied in the background
+
+        def make(part: Part) -> tuple[MicroBatch, float, bool]:
+            batch = self.task.collate(part[0], self.multiple, pin)
+            return batch if part[1] else batch.idle(IDLE_TOKENS), part[1], part[2]
+
+        for batch, weight, last in prefetched(make, (part for step in steps for part in self.parts(step))):
+            yield batch.to(device), weight, last
+
+    def typical(self) -> list[int]:
+        """Return steps of the first epoch whose batches have the places ``TRIALS`` in the order of tokens."""
+        order = np.argsort([self.lengths[self.indices(s)].sum() for s in range(self.task.per_epoch)], kind="stable")
+        return [int(order[min(int(place * len(order)), len(order) - 1)]) for place in TRIALS]
 
     def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``. With injected work it is repeated, and the last time counts."""
@@ -193,7 +186,7 @@ class Native:
 
     def trial(self, number: int, mark: Mark = lambda phase: None) -> None:
         """Do the forward and backward pass of the step ``typical()[number]`` and leave the weights alone."""
-        for batch, weight, last in self.data.stream([self.data.typical()[number]]):
+        for batch, weight, last in self.batches(0, [self.typical()[number]]):
             mark("data")
             self.differentiate(batch, weight, last, 0, mark)
         self.optimizer.zero_grad(set_to_none=False)

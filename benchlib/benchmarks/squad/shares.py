@@ -10,7 +10,6 @@ rank's memory whose slowest rank is soonest done.
 Notation: G samples of a global batch, W ranks, n samples of a rank, S tokens of a sample after padding, K steps.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,16 +108,14 @@ def optimum(members: Sequence[Member], samples: int, tokens: float) -> list[int]
             f"no rank has memory for one sample: weights, gradients and optimizer state hold {held:.3g} GB of {limits} GB: "
             "raise memory_limits_gb, or take a smaller model or max_length"
         )
-    counts, shares = np.arange(1, samples + 2), [0] * len(members)
+    counts, owners = (
+        np.arange(1, samples + 1),
+        np.repeat(able[::-1], samples),
+    )  # of equal ends the last rank's comes first
     # Never falling: a rank that could do more in less time may as well do less.
-    ends = {place: np.maximum.accumulate(members[place].seconds(counts, counts * tokens)) for place in able}
-    soonest = [(ends[place][0], -place) for place in able]
-    heapq.heapify(soonest)
-    for _ in range(samples):
-        place = -soonest[0][1]
-        shares[place] += 1
-        heapq.heapreplace(soonest, (ends[place][shares[place]], -place))
-    return shares
+    ends = [np.maximum.accumulate(members[place].seconds(counts, counts * tokens)) for place in able[::-1]]
+    soonest = np.argsort(np.concatenate(ends), kind="stable")[:samples]
+    return np.bincount(owners[soonest], minlength=len(members)).tolist()  # type: ignore[no-any-return]
 
 
 def fitting(limit_bytes: float | None, held_bytes: float, token_bytes: float, length: int, samples: int) -> int:

@@ -70,10 +70,9 @@ def _idle(samples: int, most: int) -> str:
 of_rank = [
     *cols("rank", "number"),
     *cols("device"),
-    *cols("threads work samples micro_batches most from_step", "count"),
+    *cols("threads work samples micro_batches most", "count"),
     Col("trained", "count", "samples trained on in a step"),
     *cols("expected_s own_s idle_s even_s step_s batch_s sample_s token_s", "s"),
-    Col("limit_gb", "GB", "memory limit"),
     Col("off", "ratio", "own work over predicted, less 1", lambda own, was: abs(own / was - 1), "own_s expected_s"),
     Col("idle", "", "", _idle, "samples most"),
 ]

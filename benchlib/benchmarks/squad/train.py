@@ -147,7 +147,7 @@ def save(work: Native, plan: Plan, step: int, table: np.ndarray) -> None:
             "plan": asdict(plan),
             "scaler": work.scaler.state_dict(),
             "work": identity(task),
-            "splits": [asdict(split) for split in work.data.splits],
+            "splits": [asdict(split) for split in work.splits],
         }
         checkpoint.save(task.rank.run_dir / "checkpoints", step, tensors, state, model_files)
     dist.barrier()
@@ -194,7 +194,7 @@ def put_back(work: Native, start: Checkpoint) -> tuple[Plan, np.ndarray]:
     checkpoint.set_rng_state(own, task.rank.world.device)
     for split in start.state["splits"]:
         members = tuple(Member(**member) for member in split["members"])
-        work.data.splits.append(Split(**split | {"members": members}))
+        work.splits.append(Split(**split | {"members": members}))
     if task.rank.world.main:
         task.rank.events.emit("log", message=f"continued from {start.path} at step {start.step:,}")
     return plan, start.tensors("steps")["table"].numpy()

@@ -20,7 +20,7 @@ from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_
 from benchlib.core.events import Moment
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
-from benchlib.workloads.features import MicroBatch, collate
+from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Plan, Trained, begin
 
 PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
@@ -57,8 +57,7 @@ def train(task: Task) -> Trained:
 
 def _padded(task: Task, windows: Any) -> MicroBatch:
     full = task.config.trainer_padding == "max_length"
-    multiple = task.config.max_length if full else PAD_MULTIPLE
-    return collate(task.features, np.array(windows), task.loaded.tokenizer.pad_token_id, multiple)
+    return task.collate(np.array(windows), task.config.max_length if full else PAD_MULTIPLE)
 
 
 def _inputs(task: Task, windows: list[int]) -> dict[str, Any]:

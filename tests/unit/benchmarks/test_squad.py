@@ -248,8 +248,8 @@ def test_questions_of_both_files_are_counted_whatever_the_paths_and_warned_of(sm
 
 def balanced(smoke, **changes):
     """Return rows of two heterogeneous ranks after changes to the first row of each table."""
-    share = {"device": "cpu", "threads": 1, "work": 1, "micro_batches": 1, "most": 16, "from_step": 2, "step_s": 0.01}
-    share |= {"batch_s": 0.02, "token_s": 1e-4, "expected_s": 0.3, "idle_s": 0.02, "why": {"limit_gb": "unknown"}}
+    share = {"device": "cpu", "threads": 1, "work": 1, "micro_batches": 1, "most": 16, "step_s": 0.01}
+    share |= {"batch_s": 0.02, "token_s": 1e-4, "expected_s": 0.3, "idle_s": 0.02}
     tables = {
         "shares": [
             share | {"rank": rank, "samples": n, "trained": [n], "sample_s": each, "own_s": own, "even_s": even}
