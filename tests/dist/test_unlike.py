@@ -15,8 +15,8 @@ from hosts import two_hosts, why_not
 from worlds import in_ranks
 
 from benchlib.benchmarks.squad import balance, train
-from benchlib.benchmarks.squad.passes import Native
-from benchlib.benchmarks.squad.shares import Member, Split
+from benchlib.benchmarks.squad.balance import Member, Split
+from benchlib.benchmarks.squad.train import Native
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json

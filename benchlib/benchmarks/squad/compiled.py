@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.squad.passes import Native, Task, buckets
+from benchlib.benchmarks.squad.train import Native, Task, buckets
 from benchlib.benchmarks.squad.train import train as native
 from benchlib.core import mlir
 from benchlib.core.events import keep_alive

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task, load_data, load_model
+from benchlib.benchmarks.squad.train import Task, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import mlir
 from benchlib.core.events import Moment

@@ -15,8 +15,7 @@ import torch
 import transformers
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task, buckets, qa_loss
-from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_step_s
+from benchlib.benchmarks.squad.train import Task, buckets, learning_rates, make_plan, measured_step_s, qa_loss
 from benchlib.core.events import Moment
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer

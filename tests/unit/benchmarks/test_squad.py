@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from make_smoke import unpack
 
-from benchlib.benchmarks.squad import passes, run, spec
+from benchlib.benchmarks.squad import run, spec, train
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.train import learning_rates, make_plan
 from benchlib.config.schema import build, save_config
@@ -239,7 +239,7 @@ def test_questions_of_both_files_are_counted_whatever_the_paths_and_warned_of(sm
         content = {"data": [{"title": "t", "paragraphs": [{"context": "Ada wrote.", "qas": part}]}]}
         write_json(tmp_path / name, content | {"version": "1.1"})
     files = {"train_file": str(tmp_path / "train"), "eval_file": str(tmp_path / "eval"), "data": "files"}
-    split = passes.load_data(smoke.config.model_copy(update=files))
+    split = train.load_data(smoke.config.model_copy(update=files))
     assert split.shared == shared and Rows.of(smoke).run["shared_questions"] == 0
     rows = edited(smoke, run={"shared_questions": split.shared, "eval_questions": len(split.eval)})
     sentences = [text for text in spec.SPEC.warnings(rows) if "memorised" in text]
