@@ -86,7 +86,7 @@ class Work(Protocol):
     model: Any
     optimizer: Any
     exchange: GradientExchange
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[Any, float, bool]]:
         """Yield micro-batches on the device, the weight of their summed loss, whether it is a step's last."""
@@ -319,18 +319,17 @@ def _by_rank(
 
 def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -> Row:
     """Return power, energy, temperature and utilisation over the training: readings, or why there are none."""
-    stated = [event["availability"] for event in events if event["kind"] == "sensors"]
+    reasons = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
     during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"
     # Of a CPU the time of the ranks: 100% is one core.
     used = "cpu_percent" if backend == "cpu" else "utilization_percent"
     keys = {"power_w": "power_w", "temperature_c": "temperature_c", "utilization": used, "energy_j": "energy_j"}
-    read = {
-        name: [event[key] for event in during if isinstance(event.get(key), int | float)] for name, key in keys.items()
+    row: Row = {
+        name: [float(event[key]) for event in during if isinstance(event.get(key), int | float)] or None
+        for name, key in keys.items()
     }
-    row: Row = {name: list(map(float, values)) or None for name, values in read.items()}
     energy = row["energy_j"] or [0.0]
     row["energy_j"] = energy[-1] - energy[0] if energy[1:] else None  # the hardware's own counter
-    reasons = stated[-1] if stated else {}
     why = {name: str(reasons.get(key, lacking)) for name, key in keys.items() if row[name] is None}
     return row | {"why": why}

@@ -30,7 +30,7 @@ from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads import training
 from benchlib.workloads.encdec import ENGINES, Plain
 from benchlib.workloads.shards import SHARD_BYTES, Pairs, Source, disk_rates, entropy, generate
-from benchlib.workloads.training import Cost, Mark, Plan, Row, Trained, data_parallel
+from benchlib.workloads.training import Cost, Mark, Plan, Row, Trained, Work, data_parallel
 
 # Neighbouring samples that an epoch's order keeps together, in small and in large sets: one read of a disk, whose rate
 # falls with small ones. Their tokens are independent anyway.
@@ -41,13 +41,12 @@ MAX_ENTROPY = 1 << 22  # of a larger vocabulary the closed form is exact to five
 
 @dataclass(frozen=True)
 class Task:
-    """What an engine trains on: ``batch`` samples per rank and step, products in ``precision``, weights of ``dtype``."""
+    """What an engine trains on: ``batch`` samples per rank and step, products in ``precision``."""
 
     rank: Rank
     source: Source
     precision: str
     batch: int
-    dtype: torch.dtype = torch.float32
 
     @property
     def config(self) -> Seq2seqConfig:
@@ -83,10 +82,8 @@ def share(task: Task, epoch: int, steps: Iterable[int]) -> Iterator[tuple[np.nda
         yield (own, 1 / (len(batch) * task.config.sequence)) if len(own) else (batch[:1], 0.0)
 
 
-class Engine:
-    """A ``Work`` of the training loop. ``cached`` is the share of the shards in the page cache before each epoch."""
-
-    unknown: tuple[str, ...] = ()
+class Engine(Work):
+    """An engine at work. ``cached`` is the share of the shards in the page cache before each epoch."""
 
     def __init__(self, name: str, task: Task) -> None:
         self.name, self.task, self.device = name, task, task.rank.world.device
@@ -103,7 +100,7 @@ class Engine:
         torch.manual_seed(self.task.config.seed)
         with self.device if self.device.type == "cuda" else contextlib.nullcontext():  # large models fit no host twice
             model = ENGINES[self.name](**self.task.config.shape)
-        return model.to(self.device, self.task.dtype).train()
+        return model.to(self.device).train()
 
     def _start(self) -> None:
         fused = self.name == "tuned" or None

@@ -334,6 +334,8 @@ class Balance:
 
     def follow(self, table: np.ndarray, next_open: int) -> None:
         """Add a split from ``next_open`` on if the last steps of ``table`` (K, W, C) took other times than expected."""
+        if not self.splits:
+            return  # the ranks share evenly
         split = self.splits[-1]
         steps = Columns(table[max(split.from_step, len(table) - WINDOW) :])
         ratios = own_work(steps) / split.expected(steps["samples"], steps["padded_tokens"])
@@ -368,7 +370,6 @@ class Balance:
         gained: Row = {"status": "skipped", "reason": few}
         if last.sum() >= WINDOW:
             gained = wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
-            gained["slowest_s"] = float(own[last].mean(axis=0).max())
         waits = (1 - own / own.max(axis=1, keepdims=True)).mean(axis=1).tolist()
         gained |= {"wait_shares": waits, "calibration_s": self.calibration_s, "why": {"calibration_s": CONTINUED}}
         first = dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")

@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from benchlib.benchmarks.squad.train import Native, Task, buckets
 from benchlib.benchmarks.squad.train import train as native
-from benchlib.core import mlir
 from benchlib.core.events import keep_alive
 from benchlib.workloads.features import MicroBatch, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
@@ -28,10 +27,9 @@ from benchlib.workloads.training import Mark, Trained
 
 
 def train(task: Task) -> Trained:
-    """Fine-tune ``task.loaded.model`` in place. Called by all ranks. Raises ``BackendUnavailable`` without jax."""
+    """Fine-tune ``task.loaded.model`` in place. Called by all ranks."""
     # XLA's pool of threads, which PJRT sizes by this variable when the client is first made: a rank's share of the cores.
     os.environ.setdefault("NPROC", str(torch.get_num_threads()))
-    mlir.jax()
     return native(task, Xla)
 
 
@@ -39,7 +37,7 @@ class Xla(Native):
     """Forward and backward pass of a micro-batch as one program."""
 
     multiple = 64
-    unknown: tuple[str, ...] = ("forward_s", "backward_s")
+    unknown = ("forward_s", "backward_s")
 
     def prepare(self) -> None:
         task, began = self.task, time.perf_counter()

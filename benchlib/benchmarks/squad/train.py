@@ -43,7 +43,7 @@ from benchlib.workloads.features import (
     share,
     steps_per_epoch,
 )
-from benchlib.workloads.training import Cost, Mark, Plan, Trained, data_parallel, prefetched
+from benchlib.workloads.training import Cost, Mark, Plan, Trained, Work, data_parallel, prefetched
 
 # Samples of a micro-batch, weight of their summed loss, whether it is a step's last.
 Part = tuple[np.ndarray, float, bool]
@@ -101,8 +101,8 @@ def buckets(parameters: Iterable[torch.nn.Parameter], cap_mb: float) -> list[lis
     return groups
 
 
-class Native:
-    """Passes by torch over the micro-batches of this rank, a ``Work`` of the shared loop; DDP adds the gradients while a step's
+class Native(Work):
+    """Passes by torch over the micro-batches of this rank; DDP adds the gradients while a step's
     last micro-batch is differentiated.
 
     A step's batch depends on seed, epoch and global batch size only. ``splits`` say how the ranks share it, in the order of
@@ -111,7 +111,6 @@ class Native:
     """
 
     multiple = 8  # that lengths are padded to a multiple of
-    unknown: tuple[str, ...] = ()
 
     def __init__(self, task: Task) -> None:
         config, device = task.config, task.rank.world.device
@@ -265,7 +264,7 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
     """Fine-tune ``task.loaded.model`` in place by the passes of ``make``. Called by all ranks."""
     config, rank = task.config, task.rank
     work = make(task)
-    balance = Balance(work) if config.balance != "off" else None
+    balance = Balance(work)
     start, passed_over = to_continue(task)
     if start:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
@@ -273,7 +272,7 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
         work.trial(0)
         plan, table = put_back(work, start)
     else:
-        if balance:
+        if config.balance == "auto":
             balance.measure()
         step_s = measured_step_s(task, work.trial)
         tokens = len(task.features.input_ids) / task.per_epoch
@@ -288,13 +287,13 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
         learning_rates(config, plan.planned_steps),
         task.per_epoch,
         table,
-        every=WINDOW if balance else 0,  # what the ranks tell each other late is answered late
-        follow=balance.follow if balance else lambda table, next_open: None,
+        every=WINDOW if work.splits else 0,  # what the ranks tell each other late is answered late
+        follow=balance.follow,
         save_every=config.checkpoint_every,
         save=lambda step, table: save(work, plan, step, table),
     )
     trained.passed_over = passed_over
-    trained.tables = balance.rows(trained) if balance else {}
+    trained.tables = balance.rows(trained) if work.splits else {}
     return trained
 
 

@@ -42,7 +42,6 @@ def train(task: Task) -> Trained:
         )
         trainer.recorder = recorder
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
         trainer.train()
         train_s = recorder.began.since()
         trainer.accelerator.free_memory()
@@ -70,11 +69,8 @@ def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.Trai
         output_dir=folder,
         per_device_train_batch_size=config.batch_size,
         gradient_accumulation_steps=config.accumulation,
-        learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        lr_scheduler_type="constant",
-        num_train_epochs=config.epochs,
         max_steps=plan.planned_steps,
         seed=config.seed,
         use_cpu=on_cpu,
@@ -158,7 +154,7 @@ def _plan(task: Task, model: Any) -> Plan:
         for _ in range(config.accumulation):
             batch = _padded(task, draw.integers(0, len(windows), config.batch_size))
             qa_loss(model, batch.to(device), config.precision).backward()
-        model.zero_grad(set_to_none=True)
+        model.zero_grad()
 
     step_s = measured_step_s(task, trial)
     length = config.max_length if config.trainer_padding == "max_length" else float(windows.lengths.mean())
