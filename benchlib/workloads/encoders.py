@@ -91,7 +91,12 @@ def load(
     check_kind(name, settings)
     tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
     check_fit(name, settings, tokenizer, max_length)
-    _set_dropout(name, settings, dropout)
+    for kind in (kind for kind, rate in dropout.items() if rate >= 0):
+        present = [field for field in _DROPOUT[kind] if hasattr(settings, field)]
+        if not present:
+            lacking = f"{settings.model_type} has none of {', '.join(_DROPOUT[kind])}"
+            raise UserError(f"model = {name}: {lacking}: leave the dropout at -1")
+        setattr(settings, present[0], dropout[kind])
     torch.manual_seed(seed)
     auto: Any = transformers.AutoModelForQuestionAnswering
     options: dict[str, Any] = {"attn_implementation": attention}
@@ -167,14 +172,3 @@ def positions(settings: Any) -> int | None:
         return None
     offset = any(part in settings.model_type for part in _OFFSET_POSITIONS)
     return rows - ((settings.pad_token_id or 0) + 1 if offset else 0)
-
-
-def _set_dropout(name: str, settings: Any, dropout: dict[str, float]) -> None:
-    for kind in (kind for kind, rate in dropout.items() if rate >= 0):
-        fields = _DROPOUT[kind]
-        present = [field for field in fields if hasattr(settings, field)]
-        if not present:
-            raise UserError(
-                f"model = {name}: {settings.model_type} has none of {', '.join(fields)}: leave the dropout at -1"
-            )
-        setattr(settings, present[0], dropout[kind])

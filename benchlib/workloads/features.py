@@ -200,11 +200,6 @@ def epoch_batches(lengths: np.ndarray, global_batch: int, seed: int, epoch: int)
     return [*shuffled, order[whole:]] if whole < len(order) else shuffled
 
 
-def even(samples: int, world_size: int) -> list[int]:
-    """Return how many samples each rank gets where all get the same, the first ones of what is left."""
-    return [samples // world_size + (rank < samples % world_size) for rank in range(world_size)]
-
-
 def share(batch: np.ndarray, lengths: np.ndarray, shares: Sequence[int], rank: int) -> np.ndarray:
     """Return the samples of a rank, ``shares[rank]`` of them; together the ranks hold each sample of the batch once.
 
@@ -224,7 +219,7 @@ def share(batch: np.ndarray, lengths: np.ndarray, shares: Sequence[int], rank: i
 
 def cut(samples: np.ndarray, parts: int) -> list[np.ndarray]:
     """Return the micro-batches of a rank's samples: at most ``parts``, their sizes at most one apart, none empty."""
-    return [part for part in np.array_split(samples, max(1, min(parts, len(samples)))) if len(part)]
+    return [part for part in np.array_split(samples, max(1, parts)) if len(part)]
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
@@ -269,7 +264,7 @@ class MicroBatch:
 
 def padded_length(longest: int, multiple: int, max_length: int) -> int:
     """Return S: the longest sample, rounded up to a multiple, never above ``max_length``."""
-    return max(longest, min(-(-longest // multiple) * multiple, max_length))
+    return min(-(-longest // multiple) * multiple, max_length)
 
 
 def collate(features: Features, indices: np.ndarray, pad_id: int, multiple: int = 8, pin: bool = False) -> MicroBatch:

@@ -260,7 +260,7 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
         "padding_share": float(1 - here["tokens"].sum() / here["padded_tokens"].sum()),
         "device_memory_gb": max(counted) / 1e9 if counted else None,
         "resident_memory_gb": max(resident for _, resident in memory) / 1e9,
-        **_sensed(events, trained.began.wall, trained.began.wall + trained.train_s, rank.config.backend),
+        **_sensed(events, trained, rank.config.backend),
     }
     run["why"] |= {"peak_flops": peak_of} if not flops else {}
     run["why"] |= {"device_memory_gb": no_memory} if not counted else {}
@@ -269,10 +269,23 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
     if not flops or steps["flops"] is None:
         steps["why"]["mfu"] = steps["why"].get("flops") or peak_of
     steps["drift"] = drift([n / s for n, s in zip(steps["samples"], steps["step_s"], strict=True)])
+    ranks, read = list[Row](), resident_gb(events)
+    for number, (in_device, resident) in enumerate(memory):
+        row: Row = {name: float(np.median(steady[name][:, number])) for name in ("step_s", *PARTS)}
+        why = {name: NO_PARTS for name in PARTS if np.isnan(row[name])}
+        row |= {
+            "rank": number,
+            "samples": run["samples_seen"][number],
+            "resident_gb": resident / 1e9,
+            **dict.fromkeys(why),
+        }
+        row["memory_gb"], why["memory_gb"] = read.get(number) or None, "no supervisor sampled it"
+        row["device_gb"], why["device_gb"] = in_device and in_device / 1e9, no_memory
+        ranks.append(row | {"why": why})
     return {
         "run": [run],
         "steps": [steps],
-        "ranks": _by_rank(steady, run["samples_seen"], memory, no_memory, resident_gb(events)),
+        "ranks": ranks,
         **trained.tables,
     }
 
@@ -302,25 +315,11 @@ def _series(steady: Columns, world: World) -> Row:
     return row | dict.fromkeys(lacking) | {"why": lacking}
 
 
-def _by_rank(
-    steady: Columns, samples: list[int], memory: Sequence[Any], no_memory: str, read: dict[int, list[float]]
-) -> list[Row]:
-    """Return a row for each rank: medians of its step and its parts, samples, peaks and readings of its memory."""
-    rows = []
-    for rank, (device_bytes, resident) in enumerate(memory):
-        row: Row = {name: float(np.median(steady[name][:, rank])) for name in ("step_s", *PARTS)}
-        why = {name: NO_PARTS for name in PARTS if np.isnan(row[name])}
-        row |= {"rank": rank, "samples": samples[rank], "resident_gb": resident / 1e9} | dict.fromkeys(why)
-        row["memory_gb"], why["memory_gb"] = read.get(rank) or None, "no supervisor sampled it"
-        row["device_gb"], why["device_gb"] = device_bytes and device_bytes / 1e9, no_memory
-        rows.append(row | {"why": why})
-    return rows
-
-
-def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -> Row:
+def _sensed(events: Sequence[Event], trained: Trained, backend: str) -> Row:
     """Return power, energy, temperature and utilisation over the training: readings, or why there are none."""
     reasons = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
-    during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
+    began = trained.began.wall
+    during = [event for event in events if event["kind"] == "sensor" and 0 <= event["t"] - began <= trained.train_s]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"
     # Of a CPU the time of the ranks: 100% is one core.
     used = "cpu_percent" if backend == "cpu" else "utilization_percent"

@@ -230,18 +230,25 @@ class Balance:
 
     def _calibrated(self, promised: float) -> Member:
         """Return what this rank can do; ``promised`` is how many samples it may get. Weights and optimizer stay as they are."""
-        config, order = self.task.config, np.argsort(self.task.features.lengths, kind="stable")
+        config, device = self.task.config, self.world.device
+        order = np.argsort(self.task.features.lengths, kind="stable")
 
         def batch(samples: int, place: float) -> MicroBatch:
             first = min(int(place * len(order)), max(0, len(order) - samples))
             part = order[first : first + samples]
-            return self.task.collate(part, self.work.multiple).to(self.world.device)
+            return self.task.collate(part, self.work.multiple).to(device)
 
         # AdamW keeps two moments beside weights and gradients.
         held = 4.0 * sum(parameter.nbytes for parameter in self.work.model.parameters())
         longest = batch(min(2, config.batch_size), 1.0)
         token_bytes = self._kept_bytes(longest) / math.prod(longest.shape)
-        limit = 1e9 * config.memory_limits_gb[self.world.rank] if config.memory_limits_gb else self._free_bytes(held)
+        limit: float | None = None  # of what tensors may fill, those that are held included
+        if config.memory_limits_gb:
+            limit = 1e9 * config.memory_limits_gb[self.world.rank]
+        elif devices.has_events(device):
+            limit = USABLE * float(torch.get_device_module(device).get_device_properties(device).total_memory)
+        elif device.type == "cpu":
+            limit = USABLE * (psutil.virtual_memory().available / self.world.local_size) + held
         most = fitting(limit, held, token_bytes, longest.shape[1], config.global_batch)
         # At least 2, for else nothing tells samples from micro-batches.
         top = min(max(2, math.ceil(promised)), MAX_BATCHES * config.batch_size, most, len(order))
@@ -258,7 +265,6 @@ class Balance:
             if others is None and len(times[0]) >= MIN_ROUNDS and time.perf_counter() >= end:
                 others = dist.barrier(async_op=True)
         others.wait()
-        device = self.world.device
         named = devices.has_events(device)
         name = torch.get_device_module(device).get_device_name(device) if named else f"{device.type}, {cpu_model()}"
         return Member(
@@ -315,15 +321,6 @@ class Balance:
             loss = self.work.loss(batch)
         del loss
         return float(sum(held.values()))
-
-    def _free_bytes(self, held: float) -> float | None:
-        """Return what tensors of this rank may fill, of which ``held`` are there already; None where nothing tells."""
-        device = self.world.device
-        if devices.has_events(device):
-            return USABLE * float(torch.get_device_module(device).get_device_properties(device).total_memory)
-        if device.type == "cpu":
-            return USABLE * (psutil.virtual_memory().available / self.world.local_size) + held
-        return None
 
     def _add(self, split: Split) -> None:
         self.splits.append(split)

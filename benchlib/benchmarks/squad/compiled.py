@@ -69,7 +69,12 @@ class Xla(Native):
                     assert grad is not None
                     grad += array
         if last and dist.get_world_size() > 1:
-            self._add_over_ranks()
+            records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
+            self.exchange.intervals += records
+            waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
+            for record, work in zip(records, waiting, strict=True):
+                work.wait()
+                record[1] = self.exchange.clock.stamp()
         mark("backward")
         return loss
 
@@ -113,11 +118,3 @@ class Xla(Native):
                 parameter.grad = part.view_as(parameter)
             flat_buckets.append(flat)
         return flat_buckets
-
-    def _add_over_ranks(self) -> None:
-        records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
-        self.exchange.intervals += records
-        waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
-        for record, work in zip(records, waiting, strict=True):
-            work.wait()
-            record[1] = self.exchange.clock.stamp()

@@ -38,7 +38,6 @@ from benchlib.workloads.features import (
     collate,
     cut,
     epoch_batches,
-    even,
     samples_of,
     share,
     steps_per_epoch,
@@ -153,7 +152,7 @@ class Native(Work):
     def parts(self, step: int) -> list[Part]:
         """Return the micro-batches of this rank."""
         world, batch, split = self.task.rank.world, self.indices(step), self.split(step)
-        shares = split.of(len(batch)) if split else even(len(batch), world.size)
+        shares = split.of(len(batch)) if split else [len(part) for part in np.array_split(batch, world.size)]
         own = shares[world.rank]
         parts = split.members[world.rank].micro_batches(own) if split else self.task.config.accumulation
         cuts = cut(share(batch, self.lengths, shares, world.rank), parts)

@@ -8,7 +8,6 @@ from benchlib.workloads.features import (
     collate,
     cut,
     epoch_batches,
-    even,
     samples_of,
     share,
     steps_per_epoch,
@@ -52,7 +51,7 @@ def test_grouping_leaves_little_padding_and_no_order_by_length():
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (3, 2), (4, 4), (16, 3)])
 def test_ranks_share_a_batch_without_gap_or_overlap(world_size, accumulation):
     for batch in (epoch_batches(LENGTHS, 16, 0, 0)[0], np.array([5, 9, 2])):
-        shares = even(len(batch), world_size)
+        shares = [len(part) for part in np.array_split(batch, world_size)]
         mine = [share(batch, LENGTHS, shares, rank) for rank in range(world_size)]
         ordered = batch[np.argsort(-LENGTHS[batch], kind="stable")]
         dealt = [ordered[rank::world_size].tolist() for rank in range(world_size)]  # in turns, one each
