@@ -53,7 +53,10 @@ class Loaded:
 
     def train_flops(self, samples: int, length: int) -> float:
         """Return the FLOPs of training on ``samples`` padded to ``length`` tokens; NaN where the sizes are not known."""
-        return encoder_train_flops(*self.sizes, [(samples, length)]) if len(self.sizes) == 3 else math.nan
+        if len(self.sizes) != 3:
+            return math.nan
+        layers, hidden, intermediate = self.sizes
+        return encoder_train_flops(layers, hidden, intermediate, [(samples, length)])
 
 
 def quiet() -> None:

@@ -105,7 +105,11 @@ def build(
         contexts = dict(zip(texts, plain.encode_batch(texts), strict=True))
         for index, (example, question) in enumerate(zip(part, questions, strict=True), low):
             if len(question) > longest:
-                question, questions_cut = _shortened(plain, example.question.lstrip(), longest), questions_cut + 1
+                text, questions_cut = example.question.lstrip(), questions_cut + 1
+                question = plain.encode(text)  # with offsets
+                while len(question) > longest:
+                    text = text[: question.offsets[longest][0]]  # pieces of one character share their offsets
+                    question = plain.encode(text)
             joined = joining.post_process(question, contexts[example.context])
             windows = [_window(item, example, layout, training) for item in (joined, *joined.overflowing)]
             rows += [window | {"example_index": index} for window in windows]
@@ -143,15 +147,6 @@ def _layout(tokenizer: Any, joining: Tokenizer) -> Row:
     }
 
 
-def _shortened(tokenizer: Tokenizer, question: str, longest: int) -> Encoding:
-    """Tokenise the beginning of a question, at most ``longest`` tokens."""
-    encoding = tokenizer.encode(question)
-    while len(encoding) > longest:
-        question = question[: encoding.offsets[longest][0]]  # pieces of one character share their offsets
-        encoding = tokenizer.encode(question)
-    return encoding
-
-
 def _window(encoding: Encoding, example: Example, layout: Row, training: bool) -> Row:
     """Return the columns of a window, ``Features``' names."""
     size = encoding.sequence_ids.count(1)  # of the context's part
@@ -159,26 +154,19 @@ def _window(encoding: Encoding, example: Example, layout: Row, training: bool) -
     characters = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     row: Row = {"input_ids": np.array(encoding.ids, np.int32), "context_start": first}
     if training:
+        # The usual recipe's rule: the answer starts with the last token that begins at or before it and ends with the first
+        # token that ends at or after it. Two of its slips are not followed: an answer that begins with the last context token
+        # of a window is labelled with that token (the recipe walks on to the last token of the padded window), and a start
+        # never lies behind its end (byte-level pieces of one character share their offsets).
         text, begin = example.answers[0]
-        span = _answer(characters[first : first + size], begin, begin + len(text))
-        ends = (layout["cls_index"],) * 2 if span is None else (first + span[0], first + span[1])
-        return row | dict(zip(("start_positions", "end_positions"), ends, strict=True))
+        context, end = characters[first : first + size], begin + len(text)
+        start = last = layout["cls_index"]
+        if size and context[0, 0] <= begin and context[-1, 1] >= end:
+            last = first + int(np.searchsorted(context[:, 1], end, side="left"))
+            start = min(first + int(np.searchsorted(context[:, 0], begin, side="right")) - 1, last)
+        return row | {"start_positions": start, "end_positions": last}
     characters[:first] = characters[first + size :] = -1
     return row | {"char_start": characters[:, 0], "char_end": characters[:, 1]}
-
-
-def _answer(characters: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
-    """Return the first and the last token of the answer, counted in the context's part of a window; None if outside.
-
-    The rule is the usual recipe's: the start is the last token that begins at or before the answer, the end the first
-    token that ends at or after it. Two of its slips are not followed: an answer that begins with the last context token
-    of a window is labelled with that token (the recipe walks on to the last token of the padded window), and a start
-    never lies behind its end (byte-level pieces of one character share their offsets).
-    """
-    if not len(characters) or characters[0, 0] > begin or characters[-1, 1] < end:
-        return None
-    last = int(np.searchsorted(characters[:, 1], end, side="left"))
-    return min(int(np.searchsorted(characters[:, 0], begin, side="right")) - 1, last), last
 
 
 def epoch_batches(lengths: np.ndarray, global_batch: int, seed: int, epoch: int) -> list[np.ndarray]:

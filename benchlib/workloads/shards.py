@@ -70,21 +70,17 @@ def generate(pairs: Pairs, indices: np.ndarray) -> np.ndarray:
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < pairs.samples:
         raise IndexError(f"samples {indices.min()} to {indices.max()} of {pairs.samples}")
     tokens = np.empty((len(indices), 2, pairs.sequence), np.int64)
+    start = _mixed(np.array([pairs.seed % (1 << 64)], np.uint64) * _GOLDEN)  # neighbouring seeds start far apart
     rows = max(1, _BLOCK // pairs.sequence)
     for low in range(0, len(indices), rows):
-        _fill(pairs, indices[low : low + rows], tokens[low : low + rows].view(np.uint64))
+        counters = indices[low : low + rows].astype(np.uint64)[:, None] * np.uint64(pairs.sequence)
+        draws = _mixed((counters + np.arange(1, pairs.sequence + 1, dtype=np.uint64)) * _GOLDEN + start)
+        for part, uniform in enumerate((draws >> _HALF, np.bitwise_and(draws, _LOW, out=draws))):
+            np.multiply(uniform, uniform, out=uniform)
+            np.right_shift(uniform, _HALF, out=uniform)
+            np.multiply(uniform, np.uint64(pairs.vocabulary), out=uniform)
+            np.right_shift(uniform, _HALF, out=tokens[low : low + rows, part].view(np.uint64))
     return tokens
-
-
-def _fill(pairs: Pairs, indices: np.ndarray, tokens: np.ndarray) -> None:
-    start = _mixed(np.array([pairs.seed % (1 << 64)], np.uint64) * _GOLDEN)  # neighbouring seeds start far apart
-    counters = indices.astype(np.uint64)[:, None] * np.uint64(pairs.sequence)
-    draws = _mixed((counters + np.arange(1, pairs.sequence + 1, dtype=np.uint64)) * _GOLDEN + start)
-    for part, uniform in enumerate((draws >> _HALF, np.bitwise_and(draws, _LOW, out=draws))):
-        np.multiply(uniform, uniform, out=uniform)
-        np.right_shift(uniform, _HALF, out=uniform)
-        np.multiply(uniform, np.uint64(pairs.vocabulary), out=uniform)
-        np.right_shift(uniform, _HALF, out=tokens[:, part])
 
 
 def _mixed(state: np.ndarray) -> np.ndarray:

@@ -199,10 +199,7 @@ def data_parallel(module: torch.nn.Module, exchange: GradientExchange, **options
 
 def prefetched(make: Callable[[Part], Made], parts: Iterable[Part], ahead: int = 1) -> Iterator[Made]:
     """Yield ``make(part)`` for each part, so many ``ahead`` being made on threads while the caller works on one."""
-    if not ahead:
-        yield from map(make, parts)
-        return
-    pool, waiting = ThreadPoolExecutor(ahead, thread_name_prefix="batches"), deque[Any]()
+    pool, waiting = ThreadPoolExecutor(max(1, ahead), thread_name_prefix="batches"), deque[Any]()
     try:
         for part in parts:
             waiting.append(pool.submit(make, part))
@@ -317,7 +314,7 @@ def _series(steady: Columns, world: World) -> Row:
 
 def _sensed(events: Sequence[Event], trained: Trained, backend: str) -> Row:
     """Return power, energy, temperature and utilisation over the training: readings, or why there are none."""
-    reasons = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
+    reasons: Row = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
     began = trained.began.wall
     during = [event for event in events if event["kind"] == "sensor" and 0 <= event["t"] - began <= trained.train_s]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"

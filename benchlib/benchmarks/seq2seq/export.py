@@ -147,7 +147,7 @@ def read(content: Any, name: str) -> Record:
         verdict = None if about.verdict in ("UNFINISHED", "RUNNING") else Verdict.model_validate(judged)
     except ValidationError as error:
         raise UserError(f"{name}: not such a file of this version ({explained(error)})") from None
-    common = {name: getattr(about, name) for name in ("benchmark", "tier", "backend")}
+    common = about.model_dump(include={"benchmark", "tier", "backend"})
     result = Result(
         **common,
         status="complete",

@@ -70,14 +70,15 @@ def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def share(task: Task, epoch: int, steps: Iterable[int]) -> Iterator[tuple[np.ndarray, float]]:
-    """Yield for each step of an epoch the samples of this rank, int64 (n,), and one over the tokens of the global
-    batch.
+    """Yield for each step the samples of this rank, int64 (n,), and one over the tokens of the global batch.
 
-    A rank without any takes one with the weight 0: it has to take part in the exchange.
+    They come in the order of ``epoch``, again and again. A rank without any takes one with the weight 0: it has to take part
+    in the exchange.
     """
     world, order = task.rank.world, epoch_order(task.source.pairs.samples, task.config.seed, epoch)
     for step in steps:
-        batch = order[step * task.global_batch : (step + 1) * task.global_batch]
+        first = step % task.steps(len(order)) * task.global_batch
+        batch = order[first : first + task.global_batch]
         own = np.array_split(batch, world.size)[world.rank]
         yield (own, 1 / (len(batch) * task.config.sequence)) if len(own) else (batch[:1], 0.0)
 
@@ -115,11 +116,10 @@ class Engine(Work):
 
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[torch.Tensor, float, bool]]:
         """Yield this rank's samples on its device; the page cache is put into its state before."""
-        world, source = self.task.rank.world, self.task.source
-        if source.shards:
-            self.cached += [source.shards.settle()] if world.local_rank == 0 else []
-        per_epoch = self.task.steps(source.pairs.samples)
-        parts, again = itertools.tee(share(self.task, epoch, (step % per_epoch for step in steps)))
+        source = self.task.source
+        if source.shards and self.task.rank.world.local_rank == 0:
+            self.cached.append(source.shards.settle())
+        parts, again = itertools.tee(share(self.task, epoch, steps))
         loaded = zip(source.batches((own for own, _ in parts), pin=self.device.type == "cuda"), again, strict=True)
         return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, (_, weight) in loaded)
 
@@ -157,8 +157,7 @@ def compare(task: Task, engines: list[Engine]) -> dict[str, Row]:
     """
     events, steps = task.rank.events, task.config.compare_steps
     rows: dict[str, Row] = {engine.name: {"step_s": [], "loss": []} for engine in engines}
-    orders = share(task, 0, (step % task.steps(task.source.pairs.samples) for step in range(steps)))
-    shares, weights = zip(*orders, strict=True)
+    shares, weights = zip(*share(task, 0, range(steps)), strict=True)
     batches = [tokens.to(task.rank.world.device) for tokens in task.source.batches(shares)]
     with keep_alive(events, task.config.startup_timeout_s):
         for engine in engines:
@@ -224,8 +223,8 @@ def measure(rank: Rank) -> Tables:
     trainer = engines[-1]
     if (counted := sum(map(torch.numel, trainer.model.parameters()))) != config.parameters:
         raise RunBroken(f"the model has {counted:,} parameters, and the config says {config.parameters:,}")
-    compiles = config.compile and names[-1] == "tuned"
-    events.emit("phase", name="warmup", text="compiling" if compiles else "first pass")
+    words = "compiling" if config.compile and names[-1] == "tuned" else "first pass"
+    events.emit("phase", name="warmup", text=words)
     compared = compare(task, engines)
     del engines
     gc.collect()
@@ -291,10 +290,9 @@ def _batch(rank: Rank) -> tuple[int, list[Row], Row]:
         reason = "the search took its share of budget_s: set a larger one"
         reason = search.tried[0]["reason"] if search.complete else reason
         raise RunBroken(f"batch = auto: no batch was found to fit into {limit / 1e9:.3g} GB: {reason}")
-    lacking = dict.fromkeys(("peak_gb", "samples_per_s"))
-    rows = [row | {"why": dict.fromkeys(lacking, row.pop("reason", ""))} for row in search.tried]
-    whole = "samples" if all(row["fits"] for row in rows) else "memory"
-    limited_by = whole if search.complete else "time"
+    measured = ("peak_gb", "samples_per_s")
+    rows = [row | {"why": dict.fromkeys(measured, row.pop("reason", ""))} for row in search.tried]
+    limited_by = "time" if not search.complete else "samples" if all(row["fits"] for row in rows) else "memory"
     limits: Row = {"memory_limit_gb": limit / 1e9, "batch_below": search.below, "batch_limited_by": limited_by}
     return search.batch, rows, limits
 

@@ -102,7 +102,9 @@ class Split:
 
     @property
     def step_s(self) -> float:
-        return longest(self.members, self.shares, self.tokens)
+        """Return the expected seconds of a step: the own work of the slowest rank."""
+        parts = zip(self.members, self.shares, strict=True)
+        return max(float(member.seconds(share, share * self.tokens)) for member, share in parts)
 
     def of(self, samples: int) -> list[int]:
         """Return the shares of a batch, which may be the smaller last one of an epoch."""
@@ -117,11 +119,6 @@ class Split:
 def best_split(members: Sequence[Member], samples: int, tokens: float, **more: Any) -> Split:
     """Return the split of ``samples`` samples whose slowest rank is soonest done; raises as :func:`optimum`."""
     return Split(tuple(members), optimum(members, samples, tokens), tokens, **more)
-
-
-def longest(members: Sequence[Member], shares: Sequence[int], tokens: float) -> float:
-    """Return the expected seconds of a step with these shares: the own work of the slowest rank."""
-    return max(float(member.seconds(share, share * tokens)) for member, share in zip(members, shares, strict=True))
 
 
 def optimum(members: Sequence[Member], samples: int, tokens: float) -> list[int]:
@@ -167,7 +164,7 @@ def replanned(split: Split, ratios: np.ndarray, from_step: int) -> Split | None:
     best = best_split(
         members, sum(split.shares), split.tokens, from_step=from_step, drifted=drifted, factor=float(factors[drifted])
     )
-    gained = longest(members, split.shares, split.tokens) >= (1 + MIN_GAIN) * best.step_s
+    gained = replace(split, members=best.members).step_s >= (1 + MIN_GAIN) * best.step_s
     return best if gained else None
 
 

@@ -46,7 +46,15 @@ class Xla(Native):
         with keep_alive(task.rank.events, task.config.startup_timeout_s):
             for inputs in self._foreseen():
                 self._program(inputs)
-        self._buckets = self._made_buckets()
+        reached = {item.name for program in self._programs.values() for item in program.manifest.results}
+        # Of the others the loss does not depend.
+        parameters = [parameter for name, parameter in self._loss.named_parameters() if name in reached]
+        self._buckets: list[torch.Tensor] = []
+        for group in buckets(parameters, task.config.bucket_cap_mb):
+            sizes = [parameter.numel() for parameter in group]
+            self._buckets.append(torch.zeros(sum(sizes)))
+            for parameter, part in zip(group, self._buckets[-1].split(sizes), strict=True):
+                parameter.grad = part.view_as(parameter)
         shapes = ", ".join(f"{rows} x {length}" for rows, length in self._programs)
         runtime = next(iter(self._programs.values())).description["runtime"]
         words = f"{runtime}: programs of {shapes} tokens were ready after {time.perf_counter() - began:.1f} s; dropout is off"
@@ -106,15 +114,3 @@ class Xla(Native):
             converted = convert(export.joint(self._loss, inputs), "training")
             self._programs[shape] = runtimes.Xla(converted.text, converted.manifest)
         return self._programs[shape]
-
-    def _made_buckets(self) -> list[torch.Tensor]:
-        reached = {item.name for program in self._programs.values() for item in program.manifest.results}
-        # Of the others the loss does not depend.
-        parameters = [parameter for name, parameter in self._loss.named_parameters() if name in reached]
-        flat_buckets = []
-        for group in buckets(parameters, self.task.config.bucket_cap_mb):
-            flat = torch.zeros(sum(parameter.numel() for parameter in group))
-            for parameter, part in zip(group, flat.split([parameter.numel() for parameter in group]), strict=True):
-                parameter.grad = part.view_as(parameter)
-            flat_buckets.append(flat)
-        return flat_buckets

@@ -53,9 +53,10 @@ def measure(rank: Rank) -> Tables:
     events.emit("phase", name="features")
     began = Moment.now()
     progress = partial(events.emit, "progress", phase="features", unit="questions")
-    lengths = {"max_length": config.max_length, "doc_stride": config.doc_stride}
-    windows = partial(features.build, tokenizer=loaded.tokenizer, **lengths, progress=progress)
-    train_features, eval_features = windows(split.train, training=True), windows(split.eval, training=False)
+    train_features, eval_features = (
+        features.build(part, loaded.tokenizer, config.max_length, config.doc_stride, training, progress)
+        for part, training in ((split.train, True), (split.eval, False))
+    )
     features_s = began.since()
 
     devices.require_precision(config.precision, world.device)
