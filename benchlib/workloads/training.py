@@ -113,8 +113,8 @@ class Trained:
     plan: Plan
     rates: Sequence[float]
     began: Moment
+    table: np.ndarray
     first: int = 0
-    table: np.ndarray = field(default_factory=lambda: np.zeros(0))
     train_s: float = 0.0
     epoch_s: list[float] = field(default_factory=list)
     checksums: list[list[str]] = field(default_factory=list)
@@ -147,7 +147,7 @@ def train(
     log.every = min(log.every, every or log.every)
     timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown, alike=True)
     first = len(log.table)
-    trained = Trained(plan, rates, Moment.now(), first)
+    trained = Trained(plan, rates, Moment.now(), log.table, first)
     for epoch in range(first // per_epoch, -(-plan.planned_steps // per_epoch)):
         steps = range(max(first, epoch * per_epoch), min((epoch + 1) * per_epoch, plan.planned_steps))
         stream = work.batches(epoch, steps)

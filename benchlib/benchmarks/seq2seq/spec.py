@@ -24,7 +24,7 @@ FORMULA = "3 (L_e [2S(4h² + 2hf) + 4S²h] + L_d [2S(4h² + 2hf) + 4S²h + 8Sh²
 
 def _floor(entropy: float, tokens: int, steps: int) -> float:
     """Return the entropy of a token less the noise of a step's mean: who beats it sees what he predicts."""
-    return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(max(1.0, tokens / max(1, steps)))
+    return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(tokens / steps)
 
 
 def _astray(share: float, asked: str) -> float:

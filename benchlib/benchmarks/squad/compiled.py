@@ -89,7 +89,7 @@ class Xla(Native):
     def _foreseen(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield inputs of each shape that this rank's share of the training has."""
         task, parts = self.task, dict[int, np.ndarray]()
-        total = max(1, math.ceil(task.config.epochs * task.per_epoch))
+        total = math.ceil(task.config.epochs * task.per_epoch)
         for step in range(min(total, task.config.max_steps or total)):
             for part, _, _ in self.parts(step):
                 longest = int(self.lengths[part].max())

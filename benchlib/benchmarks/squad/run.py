@@ -54,8 +54,8 @@ def measure(rank: Rank) -> Tables:
     began = Moment.now()
     progress = partial(events.emit, "progress", phase="features", unit="questions")
     train_features, eval_features = (
-        features.build(part, loaded.tokenizer, config.max_length, config.doc_stride, training, progress)
-        for part, training in ((split.train, True), (split.eval, False))
+        features.build(part, loaded.tokenizer, config.max_length, config.doc_stride, labelled, progress)
+        for part, labelled in ((split.train, True), (split.eval, False))
     )
     features_s = began.since()
 

@@ -101,8 +101,7 @@ def buckets(parameters: Iterable[torch.nn.Parameter], cap_mb: float) -> list[lis
 
 
 class Native(Work):
-    """Passes by torch over the micro-batches of this rank; DDP adds the gradients while a step's
-    last micro-batch is differentiated.
+    """Passes by torch over the micro-batches of this rank; DDP adds the gradients during the last one of a step.
 
     A step's batch depends on seed, epoch and global batch size only. ``splits`` say how the ranks share it, in the order of
     their first steps; before the first one they share evenly. One micro-batch is always made ahead: a split that is added
@@ -176,7 +175,7 @@ class Native(Work):
     def typical(self) -> list[int]:
         """Return steps of the first epoch whose batches have the places ``TRIALS`` in the order of tokens."""
         order = np.argsort([self.lengths[self.indices(s)].sum() for s in range(self.task.per_epoch)], kind="stable")
-        return [int(order[min(int(place * len(order)), len(order) - 1)]) for place in TRIALS]
+        return [int(order[int(place * len(order))]) for place in TRIALS]
 
     def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``. With injected work it is repeated, and the last time counts."""
@@ -232,8 +231,8 @@ def make_plan(task: Task, count: int, step_s: float, tokens_per_step: float) -> 
     decided here, so that a cut training still warms up and decays.
     """
     config = task.config
-    left_s = training.time_left(task.rank, 1.2 * step_s / 3 * task.eval_tokens / max(tokens_per_step, 1.0))
-    total = max(1, math.ceil(config.epochs * steps_per_epoch(count, config.global_batch)))
+    left_s = training.time_left(task.rank, 1.2 * step_s / 3 * task.eval_tokens / tokens_per_step)
+    total = math.ceil(config.epochs * steps_per_epoch(count, config.global_batch))
     asked = min(total, config.max_steps or total)
     steps = training.fitting(asked, step_s, left_s, MIN_STEPS)
     cut_by = "budget" if steps < asked else "max_steps" if asked < total else ""
