@@ -45,32 +45,25 @@ def best_answers(
     leading = [-np.inf] * len(examples)
     # Windows come in order, and only a higher score replaces an earlier one: the first of equal scores stays.
     for window, (low, high) in enumerate(itertools.pairwise(features.starts.tolist())):
-        context = int(features.context_start[window]), high - low - features.suffix
+        first, behind = int(features.context_start[window]), high - low - features.suffix  # of the context
         logits = (start_logits[low:high], end_logits[low:high])
-        score, first, last = _best_pair(*logits, *context, n_best, max_answer_tokens)
+        start, end = (np.where(np.isnan(part), -np.inf, part) for part in logits)
+        # Stable sorts of the negated values: the highest first, equal ones in the order of their tokens.
+        s, e = (np.argsort(-part, kind="stable")[:n_best] for part in (start, end))
+        s, e = (places[(places >= first) & (places < behind)] for places in (s, e))
+        size, total = e - s[:, None] + 1, start[s][:, None] + end[e]
+        pairs = total > -np.inf
+        pairs &= (size >= 1) & (size <= max_answer_tokens)
+        if not pairs.any():
+            continue
+        total = np.where(pairs, total, -np.inf)
+        row, column = divmod(int(total.argmax()), len(e))  # of equal ones the highest start, then the highest end
         index = int(features.example_index[window])
-        if score > leading[index]:
-            leading[index], example = score, examples[index]
-            answers[example.id] = example.context[features.char_start[low + first] : features.char_end[low + last]]
+        if total[row, column] > leading[index]:
+            leading[index], example = float(total[row, column]), examples[index]
+            span = slice(features.char_start[low + s[row]], features.char_end[low + e[column]])
+            answers[example.id] = example.context[span]
     return answers
-
-
-def _best_pair(
-    start: np.ndarray, end: np.ndarray, low: int, high: int, n_best: int, max_answer_tokens: int
-) -> tuple[float, int, int]:
-    """Return score, first and last token of a window's best pair within ``low`` to ``high``; score -inf for none."""
-    start, end = (np.where(np.isnan(logits), -np.inf, logits) for logits in (start, end))
-    # Stable sorts of the negated values: the highest first, equal ones in the order of their tokens.
-    s, e = (np.argsort(-logits, kind="stable")[:n_best] for logits in (start, end))
-    s, e = (places[(places >= low) & (places < high)] for places in (s, e))
-    size, total = e - s[:, None] + 1, start[s][:, None] + end[e]
-    pairs = total > -np.inf
-    pairs &= (size >= 1) & (size <= max_answer_tokens)
-    if not pairs.any():
-        return -np.inf, 0, 0
-    total = np.where(pairs, total, -np.inf)
-    row, column = divmod(int(total.argmax()), len(e))  # of equal ones the highest start, then the highest end
-    return float(total[row, column]), int(s[row]), int(e[column])
 
 
 def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class Plain(nn.Module):
 
     def hidden(self, source: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
         """Return what the decoder gives for each place of the target, (B, S, h)."""
-        states = self.transformer(self.embed(source), self.embed(shifted), tgt_mask=self.mask, tgt_is_causal=True)
-        return states  # type: ignore[no-any-return]
+        embedded = self.embed(source), self.embed(shifted)
+        return self.transformer(*embedded, tgt_mask=self.mask, tgt_is_causal=True)  # type: ignore[no-any-return]
 
     def loss(self, states: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the summed cross-entropy of (B, S, h) states against int64 (B, S)."""
@@ -91,10 +91,8 @@ class Tuned(Plain):
 
     def loss(self, states: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return what ``Plain.loss`` does."""
-        result: torch.Tensor = ChunkedLoss.apply(
-            states.flatten(0, 1), self.head.weight, self.head.bias, target.flatten()
-        )  # type: ignore[no-untyped-call]
-        return result
+        flat = states.flatten(0, 1), self.head.weight, self.head.bias, target.flatten()
+        return ChunkedLoss.apply(*flat)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _attend(attention: Any, x: torch.Tensor, memory: torch.Tensor, causal: torch.Tensor | None = None) -> torch.Tensor:

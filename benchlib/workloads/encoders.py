@@ -28,6 +28,8 @@ TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
 # Families that count positions from behind the padding id, so that two of the table's rows are never used.
 _OFFSET_POSITIONS = ("roberta", "camembert", "xmod", "data2vec-text", "longformer", "mpnet", "ibert")
 
+# Layers, hidden and intermediate size as transformers calls them; the last name is DistilBERT's.
+_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim")
 _DROPOUT = {
     "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
     "hidden_dropout": ("hidden_dropout_prob", "dropout"),
@@ -38,24 +40,23 @@ _DROPOUT = {
 class Loaded:
     """A model with its tokenizer. ``matmul_parameters`` are those of matrix products, without embeddings and norms.
 
-    ``layers``, ``hidden`` and ``intermediate`` are the sizes of the stack for the FLOP arithmetic, None where the
-    model's config does not name them. ``fresh`` are the weights that the source did not have.
+    ``sizes`` of the stack are layers, hidden and intermediate, for the FLOP arithmetic, those that the model's config names.
+    ``fresh`` are the weights that the source did not have.
     """
 
     model: Any
     tokenizer: Any
     parameters: int
     matmul_parameters: int
-    layers: int | None
-    hidden: int | None
-    intermediate: int | None
+    sizes: list[int]
     fresh: list[str]
 
     def train_flops(self, samples: int, length: int) -> float:
         """Return the FLOPs of training on ``samples`` padded to ``length`` tokens; NaN where the sizes are not known."""
-        if self.layers is None or self.hidden is None or self.intermediate is None:
+        if len(self.sizes) != 3:
             return math.nan
-        return encoder_train_flops(self.layers, self.hidden, self.intermediate, [(samples, length)])
+        layers, hidden, intermediate = self.sizes
+        return encoder_train_flops(layers, hidden, intermediate, [(samples, length)])
 
 
 def quiet() -> None:
@@ -93,7 +94,12 @@ def load(
     check_kind(name, settings)
     tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
     check_fit(name, settings, tokenizer, max_length)
-    _set_dropout(name, settings, dropout)
+    for kind in (kind for kind, rate in dropout.items() if rate >= 0):
+        present = [field for field in _DROPOUT[kind] if hasattr(settings, field)]
+        if not present:
+            lacking = f"{settings.model_type} has none of {', '.join(_DROPOUT[kind])}"
+            raise UserError(f"model = {name}: {lacking}: leave the dropout at -1")
+        setattr(settings, present[0], dropout[kind])
     torch.manual_seed(seed)
     auto: Any = transformers.AutoModelForQuestionAnswering
     options: dict[str, Any] = {"attn_implementation": attention}
@@ -113,16 +119,8 @@ def load(
         tokenizer,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         matmul_parameters=sum(linear),
-        layers=_size(settings, "num_hidden_layers", "n_layers"),
-        hidden=_size(settings, "hidden_size", "dim"),
-        intermediate=_size(settings, "intermediate_size", "hidden_dim"),
+        sizes=[size for name in _SIZES if isinstance(size := getattr(settings, name, None), int)],
         fresh=fresh,
-    )
-
-
-def _size(settings: Any, *names: str) -> int | None:
-    return next(
-        (int(getattr(settings, name)) for name in names if isinstance(getattr(settings, name, None), int)), None
     )
 
 
@@ -177,14 +175,3 @@ def positions(settings: Any) -> int | None:
         return None
     offset = any(part in settings.model_type for part in _OFFSET_POSITIONS)
     return rows - ((settings.pad_token_id or 0) + 1 if offset else 0)
-
-
-def _set_dropout(name: str, settings: Any, dropout: dict[str, float]) -> None:
-    for kind in (kind for kind, rate in dropout.items() if rate >= 0):
-        fields = _DROPOUT[kind]
-        present = [field for field in fields if hasattr(settings, field)]
-        if not present:
-            raise UserError(
-                f"model = {name}: {settings.model_type} has none of {', '.join(fields)}: leave the dropout at -1"
-            )
-        setattr(settings, present[0], dropout[kind])

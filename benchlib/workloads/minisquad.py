@@ -65,19 +65,18 @@ def _names(random: Random, split: str) -> Callable[[str], str]:
     family = _word(random, split, 2) if random.random() < 0.15 else ""
     used = {family}
 
-    def made(kind: str) -> str:
-        if kind == "year":
-            return str(random.randint(*YEARS))
-        if kind == "person":
-            return f"{_word(random, split, 2)} {family or _word(random, split, 2)}"
-        return _word(random, split, random.choice((2, 2, 3)))
-
     def new(kind: str) -> str:
-        shared = {family} if kind == "person" else set()
-        while used & (words := set((name := made(kind)).split()) - shared):
-            pass
-        used.update(words)
-        return name
+        while True:
+            if kind == "year":
+                name = str(random.randint(*YEARS))
+            elif kind == "person":
+                name = f"{_word(random, split, 2)} {family or _word(random, split, 2)}"
+            else:
+                name = _word(random, split, random.choice((2, 2, 3)))
+            words = set(name.split()) - ({family} if kind == "person" else set())
+            if not used & words:
+                used.update(words)
+                return name
 
     return new
 

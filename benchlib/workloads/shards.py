@@ -1,10 +1,12 @@
-"""Where the samples of :mod:`benchlib.workloads.pairs` come from while a model trains: from memory or from shards on a
-disk.
+"""Synthetic pairs of token sequences, source and target, and where they come from while a model trains: memory or a disk.
+
+Sample i depends on the seed and on i alone. Its tokens come from a counter, not from a generator with a state, so that memory,
+any number of shards and any rank give the same sample.
 
 Shards are a cache of what the generator gives: ``DATA_DIR/pairs-KEY/shard_0000.bin`` ..., under a key of content and
 layout: a set of fewer samples is the beginning of a larger one. A shard gets its name when it is whole.
 
-Notation: n samples, S tokens of a sequence. Rates are bytes per second.
+Notation: n samples, S tokens of a sequence, V tokens of the vocabulary. Rates are bytes per second.
 """
 
 import ctypes
@@ -26,7 +28,6 @@ from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, not_written
 from benchlib.core.text import counted
-from benchlib.workloads.pairs import Pairs, generate
 from benchlib.workloads.training import prefetched
 
 FORMAT = 2
@@ -34,7 +35,69 @@ SHARD_BYTES = 1 << 27
 BLOCK_BYTES = 1 << 20  # of a sequential read
 ROUNDS = 3  # of a measurement of the disk
 WRITE_BYTES = 1 << 22  # generated and written at a time
-Progress = Callable[[int, int], None]  # shards done, shards
+Progress = Callable[..., object]  # is told the shards that are ``done``, and their ``total``
+_BLOCK = 1 << 14  # draws of 8 bytes at a time: the few arrays of a block stay in the second-level cache
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_LAST, _HALF, _LOW = np.uint64(31), np.uint64(32), np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """``samples`` pairs of S tokens each, below V. ``token_bytes`` (8 or 2) is the width of a token on a disk, not in memory."""
+
+    samples: int
+    sequence: int
+    vocabulary: int
+    seed: int
+    token_bytes: int = 8
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample on a disk, source and target."""
+        return 2 * self.sequence * self.token_bytes
+
+
+def generate(pairs: Pairs, indices: np.ndarray) -> np.ndarray:
+    """Return the samples ``indices``, int64 (n,), as int64 (n, 2, S): source and target.
+
+    Token k has the probability sqrt((k + 1) / V) - sqrt(k / V): floor(V u^2) for a uniform u of 32 bits, in whole numbers,
+    so that every machine gives the same. One draw of SplitMix64 (G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014) at the counter i S + j gives token j of both sequences of sample i. Raises
+    ``IndexError`` for an index beyond the samples.
+    """
+    indices = np.ascontiguousarray(indices, np.int64)
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < pairs.samples:
+        raise IndexError(f"samples {indices.min()} to {indices.max()} of {pairs.samples}")
+    tokens = np.empty((len(indices), 2, pairs.sequence), np.int64)
+    start = _mixed(np.array([pairs.seed % (1 << 64)], np.uint64) * _GOLDEN)  # neighbouring seeds start far apart
+    rows = max(1, _BLOCK // pairs.sequence)
+    for low in range(0, len(indices), rows):
+        counters = indices[low : low + rows].astype(np.uint64)[:, None] * np.uint64(pairs.sequence)
+        draws = _mixed((counters + np.arange(1, pairs.sequence + 1, dtype=np.uint64)) * _GOLDEN + start)
+        for part, uniform in enumerate((draws >> _HALF, np.bitwise_and(draws, _LOW, out=draws))):
+            np.multiply(uniform, uniform, out=uniform)
+            np.right_shift(uniform, _HALF, out=uniform)
+            np.multiply(uniform, np.uint64(pairs.vocabulary), out=uniform)
+            np.right_shift(uniform, _HALF, out=tokens[low : low + rows, part].view(np.uint64))
+    return tokens
+
+
+def _mixed(state: np.ndarray) -> np.ndarray:
+    scratch = np.empty_like(state)
+    for shift, factor in _MIX:
+        np.right_shift(state, shift, out=scratch)
+        np.bitwise_xor(state, scratch, out=state)
+        np.multiply(state, factor, out=state)
+    np.right_shift(state, _LAST, out=scratch)
+    return np.bitwise_xor(state, scratch, out=state)
+
+
+def entropy(vocabulary: int) -> float:
+    """Return the entropy of a token in nats: the loss of a model that has learnt the distribution and nothing else can be."""
+    edges = np.sqrt(np.arange(vocabulary + 1) / vocabulary)
+    shares = np.diff(edges)
+    return float(-(shares * np.log(shares)).sum())
 
 
 class Shards:
@@ -53,7 +116,7 @@ class Shards:
         self.samples = [min(self.each, pairs.samples - first) for first in firsts]
         self._dtype = np.dtype("<i8" if pairs.token_bytes == 8 else "<u2")
 
-    def prepare(self, progress: Progress = lambda done, total: None) -> None:
+    def prepare(self, progress: Progress = lambda **counts: None) -> None:
         """Write the shards that are missing or too short, and leave the others alone.
 
         Any number of processes may call this at once, of one run or of several: one works, the others wait. Raises
@@ -77,7 +140,7 @@ class Shards:
                     )
                 for done, number in enumerate(missing, 1):
                     self._write(number)
-                    progress(done, len(missing))
+                    progress(done=done, total=len(missing))
         except (OSError, NotImplementedError) as error:
             raise not_written(self.folder, error if isinstance(error, OSError) else OSError(str(error))) from error
 
@@ -164,14 +227,28 @@ def raw_rate(paths: Iterable[Path], seconds: float) -> float:
     return total / (time.perf_counter() - began)
 
 
-@dataclass(frozen=True)
 class Source:
-    """What gives samples: ``read`` takes int64 (n,) and returns int64 (n, 2, S). ``shards`` are None in memory."""
+    """The samples of ``pairs``: generated while they are asked for, or with ``data_dir`` from ``shards``, written if need be.
 
-    pairs: Pairs
-    read: Callable[[np.ndarray], np.ndarray]
-    read_ahead: int = 4
-    shards: Shards | None = None
+    Raises what :meth:`Shards.prepare` does.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        data_dir: Path | str = "",
+        page_cache: str = "warm",
+        read_ahead: int = 4,
+        **progress: Progress,
+    ) -> None:
+        self.pairs, self.read_ahead = pairs, read_ahead
+        self.shards = Shards(pairs, data_dir, page_cache) if data_dir else None
+        if self.shards:
+            self.shards.prepare(**progress)
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples, int64 (n,), as int64 (n, 2, S)."""
+        return self.shards.read(indices) if self.shards else generate(self.pairs, indices)
 
     def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
         """Yield int64 (n, 2, S) for each array of indices, ``read_ahead`` of them being made on threads meanwhile.
@@ -186,26 +263,13 @@ class Source:
         return prefetched(make, orders, self.read_ahead)
 
 
-def open_source(
-    pairs: Pairs, data_dir: Path | str = "", page_cache: str = "warm", read_ahead: int = 4, **progress: Progress
-) -> Source:
-    """Open the samples of ``pairs``: generated while they are asked for, or with ``data_dir`` from shards, written if
-    need be. Raises what :meth:`Shards.prepare` does.
-    """
-    if not data_dir:
-        return Source(pairs, lambda indices: generate(pairs, indices), read_ahead)
-    shards = Shards(pairs, data_dir, page_cache)
-    shards.prepare(**progress)
-    return Source(pairs, shards.read, read_ahead, shards)
-
-
 def disk_rates(
     source: Source,
     batch: int,
     order: np.ndarray,
-    seconds: float = 2.0,
-    raw: bool = True,
-    barrier: Callable[[], object] = lambda: None,
+    seconds: float,
+    raw: bool,
+    barrier: Callable[[], object],
 ) -> tuple[list[float], list[float]]:
     """Read the shards raw, and by the loader in batches as they come in ``order``, interleaved, each for ``seconds`` or to
     the end.

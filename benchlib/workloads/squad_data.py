@@ -55,16 +55,16 @@ def load(
     return Split(train, evaluation, description, shared, content_sha256([*train, *evaluation]))
 
 
-def load_hub(name: str = HUB_NAME, cache_dir: str | None = None) -> tuple[list[Example], list[Example]]:
+def load_hub(name: str = HUB_NAME) -> tuple[list[Example], list[Example]]:
     """Load (training, validation) questions of a ``datasets`` repository with SQuAD's columns.
 
-    ``name`` is a repository of the hub or a local folder laid out like one. ``datasets`` keeps what it loaded under
-    ``cache_dir`` (its own default when None); what is there is used without a connection.
+    ``name`` is a repository of the hub or a local folder laid out like one. What ``datasets`` has in its cache is used
+    without a connection.
     """
     import datasets  # a second of import that the other sources need not pay
 
     try:
-        tables = datasets.load_dataset(name, cache_dir=cache_dir)
+        tables = datasets.load_dataset(name)
         parts = [list(map(_example, tables[part])) for part in ("train", "validation")]
     except (KeyError, TypeError) as error:
         raise UserError(f"{name}: not laid out like {HUB_NAME}: {error!r}") from error

@@ -24,7 +24,7 @@ from benchlib.results import peaks as recorded_peaks
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.steps import Columns, Step, StepLog, agree, compare_ranks
+from benchlib.runtime.steps import COLUMNS, Columns, Step, StepLog, agree, compare_ranks
 from benchlib.runtime.timing import GradientExchange, StepTimer, sum_hook
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ Mark = Callable[[str], None]  # is told where a phase of a step ends
 Cost = tuple[int, int, int, float]  # samples, tokens, tokens with padding and FLOPs
 Part = TypeVar("Part")
 Made = TypeVar("Made")
-PARTS = ("data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s")
+PARTS = COLUMNS[6:]  # of a step's time
 CUT_MARGIN = 0.9  # share of the time that is left which a cut training plans to use: a neighbour may slow it down
 AFTER_S, AFTER_SHARE = 5.0, 0.05  # of the budget, for what comes after the training: the less of both
 PEAK_S = 0.3  # of matrix products of each size
@@ -86,7 +86,7 @@ class Work(Protocol):
     model: Any
     optimizer: Any
     exchange: GradientExchange
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[Any, float, bool]]:
         """Yield micro-batches on the device, the weight of their summed loss, whether it is a step's last."""
@@ -113,8 +113,8 @@ class Trained:
     plan: Plan
     rates: Sequence[float]
     began: Moment
+    table: np.ndarray
     first: int = 0
-    table: np.ndarray = field(default_factory=lambda: np.zeros(0))
     train_s: float = 0.0
     epoch_s: list[float] = field(default_factory=list)
     checksums: list[list[str]] = field(default_factory=list)
@@ -147,7 +147,7 @@ def train(
     log.every = min(log.every, every or log.every)
     timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown, alike=True)
     first = len(log.table)
-    trained = Trained(plan, rates, Moment.now(), first)
+    trained = Trained(plan, rates, Moment.now(), log.table, first)
     for epoch in range(first // per_epoch, -(-plan.planned_steps // per_epoch)):
         steps = range(max(first, epoch * per_epoch), min((epoch + 1) * per_epoch, plan.planned_steps))
         stream = work.batches(epoch, steps)
@@ -199,10 +199,7 @@ def data_parallel(module: torch.nn.Module, exchange: GradientExchange, **options
 
 def prefetched(make: Callable[[Part], Made], parts: Iterable[Part], ahead: int = 1) -> Iterator[Made]:
     """Yield ``make(part)`` for each part, so many ``ahead`` being made on threads while the caller works on one."""
-    if not ahead:
-        yield from map(make, parts)
-        return
-    pool, waiting = ThreadPoolExecutor(ahead, thread_name_prefix="batches"), deque[Any]()
+    pool, waiting = ThreadPoolExecutor(max(1, ahead), thread_name_prefix="batches"), deque[Any]()
     try:
         for part in parts:
             waiting.append(pool.submit(make, part))
@@ -260,7 +257,7 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
         "padding_share": float(1 - here["tokens"].sum() / here["padded_tokens"].sum()),
         "device_memory_gb": max(counted) / 1e9 if counted else None,
         "resident_memory_gb": max(resident for _, resident in memory) / 1e9,
-        **_sensed(events, trained.began.wall, trained.began.wall + trained.train_s, rank.config.backend),
+        **_sensed(events, trained, rank.config.backend),
     }
     run["why"] |= {"peak_flops": peak_of} if not flops else {}
     run["why"] |= {"device_memory_gb": no_memory} if not counted else {}
@@ -269,10 +266,23 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
     if not flops or steps["flops"] is None:
         steps["why"]["mfu"] = steps["why"].get("flops") or peak_of
     steps["drift"] = drift([n / s for n, s in zip(steps["samples"], steps["step_s"], strict=True)])
+    ranks, read = list[Row](), resident_gb(events)
+    for number, (in_device, resident) in enumerate(memory):
+        row: Row = {name: float(np.median(steady[name][:, number])) for name in ("step_s", *PARTS)}
+        why = {name: NO_PARTS for name in PARTS if np.isnan(row[name])}
+        row |= {
+            "rank": number,
+            "samples": run["samples_seen"][number],
+            "resident_gb": resident / 1e9,
+            **dict.fromkeys(why),
+        }
+        row["memory_gb"], why["memory_gb"] = read.get(number) or None, "no supervisor sampled it"
+        row["device_gb"], why["device_gb"] = in_device and in_device / 1e9, no_memory
+        ranks.append(row | {"why": why})
     return {
         "run": [run],
         "steps": [steps],
-        "ranks": _by_rank(steady, run["samples_seen"], memory, no_memory, resident_gb(events)),
+        "ranks": ranks,
         **trained.tables,
     }
 
@@ -302,35 +312,20 @@ def _series(steady: Columns, world: World) -> Row:
     return row | dict.fromkeys(lacking) | {"why": lacking}
 
 
-def _by_rank(
-    steady: Columns, samples: list[int], memory: Sequence[Any], no_memory: str, read: dict[int, list[float]]
-) -> list[Row]:
-    """Return a row for each rank: medians of its step and its parts, samples, peaks and readings of its memory."""
-    rows = []
-    for rank, (device_bytes, resident) in enumerate(memory):
-        row: Row = {name: float(np.median(steady[name][:, rank])) for name in ("step_s", *PARTS)}
-        why = {name: NO_PARTS for name in PARTS if np.isnan(row[name])}
-        row |= {"rank": rank, "samples": samples[rank], "resident_gb": resident / 1e9} | dict.fromkeys(why)
-        row["memory_gb"], why["memory_gb"] = read.get(rank) or None, "no supervisor sampled it"
-        row["device_gb"], why["device_gb"] = device_bytes and device_bytes / 1e9, no_memory
-        rows.append(row | {"why": why})
-    return rows
-
-
-def _sensed(events: Sequence[Event], began: float, ended: float, backend: str) -> Row:
+def _sensed(events: Sequence[Event], trained: Trained, backend: str) -> Row:
     """Return power, energy, temperature and utilisation over the training: readings, or why there are none."""
-    stated = [event["availability"] for event in events if event["kind"] == "sensors"]
-    during = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
+    reasons: Row = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
+    began = trained.began.wall
+    during = [event for event in events if event["kind"] == "sensor" and 0 <= event["t"] - began <= trained.train_s]
     lacking = "the sensor gave no value" if during else "no reading fell into the training"
     # Of a CPU the time of the ranks: 100% is one core.
     used = "cpu_percent" if backend == "cpu" else "utilization_percent"
     keys = {"power_w": "power_w", "temperature_c": "temperature_c", "utilization": used, "energy_j": "energy_j"}
-    read = {
-        name: [event[key] for event in during if isinstance(event.get(key), int | float)] for name, key in keys.items()
+    row: Row = {
+        name: [float(event[key]) for event in during if isinstance(event.get(key), int | float)] or None
+        for name, key in keys.items()
     }
-    row: Row = {name: list(map(float, values)) or None for name, values in read.items()}
     energy = row["energy_j"] or [0.0]
     row["energy_j"] = energy[-1] - energy[0] if energy[1:] else None  # the hardware's own counter
-    reasons = stated[-1] if stated else {}
     why = {name: str(reasons.get(key, lacking)) for name, key in keys.items() if row[name] is None}
     return row | {"why": why}

@@ -173,10 +173,7 @@ def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
     own = counted_steps
     mean, slowest, each_s = "steps in the mean: {window}", "slowest rank, {pace}", "every second of the training"
     after = "after the last gradient was ready; waiting for slower ranks is part of it"
-    parts, over = (
-        ("data", "forward", "backward", "exchange", "optimizer"),
-        "mean over the ranks, without waiting for other ranks",
-    )
+    over = "mean over the ranks, without waiting for other ranks"
     return [
         Metric("loss", run["loss"], "Loss", "mean over the global batch, each step; the value is their median"),
         Metric("loss_first{quality}", run["loss_first"], "First loss", mean),
@@ -184,7 +181,7 @@ def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
         higher("train_samples_per_s{scope}", own["samples_per_s"], THROUGHPUT, slowest, may_lose=0.2, headline=True),
         higher("train_tokens_per_s{scope}", own["tokens_per_s"], "Tokens", f"without padding, {slowest}"),
         lower("step_s{scope}", own["step_s"], "Step time", "slowest rank", headline=True),
-        *(lower(f"time_{name}_s", own[f"{name}_s"], "", over) for name in parts),
+        *(lower(f"time_{name}_s", own[f"{name}_s"], "", over) for name in PARTS.values()),
         lower("exchange_exposed_s", own["exchange_exposed_s"], "", after),
         higher("exchange_overlap", own["exchange_overlap"], "", "1 - exposed / busy: what the backward pass hides"),
         lower("rank_skew", own["rank_skew"], "", "own work of the slowest rank over the mean of all, without waiting"),
@@ -233,10 +230,6 @@ def _whole(check: Check, run: Rows) -> Judged:
     return check.answer("PASS" if whole else "FAIL", plan_text(row))
 
 
-def _no_rate(run: Rows) -> str:
-    return why(next(iter(run.tables["steps"]), {}), "mfu")
-
-
 def checks(whole: str) -> list[Check]:
     """Return the checks of a training; ``whole`` is the name of the one that asks whether all of it ran."""
     fast = "Is the achieved FLOP rate below the measured peak?"
@@ -246,7 +239,13 @@ def checks(whole: str) -> list[Check]:
         rule("sample count", "Does the number of trained samples match the plan?", "sample count", needed=True),
         rule("learning rate", "Was the learning rate above zero in every step?", "learning rate", needed=True),
         Check(whole, "Did all of the training that was asked for fit the budget?", judge=_whole),
-        rule("possible speed", fast, "below the peak", needed=True, unless=_no_rate),
+        rule(
+            "possible speed",
+            fast,
+            "below the peak",
+            needed=True,
+            unless=lambda run: why(next(iter(run.tables["steps"]), {}), "mfu"),
+        ),
     ]
 
 

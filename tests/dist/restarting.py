@@ -13,7 +13,7 @@ from harness import flip
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.squad import run, train
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Native, Task
+from benchlib.benchmarks.squad.train import Native, Task
 from benchlib.core import events
 from benchlib.runtime.measurement import executed
 from benchlib.workloads import training

@@ -12,33 +12,40 @@ import worlds
 
 from benchlib.benchmarks.seq2seq import run
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.engine import Engine, Task, compare, share
+from benchlib.benchmarks.seq2seq.run import Engine, Task, compare, share
 from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime.group import World
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import COLUMNS
 from benchlib.workloads import shards, training
-from benchlib.workloads.pairs import Pairs
-from benchlib.workloads.shards import open_source
+from benchlib.workloads.shards import Pairs, Source
 
 # 27 samples in batches of 8: the last has 3, so that the shares of two ranks differ.
 SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 1, "decoder_layers": 1, "dim_feedforward": 32, "vocabulary": 50}
 SAMPLES, EPOCHS = 27, 2
 
 
-def task_of(config, folder, batch, data_dir="", rank=0, dtype=torch.float64):
+class Exact(Engine):
+    """In fp64."""
+
+    def _fresh(self):
+        return super()._fresh().double()
+
+
+def task_of(config, folder, batch, data_dir="", rank=0):
     size = config.nproc
     here = World(rank, size, rank, size, torch.device("cpu"), "gloo")
     of_rank = Rank(config, folder, here, EventWriter(folder, f"rank{rank}"), Moment.now())
-    source = open_source(Pairs(config.samples, 6, 50, 4), data_dir)
-    return Task(of_rank, source, "fp32", batch, dtype)
+    source = Source(Pairs(config.samples, 6, 50, 4), data_dir)
+    return Task(of_rank, source, "fp32", batch)
 
 
 def trained(rank, size, folder, data_dir="", engine="tuned"):
-    config = Seq2seqConfig(**SHAPE, sequence=6, samples=SAMPLES, epochs=EPOCHS, nproc=size, seed=4, learning_rate=1e-2)
+    sizes = {**SHAPE, "sequence": 6, "samples": SAMPLES, "epochs": EPOCHS, "compare_steps": 2}
+    config = Seq2seqConfig(**sizes, nproc=size, seed=4, learning_rate=1e-2)
     task = task_of(config, folder, 8 // size, data_dir, rank)
-    worker = Engine(engine, task)
-    compared = compare(task, [worker], 2)
+    worker = Exact(engine, task)
+    compared = compare(task, [worker])
     worker.restart(task.source)
     steps = task.steps(SAMPLES) * (EPOCHS + 1)
     plan = training.Plan(steps, SAMPLES * (EPOCHS + 1), steps, SAMPLES * (EPOCHS + 1), 1.0)
@@ -88,7 +95,7 @@ def test_a_slow_disk_shows_in_the_wait_for_data_and_in_its_rate(group, tmp_path,
     entire = shards.Shards.read
     monkeypatch.setattr(shards.Shards, "read", lambda self, indices: time.sleep(0.1) or entire(self, indices))
     config = Seq2seqConfig(**SHAPE, sequence=6, samples=8, epochs=1, budget_s=10, data_dir=str(tmp_path))
-    task = task_of(config, tmp_path, 8, str(tmp_path), dtype=torch.float32)
+    task = task_of(config, tmp_path, 8, str(tmp_path))
     plan = training.Plan(2, 16, 2, 16, 1.0)
     outcome = training.train(task.rank, Engine("tuned", task), plan, [1e-3] * 2, 1)
     data_s, step_s = (outcome.table[:, :, COLUMNS.index(name)] for name in ("data_s", "step_s"))

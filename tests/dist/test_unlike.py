@@ -15,8 +15,8 @@ from hosts import two_hosts, why_not
 from worlds import in_ranks
 
 from benchlib.benchmarks.squad import balance, train
-from benchlib.benchmarks.squad.passes import Batches
-from benchlib.benchmarks.squad.shares import Member, Split
+from benchlib.benchmarks.squad.balance import Member, Split
+from benchlib.benchmarks.squad.train import Native
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
@@ -55,8 +55,8 @@ def exact(config, here, run_dir, events, heterogeneous):
 
     task = cases.task_of(config, here, run_dir, events)
     task.loaded.model.double()
-    split = (lambda batches, step: other_split(step)) if heterogeneous else Batches.split
-    with mock.patch.object(torch.nn.utils, "clip_grad_norm_", look), mock.patch.object(Batches, "split", split):
+    split = (lambda batches, step: other_split(step)) if heterogeneous else Native.split
+    with mock.patch.object(torch.nn.utils, "clip_grad_norm_", look), mock.patch.object(Native, "split", split):
         trained = train.train(task)
     return {
         "losses": trained.table[:, :, 0].sum(axis=1).tolist(),

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.benchmarks.squad import compiled, passes, train
+from benchlib.benchmarks.squad import compiled, train
 from benchlib.benchmarks.squad import run as squad
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import save_config
@@ -25,7 +25,7 @@ PADDINGS = ("longest", "max_length")
 
 def make_model(folder):
     """Write a random BERT of one layer with a word vocabulary of the generated data; return its path."""
-    split = passes.load_data(SquadConfig(train_questions=40, eval_questions=4))
+    split = train.load_data(SquadConfig(train_questions=40, eval_questions=4))
     texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
     words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
     letters = sorted({letter for word in words for letter in word})
@@ -53,10 +53,10 @@ def without_dropout(**changes):
 
 def task_of(config, here, run_dir, events):
     """Return a task on generated data, and the model that belongs to it."""
-    split = passes.load_data(config)
-    loaded = passes.load_model(config)
-    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
-    return passes.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, windows, 100)
+    split = train.load_data(config)
+    loaded = train.load_model(config)
+    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True)
+    return train.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, windows, 100)
 
 
 def outcome_of(task):
@@ -165,9 +165,9 @@ def alone(config, run_dir):
 
 def single_gradients(config):
     """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
-    split = passes.load_data(config)
-    loaded = passes.load_model(config)
-    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
+    split = train.load_data(config)
+    loaded = train.load_model(config)
+    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True)
     model = loaded.model.train()
     for index, (first, end) in enumerate(itertools.pairwise(windows.starts)):
         ids = torch.from_numpy(windows.input_ids[first:end].astype("int64"))[None]

@@ -29,7 +29,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_json, write_json
 from benchlib.runtime import checkpoint
 from benchlib.workloads import answers, encoders, features, minisquad
-from benchlib.workloads.batches import collate
+from benchlib.workloads.features import collate
 from benchlib.workloads.squad_data import load_hub, take
 from benchlib.workloads.squad_text import Example, read_squad
 

@@ -108,13 +108,6 @@ def bench(run: Record) -> Bench:
     )
 
 
-def file_name(content: Bench) -> str:
-    """Return ``bench_{GPU}_{N}gpu_{TIMESTAMP}.json``: device, devices (0 for a CPU backend), start in UTC."""
-    about = content.metadata
-    device = re.sub(r"[^A-Za-z0-9.]+", "-", about.device).strip("-.") or "device"
-    return f"bench_{device}_{about.gpus}gpu_{about.started_at:%Y%m%dT%H%M%SZ}.json"
-
-
 def write(runs: Sequence[Record], output: str) -> str:
     """Write a file for each complete run into the folder ``output`` ('' is the current one), or print one with ``-``.
 
@@ -123,7 +116,12 @@ def write(runs: Sequence[Record], output: str) -> str:
     files = [bench(run) for run in runs if run.benchmark == NAME and run.complete and run.word != "DAMAGED"]
     if not files:
         raise UserError(f"bench: no complete run of {NAME} among {counted(len(runs), 'run')}; name one")
-    texts = {file_name(content): content.model_dump_json(indent=1) + "\n" for content in files}
+    texts = {}
+    for content in files:
+        about = content.metadata  # device, devices (0 for a CPU backend), start in UTC
+        device = re.sub(r"[^A-Za-z0-9.]+", "-", about.device).strip("-.") or "device"
+        name = f"bench_{device}_{about.gpus}gpu_{about.started_at:%Y%m%dT%H%M%SZ}.json"
+        texts[name] = content.model_dump_json(indent=1) + "\n"
     if output == "-" and len(files) > 1:
         raise UserError(f"bench: {len(files)} runs do not fit one output: name a folder with --output FOLDER")
     if output == "-":
@@ -149,7 +147,7 @@ def read(content: Any, name: str) -> Record:
         verdict = None if about.verdict in ("UNFINISHED", "RUNNING") else Verdict.model_validate(judged)
     except ValidationError as error:
         raise UserError(f"{name}: not such a file of this version ({explained(error)})") from None
-    common = {name: getattr(about, name) for name in ("benchmark", "tier", "backend")}
+    common = about.model_dump(include={"benchmark", "tier", "backend"})
     result = Result(
         **common,
         status="complete",

@@ -1,32 +1,212 @@
-"""The encoder-decoder benchmark as each rank executes it: largest batch, engines interleaved, the training, the disk."""
+"""The encoder-decoder benchmark as each rank executes it: largest batch, engines interleaved, the training, the disk.
 
+Notation: G samples of a global batch, n samples of a rank, S tokens of a sequence.
+"""
+
+import contextlib
 import gc
+import itertools
 import math
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import truediv
 from statistics import median
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from benchlib.benchmarks.seq2seq import engine
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.engine import Engine, Task, compare, share
 from benchlib.core.errors import RunBroken
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
-from benchlib.runtime.largest import free_bytes, largest_batch
+from benchlib.runtime.largest import Trial, free_bytes, largest_batch, tried
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.steps import Columns
+from benchlib.runtime.steps import Columns, agree, comm_device
+from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads import training
-from benchlib.workloads.pairs import Pairs, entropy
-from benchlib.workloads.shards import SHARD_BYTES, Source, disk_rates, open_source
-from benchlib.workloads.training import Plan, Row, Trained
+from benchlib.workloads.encdec import ENGINES, Plain
+from benchlib.workloads.shards import SHARD_BYTES, Pairs, Source, disk_rates, entropy, generate
+from benchlib.workloads.training import Cost, Mark, Plan, Row, Trained, Work, data_parallel
 
+# Neighbouring samples that an epoch's order keeps together, in small and in large sets: one read of a disk, whose rate
+# falls with small ones. Their tokens are independent anyway.
+BLOCK, LARGE_BLOCK = 32, 1024
 MAX_BATCH = 65536
 MAX_ENTROPY = 1 << 22  # of a larger vocabulary the closed form is exact to five digits
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an engine trains on: ``batch`` samples per rank and step, products in ``precision``."""
+
+    rank: Rank
+    source: Source
+    precision: str
+    batch: int
+
+    @property
+    def config(self) -> Seq2seqConfig:
+        return self.rank.config  # type: ignore[no-any-return]
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch * self.rank.world.size
+
+    def steps(self, samples: int) -> int:
+        return -(-samples // self.global_batch)
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the samples of an epoch in their order, int64: blocks of neighbours, shuffled by seed and epoch."""
+    block = min(LARGE_BLOCK, max(BLOCK, 1 << max(0, (samples // 64).bit_length() - 1)))
+    starts = np.arange(0, samples, block)
+    np.random.Generator(np.random.PCG64([seed, epoch])).shuffle(starts)
+    order = (starts[:, None] + np.arange(block)).ravel()
+    return order[order < samples]
+
+
+def share(task: Task, epoch: int, steps: Iterable[int]) -> Iterator[tuple[np.ndarray, float]]:
+    """Yield for each step the samples of this rank, int64 (n,), and one over the tokens of the global batch.
+
+    They come in the order of ``epoch``, again and again. A rank without any takes one with the weight 0: it has to take part
+    in the exchange.
+    """
+    world, order = task.rank.world, epoch_order(task.source.pairs.samples, task.config.seed, epoch)
+    for step in steps:
+        first = step % task.steps(len(order)) * task.global_batch
+        batch = order[first : first + task.global_batch]
+        own = np.array_split(batch, world.size)[world.rank]
+        yield (own, 1 / (len(batch) * task.config.sequence)) if len(own) else (batch[:1], 0.0)
+
+
+class Engine(Work):
+    """An engine at work. ``cached`` is the share of the shards in the page cache before each epoch."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        self.name, self.task, self.device = name, task, task.rank.world.device
+        self.exchange = GradientExchange(Clock(self.device))
+        self.cached: list[float | None] = []
+        self.model = self._fresh()
+        if name == "tuned" and task.config.compile:
+            self.model.hidden = torch.compile(self.model.hidden)  # type: ignore[method-assign]
+        alone = task.rank.world.size == 1
+        self.module: torch.nn.Module = self.model if alone else data_parallel(self.model, self.exchange)
+        self._start()
+
+    def _fresh(self) -> Plain:
+        torch.manual_seed(self.task.config.seed)
+        with self.device if self.device.type == "cuda" else contextlib.nullcontext():  # large models fit no host twice
+            model = ENGINES[self.name](**self.task.config.shape)
+        return model.to(self.device).train()
+
+    def _start(self) -> None:
+        fused = self.name == "tuned" or None
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.task.config.learning_rate, fused=fused)
+        self.scaler = devices.grad_scaler(self.task.precision, self.device)
+
+    def restart(self, source: Source) -> None:
+        """Take the first weights again, an optimizer that has seen nothing, and the samples of ``source``."""
+        self.model.load_state_dict(self._fresh().state_dict())
+        self.task = replace(self.task, source=source)
+        self._start()
+
+    def batches(self, epoch: int, steps: range) -> Iterator[tuple[torch.Tensor, float, bool]]:
+        """Yield this rank's samples on its device; the page cache is put into its state before."""
+        source = self.task.source
+        if source.shards and self.task.rank.world.local_rank == 0:
+            self.cached.append(source.shards.settle())
+        parts, again = itertools.tee(share(self.task, epoch, steps))
+        loaded = zip(source.batches((own for own, _ in parts), pin=self.device.type == "cuda"), again, strict=True)
+        return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, (_, weight) in loaded)
+
+    def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
+        """See ``Work``; ``batch`` is int64 (n, 2, S)."""
+        if self.device.type == "cpu":
+            devices.keep_freed_memory(self.name == "tuned")  # of the whole process, and the engines take turns in it
+        with devices.autocast(self.task.precision, self.device):
+            loss = self.module(batch[:, 0], batch[:, 1]) * weight
+        mark("forward")
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        mark("backward")
+        return loss.detach()  # type: ignore[no-any-return]
+
+    def update(self) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the gradients; those of DDP are views and stay where they are."""
+        self.optimizer.zero_grad(set_to_none=self.module is self.model)
+
+    def cost(self, batch: torch.Tensor, weight: float) -> Cost:
+        """See ``Work``; tokens are those of sources and targets."""
+        count = len(batch) if weight else 0
+        tokens = 2 * count * self.task.config.sequence
+        return count, tokens, tokens, count * self.task.config.sample_flops
+
+
+def compare(task: Task, engines: list[Engine]) -> dict[str, Row]:
+    """Let the engines take ``compare_steps`` steps each, interleaved on the same batches, after a pass that changes no weights.
+
+    Return a row of each: the slowest rank's seconds ``first_s`` of that pass and ``step_s`` of the steps, their ``loss``.
+    """
+    events, steps = task.rank.events, task.config.compare_steps
+    rows: dict[str, Row] = {engine.name: {"step_s": [], "loss": []} for engine in engines}
+    shares, weights = zip(*share(task, 0, range(steps)), strict=True)
+    batches = [tokens.to(task.rank.world.device) for tokens in task.source.batches(shares)]
+    with keep_alive(events, task.config.startup_timeout_s):
+        for engine in engines:
+            rows[engine.name]["first_s"], _ = _timed(engine, batches[0], weights[0], update=False)
+    events.emit("phase", name="compare")
+    for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+        for engine in engines if number % 2 == 0 else engines[::-1]:
+            events.emit("progress", phase="compare", done=number, total=steps, unit="steps")
+            for name, value in zip(("step_s", "loss"), _timed(engine, batch, weight), strict=True):
+                rows[engine.name][name].append(value)
+    return rows
+
+
+def _timed(engine: Engine, batch: torch.Tensor, weight: float, update: bool = True) -> tuple[float, float]:
+    device, world = engine.device, engine.task.rank.world
+    devices.synchronize(device)
+    agree(0.0, world)  # begin together
+    began = time.perf_counter()
+    loss = engine.differentiate(batch, weight, True, 0, lambda phase: None)
+    (engine.update if update else engine.forget)()
+    devices.synchronize(device)
+    seconds = agree(time.perf_counter() - began, world)
+    engine.exchange.take()
+    total = loss.cpu().double().to(comm_device(world))
+    dist.all_reduce(total)
+    return seconds, float(total)
+
+
+def one_trial(config: Seq2seqConfig, batch: int, limit_bytes: int) -> Trial:
+    """Train some steps on ``batch`` samples within ``limit_bytes``; the engine that holds more where both will run."""
+    device = devices.device(config.backend)
+    precision = devices.mixed_precision(device) if config.amp else "fp32"
+
+    def prepare() -> Callable[[], None]:
+        model = ENGINES["tuned" if config.engine == "tuned" else "plain"](**config.shape).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+        pairs = Pairs(batch, config.sequence, config.vocabulary, config.seed)
+        tokens = torch.from_numpy(generate(pairs, np.arange(batch))).to(device)
+
+        def step() -> None:
+            with devices.autocast(precision, device):
+                loss = model(tokens[:, 0], tokens[:, 1]) / tokens[:, 1].numel()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return tried(device, batch, limit_bytes, prepare)
 
 
 def measure(rank: Rank) -> Tables:
@@ -43,9 +223,9 @@ def measure(rank: Rank) -> Tables:
     trainer = engines[-1]
     if (counted := sum(map(torch.numel, trainer.model.parameters()))) != config.parameters:
         raise RunBroken(f"the model has {counted:,} parameters, and the config says {config.parameters:,}")
-    compiles = config.compile and names[-1] == "tuned"
-    events.emit("phase", name="warmup", text="compiling" if compiles else "first pass")
-    compared = compare(task, engines, config.compare_steps)
+    words = "compiling" if config.compile and names[-1] == "tuned" else "first pass"
+    events.emit("phase", name="warmup", text=words)
+    compared = compare(task, engines)
     del engines
     gc.collect()
     plan = planned(task, median(compared[trainer.name]["step_s"]))
@@ -105,15 +285,14 @@ def _batch(rank: Rank) -> tuple[int, list[Row], Row]:
         return min(config.batch_size, most), [], {"memory_limit_gb": None, "batch_below": None, "batch_limited_by": ""}
     rank.events.emit("phase", name="batch")
     limit = all_gather_objects(config.memory_share * (1e9 * config.memory_gb or free_bytes(rank.world)))[0]
-    search = largest_batch(rank, engine.one_trial, limit, most)
+    search = largest_batch(rank, one_trial, limit, most)
     if not search.batch:
         reason = "the search took its share of budget_s: set a larger one"
         reason = search.tried[0]["reason"] if search.complete else reason
         raise RunBroken(f"batch = auto: no batch was found to fit into {limit / 1e9:.3g} GB: {reason}")
-    lacking = dict.fromkeys(("peak_gb", "samples_per_s"))
-    rows = [row | {"why": dict.fromkeys(lacking, row.pop("reason", ""))} for row in search.tried]
-    whole = "samples" if all(row["fits"] for row in rows) else "memory"
-    limited_by = whole if search.complete else "time"
+    measured = ("peak_gb", "samples_per_s")
+    rows = [row | {"why": dict.fromkeys(measured, row.pop("reason", ""))} for row in search.tried]
+    limited_by = "time" if not search.complete else "samples" if all(row["fits"] for row in rows) else "memory"
     limits: Row = {"memory_limit_gb": limit / 1e9, "batch_below": search.below, "batch_limited_by": limited_by}
     return search.batch, rows, limits
 
@@ -137,14 +316,11 @@ def planned(task: Task, step_s: float) -> Plan:
 def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     """Open the samples; of all processes one writes the shards that are missing, the others wait for it."""
     config = rank.config
-
-    def progress(done: int, total: int) -> None:
-        rank.events.emit("progress", phase="data", done=done, total=total, unit="shards")
-
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     data_dir = "" if in_memory else config.data_dir
+    progress = partial(rank.events.emit, "progress", phase="data", unit="shards")
     with keep_alive(rank.events, config.budget_s):
-        return open_source(pairs, data_dir, config.page_cache, config.read_ahead, progress=progress)
+        return Source(pairs, data_dir, config.page_cache, config.read_ahead, progress=progress)
 
 
 def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
@@ -162,7 +338,7 @@ def _disk(task: Task, trained: Trained, per_epoch: int) -> Row:
     order = np.concatenate([own for own, _ in share(task, 1, range(task.steps(source.pairs.samples)))])
     with keep_alive(rank.events, rank.config.startup_timeout_s):
         seconds, reads_raw = min(2.0, rank.config.budget_s / 100), rank.world.local_rank == 0
-        rates = disk_rates(source, task.batch, order, seconds=seconds, raw=reads_raw, barrier=barrier)
+        rates = disk_rates(source, task.batch, order, seconds, reads_raw, barrier)
     raw, loader = zip(*all_gather_objects(rates), strict=True)
     steady = Columns(trained.table[per_epoch:])
     return {

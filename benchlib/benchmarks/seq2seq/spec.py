@@ -24,7 +24,7 @@ FORMULA = "3 (L_e [2S(4h² + 2hf) + 4S²h] + L_d [2S(4h² + 2hf) + 4S²h + 8Sh²
 
 def _floor(entropy: float, tokens: int, steps: int) -> float:
     """Return the entropy of a token less the noise of a step's mean: who beats it sees what he predicts."""
-    return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(max(1.0, tokens / max(1, steps)))
+    return entropy - DEVIATIONS * TOKEN_DEVIATION / math.sqrt(tokens / steps)
 
 
 def _astray(share: float, asked: str) -> float:
@@ -35,10 +35,6 @@ def _limit(asked: float, loader: list[float], raw: list[float]) -> str:
     if asked <= median(loader):
         return "nothing"
     return "the disk" if asked > median(raw) else "the loader"
-
-
-def _turning_gflop(flops: float, asked: float, loader: list[float]) -> float:
-    return flops * asked / median(loader) / 1e9
 
 
 def _undecided(ratios: list[float]) -> str:
@@ -72,6 +68,7 @@ of_epoch = [
 epochs = Table("epochs", "epoch {epoch}", of_epoch)
 of_batch = [*cols("batch", "number"), *cols("fits"), *cols("peak_gb", "GB"), *cols("samples_per_s", RATE)]
 batches = Table("batches", "{batch} samples", of_batch)
+TURNING = "sample_flops asked_mb_per_s loader_mb_per_s"
 ASKED, RATES = "sample_bytes global_batch compute_s", "loader_mb_per_s raw_mb_per_s"
 of_disk = [
     series("raw_mb_per_s", "MB/s", "raw sequential"),
@@ -83,7 +80,7 @@ of_disk = [
     Col("limit", "", "limit", _limit, f"asked_mb_per_s {RATES}"),
     Col("turn_samples_per_s", RATE, "", lambda size, own: 1e6 * median(own) / size, "sample_bytes loader_mb_per_s"),
     Col("turn_batch", "count", "", lambda turn, s: int(turn * s), "turn_samples_per_s compute_s"),
-    Col("turn_gflop", "number", "", _turning_gflop, "sample_flops asked_mb_per_s loader_mb_per_s"),
+    Col("turn_gflop", "number", "", lambda flops, asked, own: flops * asked / median(own) / 1e9, TURNING),
 ]
 disk = Table("disk", "disk", of_disk)
 run = training.run_of_training(

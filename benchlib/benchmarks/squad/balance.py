@@ -1,4 +1,11 @@
-"""Heterogeneous ranks: what each can do, which split follows from it, and what came of it.
+"""Heterogeneous ranks: what each can do, which split follows from it, when that has to change, and what came of it.
+
+The own work of a rank in a step with n samples of S tokens each, in m micro-batches, is taken to be
+
+    t_r(n) = step_s + batch_s m + sample_s n + token_s n S        (without work a short pass remains)
+
+and a step lasts as long as its slowest rank. ``optimum`` is the split of whole samples and whole micro-batches that fit each
+rank's memory whose slowest rank is soonest done.
 
 Calibration: an even step tells how many samples each rank may get, and passes of a few shapes up to that many are timed, on
 all ranks at the same time and with the threads of their work: so little is extrapolated, and no rank is done long before the
@@ -6,13 +13,14 @@ others. The fit in seconds per micro-batch, sample and token holds for other len
 of such a pass; on a CPU it is what the backward pass keeps, and temporary tensors are not in it. ``Balance`` follows the
 training: from the table that all ranks share anyway each rank comes to the same new split.
 
-Notation: K steps, W ranks, C columns; B samples of a micro-batch, S tokens of each after padding.
+Notation: G samples of a global batch, W ranks, K steps, C columns; n samples of a rank, B of a micro-batch, S tokens of each
+after padding.
 """
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,17 +29,7 @@ import torch
 import torch.distributed as dist
 from scipy.optimize import nnls
 
-from benchlib.benchmarks.squad.passes import Native
-from benchlib.benchmarks.squad.shares import (
-    IDLE_TOKENS,
-    WINDOW,
-    Member,
-    Split,
-    best_split,
-    fitting,
-    replanned,
-    wait_parts,
-)
+from benchlib.core.errors import UserError
 from benchlib.core.events import keep_alive
 from benchlib.core.machine import cpu_model
 from benchlib.runtime import devices
@@ -39,9 +37,12 @@ from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
 from benchlib.runtime.timing import StepTimer
-from benchlib.workloads.batches import MicroBatch, collate
+from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Row, Trained, own_work
 
+IDLE_TOKENS = 8  # of the pass of a rank without work, which still has to take part in the exchange
+WINDOW = 8  # steps whose median tells a drift from noise
+MIN_GAIN = 0.1  # of a step's time that another split has to promise: of 2 equal ranks one became 22% slower
 # Shapes that are timed: part of the samples that a rank may get, and place of the samples in the order of length.
 SHAPES = ((0.25, 0.9), (0.5, 0.1), (1.0, 0.5))
 MAX_BATCHES = 2  # of the config's batch size in a timed pass: a share of many batches would cost as many steps
@@ -49,6 +50,143 @@ CALIBRATION_S = 0.3  # of rounds over the shapes; at least MIN_ROUNDS
 MIN_ROUNDS = 2  # of which the fastest counts: the first one finds no memory and no kernels at hand
 CONTINUED = "the training was continued"
 USABLE = 0.8  # of the memory that is free: other programs and fragments need some, too
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a rank can do.
+
+    ``held_bytes`` are weights, gradients and optimizer state, ``token_bytes`` what the backward pass keeps of each token,
+    ``limit_bytes`` what both may fill; ``most`` is how many samples of the longest window fit one micro-batch beside what is held.
+    """
+
+    device: str = ""
+    threads: int = 1
+    step_s: float = 0.0
+    batch_s: float = 0.0
+    sample_s: float = 0.0
+    token_s: float = 0.0
+    held_bytes: float = 0.0
+    token_bytes: float = 0.0
+    limit_bytes: float | None = None
+    most: int = 0
+
+    def micro_batches(self, samples: Any) -> Any:
+        """Return into how many micro-batches ``samples`` are cut; a number or an array."""
+        return -(-samples // max(1, self.most))
+
+    def seconds(self, samples: Any, tokens: Any) -> np.ndarray:
+        """Return the own work of a step with ``samples`` samples of ``tokens`` tokens in all; numbers or arrays."""
+        busy = self.batch_s * self.micro_batches(samples) + self.sample_s * samples + self.token_s * tokens
+        idle = self.batch_s + self.sample_s + self.token_s * IDLE_TOKENS
+        return self.step_s + np.where(samples > 0, busy, idle)
+
+    def slower(self, factor: float) -> "Member":
+        times = ("step_s", "batch_s", "sample_s", "token_s")
+        return replace(self, **{name: getattr(self, name) * factor for name in times})
+
+
+@dataclass(frozen=True)
+class Split:
+    """The ``shares`` of each whole global batch from step ``from_step`` on (counted from 0). ``tokens`` is S, a mean.
+
+    A split that answers a drift names the rank that changed most, and by which ``factor``.
+    """
+
+    members: tuple[Member, ...]
+    shares: list[int]
+    tokens: float
+    from_step: int = 0
+    drifted: int | None = None
+    factor: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Return the expected seconds of a step: the own work of the slowest rank."""
+        parts = zip(self.members, self.shares, strict=True)
+        return max(float(member.seconds(share, share * self.tokens)) for member, share in parts)
+
+    def of(self, samples: int) -> list[int]:
+        """Return the shares of a batch, which may be the smaller last one of an epoch."""
+        return self.shares if samples == sum(self.shares) else optimum(self.members, samples, self.tokens)
+
+    def expected(self, samples: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return the expected own work of each rank, (K, W) seconds, from (K, W) samples and tokens."""
+        columns = [member.seconds(samples[:, place], tokens[:, place]) for place, member in enumerate(self.members)]
+        return np.stack(columns, axis=1)
+
+
+def best_split(members: Sequence[Member], samples: int, tokens: float, **more: Any) -> Split:
+    """Return the split of ``samples`` samples whose slowest rank is soonest done; raises as :func:`optimum`."""
+    return Split(tuple(members), optimum(members, samples, tokens), tokens, **more)
+
+
+def optimum(members: Sequence[Member], samples: int, tokens: float) -> list[int]:
+    """Return the shares of ``samples`` samples whose slowest rank is soonest done; whole samples, whole micro-batches.
+
+    Each sample in turn goes to the rank that is soonest done with it. Raises ``UserError`` where no rank has memory for one.
+    """
+    able = [place for place, member in enumerate(members) if member.most]
+    if not able:
+        limits = ", ".join(f"{(member.limit_bytes or 0) / 1e9:.3g}" for member in members)
+        held = max(member.held_bytes for member in members) / 1e9
+        raise UserError(
+            f"no rank has memory for one sample: weights, gradients and optimizer state hold {held:.3g} GB of {limits} GB: "
+            "raise memory_limits_gb, or take a smaller model or max_length"
+        )
+    counts, owners = (
+        np.arange(1, samples + 1),
+        np.repeat(able[::-1], samples),
+    )  # of equal ends the last rank's comes first
+    # Never falling: a rank that could do more in less time may as well do less.
+    ends = [np.maximum.accumulate(members[place].seconds(counts, counts * tokens)) for place in able[::-1]]
+    soonest = np.argsort(np.concatenate(ends), kind="stable")[:samples]
+    return np.bincount(owners[soonest], minlength=len(members)).tolist()  # type: ignore[no-any-return]
+
+
+def fitting(limit_bytes: float | None, held_bytes: float, token_bytes: float, length: int, samples: int) -> int:
+    """Return how many samples of ``length`` tokens fit one micro-batch, at most ``samples``."""
+    if limit_bytes is None:
+        return samples
+    return int(min(samples, max(0.0, limit_bytes - held_bytes) // max(token_bytes * length, 1.0)))
+
+
+def replanned(split: Split, ratios: np.ndarray, from_step: int) -> Split | None:
+    """Return the split that fits the speeds of the last steps, or None where the present one is good enough.
+
+    ``ratios`` (K, W) are measured over expected own work of the steps under ``split``, of which the last ``WINDOW`` count.
+    """
+    if len(ratios) < WINDOW:
+        return None
+    factors = np.median(ratios[-WINDOW:], axis=0)
+    members = [member.slower(float(factor)) for member, factor in zip(split.members, factors, strict=True)]
+    drifted = int(np.abs(np.log(factors)).argmax())
+    best = best_split(
+        members, sum(split.shares), split.tokens, from_step=from_step, drifted=drifted, factor=float(factors[drifted])
+    )
+    gained = replace(split, members=best.members).step_s >= (1 + MIN_GAIN) * best.step_s
+    return best if gained else None
+
+
+def wait_parts(
+    members: Sequence[Member], samples: np.ndarray, tokens: np.ndarray, own: np.ndarray, step_s: np.ndarray
+) -> dict[str, float]:
+    """Return what the time of a step consists of, seconds by part; they add up. ``best_s`` is the optimum of whole samples at
+    the speeds that these steps showed.
+
+    ``samples``, ``tokens`` and ``own`` work are (K, W), ``step_s`` (K,): steps under one split.
+    """
+    mean = own.mean(axis=0)
+    expected = [float(member.seconds(samples[:, i], tokens[:, i]).mean()) for i, member in enumerate(members)]
+    shown = [member.slower(value / max(was, 1e-12)) for member, value, was in zip(members, mean, expected, strict=True)]
+    whole, each = round(float(samples.sum(axis=1).mean())), float(tokens.sum() / samples.sum())
+    best = best_split(shown, whole, each).step_s
+    return {
+        "best_s": best,
+        "other_split_s": float(mean.max()) - best,
+        "differing_steps_s": float(own.max(axis=1).mean() - mean.max()),
+        "exchange_s": float(step_s.mean() - own.max(axis=1).mean()),
+    }
 
 
 def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float, float]:
@@ -65,42 +203,49 @@ def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float
 class Balance:
     """The splits of a training, the newest last, and the steps that they are held against."""
 
-    def __init__(self, work: Native) -> None:
-        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.data.splits
+    def __init__(self, work: Any) -> None:  # of ``benchlib.benchmarks.squad.train.Native``
+        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.splits
         self.calibration_s: float | None = None
         self.even_s: list[float] = []  # own work of each rank in the even step before the training
 
     def measure(self) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
-        data, config, began = self.work.data, self.task.config, time.perf_counter()
-        timer = StepTimer(self.work.exchange.clock, self.work.exchange, config.planted_slowdown)
+        work, config, began = self.work, self.task.config, time.perf_counter()
+        timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown)
         with keep_alive(self.task.rank.events, config.startup_timeout_s):
-            self.work.trial(0)  # libraries load, and DDP orders its buckets
+            work.trial(0)  # libraries load, and DDP orders its buckets
         timer.begin()
-        self.work.trial(1, timer.mark)
+        work.trial(1, timer.mark)
         timer.end_step()
         self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(timer.take())]
         speeds = 1 / np.array(self.even_s)
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
         self.calibration_s = time.perf_counter() - began
-        tokens = float(np.mean([data.lengths[data.indices(step)].max() for step in data.typical()]))
+        tokens = float(np.mean([work.lengths[work.indices(step)].max() for step in work.typical()]))
         self._add(best_split(members, config.global_batch, tokens))
 
     def _calibrated(self, promised: float) -> Member:
         """Return what this rank can do; ``promised`` is how many samples it may get. Weights and optimizer stay as they are."""
-        config, order = self.task.config, np.argsort(self.task.features.lengths, kind="stable")
+        config, device = self.task.config, self.world.device
+        order = np.argsort(self.task.features.lengths, kind="stable")
 
         def batch(samples: int, place: float) -> MicroBatch:
             first = min(int(place * len(order)), max(0, len(order) - samples))
             part = order[first : first + samples]
-            return collate(self.task.features, part, self.work.data.pad_id).to(self.world.device)
+            return self.task.collate(part, self.work.multiple).to(device)
 
         # AdamW keeps two moments beside weights and gradients.
         held = 4.0 * sum(parameter.nbytes for parameter in self.work.model.parameters())
         longest = batch(min(2, config.batch_size), 1.0)
         token_bytes = self._kept_bytes(longest) / math.prod(longest.shape)
-        limit = 1e9 * config.memory_limits_gb[self.world.rank] if config.memory_limits_gb else self._free_bytes(held)
+        limit: float | None = None  # of what tensors may fill, those that are held included
+        if config.memory_limits_gb:
+            limit = 1e9 * config.memory_limits_gb[self.world.rank]
+        elif devices.has_events(device):
+            limit = USABLE * float(torch.get_device_module(device).get_device_properties(device).total_memory)
+        elif device.type == "cpu":
+            limit = USABLE * (psutil.virtual_memory().available / self.world.local_size) + held
         most = fitting(limit, held, token_bytes, longest.shape[1], config.global_batch)
         # At least 2, for else nothing tells samples from micro-batches.
         top = min(max(2, math.ceil(promised)), MAX_BATCHES * config.batch_size, most, len(order))
@@ -117,7 +262,6 @@ class Balance:
             if others is None and len(times[0]) >= MIN_ROUNDS and time.perf_counter() >= end:
                 others = dist.barrier(async_op=True)
         others.wait()
-        device = self.world.device
         named = devices.has_events(device)
         name = torch.get_device_module(device).get_device_name(device) if named else f"{device.type}, {cpu_model()}"
         return Member(
@@ -175,15 +319,6 @@ class Balance:
         del loss
         return float(sum(held.values()))
 
-    def _free_bytes(self, held: float) -> float | None:
-        """Return what tensors of this rank may fill, of which ``held`` are there already; None where nothing tells."""
-        device = self.world.device
-        if devices.has_events(device):
-            return USABLE * float(torch.get_device_module(device).get_device_properties(device).total_memory)
-        if device.type == "cpu":
-            return USABLE * (psutil.virtual_memory().available / self.world.local_size) + held
-        return None
-
     def _add(self, split: Split) -> None:
         self.splits.append(split)
         if self.world.main:
@@ -193,6 +328,8 @@ class Balance:
 
     def follow(self, table: np.ndarray, next_open: int) -> None:
         """Add a split from ``next_open`` on if the last steps of ``table`` (K, W, C) took other times than expected."""
+        if not self.splits:
+            return  # the ranks share evenly
         split = self.splits[-1]
         steps = Columns(table[max(split.from_step, len(table) - WINDOW) :])
         ratios = own_work(steps) / split.expected(steps["samples"], steps["padded_tokens"])
@@ -208,7 +345,7 @@ class Balance:
         last[: max(split.from_step, trained.first)] = False
         few = f"{int(last.sum())} whole steps under the last split, {WINDOW} are needed"
         why = dict.fromkeys(("expected_s", "own_s", "idle_s", "trained"), few)
-        why |= {"limit_gb": "nothing tells it", "even_s": CONTINUED}
+        why["even_s"] = CONTINUED
         times = {"expected_s": expected, "own_s": own, "idle_s": step_s[:, None] - own} if last.any() else {}
         rows: list[Row] = [
             {
@@ -217,9 +354,7 @@ class Balance:
                 "rank": rank,
                 "samples": split.shares[rank],
                 "work": self.task.config.work_of(rank),
-                "from_step": split.from_step,
                 "micro_batches": member.micro_batches(split.shares[rank]),
-                "limit_gb": None if member.limit_bytes is None else member.limit_bytes / 1e9,
                 "even_s": self.even_s[rank] if self.even_s else None,
                 "trained": np.unique(samples[last, rank]).astype(int).tolist(),
                 "why": why,
@@ -229,7 +364,6 @@ class Balance:
         gained: Row = {"status": "skipped", "reason": few}
         if last.sum() >= WINDOW:
             gained = wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
-            gained["slowest_s"] = float(own[last].mean(axis=0).max())
         waits = (1 - own / own.max(axis=1, keepdims=True)).mean(axis=1).tolist()
         gained |= {"wait_shares": waits, "calibration_s": self.calibration_s, "why": {"calibration_s": CONTINUED}}
         first = dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")

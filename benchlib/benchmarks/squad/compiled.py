@@ -17,21 +17,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.squad.passes import Batches, Native, Task, buckets
+from benchlib.benchmarks.squad.train import Native, Task, buckets
 from benchlib.benchmarks.squad.train import train as native
-from benchlib.core import mlir
 from benchlib.core.events import keep_alive
-from benchlib.workloads.batches import MicroBatch, collate, padded_length
+from benchlib.workloads.features import MicroBatch, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.training import Mark, Trained
 
 
 def train(task: Task) -> Trained:
-    """Fine-tune ``task.loaded.model`` in place. Called by all ranks. Raises ``BackendUnavailable`` without jax."""
+    """Fine-tune ``task.loaded.model`` in place. Called by all ranks."""
     # XLA's pool of threads, which PJRT sizes by this variable when the client is first made: a rank's share of the cores.
     os.environ.setdefault("NPROC", str(torch.get_num_threads()))
-    mlir.jax()
     return native(task, Xla)
 
 
@@ -39,7 +37,7 @@ class Xla(Native):
     """Forward and backward pass of a micro-batch as one program."""
 
     multiple = 64
-    unknown: tuple[str, ...] = ("forward_s", "backward_s")
+    unknown = ("forward_s", "backward_s")
 
     def prepare(self) -> None:
         task, began = self.task, time.perf_counter()
@@ -48,7 +46,15 @@ class Xla(Native):
         with keep_alive(task.rank.events, task.config.startup_timeout_s):
             for inputs in self._foreseen():
                 self._program(inputs)
-        self._buckets = self._made_buckets()
+        reached = {item.name for program in self._programs.values() for item in program.manifest.results}
+        # Of the others the loss does not depend.
+        parameters = [parameter for name, parameter in self._loss.named_parameters() if name in reached]
+        self._buckets: list[torch.Tensor] = []
+        for group in buckets(parameters, task.config.bucket_cap_mb):
+            sizes = [parameter.numel() for parameter in group]
+            self._buckets.append(torch.zeros(sum(sizes)))
+            for parameter, part in zip(group, self._buckets[-1].split(sizes), strict=True):
+                parameter.grad = part.view_as(parameter)
         shapes = ", ".join(f"{rows} x {length}" for rows, length in self._programs)
         runtime = next(iter(self._programs.values())).description["runtime"]
         words = f"{runtime}: programs of {shapes} tokens were ready after {time.perf_counter() - began:.1f} s; dropout is off"
@@ -57,37 +63,39 @@ class Xla(Native):
 
     def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
         """See ``Work``. A rank without work computes nothing."""
-        loss = self._differentiated(batch, weight) if weight else torch.zeros(())
+        loss = torch.zeros(())
+        if weight:
+            inputs, gradients = self._filled(batch, weight), dict(self._loss.named_parameters())
+            program = self._program(inputs)
+            arrays = runtimes.arguments(program.manifest, {**dict(self._loss.named_buffers()), **gradients}, inputs)
+            for item, value in zip(program.manifest.results, program.run(program.place(arrays)), strict=True):
+                array = torch.from_numpy(np.array(value))
+                if item.role == "loss":
+                    loss = array
+                else:
+                    grad = gradients[item.name].grad
+                    assert grad is not None
+                    grad += array
         if last and dist.get_world_size() > 1:
-            self._add_over_ranks()
+            records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
+            self.exchange.intervals += records
+            waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
+            for record, work in zip(records, waiting, strict=True):
+                work.wait()
+                record[1] = self.exchange.clock.stamp()
         mark("backward")
-        return loss
-
-    def _differentiated(self, batch: MicroBatch, weight: float) -> torch.Tensor:
-        inputs = self._filled(batch, weight)
-        program = self._program(inputs)
-        gradients, loss = dict(self._loss.named_parameters()), torch.zeros(())
-        arrays = runtimes.arguments(program.manifest, {**dict(self._loss.named_buffers()), **gradients}, inputs)
-        for item, value in zip(program.manifest.results, program.run(program.place(arrays)), strict=True):
-            array = torch.from_numpy(np.array(value))
-            if item.role == "loss":
-                loss = array
-            else:
-                grad = gradients[item.name].grad
-                assert grad is not None
-                grad += array
         return loss
 
     def _foreseen(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield inputs of each shape that this rank's share of the training has."""
-        task, batches, parts = self.task, Batches(self.task, self.multiple), dict[int, np.ndarray]()
-        total = max(1, math.ceil(task.config.epochs * task.per_epoch))
+        task, parts = self.task, dict[int, np.ndarray]()
+        total = math.ceil(task.config.epochs * task.per_epoch)
         for step in range(min(total, task.config.max_steps or total)):
-            for part, _, _ in batches.parts(step):
-                longest = int(batches.lengths[part].max())
+            for part, _, _ in self.parts(step):
+                longest = int(self.lengths[part].max())
                 parts[padded_length(longest, self.multiple, task.features.max_length)] = part
         for _, part in sorted(parts.items()):
-            yield self._filled(collate(task.features, part, batches.pad_id, self.multiple), 1.0)
+            yield self._filled(task.collate(part, self.multiple), 1.0)
 
     def _filled(self, batch: MicroBatch, weight: float) -> dict[str, torch.Tensor]:
         """Return the program's inputs: B a multiple of the usual rows, where those beyond the batch's repeat its first and weigh 0."""
@@ -106,23 +114,3 @@ class Xla(Native):
             converted = convert(export.joint(self._loss, inputs), "training")
             self._programs[shape] = runtimes.Xla(converted.text, converted.manifest)
         return self._programs[shape]
-
-    def _made_buckets(self) -> list[torch.Tensor]:
-        reached = {item.name for program in self._programs.values() for item in program.manifest.results}
-        # Of the others the loss does not depend.
-        parameters = [parameter for name, parameter in self._loss.named_parameters() if name in reached]
-        flat_buckets = []
-        for group in buckets(parameters, self.task.config.bucket_cap_mb):
-            flat = torch.zeros(sum(parameter.numel() for parameter in group))
-            for parameter, part in zip(group, flat.split([parameter.numel() for parameter in group]), strict=True):
-                parameter.grad = part.view_as(parameter)
-            flat_buckets.append(flat)
-        return flat_buckets
-
-    def _add_over_ranks(self) -> None:
-        records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
-        self.exchange.intervals += records
-        waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
-        for record, work in zip(records, waiting, strict=True):
-            work.wait()
-            record[1] = self.exchange.clock.stamp()

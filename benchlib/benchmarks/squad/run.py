@@ -6,6 +6,7 @@ Notation: T tokens of all windows.
 import hashlib
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task, load_data, load_model
+from benchlib.benchmarks.squad.train import Task, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import mlir
 from benchlib.core.events import Moment
@@ -24,10 +25,9 @@ from benchlib.runtime.group import barrier
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import comm_device
 from benchlib.workloads import answers, features, squad_data, training
-from benchlib.workloads.batches import collate
 from benchlib.workloads.collective_timing import Pace, Series, time_all_reduce
 from benchlib.workloads.encoders import Loaded
-from benchlib.workloads.features import Features
+from benchlib.workloads.features import Features, collate
 from benchlib.workloads.squad_text import Example
 from benchlib.workloads.training import Row, Trained
 
@@ -52,14 +52,11 @@ def measure(rank: Rank) -> Tables:
     loaded = _main_first(rank, by_name, lambda: load_model(config))
     events.emit("phase", name="features")
     began = Moment.now()
-
-    def cut(examples: Sequence[Example], training: bool) -> Features:
-        def progress(done: int, total: int) -> None:
-            events.emit("progress", phase="features", done=done, total=total, unit="questions")
-
-        return features.build(examples, loaded.tokenizer, config.max_length, config.doc_stride, training, progress)
-
-    train_features, eval_features = cut(split.train, True), cut(split.eval, False)
+    progress = partial(events.emit, "progress", phase="features", unit="questions")
+    train_features, eval_features = (
+        features.build(part, loaded.tokenizer, config.max_length, config.doc_stride, labelled, progress)
+        for part, labelled in ((split.train, True), (split.eval, False))
+    )
     features_s = began.since()
 
     devices.require_precision(config.precision, world.device)

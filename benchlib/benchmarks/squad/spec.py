@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from operator import methodcaller, truediv
+from operator import methodcaller
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -70,10 +70,9 @@ def _idle(samples: int, most: int) -> str:
 of_rank = [
     *cols("rank", "number"),
     *cols("device"),
-    *cols("threads work samples micro_batches most from_step", "count"),
+    *cols("threads work samples micro_batches most", "count"),
     Col("trained", "count", "samples trained on in a step"),
     *cols("expected_s own_s idle_s even_s step_s batch_s sample_s token_s", "s"),
-    Col("limit_gb", "GB", "memory limit"),
     Col("off", "ratio", "own work over predicted, less 1", lambda own, was: abs(own / was - 1), "own_s expected_s"),
     Col("idle", "", "", _idle, "samples most"),
 ]
@@ -86,8 +85,8 @@ of_split = [
     Col("first", "count", "", lambda step: step + 1, "from_step"),
 ]
 splits = Table("splits", "from step {from_step}", of_split)
+LAST = "best_s other_split_s"
 of_last = [
-    *cols("slowest_s", "s"),
     Col("best_s", "s", "the best split"),
     # Differences of measured times, which noise may turn.
     Col("other_split_s", "s", "another split than the best", signed=True),
@@ -95,7 +94,7 @@ of_last = [
     Col("exchange_s", "s", "exchange and the rest", signed=True),
     Col("calibration_s", "s", "calibration"),
     series("wait_shares", "ratio", "waiting for the slowest rank", derived=True),
-    Col("distance", "number", "slowest rank over the best split", truediv, "slowest_s best_s"),
+    Col("distance", "number", "slowest rank over the best split", lambda best, more: 1 + more / best, LAST),
 ]
 balance = Table("balance", "the last split", of_last)
 

@@ -15,12 +15,11 @@ import torch
 import transformers
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.passes import Task, buckets, qa_loss
-from benchlib.benchmarks.squad.train import learning_rates, make_plan, measured_step_s
+from benchlib.benchmarks.squad.train import Task, buckets, learning_rates, make_plan, measured_step_s, qa_loss
 from benchlib.core.events import Moment
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
-from benchlib.workloads.batches import MicroBatch, collate
+from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Plan, Trained, begin
 
 PAD_MULTIPLE = 8  # of batches padded to their longest, as the example does for fp16 and bf16
@@ -43,7 +42,6 @@ def train(task: Task) -> Trained:
         )
         trainer.recorder = recorder
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
         trainer.train()
         train_s = recorder.began.since()
         trainer.accelerator.free_memory()
@@ -57,8 +55,7 @@ def train(task: Task) -> Trained:
 
 def _padded(task: Task, windows: Any) -> MicroBatch:
     full = task.config.trainer_padding == "max_length"
-    multiple = task.config.max_length if full else PAD_MULTIPLE
-    return collate(task.features, np.array(windows), task.loaded.tokenizer.pad_token_id, multiple)
+    return task.collate(np.array(windows), task.config.max_length if full else PAD_MULTIPLE)
 
 
 def _inputs(task: Task, windows: list[int]) -> dict[str, Any]:
@@ -72,11 +69,8 @@ def arguments(config: SquadConfig, folder: str, plan: Plan) -> transformers.Trai
         output_dir=folder,
         per_device_train_batch_size=config.batch_size,
         gradient_accumulation_steps=config.accumulation,
-        learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        lr_scheduler_type="constant",
-        num_train_epochs=config.epochs,
         max_steps=plan.planned_steps,
         seed=config.seed,
         use_cpu=on_cpu,
@@ -160,7 +154,7 @@ def _plan(task: Task, model: Any) -> Plan:
         for _ in range(config.accumulation):
             batch = _padded(task, draw.integers(0, len(windows), config.batch_size))
             qa_loss(model, batch.to(device), config.precision).backward()
-        model.zero_grad(set_to_none=True)
+        model.zero_grad()
 
     step_s = measured_step_s(task, trial)
     length = config.max_length if config.trainer_padding == "max_length" else float(windows.lengths.mean())

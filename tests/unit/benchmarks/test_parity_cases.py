@@ -128,7 +128,7 @@ def test_dev_scores_are_those_of_the_questions_themselves(golden):
     start, end = np.random.default_rng(0).normal(size=(2, real))
     examples = minisquad.generate(6, CONFIG.seed, "eval", (5, 10))
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
-    found = features.build(examples, tokenizer, 384, 128, False, None)
+    found = features.build(examples, tokenizer, 384, 128, False)
     windows = [inputs.tensors(case.id) for case in inputs.of("dev")]
     ids = np.concatenate([tensors["input_ids"][tensors["attention_mask"] == 1] for tensors in windows])
     np.testing.assert_array_equal(ids, found.input_ids)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchlib.benchmarks.seq2seq import engine, run, spec
+from benchlib.benchmarks.seq2seq import run, spec
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.config.schema import build, resolve, tier_names
 from benchlib.core.errors import UserError
@@ -18,8 +18,7 @@ from benchlib.runtime import largest
 from benchlib.runtime.measurement import Rank
 from benchlib.spec.tables import Rows
 from benchlib.workloads import training
-from benchlib.workloads.pairs import Pairs
-from benchlib.workloads.shards import SHARD_BYTES
+from benchlib.workloads.shards import SHARD_BYTES, Pairs
 from tests.fixtures.make_smoke import unpack
 
 
@@ -77,23 +76,23 @@ def test_a_search_without_time_says_how_far_it_got():
 
     search = largest.search(trial, 1000)  # 8, 16, 32, 64 (no), 48
     assert (search.batch, search.below, len(search.tried), search.complete) == (48, 64, 5, False)
-    assert largest.in_a_process(engine.one_trial, Seq2seqConfig(), 1, 10**9, time.monotonic()) is None
+    assert largest.in_a_process(run.one_trial, Seq2seqConfig(), 1, 10**9, time.monotonic()) is None
 
 
 def test_a_trial_that_runs_out_of_memory_ends_alone(monkeypatch):
     monkeypatch.setattr(largest, "TRIAL_S", 3600.0)  # a busy machine takes long to import torch
-    row = largest.in_a_process(engine.one_trial, Seq2seqConfig(sequence=32), 4096, 1_500_000_000, math.inf)
+    row = largest.in_a_process(run.one_trial, Seq2seqConfig(sequence=32), 4096, 1_500_000_000, math.inf)
     assert row and (row["batch"], row["fits"]) == (4096, False) and "tried to allocate" in row["reason"]
     assert json.dumps(row)
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own_and_large_sets_in_large_pieces():
-    orders = [engine.epoch_order(1000, seed, epoch) for seed, epoch in ((3, 1), (3, 2), (4, 1))]
+    orders = [run.epoch_order(1000, seed, epoch) for seed, epoch in ((3, 1), (3, 2), (4, 1))]
     assert all(sorted(order) == list(range(1000)) for order in orders)
     assert (orders[0] != orders[1]).any() and (orders[0] != orders[2]).any()
-    assert (engine.epoch_order(1000, 3, 1) == orders[0]).all()
+    assert (run.epoch_order(1000, 3, 1) == orders[0]).all()
     for samples, block in ((1000, 32), (4096, 64), (262_144, 1024), (1 << 20, 1024)):
-        order = engine.epoch_order(samples, 0, 1)
+        order = run.epoch_order(samples, 0, 1)
         assert len(np.flatnonzero(np.diff(order) != 1)) <= samples / block
         assert (np.diff(order[:block]) == 1).all() or order[0] + block > samples
 
@@ -101,7 +100,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own_and_large_sets_in
 def task_of(**values):
     config = Seq2seqConfig(samples=10_000, batch_size=10, epochs=3, budget_s=105, **values)
     rank = Rank(config, Path(), SimpleNamespace(size=1, rank=0), None, Moment(0.0, 995.0), 5.0)  # launched 5 s ago
-    return engine.Task(rank, SimpleNamespace(pairs=Pairs(10_000, 256, 8192, 0)), "fp32", 10)
+    return run.Task(rank, SimpleNamespace(pairs=Pairs(10_000, 256, 8192, 0)), "fp32", 10)
 
 
 def test_a_set_that_does_not_fit_the_budget_is_cut(monkeypatch):

@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from benchlib.benchmarks.squad import shares
-from benchlib.benchmarks.squad.balance import fit
-from benchlib.benchmarks.squad.shares import Member
+from benchlib.benchmarks.squad import balance
+from benchlib.benchmarks.squad.balance import Member, Split, fit
 from benchlib.core.errors import UserError
 
 TOKENS = 100.0
@@ -18,7 +17,7 @@ def member(sample_s=1.0, most=64, **more):
 
 
 def split_of(*members, samples=16):
-    return shares.best_split(members, samples, TOKENS)
+    return balance.best_split(members, samples, TOKENS)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -36,16 +35,16 @@ def test_the_split_is_the_best_of_all(seed):
         for other in itertools.product(range(samples + 1), repeat=count)
         if sum(other) == samples and all(item.most or not n for item, n in zip(members, other, strict=True))
     ]
-    split = shares.optimum(members, samples, TOKENS)
+    split = balance.optimum(members, samples, TOKENS)
     assert tuple(split) in possible
-    best = min(shares.longest(members, other, TOKENS) for other in possible)
-    assert shares.longest(members, split, TOKENS) == pytest.approx(best, rel=1e-12)
+    best = min(Split(tuple(members), list(other), TOKENS).step_s for other in possible)
+    assert Split(tuple(members), split, TOKENS).step_s == pytest.approx(best, rel=1e-12)
 
 
 def test_without_fixed_parts_the_split_is_the_harmonic_one():
-    assert shares.optimum([member(0.1), member(0.3), member(0.6)], 90, TOKENS) == [60, 20, 10]
+    assert balance.optimum([member(0.1), member(0.3), member(0.6)], 90, TOKENS) == [60, 20, 10]
     # Whole samples: with two ranks held at 2 and 2 of 16 the first would get 12, and 9+5+2 is sooner done.
-    assert shares.optimum([member(0.01), member(0.02), member(0.04)], 16, TOKENS) == [9, 5, 2]
+    assert balance.optimum([member(0.01), member(0.02), member(0.04)], 16, TOKENS) == [9, 5, 2]
 
 
 def test_memory_cuts_into_whole_micro_batches_whose_cost_counts():
@@ -56,9 +55,9 @@ def test_memory_cuts_into_whole_micro_batches_whose_cost_counts():
     assert split.shares == [17, 7]  # 10 + 17 s and 2 x 10 + 7 s
     assert [item.micro_batches(n) for item, n in zip(split.members, split.shares, strict=True)] == [1, 2]
     assert limited.micro_batches(9) == 3
-    assert [shares.fitting(limit, 1e9, 1e6, 100, 64) for limit in (2e9, 0.5e9, None)] == [10, 0, 64]
+    assert [balance.fitting(limit, 1e9, 1e6, 100, 64) for limit in (2e9, 0.5e9, None)] == [10, 0, 64]
     with pytest.raises(UserError, match=r"no rank has memory for one sample.*memory_limits_gb"):
-        shares.optimum([member(most=0, limit_bytes=1e9, held_bytes=2e9)], 4, TOKENS)
+        balance.optimum([member(most=0, limit_bytes=1e9, held_bytes=2e9)], 4, TOKENS)
 
 
 def test_the_smaller_last_batch_is_split_anew():
@@ -68,12 +67,12 @@ def test_the_smaller_last_batch_is_split_anew():
 @pytest.mark.parametrize("steps", [7, 8, 30])
 def test_a_drift_is_answered_after_some_steps(steps):
     split = split_of(member(1.0), member(3.0))
-    better = shares.replanned(split, np.ones((steps, 2)) * [3.0, 1.0], from_step=40)  # rank 0 became as slow as rank 1
-    if steps < shares.WINDOW:
+    better = balance.replanned(split, np.ones((steps, 2)) * [3.0, 1.0], from_step=40)  # rank 0 became as slow as rank 1
+    if steps < balance.WINDOW:
         assert better is None
         return
     assert (better.shares, better.from_step, better.drifted, better.factor) == ([8, 8], 40, 0, 3.0)
-    assert shares.replanned(better, np.ones((steps, 2)), 60) is None  # the new speeds are what is expected now
+    assert balance.replanned(better, np.ones((steps, 2)), 60) is None  # the new speeds are what is expected now
 
 
 def test_noise_and_what_slows_all_alike_change_nothing():
@@ -81,7 +80,7 @@ def test_noise_and_what_slows_all_alike_change_nothing():
     single = np.ones((8, 2))
     single[3] = 20.0  # one step held up
     for ratios in [draw.lognormal(0, 0.05, (8, 2)) for _ in range(100)] + [np.full((8, 2), 5.0), single]:
-        assert shares.replanned(split, ratios, 0) is None
+        assert balance.replanned(split, ratios, 0) is None
 
 
 def test_parts_of_a_step_add_up_to_it():
@@ -90,7 +89,7 @@ def test_parts_of_a_step_add_up_to_it():
     tokens = samples * draw.uniform(80, 120, (20, 1))
     own = split.expected(samples, tokens) * draw.lognormal(0, 0.05, (20, 2))
     step_s = own.max(axis=1) + 0.3
-    parts = shares.wait_parts(split.members, samples, tokens, own, step_s)
+    parts = balance.wait_parts(split.members, samples, tokens, own, step_s)
     assert sum(parts.values()) == pytest.approx(step_s.mean())
     assert parts["best_s"] < own.mean(axis=0).max()  # 12+4 is better than 10+6
     assert parts["other_split_s"] > 0.1 * parts["best_s"]

@@ -10,7 +10,7 @@ TOKENIZER = TOKENIZERS["bert"]
 
 def _case(max_length=64, doc_stride=16, seed=0, kind="normal"):
     examples = odd_examples(40, seed=seed)
-    built = features.build(examples, TOKENIZER, max_length, doc_stride, False, None)
+    built = features.build(examples, TOKENIZER, max_length, doc_stride, False)
     rows = qa_reference.recipe(examples, TOKENIZER, max_length, doc_stride)
     random = np.random.default_rng(seed)
     shape = (2, len(built.input_ids))

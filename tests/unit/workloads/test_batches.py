@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from benchlib.workloads.batches import collate, cut, epoch_batches, even, samples_of, share, steps_per_epoch
-from benchlib.workloads.features import Features
+from benchlib.workloads.features import (
+    Features,
+    collate,
+    cut,
+    epoch_batches,
+    samples_of,
+    share,
+    steps_per_epoch,
+)
 
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
 
@@ -44,7 +51,7 @@ def test_grouping_leaves_little_padding_and_no_order_by_length():
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (3, 2), (4, 4), (16, 3)])
 def test_ranks_share_a_batch_without_gap_or_overlap(world_size, accumulation):
     for batch in (epoch_batches(LENGTHS, 16, 0, 0)[0], np.array([5, 9, 2])):
-        shares = even(len(batch), world_size)
+        shares = [len(part) for part in np.array_split(batch, world_size)]
         mine = [share(batch, LENGTHS, shares, rank) for rank in range(world_size)]
         ordered = batch[np.argsort(-LENGTHS[batch], kind="stable")]
         dealt = [ordered[rank::world_size].tolist() for rank in range(world_size)]  # in turns, one each

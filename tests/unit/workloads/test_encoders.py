@@ -36,7 +36,7 @@ def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder: Path) -> N
     assert loaded[0].fresh == ["qa_outputs.bias", "qa_outputs.weight"]
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
-    assert (loaded[0].layers, loaded[0].hidden, loaded[0].intermediate) == (2, 8, 16)
+    assert loaded[0].sizes == [2, 8, 16]
     assert loaded[0].matmul_parameters == 2 * (4 * 8 * 8 + 2 * 8 * 16) + 8 * 2
 
 

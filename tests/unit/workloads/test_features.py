@@ -15,8 +15,8 @@ def ids(built, window):
 @pytest.mark.parametrize(("max_length", "doc_stride"), [(384, 128), (96, 24), (64, 0)])
 def test_features_equal_the_usual_recipe(name, max_length, doc_stride):
     examples, tokenizer = odd_examples(), TOKENIZERS[name]
-    train = features.build(examples, tokenizer, max_length, doc_stride, True, None)
-    evaluation = features.build(examples, tokenizer, max_length, doc_stride, False, None)
+    train = features.build(examples, tokenizer, max_length, doc_stride, True)
+    evaluation = features.build(examples, tokenizer, max_length, doc_stride, False)
     rows = qa_reference.recipe(examples, tokenizer, max_length, doc_stride)
     assert len(train) == len(evaluation) == len(rows)
     slips = 0
@@ -40,7 +40,7 @@ def test_features_equal_the_usual_recipe(name, max_length, doc_stride):
 
 def test_an_answer_at_the_end_of_a_window_is_labelled_with_its_token():
     tokenizer = TOKENIZERS["bert"]
-    built = features.build([Example("q", "river", "the river", (("river", 4),))], tokenizer, 64, 8, True, None)
+    built = features.build([Example("q", "river", "the river", (("river", 4),))], tokenizer, 64, 8, True)
     expected = tokenizer("river", add_special_tokens=False)["input_ids"]
     assert ids(built, 0)[-1 - len(expected) : -1] == expected
     assert ids(built, 0)[built.start_positions[0] : built.end_positions[0] + 1] == expected
@@ -58,22 +58,22 @@ def test_a_question_longer_than_the_window_is_cut():
 
 def test_a_context_without_tokens_has_a_window_without_an_answer():
     empty = Example("q", "what?", "\u200b\x00", (("\x00", 1),))
-    built = features.build([empty, *odd_examples(3)], TOKENIZERS["bert"], 64, 8, True, None)
+    built = features.build([empty, *odd_examples(3)], TOKENIZERS["bert"], 64, 8, True)
     assert built.lengths[0] == built.context_start[0] + built.suffix
     assert built.start_positions[0] == built.end_positions[0] == 0
 
 
 def test_lengths_without_room_are_refused():
     with pytest.raises(UserError, match=r"max_length = 64 with doc_stride = 60 .* set max_length to 67 or more"):
-        features.build(odd_examples(3), TOKENIZERS["bert"], 64, 60, True, None)
+        features.build(odd_examples(3), TOKENIZERS["bert"], 64, 60, True)
 
 
 def test_the_tokenizer_keeps_its_state_and_its_state_does_not_matter():
     examples, tokenizer = odd_examples(9), qa_reference.bert_tokenizer(TEXTS)
-    plain = features.build(examples, tokenizer, 96, 24, True, None)
+    plain = features.build(examples, tokenizer, 96, 24, True)
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=50)
-    again = features.build(examples, tokenizer, 96, 24, True, None)
+    again = features.build(examples, tokenizer, 96, 24, True)
     assert again.input_ids.tolist() == plain.input_ids.tolist()
     assert tokenizer.backend_tokenizer.truncation["max_length"] == 5
     assert tokenizer.backend_tokenizer.padding["length"] == 50

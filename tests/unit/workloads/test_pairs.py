@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from benchlib.workloads.pairs import Pairs, entropy, generate
-from benchlib.workloads.shards import open_source
+from benchlib.workloads.shards import Pairs, Source, entropy, generate
 
 PAIRS = Pairs(samples=1000, sequence=32, vocabulary=64, seed=3)
 
@@ -70,13 +69,13 @@ def test_batches_come_in_order_no_further_than_the_read_ahead_and_their_threads_
             asked.append(step)
             yield np.arange(step, 1000, 100) if step < 10 else np.array([1000])
 
-    batches = open_source(PAIRS, read_ahead=read_ahead).batches(orders())
+    batches = Source(PAIRS, read_ahead=read_ahead).batches(orders())
     for step in range(10):
         assert np.array_equal(next(batches).numpy(), generate(PAIRS, np.arange(step, 1000, 100)))
         assert len(asked) == step + 1 + read_ahead
     with pytest.raises(IndexError, match="samples 1000 to 1000 of 1000"):
         list(batches)
-    left = open_source(PAIRS, read_ahead=read_ahead).batches([np.arange(9)] * 7)
+    left = Source(PAIRS, read_ahead=read_ahead).batches([np.arange(9)] * 7)
     next(left)
     left.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]

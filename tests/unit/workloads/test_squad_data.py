@@ -135,14 +135,14 @@ def _hub_folder(tmp_path, train, validation):
 
 def test_the_hub_loader_on_a_local_copy_without_a_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    train, cache = _examples("t", 7), tmp_path / "cache"
-    assert squad_data.load_hub(_hub_folder(tmp_path, train, ADA), cache) == (train, ADA)
-    with pytest.raises(UserError, match=r"question .x9..*not at its offset"):
-        squad_data.load_hub(
-            _hub_folder(tmp_path / "b", [Example("x9", "Who?", "Ada was.", (("Ada", 1),))], ADA), tmp_path / "c"
-        )
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    train = _examples("t", 7)
+    assert squad_data.load_hub(_hub_folder(tmp_path, train, ADA)) == (train, ADA)
     with pytest.raises(UserError, match=r"connect once .* train_file=F and eval_file=G"):
-        squad_data.load_hub("nobody/not-a-set", cache)
+        squad_data.load_hub("nobody/not-a-set")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "c")
+    with pytest.raises(UserError, match=r"question .x9..*not at its offset"):
+        squad_data.load_hub(_hub_folder(tmp_path / "b", [Example("x9", "Who?", "Ada was.", (("Ada", 1),))], ADA))
     monkeypatch.setattr(squad_data, "load_hub", lambda: (train, ADA))
     split = _load(data="squad", train_questions=3)
     assert (len(split.train), split.eval) == (3, ADA)
