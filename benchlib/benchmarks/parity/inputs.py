@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from benchlib.benchmarks.parity import layers, weights
+from benchlib.benchmarks.parity import weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.golden import DEV, INPUTS
 from benchlib.benchmarks.parity.weights import sha256
@@ -90,7 +90,7 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
             raise UserError(
                 f"{name} = {length}: {config.model} has positions for {longest} tokens: set it to {longest} or less"
             )
-    layers.require_layer(model, config.planted_layer)
+    weights.require_layer(model, config.planted_layer)
     golden.mkdir(parents=True, exist_ok=True)
     inputs = write(config, tokenizer, model.config, golden)
     facts = weights.save(model, config.model, about, golden)

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from benchlib.benchmarks.parity import exercise, golden, inputs, layers, recording, weights
+from benchlib.benchmarks.parity import exercise, golden, inputs, recording, weights
 from benchlib.benchmarks.parity.compare import HEADS, Reference, compare, others
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.benchmarks.parity.exercise import LATENCY
@@ -75,7 +75,7 @@ class Bench:
             self.rank.events.emit("progress", phase="measure", member=name, **last)
 
         run_dir = self.rank.run_dir
-        log, work = run_dir / "logs" / f"member-{name}", (exercise.record, run_dir, name, "")
+        log, work = run_dir / "logs" / f"member-{name}", (exercise.record, run_dir, name)
         try:
             return child.run(*work, timeout_s=timeout_s, tell=tell, log=log, variables=exercise.variables(name))
         finally:
@@ -136,7 +136,7 @@ def _prepare(bench: Bench) -> None:
         tell("phase", name="data")
         bench.fields = golden.read(folder)
         if config.planted_layer >= 0 or golden.WEIGHTS not in bench.fields["files"]:  # once, not by each member
-            layers.require_layer(weights.loaded(config, folder, "eager")[0], config.planted_layer)
+            weights.require_layer(weights.loaded(config, folder, "eager")[0], config.planted_layer)
         return
     tell("phase", name="model")
     bench.fields = inputs.prepare(config, folder)
