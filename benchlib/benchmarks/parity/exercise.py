@@ -201,7 +201,7 @@ class Exercise:
         """Return the mean loss of a training case, whose gradients are then in the parameters."""
         assert self.executor.module is not None
         self.model.zero_grad()
-        placed = self.executor.place(self.inputs.tensors(case))
+        placed = {name: tensor.to(self.where) for name, tensor in self.inputs.tensors(case).items()}
         with autocast(self.member, self.where):
             start, end = pair(self.executor.module(**placed))
         labels = (label.to(self.where) for label in self.inputs.labels(case))
