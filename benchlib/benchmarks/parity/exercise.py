@@ -213,7 +213,8 @@ class Exercise:
         self.facts["loss"] = self._differentiated(self.inputs.of("train")[0].id)
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:  # a parameter that the logits do not depend on has none
-                self.gradients[name] = parameter.grad.cpu().numpy()
+                self.gradients[name] = parameter.grad.detach().cpu().numpy().copy()
+        self.model.zero_grad()
 
     def _curve(self) -> None:
         if not self.config.train_steps:
