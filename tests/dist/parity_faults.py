@@ -1,11 +1,19 @@
-"""Executors of members that go wrong, for the tests of a run: each is named by its module and function-less ``make``."""
+"""Members that go wrong, for the tests of a run: ``record`` computes one by ``make`` in place of its executor."""
 
+import dataclasses
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+from benchlib.benchmarks.parity import exercise
 from benchlib.core.errors import BackendUnavailable
+from benchlib.workloads.executors import MEMBERS
+
+
+def record(run_dir: Path, name: str, tell: Any) -> None:
+    MEMBERS[name] = dataclasses.replace(MEMBERS[name], executor="parity_faults:make")
+    exercise.record(run_dir, name, tell)
 
 
 def make(model: Any, member: Any, where: Any, example: Any, folder: Path) -> Any:

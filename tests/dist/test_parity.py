@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import parity_faults
 import pytest
 from harness import in_this_process
 from safetensors.numpy import load_file, save_file
@@ -132,9 +133,8 @@ def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(
 
 
 def test_a_member_that_crashes_fails_and_one_without_its_library_is_skipped(whole, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
     real = child.run
-    faulty = lambda work, folder, name, _, **more: real(work, folder, name, "parity_faults:make", **more)  # noqa: E731
+    faulty = lambda work, *args, **more: real(parity_faults.record, *args, **more)  # noqa: E731
     monkeypatch.setattr(run.child, "run", faulty)
     found = here(prepared(tmp_path / "run", members=["sdpa_math", "native"], golden=str(whole.path / "golden")))
     outcome = members(found)
@@ -146,7 +146,7 @@ def test_a_member_that_crashes_fails_and_one_without_its_library_is_skipped(whol
 def copies(whole, status="done"):
     """Stand in for processes: the reference and the truth of another run, whatever else is asked for ends by ``status``."""
 
-    def started(work, folder, name, executor, timeout_s, **more):
+    def started(work, folder, name, timeout_s, **more):
         source = whole.path / "golden" / name
         if source.exists():
             shutil.copytree(source, folder / "golden" / name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering
 
-from benchlib.benchmarks.parity import exercise, inputs, layers, switches, weights
+from benchlib.benchmarks.parity import exercise, inputs, switches, weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Inputs
 from benchlib.benchmarks.parity.recording import Recording
@@ -47,7 +47,7 @@ def run_dir(tmp_path_factory):
 
 def test_a_member_records_what_torch_computes(run_dir):
     progress = []
-    exercise.record(run_dir, "eager", "", progress.append)
+    exercise.record(run_dir, "eager", progress.append)
     found = Recording.open(run_dir / "members" / "eager")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
     inputs, outputs = Inputs(run_dir / "golden"), found.outputs
@@ -101,7 +101,7 @@ def test_a_member_records_what_torch_computes(run_dir):
 def test_a_backend_without_its_library_is_unavailable_before_anything_is_loaded(tmp_path):
     save_config(CONFIG.model_copy(update={"backend": "tpu"}), tmp_path)
     with pytest.raises(BackendUnavailable, match="torch_xla is not installed: pip install torch_xla"):
-        exercise.record(tmp_path, "exact", "", lambda progress: None)
+        exercise.record(tmp_path, "exact", lambda progress: None)
 
 
 def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_dir, tmp_path):
@@ -109,7 +109,7 @@ def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_d
     save_config(CONFIG.model_copy(update={"planted_layer": 1, "latency_runs": 1, "train_steps": 1}), tmp_path)
     found = {}
     for name, folder in (("eager", "members"), ("reference", "golden"), ("truth", "golden")):
-        exercise.record(tmp_path, name, "", lambda progress: None)
+        exercise.record(tmp_path, name, lambda progress: None)
         found[name] = Recording.open(tmp_path / folder / name)
     assert {name: "latency_ms" in one.meta for name, one in found.items()} == {
         "eager": True,
@@ -136,7 +136,7 @@ def computed(run_dir, name, config=CONFIG, change=lambda model: None):
     member, place = exercise.task(config, run_dir, name)[0], run_dir / "golden"
     inputs, model = Inputs(place), weights.loaded(config, place, member.attention)[0]
     change(model)
-    with switches.held(member, CPU), layers.planted(model, config.planted_layer if name in MEMBERS else -1):
+    with switches.held(member, CPU), weights.planted(model, config.planted_layer if name in MEMBERS else -1):
         executor = member.make(model, member, CPU, inputs.tensors("layer"), run_dir)
         work = exercise.Exercise(config, member, model, executor, inputs, CPU, lambda progress: None)
         return work.run(latency=name in MEMBERS)

@@ -19,25 +19,7 @@ import numpy as np
 from benchlib.benchmarks.parity.recording import Arrays, Recording
 from benchlib.workloads import numerics
 from benchlib.workloads.executors import Member
-from benchlib.workloads.numerics import (
-    BATCH,
-    COSINE,
-    CURVE,
-    F1,
-    FINITE,
-    GRADIENTS,
-    LAYERS,
-    LOGITS,
-    LOSS,
-    PADDING,
-    REPEATS,
-    SPANS,
-    Limit,
-    max_abs,
-    norm,
-    one_minus_cosine,
-    relative_l2,
-)
+from benchlib.workloads.numerics import BATCH, COSINE, CURVE, GRADIENTS, LAYERS, LOGITS, LOSS, PADDING, REPEATS, SPANS
 
 HEADS = ("start", "end")
 HASHES = {"model_sha256": "weights", "inputs_sha256": "inputs"}
@@ -69,7 +51,7 @@ class Reference:
             case, values = key.rpartition("/")[0], outputs.get(key)
             where = np.isfinite(exact) & self.attended(case, exact.shape)
             if values is not None and values.shape == exact.shape and where.any():
-                distances[case] = max(distances.get(case, 0.0), max_abs(values[where], exact[where]))
+                distances[case] = max(distances.get(case, 0.0), numerics.max_abs(values[where], exact[where]))
         return distances
 
     def attended(self, case: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -92,14 +74,13 @@ class _Comparison:
     largest: float = 0.0
     error: float | None = None
 
-    def limit(self, quantity: str, size: float | None = None, error: float | None = None) -> Limit:
-        """Return the limit of a quantity; one that follows the logits is eased by their ``size``, by default by all of them."""
+    def limit(self, quantity: str, *of: Any) -> numerics.Limit:
+        """Return the limit of a quantity; one that follows the logits is eased by size and error ``of`` some, else of all."""
         precision = self.member.precision
         backends = self.candidate.meta["backend"], self.reference.recording.meta["backend"]
         entry = numerics.limit(backends[0], precision, quantity, backends[1])
         if self.ease and quantity in (LOGITS, BATCH, PADDING):
-            own = (self.largest, self.error) if size is None else (size, error)
-            return numerics.eased(entry, precision, *own)
+            return numerics.eased(entry, precision, *(of or (self.largest, self.error)))
         if self.ease and quantity in (LOSS, CURVE):
             return numerics.eased_loss(entry, precision, self.largest, self.limit(LOGITS).value)
         return entry
@@ -110,7 +91,13 @@ class _Comparison:
         self.rows.append({"member": self.member.name, "quantity": quantity, "gates": gates, **cells})
 
     def add(
-        self, quantity: str, value: float, at: str = "", note: str = "", limit: Limit | None = None, index: int = 0
+        self,
+        quantity: str,
+        value: float,
+        at: str = "",
+        note: str = "",
+        limit: numerics.Limit | None = None,
+        index: int = 0,
     ) -> None:
         """Add a difference; one that should be there and is not is NaN."""
         limit = limit or self.limit(quantity)
@@ -142,7 +129,7 @@ class _Comparison:
                 where = self.reference.attended("layer", b.shape[:2])
             value, note = math.nan, "missing, or of another shape"
             if a is not None and a.shape == b.shape:
-                value, note = relative_l2(a[where], b[where], floor), ""
+                value, note = numerics.relative_l2(a[where], b[where], floor), ""
             self.add(quantity, value, at, note, index=number + 1)
 
     def finite(self) -> None:
@@ -153,40 +140,36 @@ class _Comparison:
         arrays |= {name: np.array(own.meta.get(name, 0.0)) for name in ("loss", "curve", *SCALARS)}
         wrong = {name: count for name, array in arrays.items() if (count := int((~np.isfinite(array)).sum()))}
         worst = max(wrong, key=lambda name: wrong[name], default="")
-        self.add(FINITE, sum(wrong.values()), worst, f"in {len(wrong)} places" if wrong else "")
+        self.add(numerics.FINITE, sum(wrong.values()), worst, f"in {len(wrong)} places" if wrong else "")
 
     def logits(self) -> None:
         """Add logits, cosines and spans by case."""
         outputs, base = self.candidate.outputs, self.reference.recording.outputs
         decided, differing = 0, list[str]()
         for case in sorted({key.rpartition("/")[0] for key in base}):
-            shape = base[f"{case}/start"].shape
-            sides = [(outputs.get(f"{case}/{head}"), base[f"{case}/{head}"]) for head in HEADS]
-            if any(side is None or side.shape != shape for side, _ in sides):
+            keys = [f"{case}/{head}" for head in HEADS]
+            if len({arrays[key].shape if key in arrays else None for arrays in (outputs, base) for key in keys}) > 1:
                 self.add(LOGITS, math.nan, case, "not computed, or of another shape")
                 continue
-            mask = self.reference.attended(case, shape)
-            heads = [(side[mask], other[mask]) for side, other in sides]  # type: ignore[index]
-            size = max(float(np.max(np.abs(other), initial=0.0)) for _, other in heads)
-            error = self.reference.errors.get(case)
-            limit = self.limit(LOGITS, size, error)
-            # One good head does not hide the other; of NaN: NaN.
-            apart = float(np.max([max_abs(*head) for head in heads]))
-            self.add(LOGITS, apart, case, _place(sides, mask) if apart else "", limit)
+            a, b = (np.stack([arrays[key] for key in keys]) for arrays in (outputs, base))  # (2, B, S) or (2, T)
+            mask = self.reference.attended(case, b[0].shape)
+            size, error = float(np.max(np.abs(b[:, mask]), initial=0.0)), self.reference.errors.get(case)
+            limit, apart = self.limit(LOGITS, size, error), numerics.max_abs(a[:, mask], b[:, mask])
+            self.add(LOGITS, apart, case, _place(a, b, mask) if apart else "", limit)
             if mask.sum() > 1:  # of a single position the cosine is but a sign
-                self.add(COSINE, float(np.max([one_minus_cosine(*head) for head in heads])), case)
+                cosines = map(numerics.one_minus_cosine, a[:, mask], b[:, mask])
+                self.add(COSINE, float(np.max([*cosines])), case)  # one good head does not hide the other; of NaN: NaN
             if not math.isfinite(apart):
                 continue
             self.largest = max(self.largest, size)
             if error is not None:
                 self.error = max(error, self.error or 0.0)
             # Where two spans are closer than two limits of each logit rounding may choose.
-            for row in np.flatnonzero(mask.sum(1) > 1) if len(shape) == 2 else ():
-                span, lead = best_span(*(other[row][mask[row]] for _, other in sides))
+            for row in np.flatnonzero(mask.sum(1) > 1) if mask.ndim == 2 else ():
+                span, lead = best_span(*b[:, row, mask[row]])
                 if lead > 4 * limit.value:
                     decided += 1
-                    chosen, _ = best_span(*(side[row][mask[row]] for side, _ in sides))  # type: ignore[index]
-                    differing += [case] if chosen != span else []
+                    differing += [case] * (best_span(*a[:, row, mask[row]])[0] != span)
         if decided:
             share, first = len(differing) / decided, next(iter(differing), "")
             self.add(SPANS, share, first, f"{decided} rows are decided")
@@ -224,7 +207,7 @@ def compare(
         losses = itertools.zip_longest(meta["curve"], base["curve"], fillvalue=math.nan)
         for step, (loss, other) in enumerate(losses, 1):
             rows.add(CURVE, abs(loss - other), f"step {step}", index=step)
-    floor = GRADIENT_FLOOR * norm(np.array([norm(array) for array in recorded.gradients.values()]))
+    floor = GRADIENT_FLOOR * numerics.norm(np.array([numerics.norm(array) for array in recorded.gradients.values()]))
     rows.tensors(GRADIENTS, candidate.gradients, recorded.gradients, floor)
     rows.tensors(LAYERS, candidate.layers, recorded.layers)
     for name, quantity in SCALARS.items():
@@ -232,18 +215,18 @@ def compare(
             rows.add(quantity, meta[name])
     score, own = f1
     if score is None or own is None:
-        rows.lacks(F1, "there is no dev set, or its logits are not finite")
+        rows.lacks(numerics.F1, "there is no dev set, or its logits are not finite")
         return rows.rows
-    limit = rows.limit(F1)
+    limit = rows.limit(numerics.F1)
     if member.precision == "bf16" and 100 / max(questions, 1) > limit.value:
-        limit = Limit(100 / questions, limit.why, "one question of the set")
-    rows.add(F1, abs(own - score), note=f"{own:.2f}, the reference {score:.2f}", limit=limit)
+        limit = numerics.Limit(100 / questions, limit.why, "one question of the set")
+    rows.add(numerics.F1, abs(own - score), note=f"{own:.2f}, the reference {score:.2f}", limit=limit)
     return rows.rows
 
 
-def _place(sides: list[Any], mask: np.ndarray) -> str:
+def _place(a: np.ndarray, b: np.ndarray, mask: np.ndarray) -> str:
     """Return where the largest difference is: ``end logits, row 1, position 5``."""
-    apart = np.stack([np.where(mask, np.abs(side.astype(np.float64) - other), -1.0) for side, other in sides])
+    apart = np.where(mask, np.abs(a.astype(np.float64) - b), -1.0)
     head, *row, position = np.unravel_index(int(np.argmax(apart)), apart.shape)
     return ", ".join([f"{HEADS[head]} logits", *(f"row {number}" for number in row), f"position {position}"])
 

@@ -134,11 +134,6 @@ class ParityConfig(BaseConfig):
     def reference_backend(self) -> str:
         return self.backend if self.record else self.reference
 
-    @property
-    def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Tokens and rows of each input from data, the smallest first."""
-        return tuple((length, batch) for length in self.lengths for batch in self.batch_sizes)
-
     def expected_work(self) -> str:
         """Say what will be computed and compared."""
         names = [] if self.record else [member.name for member in chosen(self)]
@@ -147,7 +142,8 @@ class ParityConfig(BaseConfig):
         left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
         hint = f" ({left_out} that compile or export are left out: slow=true)" * (not self.slow and not self.members)
         who = f"compares {', '.join(names)} of {self.backend}{hint} with" if names else "records"
-        parts = [f"{len(self.sizes)} inputs of {self.data} from {self.lengths[0]} to {self.lengths[-1]} tokens"]
+        count = len(self.lengths) * len(self.batch_sizes)
+        parts = [f"{count} inputs of {self.data} from {self.lengths[0]} to {self.lengths[-1]} tokens"]
         parts += [f"{self.train_steps} training steps"] * bool(self.train_steps)
         parts += [f"{self.dev_questions} dev questions"] * bool(self.dev_questions)
         parts += [f"{self.latency_runs} timed passes"] * bool(self.latency_runs and names)

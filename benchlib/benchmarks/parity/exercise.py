@@ -6,7 +6,6 @@ no fault is injected into them. What this module imports is loaded once by the s
 Notation: B rows, S tokens, T real tokens of the dev windows. Dropout is off throughout: the model stays in eval mode.
 """
 
-import dataclasses
 import os
 import platform
 import tempfile
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 import transformers.models.bert.modeling_bert
 
-from benchlib.benchmarks.parity import golden, layers, recording, switches, weights
+from benchlib.benchmarks.parity import golden, recording, switches, weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
 from benchlib.config.schema import load_config
@@ -58,17 +57,14 @@ def variables(name: str) -> dict[str, str]:
     return {"CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")}
 
 
-def record(run_dir: Path, name: str, replacement: str, tell: Callable[[Any], None]) -> None:
+def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
     """Compute what ``name`` stands for and leave its recording, whole or not at all.
 
-    ``replacement`` stands in for the table's executor, where it is not empty. Raises ``BackendUnavailable`` where this way
-    to compute is not available.
+    Raises ``BackendUnavailable`` where this way to compute is not available.
     """
-    began = time.monotonic()
     config = load_config(run_dir)
     assert isinstance(config, ParityConfig)
     (member, backend, to), candidate = task(config, run_dir, name), name in MEMBERS
-    member = dataclasses.replace(member, executor=replacement or member.executor)
     place = golden.place(run_dir, config.golden)
     tell({"done": 0, "total": 1, "unit": "loading"})
     make = member.make  # first: a missing package is reported before the model is loaded
@@ -79,7 +75,7 @@ def record(run_dir: Path, name: str, replacement: str, tell: Callable[[Any], Non
     with (
         tempfile.TemporaryDirectory(prefix=f".member-{name}-", dir=run_dir, ignore_cleanup_errors=True) as folder,
         switches.held(member, where) as switched,
-        layers.planted(model, config.planted_layer if candidate else -1),
+        weights.planted(model, config.planted_layer if candidate else -1),
     ):
         executor = make(model, member, where, inputs.tensors("layer"), Path(folder))
         results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)
@@ -91,7 +87,6 @@ def record(run_dir: Path, name: str, replacement: str, tell: Callable[[Any], Non
         "backend": backend,
         "device": device,
         "precision": member.precision,
-        "seconds": time.monotonic() - began,
         "model_sha256": model_sha256,
         "inputs_sha256": inputs.sha256,
         # What two recordings are told apart by: versions, processor, threads.
@@ -184,7 +179,7 @@ class Exercise:
         whole = self._pair(tensors)
         real = tensors["attention_mask"].numpy().astype(bool)
         if case.batch > 1:
-            rows = ({name: tensor[row : row + 1] for name, tensor in tensors.items()} for row in range(case.batch))
+            rows = ({name: tensor[[row]] for name, tensor in tensors.items()} for row in range(case.batch))
             alone = np.concatenate([self._pair(row) for row in rows], axis=1)
             self.facts["batch_max_abs"] = max_abs(whole[:, real], alone[:, real])
         else:

@@ -9,19 +9,20 @@ Notation: B rows, S tokens, T real tokens of all windows of the dev set. Kinds o
     dev     windows of the dev questions
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from benchlib.benchmarks.parity import layers, weights
+from benchlib.benchmarks.parity import weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.golden import DEV, INPUTS
 from benchlib.benchmarks.parity.weights import sha256
@@ -40,8 +41,7 @@ LAYER_BATCH = 4
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One input: ``batch`` rows padded to ``length`` tokens."""
 
     id: str
@@ -54,20 +54,12 @@ class Inputs:
     """The inputs of a golden folder. ``cases`` are in the order in which they are computed."""
 
     def __init__(self, golden: Path) -> None:
-        self.path = golden / INPUTS
-        with safe_open(self.path, framework="pt") as handle:
+        with safe_open(golden / INPUTS, framework="pt") as handle:
             about = json.loads(handle.metadata()["benchlib"])
+        self._all: Tensors = load_file(golden / INPUTS)
         self.cases = [Case(**case) for case in about["cases"]]
         self.pad_id = int(about["pad_id"])
-
-    @cached_property
-    def _all(self) -> Tensors:
-        return load_file(self.path)
-
-    @cached_property
-    def sha256(self) -> str:
-        """The hash of all inputs and labels: names, types, shapes and bytes."""
-        return sha256(self._all)
+        self.sha256 = sha256(self._all)  # of names, types, shapes and bytes of all inputs and labels
 
     def of(self, *kinds: str) -> list[Case]:
         """Return the cases of some kinds, in order."""
@@ -98,11 +90,11 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
             raise UserError(
                 f"{name} = {length}: {config.model} has positions for {longest} tokens: set it to {longest} or less"
             )
-    layers.require_layer(model, config.planted_layer)
+    weights.require_layer(model, config.planted_layer)
     golden.mkdir(parents=True, exist_ok=True)
     inputs = write(config, tokenizer, model.config, golden)
     facts = weights.save(model, config.model, about, golden)
-    return {"model": facts, "inputs_sha256": inputs.sha256, "cases": [asdict(case) for case in inputs.cases]}
+    return {"model": facts, "inputs_sha256": inputs.sha256, "cases": [case._asdict() for case in inputs.cases]}
 
 
 def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> Inputs:
@@ -115,16 +107,22 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     positions = encoders.positions(settings)
     rows = {length: maker.rows(length, config.batch_sizes[-1]) for length in config.lengths}
     middle = rows[config.lengths[len(config.lengths) // 2]]
-    edges = _edges(middle, maker.pad_id, min(positions or DEFAULT_EDGE, MAX_EDGE))
+    token = {name: tensor[:1, :1] for name, tensor in middle.items()}
+    masked = {name: tensor[[0, -1]].clone() for name, tensor in middle.items()}
+    masked["attention_mask"][1] = 0
     dev = maker.dev(golden, min(DEV_LENGTH, positions or DEV_LENGTH))
-    inputs = [(f"len{length}-batch{batch}", "data", first(rows[length], batch)) for length, batch in config.sizes]
-    inputs += [(name, "edge", tensors) for name, tensors in edges.items()]
-    inputs += [("layer", "layer", first(middle, LAYER_BATCH))]
+    inputs = [
+        (f"len{length}-batch{batch}", "data", first(rows[length], batch))
+        for length, batch in itertools.product(config.lengths, config.batch_sizes)  # the smallest first
+    ]
+    inputs += [("edge-one-token", "edge", padded(token, middle["input_ids"].shape[1], maker.pad_id))]
+    inputs += [("edge-longest", "edge", repeated(middle, min(positions or DEFAULT_EDGE, MAX_EDGE)))]
+    inputs += [("edge-masked-row", "edge", masked), ("layer", "layer", first(middle, LAYER_BATCH))]
     inputs += [(f"train-{step:02d}", "train", tensors) for step, tensors in enumerate(maker.training())]
     inputs += [(f"dev-{number:02d}", "dev", tensors) for number, tensors in enumerate(dev)]
     cases = [Case(name, kind, *tensors["input_ids"].shape) for name, kind, tensors in inputs]
     arrays = {f"{name}/{key}": tensor.clone() for name, _, tensors in inputs for key, tensor in tensors.items()}
-    about = {"cases": [asdict(case) for case in cases], "pad_id": maker.pad_id}
+    about = {"cases": [case._asdict() for case in cases], "pad_id": maker.pad_id}
     with checkpoint.naming_storage_errors(golden / INPUTS), atomic_path(golden / INPUTS) as path:
         save_file(arrays, path, metadata={"benchlib": json.dumps(about)})
     return Inputs(golden)
@@ -166,7 +164,7 @@ class _Maker:
             self._cut(tensors, row, length - length // 4)
         return tensors
 
-    def _cut(self, tensors: Mapping[str, torch.Tensor], row: int, length: int) -> None:
+    def _cut(self, tensors: Tensors, row: int, length: int) -> None:
         """Pad a row from ``length`` on if it is full; its separator ends what is left."""
         if length < tensors["input_ids"].shape[1] and tensors["attention_mask"][row].all():
             tensors["input_ids"][row, length - 1] = tensors["input_ids"][row, -1]
@@ -208,26 +206,19 @@ class _Maker:
         return [dict(collate(windows, part, self.pad_id).inputs) for part in parts]
 
 
-def first(inputs: Mapping[str, torch.Tensor], count: int) -> Tensors:
+def first(inputs: Tensors, count: int) -> Tensors:
     """Return the first rows of an input."""
     return {name: tensor[:count] for name, tensor in inputs.items()}
 
 
-def _edges(rows: Tensors, pad_id: int, longest: int) -> dict[str, Tensors]:
-    item = padded({name: tensor[:1, :1] for name, tensor in rows.items()}, rows["input_ids"].shape[1], pad_id)
-    two = {name: tensor[[0, -1]].clone() for name, tensor in rows.items()}
-    two["attention_mask"][1] = 0
-    return {"edge-one-token": item, "edge-longest": repeated(rows, longest), "edge-masked-row": two}
-
-
-def repeated(inputs: Mapping[str, torch.Tensor], length: int) -> Tensors:
+def repeated(inputs: Tensors, length: int) -> Tensors:
     """Return an input of one row and ``length`` tokens without padding: the first row's tokens over and over."""
     real = inputs["attention_mask"][0].bool()
     times = -(-length // int(real.sum()))
     return {name: tensor[:1, real].repeat(1, times)[:, :length] for name, tensor in inputs.items()}
 
 
-def padded(inputs: Mapping[str, torch.Tensor], length: int, pad_id: int) -> Tensors:
+def padded(inputs: Tensors, length: int, pad_id: int) -> Tensors:
     """Return the same rows with padding up to ``length`` tokens."""
     more = length - inputs["input_ids"].shape[1]
     return {

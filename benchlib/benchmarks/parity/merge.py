@@ -9,9 +9,8 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.spec import answered, worst
@@ -37,8 +36,7 @@ Row = dict[str, Any]
 EMPTY: Row = {**dict.fromkeys(TEXTS, ""), "gates": True, **dict.fromkeys(NUMBERS), "environment": {}, "quantities": {}}
 
 
-@dataclass(frozen=True)
-class Merged:
+class Merged(NamedTuple):
     """The newest rows in the order of backends, machines and members.
 
     ``left_out`` are sentences on what is damaged, ``uncounted`` on runs that are in order and say nothing.
@@ -66,7 +64,7 @@ def _misfits(row: Any, backend: str) -> str:
         return "its fields"
     kinds = {name: int | float | None if value is None else type(value) for name, value in EMPTY.items()}
     wrong = [name for name, kind in kinds.items() if not isinstance(row[name], kind)]
-    wrong += ["backend"] if row["backend"] != backend or backend not in BACKENDS else []
+    wrong += ["backend"] * (row["backend"] != backend or backend not in BACKENDS)
     if not wrong and row["outcome"] == "PASS" and not (row["max_difference"] or 0.0) <= (row["limit"] or 0.0):
         return "PASS, and its difference is above its limit"
     return ", ".join(wrong)
@@ -123,7 +121,7 @@ def _members(run: Rows) -> list[Row]:
             for item in worst.where(member=row["member"]).rows(run)
         }
         own = {name: row[name] for name in ("member", "precision", "gates", "outcome", "reason")}
-        own |= {"device": row.get("device") or "", "accuracy": answered["accuracy"].raw(row, run) or ""}
+        own |= {name: answered[name].raw(row, run) or "" for name in ("device", "accuracy")}
         own |= {name: answered[name].finite(row, run) for name in NUMBERS}
         rows.append(own | {"quantities": largest})
     return rows
@@ -155,7 +153,7 @@ def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = 
         try:
             own, why = read_run(Run(path), machine) if path.is_dir() else (read_file(path), "")
             rows += own
-            uncounted += [f"{short}: {why}"] if why else []
+            uncounted += [f"{short}: {why}"] * bool(why)
         except UserError as error:
             left_out.append(str(error).replace(str(path), short))
         except (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError) as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from benchlib.benchmarks.parity import exercise, golden, inputs, layers, recording, weights
+from benchlib.benchmarks.parity import exercise, golden, inputs, recording, weights
 from benchlib.benchmarks.parity.compare import HEADS, Reference, compare, others
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.benchmarks.parity.exercise import LATENCY
@@ -75,7 +75,7 @@ class Bench:
             self.rank.events.emit("progress", phase="measure", member=name, **last)
 
         run_dir = self.rank.run_dir
-        log, work = run_dir / "logs" / f"member-{name}", (exercise.record, run_dir, name, "")
+        log, work = run_dir / "logs" / f"member-{name}", (exercise.record, run_dir, name)
         try:
             return child.run(*work, timeout_s=timeout_s, tell=tell, log=log, variables=exercise.variables(name))
         finally:
@@ -108,8 +108,12 @@ def measure(rank: Rank) -> Tables:
         tables["differences"] += differences
     tables["recorded"] = [] if config.record or config.golden else _recorded(bench)
     there, here = bench.reference.recording.meta["environment"], bench.environment
-    if not config.golden:
-        _close_golden(bench, there)
+    if not config.golden:  # without what takes gigabytes, unless that is kept
+        large = [f"{name}/{file}" for name in (golden.REFERENCE, golden.TRUTH) for file in LARGE]
+        for name in [] if config.keep else [golden.WEIGHTS, *large]:
+            (bench.folder / name).unlink(missing_ok=True)
+        sealed = bench.fields | {"work": golden.work(config), "environment": there}
+        bench.fields = golden.write(bench.folder, sealed)
     tables["environment"] = [
         {"fact": name, "reference": str(there.get(name, "")), "members": str(here.get(name, ""))}
         for name in dict.fromkeys([*there, *here])
@@ -136,7 +140,7 @@ def _prepare(bench: Bench) -> None:
         tell("phase", name="data")
         bench.fields = golden.read(folder)
         if config.planted_layer >= 0 or golden.WEIGHTS not in bench.fields["files"]:  # once, not by each member
-            layers.require_layer(weights.loaded(config, folder, "eager")[0], config.planted_layer)
+            weights.require_layer(weights.loaded(config, folder, "eager")[0], config.planted_layer)
         return
     tell("phase", name="model")
     bench.fields = inputs.prepare(config, folder)
@@ -206,15 +210,8 @@ def _recorded(bench: Bench) -> list[Row]:
     golden.read(folder)
     inputs, own = load_file(folder / golden.INPUTS), bench.reference.recording
     shipped = Reference(Recording.open(folder / golden.REFERENCE), bench.reference.truth, inputs)
-    cells = {
-        "member": "eager",
-        "precision": "fp32",
-        "quantity": "weights and inputs",
-        "at": "",
-        "index": 0,
-        "eased": "",
-    }
-    rows: list[Row] = [cells | {"value": 1.0, "limit": 0.0, "note": what} for what in others(shipped, own)]
+    cells = {"member": "eager", "precision": "fp32", "at": "", "index": 0, "eased": "", "value": 1.0, "limit": 0.0}
+    rows: list[Row] = [cells | {"quantity": "weights and inputs", "note": what} for what in others(shipped, own)]
     if own.meta["inputs_sha256"] == shipped.recording.meta["inputs_sha256"]:
         rows += compare(shipped, own, MEMBERS["eager"], bench.config.ease)
     return [row for row in rows if row.get("status") != "skipped"]  # what it leaves out: gradients, the dev set
@@ -239,15 +236,6 @@ def _columns(bench: Bench, candidate: Recording) -> Row:
     )
 
 
-def _close_golden(bench: Bench, environment: Row) -> None:
-    """Remove what takes gigabytes from the run's own golden folder unless it is kept, and seal the rest."""
-    large = [f"{name}/{file}" for name in (golden.REFERENCE, golden.TRUTH) for file in LARGE]
-    for name in [] if bench.config.keep else [golden.WEIGHTS, *large]:
-        (bench.folder / name).unlink(missing_ok=True)
-    more = {"work": golden.work(bench.config), "environment": environment}
-    bench.fields = golden.write(bench.folder, bench.fields | more)
-
-
 def _run(bench: Bench) -> Row:
     """Return what there is one of: the model, the reference and how far it is from the fp64 reference."""
     config, fields, meta, errors = bench.config, bench.fields, bench.reference.recording.meta, bench.reference.errors
@@ -260,13 +248,20 @@ def _run(bench: Bench) -> Row:
         "dev_file": (config.dev_file, fields["inputs_sha256"]),
     }
     row["identity"] = {name: digest for name, (named, digest) in by_path.items() if named}
-    row |= {name: model[name] for name in ("init", "description", "parameters")} | {"model": model["name"]}
+    row |= {name: model[name] for name in ("init", "description", "parameters")}
     # The end of the names of metrics: what stands in for a real model on real text.
-    named = (name for name in (config.data, model["name"], model["init"]) if name in STAND_INS)
-    row |= {"stand_in": "".join(map("_{}".format, named)), "cases": len(fields["cases"]), "device": meta["device"]}
-    row |= {"reference_backend": meta["backend"], "reference_torch": meta["environment"]["torch"]}
+    named = (f"_{name}" for name in (config.data, model["name"], model["init"]) if name in STAND_INS)
     limit = numerics.limit(config.backend, "fp32", numerics.LOGITS, meta["backend"])
-    row |= {"reference_limit": numerics.MAX_EASED * limit.value, "golden": Path(config.golden).name}
+    row |= {
+        "model": model["name"],
+        "stand_in": "".join(named),
+        "cases": len(fields["cases"]),
+        "device": meta["device"],
+        "reference_backend": meta["backend"],
+        "reference_torch": meta["environment"]["torch"],
+        "reference_limit": numerics.MAX_EASED * limit.value,
+        "golden": Path(config.golden).name,
+    }
     age_s = max(0.0, time.time() - fields["created_at"]) if config.golden else None
     return _state(
         row,

@@ -154,13 +154,13 @@ def _answered(run: Rows, rows: list[Row]) -> list[Row]:
     wider = list[Row]()
     for row, answer in outcomes(run):
         first, angle = (next(iter(table.where(member=row["member"]).rows(run)), {}) for table in (logits, cosines))
-        own = {"outcome": answer.status, "word": answer.word, "gates": answer.gates}
-        own |= {
+        found = {
             "max_difference": first.get("value"),
             "limit": first.get("limit"),
             "one_minus_cosine": angle.get("value"),
         }
-        wider.append({**row, **own, "reason": answer.reason if answer.status != "PASS" else ""})
+        found |= {"outcome": answer.status, "word": answer.word, "gates": answer.gates}
+        wider.append({**row, **found, "reason": answer.reason if answer.status != "PASS" else ""})
     return wider
 
 
@@ -208,10 +208,9 @@ def _sensitive(check: Check, run: Rows) -> Judged:
     allowed |= {row["quantity"]: row["limit"] for row in eased.rows(run)}
     bf16 = _names(compared, run, precision="bf16", mode="exact")
     for member in bf16:
-        own = largest.where(member=member, quantity=tuple(allowed)).rows(run)
-        values = [(item["quantity"], item["value"]) for item in own]
-        words += [f"{member} {name} {write(value, 'error')}, fp32 {allowed[name]:.2g}" for name, value in values]
-        blind += [member] * all(within(value, allowed[name]) for name, value in values)
+        own = {row["quantity"]: row["value"] for row in largest.where(member=member, quantity=tuple(allowed)).rows(run)}
+        words += [f"{member} {name} {write(own[name], 'error')}, fp32 {allowed[name]:.2g}" for name in own]
+        blind += [member] * all(within(own[name], allowed[name]) for name in own)
     if not bf16:
         return check.answer("SKIPPED", "no bf16 member was compared: whether the limits detect an error is unknown")
     wrong = f": {', '.join(blind)} computed in full precision, or the comparison detects nothing" if blind else ""

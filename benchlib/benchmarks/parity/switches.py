@@ -38,14 +38,6 @@ def _attribute(owner: Any, path: str, exact: Any) -> Switch:
     return lambda: getattr(module, name), lambda value: setattr(module, name, value), exact
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
-
-
 # The newer interface one by one and not by parents: setting a parent overwrites its children.
 PARTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 ATTRIBUTES = {
@@ -60,7 +52,11 @@ DETERMINISTIC = "deterministic_algorithms"
 SWITCHES: dict[str, Switch] = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     **{path: _attribute(torch.backends, path, exact) for path, exact in ATTRIBUTES.items()},
-    DETERMINISTIC: (_deterministic, _set_deterministic, (True, False)),
+    DETERMINISTIC: (  # whether, and whether it only warns
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        (True, False),
+    ),
     # It would fill every new tensor, which costs time and no result depends on.
     "fill_uninitialized_memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory", False),
 }

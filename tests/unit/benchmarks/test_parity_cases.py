@@ -1,6 +1,5 @@
 """The inputs, weights and dev set of a golden folder: what they are, that they repeat, and what is refused."""
 
-import dataclasses
 import functools
 import json
 
@@ -45,7 +44,7 @@ def test_every_length_and_batch_is_there_with_text_and_padding(golden):
             real = int(mask.sum())
             assert mask[:real].all() and (ids[real:] == tokenizer.pad_token_id).all()
             assert ids[0] == tokenizer.cls_token_id and ids[real - 1] == tokenizer.sep_token_id
-    assert fields["cases"] == [dataclasses.asdict(case) for case in inputs.cases]
+    assert fields["cases"] == [case._asdict() for case in inputs.cases]
     assert fields["inputs_sha256"] == inputs.sha256
 
 

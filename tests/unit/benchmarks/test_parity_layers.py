@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, BertConfig, DistilBertConfig, ModernBertConfig, RobertaConfig
 
-from benchlib.benchmarks.parity import layers
+from benchlib.benchmarks.parity import weights
 from benchlib.core.errors import UserError
 from benchlib.workloads.executors import MEMBERS
 from benchlib.workloads.executors.eager import Eager
@@ -42,12 +42,12 @@ def bert():
 )
 def test_a_planted_fault_is_in_layer_k_and_not_before_in_any_encoder(config, layer):
     model = build(config)
-    assert list(layers.encoder_layers(model)) == [layer.format(number) for number in range(3)]
+    assert list(weights.encoder_layers(model)) == [layer.format(number) for number in range(3)]
     executor = Eager(model, MEMBERS["eager"], CPU)
     clean = [state.numpy() for state in executor.hidden(INPUTS)]
     assert len(clean) == 4  # embeddings, three layers
     for k in range(3):
-        with layers.planted(model, k):
+        with weights.planted(model, k):
             faulty = [state.numpy() for state in executor.hidden(INPUTS)]
         differing = [number for number in range(4) if not np.array_equal(clean[number], faulty[number])]
         assert differing[0] == k + 1
@@ -60,7 +60,7 @@ def test_a_planted_fault_is_in_layer_k_and_not_before_in_any_encoder(config, lay
 def test_an_export_takes_a_planted_fault_along(bert):
     with torch.no_grad():
         honest = bert(**INPUTS).start_logits
-        with layers.planted(bert, 1):
+        with weights.planted(bert, 1):
             faulty = bert(**INPUTS).start_logits
             program = exported(bert, INPUTS, CPU)
         start, _ = program.module()(**INPUTS)
@@ -75,5 +75,5 @@ def test_an_export_takes_a_planted_fault_along(bert):
     ],
 )
 def test_a_fault_in_a_layer_that_is_not_there_is_refused(bert, model, layer, says):
-    with pytest.raises(UserError, match=says), layers.planted(model or bert, layer):
+    with pytest.raises(UserError, match=says), weights.planted(model or bert, layer):
         pytest.fail("planted")
