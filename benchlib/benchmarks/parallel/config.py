@@ -138,7 +138,7 @@ class ParallelConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be trained in which ways, and what a machine is estimated to need for it."""
-        from benchlib.benchmarks.parallel.planning import expected
+        from benchlib.benchmarks.parallel.estimate import expected
 
         ways = ", ".join(self.strategies) or f"what fits of {', '.join(self.chosen)}"
         proofs = "each proved against one device on a narrow model, then " if self.prove else ""
