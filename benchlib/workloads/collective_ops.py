@@ -17,7 +17,7 @@ import torch.distributed as dist
 from benchlib.workloads.collectives import exchange
 from benchlib.workloads.operations import OPS, TYPES
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, kind in TYPES.items()}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, (kind, _) in TYPES.items()}
 # The largest whole number up to which all are exact in the type; kept small where the type would allow much more.
 EXACT = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8, "int32": 2**24, "int64": 2**24, "uint8": 2**8 - 1}
 PERIOD = 65537

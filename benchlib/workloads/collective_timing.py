@@ -174,9 +174,7 @@ class Series:
 
     def followed_by(self, later: "Series") -> "Series":
         """Return one series of the same messages: this one's runs, then the later ones."""
-        seconds = np.concatenate([self.seconds, later.seconds])
-        counts = {"wrong": self.wrong + later.wrong, "checked": self.checked + later.checked}
-        return replace(self, seconds=seconds, first=self.first or later.first, **counts)
+        return Series(self.bytes, np.concatenate([self.seconds, later.seconds]), *self.counts(later).values())
 
     def counts(self, *others: "Series") -> dict[str, Any]:
         """Return the columns of what was compared, in this series and in others."""

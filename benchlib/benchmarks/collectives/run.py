@@ -3,29 +3,29 @@
 The plan is fitted into the tier's time by what its first runs took: rounds are cut first, then cases from its end.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.collectives.config import NO_BUS
+from benchlib.benchmarks.collectives.config import NO_BUS, parse_sizes
 from benchlib.benchmarks.collectives.curves import Curves, crossover_rows, curves, fit_rows, ratio_rows
 from benchlib.benchmarks.collectives.gradients import compare
 from benchlib.benchmarks.collectives.overlap import overlapped
 from benchlib.benchmarks.collectives.plan import Schedule, Weight, headline, overlap_cases, plan, share_cases
-from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.benchmarks.collectives.sockets import ALL_RANKS, BOUND_OF, ONE_WAY, sockets
-from benchlib.benchmarks.collectives.support import lacking
 from benchlib.config import cluster
 from benchlib.core.definitions import busbw_gbps
+from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads import collective_timing as timing
-from benchlib.workloads.collective_ops import Place
-from benchlib.workloads.collective_timing import Case, Exercise, Pace, Timed
+from benchlib.workloads.collective_ops import DTYPES, Place
+from benchlib.workloads.collective_timing import Case, Exercise, Kind, Pace, Timed
 from benchlib.workloads.operations import OPS
 
 # Of the budget, after which nothing more of a part is begun; the rest is for writing, and for what takes longer.
@@ -33,6 +33,8 @@ UNTIL, EXTRAS_UNTIL = {"curves": 0.4, "other ways": 0.7, "other types": 0.85}, 0
 BRIEF = {"least": 3, "warmup": 1}  # of a series of another type
 PAIR_SHARE = 0.3  # of the time of a series that a pair gets
 LATENCY_BYTES = 8
+TRIAL_BYTES = 64
+TRIAL_S = 20  # what raises on one rank only leaves the others waiting this long, and not the run
 OVERLAP_SERIES = 8  # series of an operation that ``overlapped`` takes as long as
 KIND = ("operation", "variant", "dtype", "reduction", "in_place")
 NO_CLAIM = "no profile of the machines claims what a link carries; set cluster=NAME or FILE"
@@ -83,6 +85,50 @@ def measure(rank: Rank) -> Tables:
     }
 
 
+def lacking(cases: Sequence[Case], at: Place) -> dict[Kind, str]:
+    """Return why a kind of case cannot be measured here, for those that cannot. A collective."""
+    mine: dict[Kind, str] = {}
+    group = _trial_group(at)
+    for kind in dict.fromkeys(case.kind for case in cases):
+        began = time.monotonic()
+        mine[kind] = _try(kind, replace(at, group=group))
+        if group is not None and _left_unequal(bool(mine[kind]), time.monotonic() - began, at):
+            group = _trial_group(at)  # the ranks are at different points of the old one, which nobody can tell apart
+    everybody, reasons = all_gather_objects(mine), dict[Kind, str]()
+    for rank, theirs in enumerate(everybody):
+        for kind, reason in theirs.items():
+            alike = all(others[kind] == reason for others in everybody)
+            if reason:
+                reasons.setdefault(kind, reason if alike else f"{reason} (rank {rank})")
+    return reasons
+
+
+def _trial_group(at: Place) -> dist.ProcessGroup | None:
+    return dist.new_group(timeout=timedelta(seconds=TRIAL_S)) if at.ranks > 1 else None
+
+
+def _left_unequal(failed: bool, seconds: float, at: Place) -> bool:
+    """Tell whether ranks differ, or one waited in vain. A collective."""
+    flags = [float(failed), float(not failed), float(failed and seconds > TRIAL_S / 2)]
+    some_failed, some_ran, some_waited = timing.slowest(flags, at.device)
+    return bool(some_waited or (some_failed and some_ran))
+
+
+def _try(kind: Kind, at: Place) -> str:
+    """Return why a kind fails on this rank, '' where it runs; whether it is right is for the measurement to say."""
+    if at.ranks < OPS[kind[0]].least_ranks:
+        return "one rank has nobody to send to"
+    try:
+        trial = Exercise(Case(*kind, bytes=TRIAL_BYTES), at)
+        trial.restore()
+        trial.run()
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        if kind[3] == "avg" and not DTYPES[kind[2]].is_floating_point:  # a sum that is divided has a fraction
+            return "it does not average whole numbers"
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return ""
+
+
 class Bench:
     """What the parts of a run share: this rank, the time that is left, and what of the plan it held."""
 
@@ -98,10 +144,8 @@ class Bench:
         return Exercise(case, place or self.place, self.place.rank == self.config.planted_fault_rank)
 
     def left_s(self, share: float) -> float:
-        """Return the seconds until this share of the budget is used, by the clock of rank 0. A collective."""
-        left = torch.tensor(self.rank.left_s(share), device=self.device)
-        dist.broadcast(left, 0)
-        return float(left)
+        """Return the seconds until this share of the budget is used, the same on every rank. A collective."""
+        return timing.slowest([self.rank.left_s(share)], self.device)[0]
 
     def fitting(self, part: str, items: Sequence[T], weigh: Callable[[T], Weight]) -> Iterator[tuple[T, Pace]]:
         """Yield the items that the time holds, each with its pace; ``plan`` gets a row of how many. A collective."""

@@ -27,15 +27,14 @@ INLINE = 1 << 15  # bytes that surely fit the socket's buffer: sent before recei
 CONNECT_S, TRANSFER_S = 20.0, 120.0
 CPU = torch.device("cpu")
 Wires = Callable[[str, int], "Wire"]  # of a bound and a size
-Links = dict[str, socket.socket]  # ``out`` to the next rank, ``into`` from the one before
 
 
 class Wire:
-    """S bytes over sockets that are already connected: out of one, into the other, at the same time where both are there."""
+    """S bytes over connected sockets: ``out`` to the next rank, ``into`` from the one before, or both at the same time."""
 
     is_limit = True
 
-    def __init__(self, links: Links, size: int, here: int, before: int) -> None:
+    def __init__(self, links: Mapping[str, socket.socket], size: int, here: int, before: int) -> None:
         self.out, self.into, self.bytes, self.rank = links.get("out"), links.get("into"), size, here
         self.first_wrong = ""
         self._sent = collective_ops.moved("uint8", size, here, 0, 1, CPU)
@@ -84,32 +83,27 @@ def sockets(place: Place) -> Iterator[Wires | str]:
     if ranks < 2:
         yield "one rank has nobody to talk to"
         return
+    address, links, reason = own_address(), dict[str, socket.socket](), ""
     with contextlib.ExitStack() as stack:
-        links, reason = _connected(rank, (rank + 1) % ranks, own_address(), stack)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = stack.enter_context(socket.create_server((address, 0), family=family))
+        listener.settimeout(CONNECT_S)
+        places = group.all_gather_objects((address, listener.getsockname()[1]))
+        try:
+            next_place = places[(rank + 1) % ranks]
+            links["out"] = stack.enter_context(socket.create_connection(next_place, timeout=CONNECT_S))
+            links["into"] = stack.enter_context(listener.accept()[0])
+        except OSError as error:
+            reason = f"rank {rank} at {address} cannot connect to the others: {error}"
+        for item in links.values():
+            item.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            item.settimeout(TRANSFER_S)
         of_pair = {name: link for name, link in links.items() if rank == {"out": 0, "into": 1}[name]}
 
         def wire(bound: str, size: int) -> Wire:
             return Wire(links if bound == ALL_RANKS else of_pair, size, rank, (rank - 1) % ranks)
 
-        yield reason or wire
-
-
-def _connected(rank: int, target: int, address: str, stack: contextlib.ExitStack) -> tuple[Links, str]:
-    """Return this rank's sockets, out to its target and into it from another rank; the reason where a rank has none."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = stack.enter_context(socket.create_server((address, 0), family=family))
-    listener.settimeout(CONNECT_S)
-    places = group.all_gather_objects((address, listener.getsockname()[1]))
-    links, reason = Links(), ""
-    try:
-        links["out"] = stack.enter_context(socket.create_connection(places[target], timeout=CONNECT_S))
-        links["into"] = stack.enter_context(listener.accept()[0])
-    except OSError as error:
-        reason = f"rank {rank} at {address} cannot connect to the others: {error}"
-    for item in links.values():
-        item.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        item.settimeout(TRANSFER_S)
-    return links, first_of(reason)
+        yield first_of(reason) or wire
 
 
 def own_address() -> str:

@@ -14,7 +14,7 @@ from benchlib.benchmarks.parallel.estimate import HOPS, Rates, memory, rank_para
 from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together
 from benchlib.benchmarks.parallel.measure import measure as measured
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
-from benchlib.benchmarks.parallel.strategies import PROOF_STEPS, Way, checkpointing_error, prepare, prove, tokens
+from benchlib.benchmarks.parallel.strategies import Way, checkpointing_error, prepare, prove, tokens
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices, largest, peaks
@@ -67,8 +67,8 @@ def measure(rank: Rank) -> Tables:
         # A rank alone has caches and turbo to itself.
         row["peak_flops"] = row["world"] * max(facts["rank_flops"], facts["alone_flops"] * (row["world"] == 1))
     tables["scaling"] = list(analysis.points(tables["strategies"]))
-    facts |= {"precision": config.precision, "memory_bytes": limit, "parameters": config.shape.parameters}
-    facts |= {"proof_steps": PROOF_STEPS, "learning_rate_min": config.learning_rate}
+    facts |= {"precision": config.precision, "memory_bytes": limit}
+    facts["learning_rate_min"] = config.learning_rate
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
     facts |= dict.fromkeys(("largest_batch", "too_large_batch", "search_complete"))

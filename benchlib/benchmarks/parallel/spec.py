@@ -128,7 +128,7 @@ run = run_table(
     *cols("rank_flops alone_flops", "FLOP/s"),
     *cols("copy_bytes_per_s", "B/s"),
     *cols("memory_bytes", "B"),
-    *cols("parameters proof_steps largest_batch too_large_batch", "count"),
+    *cols("largest_batch too_large_batch", "count"),
     Col("learning_rate_min", "number", role="learning.learning_rate_min"),
     Col("checkpointing_error", "error", "gradients apart by"),
     Col("model_error", "ratio"),
@@ -224,10 +224,6 @@ def _drops(run: Rows) -> str:
     return "dropout draws other random numbers in each strategy" if run.config.dropout else ""
 
 
-def _is_single(row: Row) -> bool:
-    return bool(row["strategy"] == "single")
-
-
 SPEC = Spec(
     tables=[strategies, kernels, exchanges, stages, links, points, batches, run],
     metrics=[
@@ -277,7 +273,14 @@ SPEC = Spec(
         Show("Largest batch", batches, "batch fits peak_gb samples_per_s"),
     ],
     charts=[
-        bars("strategies", main["samples_per_s"], title=_side_by_side, ends=ends, mute=_is_single, empty=NONE),
+        bars(
+            "strategies",
+            main["samples_per_s"],
+            title=_side_by_side,
+            ends=ends,
+            mute=lambda row: row["strategy"] == "single",
+            empty=NONE,
+        ),
         Chart("waterfall", NONE, partial(pictures.waterfall, spread)),
         Chart("roofline", NONE, partial(pictures.roofline, spread, kernels)),
         stacked("memory", *memory, title=_explained, x="GB of the fullest rank", mark=main["peak_gb"], empty=NONE),
