@@ -1,8 +1,7 @@
 """The collective operations and the ways to do them, without torch: the front reads it, too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from benchlib.spec.tables import Row, Rows
 
@@ -18,8 +17,7 @@ REDUCTIONS = ("sum", "avg", "min", "max", "product")
 IN_PLACE_FIRST, OUT_OF_PLACE_FIRST, OUT_OF_PLACE = (True, False), (False, True), (False,)
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(NamedTuple):
     """One operation. torch's all-reduce, broadcast and reduce work in place; the others on a part of the larger side.
 
     ``ends`` says who moves data: all at once, rank 0 and the others, rank 0 to rank 1, nobody. Headline figures are of the
@@ -64,8 +62,7 @@ OPS: Mapping[str, Op] = {
 TOGETHER = tuple(op.name for op in OPS.values() if op.ends == "all")
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A way to do operations. ``own``: of sends and receives of the kit, by none of the library's collectives."""
 
     label: str

@@ -124,7 +124,7 @@ def slow(config, rank):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(measure, "hold", functools.partial(hold, "data"))
             patch.setattr(timing, "hold", functools.partial(hold, "step"))
-            tables = measure.measure(config.job("data", "", 2), own)
+            _, tables = measure.measure(config.job("data", "", 2), own)
         calls = sum(row["calls"] for row in tables["communication"])
         seen[planted] = {"held": all_gather_objects((held["data"], held["step"])), "calls": calls}
     return seen

@@ -1,7 +1,7 @@
 """Parameters of the collectives benchmark. The defaults are those of the smoke tier."""
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     ByteSize,
@@ -19,13 +19,6 @@ from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.workloads.operations import OPS, REDUCTIONS, TYPES, VARIANTS
 
-if TYPE_CHECKING:
-    Operation = str
-    Reduction = str
-    DataType = str
-    Variant = str
-else:
-    Operation, Reduction, DataType, Variant = (Literal[tuple(names)] for names in (OPS, REDUCTIONS, TYPES, VARIANTS))
 Library = Literal["gloo", "nccl", "xccl", "mpi", "ucc"]
 Share = Annotated[float | None, Field(gt=0, le=2)]
 # Sizes as a user writes them: ``1KiB:256MiB`` (each twice the one before), ``1KiB:256MiB:8``, ``1KiB,1MiB``, ``100``.
@@ -46,9 +39,13 @@ class CollectivesConfig(BaseConfig):
 
     benchmark: Literal["collectives"] = "collectives"
 
-    operations: list[Operation] = Field(list(OPS), min_length=1, description="the operations of the collective library")
-    dtypes: list[DataType] = Field(list(TYPES), min_length=1, description="of the elements; the first at all sizes")
-    reductions: list[Reduction] = Field(
+    operations: list[Literal[tuple(OPS)]] = Field(  # type: ignore[valid-type]
+        list(OPS), min_length=1, description="the operations of the collective library"
+    )
+    dtypes: list[Literal[tuple(TYPES)]] = Field(  # type: ignore[valid-type]
+        list(TYPES), min_length=1, description="of the elements; the first at all sizes"
+    )
+    reductions: list[Literal[REDUCTIONS]] = Field(  # type: ignore[valid-type]
         list(REDUCTIONS), min_length=1, description="of the operations that reduce; the first at all sizes"
     )
     sizes: str = Field(
@@ -58,7 +55,7 @@ class CollectivesConfig(BaseConfig):
     )
     type_sizes: str = Field("4KiB", description="sizes for the other types and reductions, written as sizes")
     in_place: bool = Field(True, description="measure in place and out of place, where the operation can be both")
-    variants: list[Variant] = Field(
+    variants: list[Literal[tuple(VARIANTS)]] = Field(  # type: ignore[valid-type]
         USUAL,
         min_length=1,
         description="implementations to compare: library, async, overlap (beside a computation), direct (send and receive), "
@@ -135,7 +132,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
     A range holds its first size, each next one by the factor (2), and its last, whether or not the factor leads there.
     """
-    sizes = {size for part in str(text).split(",") for size in _range(part)}
+    sizes = {size for part in text.split(",") for size in _range(part)}
     if len(sizes) > MAX_SIZES:
         raise ValueError(f"{text!r} are {len(sizes)} sizes, at most {MAX_SIZES} can be measured: use a larger factor")
     return tuple(sorted(sizes))

@@ -3,7 +3,6 @@
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig, parse_sizes
@@ -44,7 +43,7 @@ def _curves(config: CollectivesConfig) -> Iterator[Case]:
                 if (variant, place, size) == ("library", 0, sizes[0]):
                     yield case
             elif variant in config.variants and operation in VARIANTS[variant].operations and place < len(placements):
-                yield replace(case, in_place=placements[place])
+                yield case._replace(in_place=placements[place])
 
 
 def _types(config: CollectivesConfig) -> Iterator[Case]:

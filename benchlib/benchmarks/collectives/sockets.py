@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import psutil
 import torch
 
 from benchlib.launch import nodes
@@ -26,7 +25,6 @@ BOUND_OF: Mapping[str, str] = {"all": ALL_RANKS, "root": ONE_WAY, "pair": ONE_WA
 INLINE = 1 << 15  # bytes that surely fit the socket's buffer: sent before receiving, without a second thread
 CONNECT_S, TRANSFER_S = 20.0, 120.0
 CPU = torch.device("cpu")
-Wires = Callable[[str, int], "Wire"]  # of a bound and a size
 
 
 class Wire:
@@ -74,7 +72,7 @@ class Wire:
 
 
 @contextlib.contextmanager
-def sockets(place: Place) -> Iterator[Wires | str]:
+def sockets(place: Place) -> Iterator[Callable[[str, int], Wire] | str]:
     """Connect each rank to the next one by TCP; yields what makes the wire of a bound and a size. A collective.
 
     Yields the reason on every rank where one of them could not connect, or is alone.
@@ -108,11 +106,9 @@ def sockets(place: Place) -> Iterator[Wires | str]:
 
 def own_address() -> str:
     """Return this rank's address: of the interface that gloo was told, else one that others reach. A collective."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    of_interface = psutil.net_if_addrs().get(name, [])
-    mine = next((item.address for item in of_interface if item.family == socket.AF_INET), "")
+    name, addresses = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0], nodes.own_addresses()
+    mine = next((address for address, interface in addresses.items() if interface == name and ":" not in address), "")
     if len(set(group.all_gather_objects((socket.gethostname(), mine)))) == 1:
         return mine or "127.0.0.1"
-    others = [address for address in nodes.own_addresses() if not ipaddress.ip_address(address).is_loopback]
-    plain = [address for address in others if ":" not in address]
-    return mine or next(iter([*plain, *others]), "127.0.0.1")
+    others = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
+    return mine or min(others, key=lambda address: ":" in address, default="127.0.0.1")

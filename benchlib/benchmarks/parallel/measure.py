@@ -50,8 +50,8 @@ def together(rank: Rank, work: Callable[[], Any] | None) -> list[Any]:
     return [result for result in results if result is not None]
 
 
-def measure(job: Job, rank: Rank) -> Tables:
-    """Run a strategy and return its rows by table, on all ranks; all call it. Raises as ``strategies.prepare`` does."""
+def measure(job: Job, rank: Rank) -> tuple[Row, Tables]:
+    """Run a strategy; return its row and those of other tables, on all ranks; all call it. Raises as ``strategies.prepare`` does."""
     if rank.config.planted == "communication":
         job = replace(job, repeats=round(REPEATS * rank.config.planted_slowdown))
     device = rank.world.device
@@ -73,7 +73,7 @@ def measure(job: Job, rank: Rank) -> Tables:
     tables = ranks[0] | {"stages": stages}
     own = {"key": job.key, "scaling": job.scaling}
     named = {name: [own | row for row in tables[name]] for name in ("stages", "kernels", "communication")}
-    return {"strategies": [_row(job, ranks, stages)], **named}
+    return _row(job, ranks, stages), named
 
 
 def _rank(way: Way, rank: Rank, before: float | None) -> Row:

@@ -67,8 +67,7 @@ def measure(rank: Rank) -> Tables:
         # A rank alone has caches and turbo to itself.
         row["peak_flops"] = row["world"] * max(facts["rank_flops"], facts["alone_flops"] * (row["world"] == 1))
     tables["scaling"] = list(analysis.points(tables["strategies"]))
-    facts |= {"precision": config.precision, "memory_bytes": limit}
-    facts["learning_rate_min"] = config.learning_rate
+    facts |= {"precision": config.precision, "memory_bytes": limit, "learning_rate_min": config.learning_rate}
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
     facts |= dict.fromkeys(("largest_batch", "too_large_batch", "search_complete"))
@@ -196,8 +195,7 @@ def _proof(job: Job, rank: Rank) -> Row:
 def _one(job: Job, proof: Row, rank: Rank, forecast: Forecast, tables: Tables) -> Row:
     """Predict and measure a job; return its row, and add what else it gives to the tables."""
     single_ran = any(row["strategy"] == "single" and row["status"] == "ok" for row in tables["strategies"])
-    predicted, results = forecast.columns(job, single_ran), measured(job, rank)
-    (row,) = results.pop("strategies")
+    predicted, (row, results) = forecast.columns(job, single_ran), measured(job, rank)
     for name, rows in results.items():
         tables[name] += rows
     why = row["why"] | proof["why"] | predicted["why"]

@@ -44,10 +44,6 @@ def _end(name: str, work: float, steps: list[float]) -> float | None:
     return work / step if step else None
 
 
-def _trusted(predicted_s: float, model_error: float) -> float | None:
-    return predicted_s if model_error <= MAX_ERROR else None
-
-
 def _most_efficient(run: Rows, rows: list[Row]) -> list[Row]:
     """Keep the four curves with the highest ends: names of more would lie on each other."""
     ends = sorted((row for row in rows if row["world"] == run.world), key=lambda row: -row["efficiency"])[:4]
@@ -104,7 +100,13 @@ strategies = Table(
         Col("peak_gb", "GB", "memory of the fullest rank", lambda held: max(held) / 1e9, "peak_bytes", derived=False),
         Col("estimated_gb", "GB", "estimate", lambda *parts: sum(parts), " ".join(MEMORY)),
         Col("explained", "ratio", "", truediv, "estimated_gb peak_gb"),
-        Col("expected_s", "s", "predicted", _trusted, "predicted_step_s model_error"),
+        Col(
+            "expected_s",
+            "s",
+            "predicted",
+            lambda s, off: s if off <= MAX_ERROR else None,
+            "predicted_step_s model_error",
+        ),
         Col("ideal_bubble", "ratio", "of equal stages", bubble_share, "pipeline micro_batches schedule"),
     ],
 )

@@ -36,7 +36,6 @@ from benchlib.runtime.group import all_gather_objects
 from benchlib.workloads.collectives.exchange import use_direct
 from benchlib.workloads.transformer_stack import Stack, loss
 
-Mark = Callable[[str], None]
 PROOF_STEPS = 6  # of AdamW in fp64, after which losses and weights are compared with one device
 
 
@@ -93,7 +92,9 @@ class Way:
     def share(self, batch: torch.Tensor) -> torch.Tensor:
         return batch.chunk(self.job.layout.feeds)[self.feed]
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor, mark: Mark = lambda phase: None) -> torch.Tensor:
+    def step(
+        self, tokens: torch.Tensor, targets: torch.Tensor, mark: Callable[[str], None] = lambda phase: None
+    ) -> torch.Tensor:
         """Leave the gradients of a rank's samples; return their mean loss, if it ``has_loss``. ``mark`` ends phases."""
         if self.stages:
             losses: list[torch.Tensor] = []
@@ -153,8 +154,7 @@ class Way:
         """Let copies average their gradients, and cut those that are shared; return what a step calls."""
         job, here, module = self.job, self.here, self.parts[0]
         if job.strategy == "data":
-            ids, group = [self.device] if devices.has_events(self.device) else None, here.get_group("data")
-            ddp = DistributedDataParallel(module, ids, process_group=group, gradient_as_bucket_view=True)
+            ddp = DistributedDataParallel(module, process_group=here.get_group("data"), gradient_as_bucket_view=True)
             ddp.broadcast_buffers = False  # the places are the same everywhere
             if job.repeats:
                 ddp.register_comm_hook(job.repeats, _repeated)

@@ -272,8 +272,6 @@ def _checked(
 # All-reduces. All ranks get the same bits. Which order the contributions are combined in is the algorithm's own, so that
 # sums of fractions differ from the library's by rounding; sums of 16-bit types are kept in the type (``rs_ag``: in fp32).
 
-Algorithm = Callable[[torch.Tensor, Op, Group], None]
-
 
 def ring(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
     """Reduce ``tensor`` in place over the group, around the ring, in segments that go on as soon as they are combined.
@@ -352,7 +350,7 @@ def rs_ag(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None)
     wait_all(ranks.start([(chunks[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others]))
 
 
-ALGORITHMS: dict[str, Algorithm] = {"ring": ring, "tree": tree, "rs_ag": rs_ag}
+ALGORITHMS: dict[str, Callable[[torch.Tensor, Op, Group], None]] = {"ring": ring, "tree": tree, "rs_ag": rs_ag}
 
 
 def _begin(tensor: torch.Tensor, op: Op, group: Group) -> tuple[torch.Tensor, Combine, Peers]:
