@@ -8,8 +8,7 @@ work never fall onto their like. Two results are compared bit by bit.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from benchlib.workloads.collectives import exchange
 from benchlib.workloads.operations import OPS, TYPES
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, kind in TYPES.items()}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, (kind, _) in TYPES.items()}
 # The largest whole number up to which all are exact in the type; kept small where the type would allow much more.
 EXACT = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8, "int32": 2**24, "int64": 2**24, "uint8": 2**8 - 1}
 PERIOD = 65537
@@ -132,8 +131,7 @@ ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where an operation runs: this rank of n, on a device, in a group (None: all ranks); a message goes between two ``ends``."""
 
     rank: int
@@ -143,8 +141,7 @@ class Place:
     ends: tuple[int, int] = (0, 1)
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(NamedTuple):
     """What a rank gives and what it has to get; None where it gives nothing or what it gets is not defined."""
 
     give: torch.Tensor | None

@@ -8,8 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,8 +24,7 @@ from benchlib.workloads.operations import OPS
 Kind = tuple[str, str, str, str, bool]  # operation, variant, type, reduction, in place
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """What to measure: an operation, a variant of it, the type, the reduction ('' for none), where, and how many bytes."""
 
     operation: str
@@ -40,7 +38,7 @@ class Case:
     @property
     def kind(self) -> Kind:
         """All but the size: what a library either has or has not."""
-        return self.operation, self.variant, self.dtype, self.reduction, self.in_place
+        return self[:5]
 
 
 class Timed(Protocol):
@@ -147,8 +145,7 @@ MAX_ROUNDS = 200
 MAX_WALL = 3  # times the seconds asked for, with restoring and comparing
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How a series is taken: seconds of timed work, the injected slow-down, how many rounds, and how many before that."""
 
     seconds: float
@@ -158,8 +155,7 @@ class Pace:
     warmup: int = WARMUP
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """The slowest rank's seconds of each run, (rounds,); wrong elements are of all ranks, ``first`` describes one."""
 
     bytes: int
@@ -174,9 +170,7 @@ class Series:
 
     def followed_by(self, later: "Series") -> "Series":
         """Return one series of the same messages: this one's runs, then the later ones."""
-        seconds = np.concatenate([self.seconds, later.seconds])
-        counts = {"wrong": self.wrong + later.wrong, "checked": self.checked + later.checked}
-        return replace(self, seconds=seconds, first=self.first or later.first, **counts)
+        return Series(self.bytes, np.concatenate([self.seconds, later.seconds]), *self.counts(later).values())
 
     def counts(self, *others: "Series") -> dict[str, Any]:
         """Return the columns of what was compared, in this series and in others."""
@@ -246,6 +240,6 @@ def time_all_reduce(sizes: Sequence[int], device: torch.device, pace: Pace, faul
     """
     place = Place(dist.get_rank(), dist.get_world_size(), device)
     exercises = [Exercise(Case("all_reduce", "library", "fp32", "sum", True, size), place, fault) for size in sizes]
-    messages = interleaved(exercises, device, replace(pace, seconds=pace.seconds / len(sizes)))
+    messages = interleaved(exercises, device, pace._replace(seconds=pace.seconds / len(sizes)))
     seconds = np.sum([series.seconds for series in messages], axis=0)
     return Series(sum(series.bytes for series in messages), seconds, *messages[0].counts(*messages[1:]).values())

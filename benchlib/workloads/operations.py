@@ -1,20 +1,23 @@
 """The collective operations and the ways to do them, without torch: the front reads it, too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from benchlib.spec.tables import Row, Rows
 
-# Types of the elements by their names in torch, and their bytes.
-TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int32": "int32", "int64": "int64", "uint8": "uint8"}
-WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4, "int64": 8, "uint8": 1}
+TYPES = {  # of the elements: their names in torch, and their bytes
+    "fp32": ("float32", 4),
+    "fp16": ("float16", 2),
+    "bf16": ("bfloat16", 2),
+    "int32": ("int32", 4),
+    "int64": ("int64", 8),
+    "uint8": ("uint8", 1),
+}
 REDUCTIONS = ("sum", "avg", "min", "max", "product")
 IN_PLACE_FIRST, OUT_OF_PLACE_FIRST, OUT_OF_PLACE = (True, False), (False, True), (False,)
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(NamedTuple):
     """One operation. torch's all-reduce, broadcast and reduce work in place; the others on a part of the larger side.
 
     ``ends`` says who moves data: all at once, rank 0 and the others, rank 0 to rank 1, nobody. Headline figures are of the
@@ -34,15 +37,10 @@ class Op:
     target: str = ""  # the variant that may have to reach a share of raw sockets ...
     target_bytes: int = 64 << 20  # ... in messages of at least this size
 
-    @property
-    def slug(self) -> str:
-        """The beginning of the names of its metrics."""
-        return self.name.replace("all_reduce", "allreduce")
-
     def elements(self, size_bytes: int, dtype: str, ranks: int) -> int:
         """Return the elements of the larger side nearest below a size, at least one for each part."""
         parts = ranks if self.parts_given or self.parts_got else 1
-        return parts * max(1, size_bytes // WIDTHS[dtype] // parts) if self.ends != "none" else 0
+        return parts * max(1, size_bytes // TYPES[dtype][1] // parts) if self.ends != "none" else 0
 
 
 _ALL_REDUCE = {"may_lose": 0.15, "latency_may_grow": 0.5, "target": "library", "target_bytes": 16 << 20}
@@ -64,28 +62,23 @@ OPS: Mapping[str, Op] = {
 TOGETHER = tuple(op.name for op in OPS.values() if op.ends == "all")
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A way to do operations. ``own``: of sends and receives of the kit, by none of the library's collectives."""
 
-    name: str
     label: str
     operations: tuple[str, ...]
     own: bool = True
 
 
-VARIANTS: Mapping[str, Variant] = {
-    variant.name: variant
-    for variant in (
-        Variant("library", "", tuple(OPS), own=False),
-        Variant("async", "async", tuple(OPS), own=False),  # started and waited for at once
-        Variant("overlap", "overlapped", TOGETHER, own=False),  # beside a computation
-        Variant("direct", "direct", ("all_gather", "reduce_scatter")),
-        Variant("ring", "ring", ("all_reduce",)),
-        Variant("tree", "recursive doubling", ("all_reduce",)),
-        Variant("rs_ag", "reduce-scatter + all-gather", ("all_reduce",)),
-        Variant("flat", "gloo without groups", ("all_reduce",)),  # which only a hierarchy has beside it
-    )
+VARIANTS = {
+    "library": Variant("", tuple(OPS), own=False),
+    "async": Variant("async", tuple(OPS), own=False),  # started and waited for at once
+    "overlap": Variant("overlapped", TOGETHER, own=False),  # beside a computation
+    "direct": Variant("direct", ("all_gather", "reduce_scatter")),
+    "ring": Variant("ring", ("all_reduce",)),
+    "tree": Variant("recursive doubling", ("all_reduce",)),
+    "rs_ag": Variant("reduce-scatter + all-gather", ("all_reduce",)),
+    "flat": Variant("gloo without groups", ("all_reduce",)),  # which only a hierarchy has beside it
 }
 
 

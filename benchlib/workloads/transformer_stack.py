@@ -26,7 +26,7 @@ class Embed(nn.Module):
         self.places = nn.Embedding(form.positions, form.hidden) if form.learned_positions else None
         encoder = form.kind == "encoder"
         self.types = nn.Embedding(2, form.hidden) if encoder else None
-        self.norm = _norm(form) if encoder else None
+        self.norm: Any = _norm(form) if encoder else None
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ class Embed(nn.Module):
         x = self.tokens(tokens)
         if self.places is not None:
             x = x + self.places(places)
-        if self.types is not None and self.norm is not None:
+        if self.types is not None:
             x = self.norm(x + self.types(torch.zeros_like(tokens)))
         return self.dropout(x)  # type: ignore[no-any-return]
 
@@ -167,7 +167,7 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy: of the next tokens, int64 (B, S), or an answer's start and end, int64 (B, 2)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if logits.shape[2] == 2 and targets.shape[1] == 2:
-        return functional.cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(logits, targets)
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from worlds import in_ranks, in_world
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.benchmarks.collectives import support
+from benchlib.benchmarks.collectives import run as benchmark
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
 from benchlib.judge.baselines import find
@@ -195,7 +195,7 @@ def test_seconds_and_the_most_rounds_bound_a_series(clock):
 
 def _lacks_one_reduction(rank, size):
     """Try three kinds where rank 1 alone refuses the second: it must not pull down the third."""
-    support.TRIAL_S = 5
+    benchmark.TRIAL_S = 5
     if rank == 1:
         real = dist.all_reduce
 
@@ -206,7 +206,7 @@ def _lacks_one_reduction(rank, size):
 
         dist.all_reduce = refuses
     cases = [Case("all_reduce", "library", "fp32", reduction, True, 64) for reduction in ("sum", "min", "max")]
-    found = support.lacking(cases, Place(rank, size, torch.device("cpu")))
+    found = benchmark.lacking(cases, Place(rank, size, torch.device("cpu")))
     assert [kind[3] for kind in found] == ["min"], found
     assert "Timed out" in found[cases[1].kind] or "no such reduction" in found[cases[1].kind]
     assert "(rank " in found[cases[1].kind], "the ranks differ"

@@ -11,7 +11,7 @@ import torch
 import worlds
 from torch.distributed.tensor import DTensor
 
-from benchlib.benchmarks.parallel import measure, proofs, strategies
+from benchlib.benchmarks.parallel import measure, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Shape
 from benchlib.benchmarks.parallel.spec import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
@@ -25,7 +25,7 @@ from benchlib.workloads import transformer_stack
 NARROW = Shape("narrow", "decoder", 32, 4, 8, 8, 64, 32, 61)  # 64 rows where tensor-parallel ranks share them
 CPU = torch.device("cpu")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
-TENSOR_PLAN, PREPARE = strategies.tensor_plan, proofs.prepare
+TENSOR_PLAN, PREPARE = strategies.tensor_plan, strategies.prepare
 PART, TO_LOCAL = transformer_stack.Stack.part, DTensor.to_local
 SHALLOW = replace(NARROW, name="shallow", layers=1)  # for the profiler, to which every kernel is a row
 
@@ -38,7 +38,7 @@ def jobs(config, size):
 
 def proved(job):
     """Return the errors of loss, weights, gradient and, in fp32, loss."""
-    proof = proofs.prove(job, CPU)
+    proof = strategies.prove(job, CPU)
     return [proof[name] for name in ("loss_error", "weight_error", "gradient_error", "loss_error_fp32")]
 
 
@@ -88,7 +88,7 @@ def averaged_twice(*args):
 
 FAULTS = {
     "plan": ("tensor", "", strategies, "tensor_plan", one_row_taken_for_a_column),
-    "averaged twice": ("data", "", proofs, "prepare", averaged_twice),
+    "averaged twice": ("data", "", strategies, "prepare", averaged_twice),
     "stage order": ("pipeline", "interleaved", transformer_stack.Stack, "part", swapped),
     "bucket": ("data", "", strategies, "_repeated", dropped),
     "no fault": ("data", "", strategies, "_repeated", strategies._repeated),
@@ -124,7 +124,7 @@ def slow(config, rank):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(measure, "hold", functools.partial(hold, "data"))
             patch.setattr(timing, "hold", functools.partial(hold, "step"))
-            tables = measure.measure(config.job("data", "", 2), own)
+            _, tables = measure.measure(config.job("data", "", 2), own)
         calls = sum(row["calls"] for row in tables["communication"])
         seen[planted] = {"held": all_gather_objects((held["data"], held["step"])), "calls": calls}
     return seen
@@ -210,7 +210,7 @@ def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks):
 
 
 def test_recomputed_activations_that_drop_others_are_found(monkeypatch):
-    error = functools.partial(proofs.checkpointing_error, Job(NARROW), CPU)
+    error = functools.partial(strategies.checkpointing_error, Job(NARROW), CPU)
     assert error() <= RECOMPUTED
     other = functools.partial(transformer_stack.checkpoint, preserve_rng_state=False)
     monkeypatch.setattr(transformer_stack, "checkpoint", other)

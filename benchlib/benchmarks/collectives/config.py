@@ -1,25 +1,31 @@
 """Parameters of the collectives benchmark. The defaults are those of the smoke tier."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.config.schema import BaseConfig
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.workloads.operations import OPS, REDUCTIONS, TYPES, VARIANTS
 
-if TYPE_CHECKING:
-    Operation = str
-    Reduction = str
-    DataType = str
-    Variant = str
-else:
-    Operation, Reduction, DataType, Variant = (Literal[tuple(names)] for names in (OPS, REDUCTIONS, TYPES, VARIANTS))
 Library = Literal["gloo", "nccl", "xccl", "mpi", "ucc"]
 Share = Annotated[float | None, Field(gt=0, le=2)]
+# Sizes as a user writes them: ``1KiB:256MiB`` (each twice the one before), ``1KiB:256MiB:8``, ``1KiB,1MiB``, ``100``.
+MAX_SIZES = 64
+SIZE = TypeAdapter(Annotated[ByteSize, Field(ge=1, le=2**40)])
+FORMS = "write sizes as 1KiB:256MiB (each twice the one before), 1KiB:256MiB:8 (eight times), 1KiB,1MiB or plain bytes"
+UNITS = "B, KiB, MiB, GiB, TiB (of 1024), KB, MB, GB, TB (of 1000) and K, M, G (of 1024, as in nccl-tests)"
 NO_BUS = "one rank has no bus to send on; set nproc to 2 or more"
 USUAL = [name for name in VARIANTS if name != "flat"]  # which only a hierarchy has beside it
 
@@ -33,9 +39,13 @@ class CollectivesConfig(BaseConfig):
 
     benchmark: Literal["collectives"] = "collectives"
 
-    operations: list[Operation] = Field(list(OPS), min_length=1, description="the operations of the collective library")
-    dtypes: list[DataType] = Field(list(TYPES), min_length=1, description="of the elements; the first at all sizes")
-    reductions: list[Reduction] = Field(
+    operations: list[Literal[tuple(OPS)]] = Field(  # type: ignore[valid-type]
+        list(OPS), min_length=1, description="the operations of the collective library"
+    )
+    dtypes: list[Literal[tuple(TYPES)]] = Field(  # type: ignore[valid-type]
+        list(TYPES), min_length=1, description="of the elements; the first at all sizes"
+    )
+    reductions: list[Literal[REDUCTIONS]] = Field(  # type: ignore[valid-type]
         list(REDUCTIONS), min_length=1, description="of the operations that reduce; the first at all sizes"
     )
     sizes: str = Field(
@@ -45,7 +55,7 @@ class CollectivesConfig(BaseConfig):
     )
     type_sizes: str = Field("4KiB", description="sizes for the other types and reductions, written as sizes")
     in_place: bool = Field(True, description="measure in place and out of place, where the operation can be both")
-    variants: list[Variant] = Field(
+    variants: list[Literal[tuple(VARIANTS)]] = Field(  # type: ignore[valid-type]
         USUAL,
         min_length=1,
         description="implementations to compare: library, async, overlap (beside a computation), direct (send and receive), "
@@ -115,3 +125,39 @@ class CollectivesConfig(BaseConfig):
             f"from {size_text(sizes[0])} to {size_text(sizes[-1])}, {self.seconds:g} s each; types {', '.join(self.dtypes)} and "
             f"reductions {', '.join(self.reductions)} at {self.type_sizes}; variants {', '.join(self.variants)}; every result is verified"
         )
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read a list of sizes or ranges of sizes, in bytes, rising and without repetition; ``ValueError`` says what is wrong.
+
+    A range holds its first size, each next one by the factor (2), and its last, whether or not the factor leads there.
+    """
+    sizes = {size for part in text.split(",") for size in _range(part)}
+    if len(sizes) > MAX_SIZES:
+        raise ValueError(f"{text!r} are {len(sizes)} sizes, at most {MAX_SIZES} can be measured: use a larger factor")
+    return tuple(sorted(sizes))
+
+
+def _range(text: str) -> list[int]:
+    first, *rest = text.split(":")
+    if not rest:
+        return [_size(first)]
+    if len(rest) > 2:
+        raise ValueError(f"{text!r} is not a range of sizes: {FORMS}")
+    sizes, last = [_size(first)], _size(rest[0])
+    factor = rest[1].strip() if rest[1:] else "2"
+    if not re.fullmatch(r"\d+(\.\d+)?", factor) or float(factor) <= 1:
+        raise ValueError(f"{text!r}: the factor must be a number above 1, as in {first}:{rest[0]}:8")
+    if sizes[0] > last:
+        raise ValueError(f"{text!r}: the range ends below its beginning; write it as {rest[0]}:{first}")
+    size = float(sizes[0])
+    while (size := size * float(factor)) < last and len(sizes) <= MAX_SIZES:
+        sizes.append(int(size))
+    return [*sizes, last]
+
+
+def _size(text: str) -> int:
+    try:
+        return SIZE.validate_python(re.sub(r"(?i)([kmg])\s*$", r"\1iB", text))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a size from 1 B to 1 TiB: {FORMS}; units are {UNITS}") from None

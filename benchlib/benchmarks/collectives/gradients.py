@@ -7,7 +7,7 @@ doubled or divided by the wrong count shows in the first digits.
 
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchlib.core.machine import MOVES
 from benchlib.runtime.group import World, all_gather_objects
-from benchlib.runtime.libraries import LIBRARIES, Library
+from benchlib.runtime.libraries import LIBRARIES
 from benchlib.workloads.collective_timing import first_of
 
 TOLERANCE = 1e-12
@@ -27,7 +27,7 @@ BUCKET_MB = 0.001  # so small that the model's gradients travel in several all-r
 Trace = list[torch.Tensor]
 
 
-def compare(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
+def compare(world: World, names: Iterable[str]) -> list[dict[str, Any]]:
     """Train over each library; returns a row for each, the same on every rank. A collective."""
     reference = _train(None, range(world.size), torch.device("cpu"))
     rows = []
@@ -37,7 +37,13 @@ def compare(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
         if reason := first_of(unavailable and f"rank {world.rank}: {unavailable}"):
             row |= {"status": "skipped", "reason": reason}
         else:
-            trace = _train_over(LIBRARIES[name], world)
+            device = world.device if world.device.type in MOVES[name] else torch.device(MOVES[name][0])
+            group = dist.new_group(backend=LIBRARIES[name].register())
+            try:
+                trace = _train(group, [world.rank], device)
+            finally:
+                gc.collect()  # the reducer goes before the group that it talks through
+                dist.destroy_process_group(group)
             row["max_difference"] = max(all_gather_objects(difference(trace, reference)))
         rows.append(row)
     return rows
@@ -47,17 +53,6 @@ def difference(item: Trace, other: Trace) -> float:
     """Return the largest absolute difference between two runs; infinite where a number is not finite."""
     worst = float(torch.stack([(a - b).abs().max() for a, b in zip(item, other, strict=True)]).max())
     return worst if math.isfinite(worst) else math.inf
-
-
-def _train_over(library: Library, world: World) -> Trace:
-    kinds = MOVES[library.name]
-    device = world.device if world.device.type in kinds else torch.device(kinds[0])
-    group = dist.new_group(backend=library.register())
-    try:
-        return _train(group, [world.rank], device)
-    finally:
-        gc.collect()  # the reducer goes before the group that it talks through
-        dist.destroy_process_group(group)
 
 
 def _train(group: dist.ProcessGroup | None, parts: Sequence[int], device: torch.device) -> Trace:

@@ -17,7 +17,7 @@ from benchlib.judge.foreign.readers import READERS, read_claims
 from benchlib.judge.published import device_name
 from benchlib.results.record import Record
 from benchlib.show.exports import put
-from benchlib.workloads.operations import OPS, WIDTHS
+from benchlib.workloads.operations import OPS, TYPES
 
 PROGRAM_OF = {operation: program for program, operation in PROGRAMS.items()}
 NAMES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "": "none", "product": "prod"}  # others are the same
@@ -94,7 +94,7 @@ def _test(run: Record, rows: list[dict[str, Any]]) -> str:
         HEADER,
     ]
     # nccl-tests counts the elements of one rank's part where S is the sum of all parts.
-    count = WIDTHS[rows[0]["dtype"]] * (ranks if op.parts_given or op.parts_got else 1)
+    count = TYPES[rows[0]["dtype"]][1] * (ranks if op.parts_given or op.parts_got else 1)
     root = 0 if op.ends == "root" else -1
     for size in sorted({row["bytes"] for row in rows}):
         placements = {row["in_place"]: row for row in rows if row["bytes"] == size}

@@ -21,17 +21,14 @@ ROUNDS, WARMUP = 7, 2
 SIDE = 256  # of the matrices: their products stay in a core's cache, so they compete for cores, not for memory
 BATCH = 128  # products at once on an accelerator: 512 tiles of 128 x 128, more than any has multiprocessors
 SOME = 20  # products that are timed to see how long one takes
-WHY = {"slower": "together they take longer than one after the other", "disturbed": "the time alone was disturbed"}
-CPU = torch.device("cpu")
+SLOWER, DISTURBED = "together they take longer than one after the other", "the time alone was disturbed"
 
 
-def overlapped(
-    exchange: Exercise, device: torch.device = CPU, compute: Callable[[], object] | None = None, rounds: int = ROUNDS
-) -> tuple[dict[str, Any], list[tuple[float, int, int]]]:
-    """Measure a collective, ``compute`` (by default products that take as long), and both. All ranks call it.
+def overlapped(exchange: Exercise, device: torch.device) -> tuple[dict[str, Any], list[tuple[float, int, int]]]:
+    """Measure a collective, products of matrices that take as long, and both. All ranks call it.
 
-    Returns the times of each round, of the slowest rank, with ``hidden_share``: where they give none, ``hidden`` is
-    ``slower`` or ``disturbed``. Then the seconds, wrong and checked elements of every run of the collective.
+    Returns the times of each round, of the slowest rank, with ``hidden_share`` or why they give none. Then the seconds,
+    wrong and checked elements of every run of the collective.
     """
     compared = list[tuple[float, int, int]]()
 
@@ -46,20 +43,18 @@ def overlapped(
         compared.append((seconds, *exchange.check()))
         return seconds
 
-    if compute is None:
-        alone = [run(lambda: None) for _ in range(WARMUP + rounds)]
-        compute = products(statistics.median(alone[WARMUP:]), device)
-    turns = [(run(lambda: None), _time(compute, device), run(compute)) for _ in range(WARMUP + rounds)]
+    alone = [run(lambda: None) for _ in range(WARMUP + ROUNDS)]
+    compute = products(statistics.median(alone[WARMUP:]), device)
+    turns = [(run(lambda: None), _time(compute, device), run(compute)) for _ in range(WARMUP + ROUNDS)]
     times = dict(zip(("alone_us", "compute_us", "together_us"), zip(*turns[WARMUP:], strict=True), strict=True))
     alone_s, compute_s, together_s = map(statistics.median, times.values())
     share = (alone_s + compute_s - together_s) / min(alone_s, compute_s)  # of the shorter one, hidden behind the other
-    hidden = "slower" if share < 0 else "disturbed" if share > 1 else "known"
+    why = SLOWER if share < 0 else DISTURBED if share > 1 else ""
     row: dict[str, Any] = {name: [1e6 * value for value in values] for name, values in times.items()}
-    row["hidden"] = hidden
-    return row | ({"hidden_share": share} if hidden == "known" else {"why": {"hidden_share": WHY[hidden]}}), compared
+    return row | ({"why": {"hidden_share": why}} if why else {"hidden_share": share}), compared
 
 
-def products(seconds: float, device: torch.device = CPU) -> Callable[[], None]:
+def products(seconds: float, device: torch.device) -> Callable[[], None]:
     """Return products of matrices of about ``seconds`` on the slowest rank, the same on all of them. A collective."""
     matrix = torch.full((1 if device.type == "cpu" else BATCH, SIDE, SIDE), 1.0 / SIDE, device=device)
     product = torch.empty_like(matrix)

@@ -1,12 +1,11 @@
 """What a run measures, the most important first, and how it is fitted into the available time."""
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from benchlib.benchmarks.collectives.config import CollectivesConfig
-from benchlib.benchmarks.collectives.sizes import parse_sizes
+from benchlib.benchmarks.collectives.config import CollectivesConfig, parse_sizes
 from benchlib.workloads.collective_timing import Case, Kind
 from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS
 
@@ -44,31 +43,30 @@ def _curves(config: CollectivesConfig) -> Iterator[Case]:
                 if (variant, place, size) == ("library", 0, sizes[0]):
                     yield case
             elif variant in config.variants and operation in VARIANTS[variant].operations and place < len(placements):
-                yield replace(case, in_place=placements[place])
+                yield case._replace(in_place=placements[place])
 
 
 def _types(config: CollectivesConfig) -> Iterator[Case]:
     """Yield of a few sizes every type, then every reduction, then the other placement, then the other ways with one of both."""
-    of_data = [(name, dtype) for name in config.operations if name != "barrier" for dtype in config.dtypes]
-    for size in parse_sizes(config.type_sizes):
-        kinds = [pair for name, dtype in of_data for pair in _kinds(config, name, dtype)]
-        yield from (Case(*kind, size, TYPE_SHARE) for _, kind in sorted(kinds, key=lambda pair: pair[0]))
+    kinds = sorted(_kinds(config), key=operator.itemgetter(0))
+    yield from (Case(*kind, size, TYPE_SHARE) for size in parse_sizes(config.type_sizes) for _, kind in kinds)
 
 
-def _kinds(config: CollectivesConfig, operation: str, dtype: str) -> Iterator[tuple[int, Kind]]:
-    """Yield what is measured of an operation in a type, each with its place in the order."""
-    reductions = config.reductions if OPS[operation].reduces else [""]
-    for reduction in reductions:
-        first, *others = OPS[operation].placements
-        other_reduction = reduction != reductions[0]
-        if "library" in config.variants:
-            yield (1 if other_reduction else 0), (operation, "library", dtype, reduction, first)
-            for where in others if config.in_place else ():
-                yield 2, (operation, "library", dtype, reduction, where)
-        for variant in config.variants:
-            own = VARIANTS[variant].own and operation in VARIANTS[variant].operations
-            if own and (dtype == config.dtypes[0] or not other_reduction):
-                yield 3, (operation, variant, dtype, reduction, first)
+def _kinds(config: CollectivesConfig) -> Iterator[tuple[int, Kind]]:
+    """Yield what is measured of each operation in each type, with its place in the order."""
+    for name, dtype in itertools.product(config.operations, config.dtypes):
+        op, (first, *others) = OPS[name], OPS[name].placements
+        reductions = config.reductions if op.reduces else [""] * (op.ends != "none")
+        for reduction in reductions:
+            other_reduction = reduction != reductions[0]
+            if "library" in config.variants:
+                yield int(other_reduction), (name, "library", dtype, reduction, first)
+                for where in others if config.in_place else ():
+                    yield 2, (name, "library", dtype, reduction, where)
+            for variant in config.variants:
+                own = VARIANTS[variant].own and name in VARIANTS[variant].operations
+                if own and (dtype == config.dtypes[0] or not other_reduction):
+                    yield 3, (name, variant, dtype, reduction, first)
 
 
 def share_cases(config: CollectivesConfig) -> list[Case]:

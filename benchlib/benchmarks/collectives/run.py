@@ -3,29 +3,28 @@
 The plan is fitted into the tier's time by what its first runs took: rounds are cut first, then cases from its end.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.collectives.config import NO_BUS
+from benchlib.benchmarks.collectives.config import NO_BUS, parse_sizes
 from benchlib.benchmarks.collectives.curves import Curves, crossover_rows, curves, fit_rows, ratio_rows
 from benchlib.benchmarks.collectives.gradients import compare
 from benchlib.benchmarks.collectives.overlap import overlapped
 from benchlib.benchmarks.collectives.plan import Schedule, Weight, headline, overlap_cases, plan, share_cases
-from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.benchmarks.collectives.sockets import ALL_RANKS, BOUND_OF, ONE_WAY, sockets
-from benchlib.benchmarks.collectives.support import lacking
 from benchlib.config import cluster
 from benchlib.core.definitions import busbw_gbps
+from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads import collective_timing as timing
-from benchlib.workloads.collective_ops import Place
-from benchlib.workloads.collective_timing import Case, Exercise, Pace, Timed
+from benchlib.workloads.collective_ops import DTYPES, Place
+from benchlib.workloads.collective_timing import Case, Exercise, Kind, Pace, Timed
 from benchlib.workloads.operations import OPS
 
 # Of the budget, after which nothing more of a part is begun; the rest is for writing, and for what takes longer.
@@ -33,8 +32,10 @@ UNTIL, EXTRAS_UNTIL = {"curves": 0.4, "other ways": 0.7, "other types": 0.85}, 0
 BRIEF = {"least": 3, "warmup": 1}  # of a series of another type
 PAIR_SHARE = 0.3  # of the time of a series that a pair gets
 LATENCY_BYTES = 8
+TRIAL_BYTES = 64
+TRIAL_S = 20  # what raises on one rank only leaves the others waiting this long, and not the run
 OVERLAP_SERIES = 8  # series of an operation that ``overlapped`` takes as long as
-KIND = ("operation", "variant", "dtype", "reduction", "in_place")
+KIND = Case._fields[:5]  # of ``Case.kind``
 NO_CLAIM = "no profile of the machines claims what a link carries; set cluster=NAME or FILE"
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -62,8 +63,8 @@ def measure(rank: Rank) -> Tables:
     tables = _limits(bench, bounds, shares)
     series += _series(bench, "other ways", [case for case in cases if case.share == 1 and case.variant != "library"])
     tables |= {"pairs": _pairs(bench, pairs), "overlap": _overlap(bench, overlaps), "buckets": _buckets(bench)}
-    named = dict.fromkeys([*config.compare_gradients, rank.world.collective]) if config.compare_gradients else ()
-    tables["gradients"] = compare(rank.world, list(named)) if named else []
+    named = config.compare_gradients
+    tables["gradients"] = compare(rank.world, dict.fromkeys([*named, rank.world.collective])) if named else []
     tables["series"] = series + _series(bench, "other types", [case for case in cases if case.share < 1])
 
     compared = [row for rows in tables.values() for row in rows if "checked_elements" in row]
@@ -83,6 +84,45 @@ def measure(rank: Rank) -> Tables:
     }
 
 
+def lacking(cases: Sequence[Case], at: Place) -> dict[Kind, str]:
+    """Return why a kind of case cannot be measured here, for those that cannot. A collective."""
+    mine: dict[Kind, str] = {}
+    group = _trial_group(at)
+    for kind in dict.fromkeys(case.kind for case in cases):
+        began = time.monotonic()
+        mine[kind] = _try(kind, at._replace(group=group))
+        failed, waited = bool(mine[kind]), time.monotonic() - began > TRIAL_S / 2
+        some_failed, some_ran, in_vain = timing.slowest([failed, not failed, failed and waited], at.device)
+        if in_vain or (some_failed and some_ran):
+            group = _trial_group(at)  # the ranks are at different points of the old one, which nobody can tell apart
+    everybody, reasons = all_gather_objects(mine), dict[Kind, str]()
+    for rank, theirs in enumerate(everybody):
+        for kind, reason in theirs.items():
+            alike = all(others[kind] == reason for others in everybody)
+            if reason:
+                reasons.setdefault(kind, reason if alike else f"{reason} (rank {rank})")
+    return reasons
+
+
+def _trial_group(at: Place) -> dist.ProcessGroup | None:
+    return dist.new_group(timeout=timedelta(seconds=TRIAL_S)) if at.ranks > 1 else None
+
+
+def _try(kind: Kind, at: Place) -> str:
+    """Return why a kind fails on this rank, '' where it runs; whether it is right is for the measurement to say."""
+    if at.ranks < OPS[kind[0]].least_ranks:
+        return "one rank has nobody to send to"
+    try:
+        trial = Exercise(Case(*kind, bytes=TRIAL_BYTES), at)
+        trial.restore()
+        trial.run()
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        if kind[3] == "avg" and not DTYPES[kind[2]].is_floating_point:  # a sum that is divided has a fraction
+            return "it does not average whole numbers"
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return ""
+
+
 class Bench:
     """What the parts of a run share: this rank, the time that is left, and what of the plan it held."""
 
@@ -98,17 +138,15 @@ class Bench:
         return Exercise(case, place or self.place, self.place.rank == self.config.planted_fault_rank)
 
     def left_s(self, share: float) -> float:
-        """Return the seconds until this share of the budget is used, by the clock of rank 0. A collective."""
-        left = torch.tensor(self.rank.left_s(share), device=self.device)
-        dist.broadcast(left, 0)
-        return float(left)
+        """Return the seconds until this share of the budget is used, the same on every rank. A collective."""
+        return timing.slowest([self.rank.left_s(share)], self.device)[0]
 
-    def fitting(self, part: str, items: Sequence[T], weigh: Callable[[T], Weight]) -> Iterator[tuple[T, Pace]]:
+    def fitting(self, part: str, items: Mapping[T, Weight]) -> Iterator[tuple[T, Pace]]:
         """Yield the items that the time holds, each with its pace; ``plan`` gets a row of how many. A collective."""
-        weights, granted, left_out = [weigh(item) for item in items], list[float](), list[int]()
+        weights, granted, left_out = list(items.values()), list[float](), list[int]()
         until = UNTIL.get(part, EXTRAS_UNTIL)
         left_s = self.left_s(until)
-        for index, (item, weight) in enumerate(zip(items, weights, strict=True)):
+        for index, (item, weight) in enumerate(items.items()):
             seconds = self.schedule.pace(weights[index:], left_s)
             if seconds is None:
                 left_out.append(weight.bytes)
@@ -137,8 +175,8 @@ class Bench:
 
 def _series(bench: Bench, part: str, cases: Sequence[Case]) -> list[Row]:
     rows = []
-    for case, pace in bench.fitting(part, cases, lambda case: Weight(case.bytes, case.share)):
-        own_pace = replace(pace, **BRIEF) if part == "other types" else pace
+    for case, pace in bench.fitting(part, {case: Weight(case.bytes, case.share) for case in cases}):
+        own_pace = pace._replace(**BRIEF) if part == "other types" else pace
         row = dict(zip(KIND, case.kind, strict=True)) | bench.timed({"times_us": bench.exercise(case)}, own_pace)
         row["curve"] = case.kind == headline(bench.config, case.operation, case.variant, case.bytes).kind
         if case.operation == "barrier":
@@ -156,9 +194,9 @@ def _limits(bench: Bench, bounds: Sequence[tuple[str, int]], cases: Sequence[Cas
         if isinstance(wires, str):
             gone = [{"bound": bound, "status": "skipped", "reason": wires} for bound in (ONE_WAY, ALL_RANKS)]
             return {"bounds": gone, "shares": []}
-        for (bound, size), pace in bench.fitting("bounds", bounds, lambda item: Weight(item[1])):
+        for (bound, size), pace in bench.fitting("bounds", {item: Weight(item[1]) for item in bounds}):
             rows.append({"bound": bound} | bench.timed({"times_us": wires(bound, size)}, pace))
-        for case, pace in bench.fitting("shares", cases, lambda case: Weight(case.bytes, series=2)):
+        for case, pace in bench.fitting("shares", {case: Weight(case.bytes, series=2) for case in cases}):
             op, exercise = OPS[case.operation], bench.exercise(case)
             bound = BOUND_OF[op.ends]
             row: Row = {"operation": case.operation, "variant": case.variant, "bound": bound}
@@ -172,9 +210,9 @@ def _limits(bench: Bench, bounds: Sequence[tuple[str, int]], cases: Sequence[Cas
 def _pairs(bench: Bench, pairs: Sequence[tuple[int, int]]) -> list[Row]:
     """Send messages from each rank to each other one, pair by pair."""
     rows, (size,) = [], parse_sizes(bench.config.pair_size)
-    for ends, pace in bench.fitting("pairs", pairs, lambda _: Weight(size, PAIR_SHARE, series=2)):
+    for ends, pace in bench.fitting("pairs", dict.fromkeys(pairs, Weight(size, PAIR_SHARE, series=2))):
         small, large = (Case("send_recv", "library", "uint8", "", False, each) for each in (LATENCY_BYTES, size))
-        place = replace(bench.place, ends=ends)
+        place = bench.place._replace(ends=ends)
         messages = {"times_us": bench.exercise(large, place), "latency_us": bench.exercise(small, place)}
         rows.append({"source": ends[0], "target": ends[1]} | bench.timed(messages, pace))
     return rows
@@ -183,7 +221,7 @@ def _pairs(bench: Bench, pairs: Sequence[tuple[int, int]]) -> list[Row]:
 def _overlap(bench: Bench, cases: Sequence[Case]) -> list[Row]:
     """Run each operation beside matrix products of the same length."""
     rows = []
-    for case, _ in bench.fitting("overlap", cases, lambda case: Weight(case.bytes, 1, OVERLAP_SERIES)):
+    for case, _ in bench.fitting("overlap", {case: Weight(case.bytes, 1, OVERLAP_SERIES) for case in cases}):
         exercise = bench.exercise(case)
         times, compared = overlapped(exercise, bench.device)
         row = {"operation": case.operation, "bytes": exercise.bytes}
@@ -196,7 +234,7 @@ def _buckets(bench: Bench) -> list[Row]:
     sizes = tuple(bench.config.bucket_bytes) if bench.place.ranks > 1 else ()
     why = f"no time in the budget of {bench.config.budget_s:g} s" if sizes else "one rank has nobody to exchange with"
     row: Row = {"status": "skipped", "reason": why}
-    for _, pace in bench.fitting("buckets", [sizes] if sizes else [], lambda sizes: Weight(sum(sizes))):
+    for _, pace in bench.fitting("buckets", {sizes: Weight(sum(sizes))} if sizes else {}):
         series = timing.time_all_reduce(sizes, bench.device, pace, bench.place.rank == bench.config.planted_fault_rank)
         row = {"buckets": len(sizes), "least_bytes": min(sizes), "most_bytes": max(sizes), "bytes": series.bytes}
         row |= series.counts() | {"times_us": series.times_us}

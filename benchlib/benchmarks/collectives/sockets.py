@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import psutil
 import torch
 
 from benchlib.launch import nodes
@@ -26,16 +25,14 @@ BOUND_OF: Mapping[str, str] = {"all": ALL_RANKS, "root": ONE_WAY, "pair": ONE_WA
 INLINE = 1 << 15  # bytes that surely fit the socket's buffer: sent before receiving, without a second thread
 CONNECT_S, TRANSFER_S = 20.0, 120.0
 CPU = torch.device("cpu")
-Wires = Callable[[str, int], "Wire"]  # of a bound and a size
-Links = dict[str, socket.socket]  # ``out`` to the next rank, ``into`` from the one before
 
 
 class Wire:
-    """S bytes over sockets that are already connected: out of one, into the other, at the same time where both are there."""
+    """S bytes over connected sockets: ``out`` to the next rank, ``into`` from the one before, or both at the same time."""
 
     is_limit = True
 
-    def __init__(self, links: Links, size: int, here: int, before: int) -> None:
+    def __init__(self, links: Mapping[str, socket.socket], size: int, here: int, before: int) -> None:
         self.out, self.into, self.bytes, self.rank = links.get("out"), links.get("into"), size, here
         self.first_wrong = ""
         self._sent = collective_ops.moved("uint8", size, here, 0, 1, CPU)
@@ -75,7 +72,7 @@ class Wire:
 
 
 @contextlib.contextmanager
-def sockets(place: Place) -> Iterator[Wires | str]:
+def sockets(place: Place) -> Iterator[Callable[[str, int], Wire] | str]:
     """Connect each rank to the next one by TCP; yields what makes the wire of a bound and a size. A collective.
 
     Yields the reason on every rank where one of them could not connect, or is alone.
@@ -84,41 +81,34 @@ def sockets(place: Place) -> Iterator[Wires | str]:
     if ranks < 2:
         yield "one rank has nobody to talk to"
         return
+    address, links, reason = own_address(), dict[str, socket.socket](), ""
     with contextlib.ExitStack() as stack:
-        links, reason = _connected(rank, (rank + 1) % ranks, own_address(), stack)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = stack.enter_context(socket.create_server((address, 0), family=family))
+        listener.settimeout(CONNECT_S)
+        places = group.all_gather_objects((address, listener.getsockname()[1]))
+        try:
+            next_place = places[(rank + 1) % ranks]
+            links["out"] = stack.enter_context(socket.create_connection(next_place, timeout=CONNECT_S))
+            links["into"] = stack.enter_context(listener.accept()[0])
+        except OSError as error:
+            reason = f"rank {rank} at {address} cannot connect to the others: {error}"
+        for item in links.values():
+            item.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            item.settimeout(TRANSFER_S)
         of_pair = {name: link for name, link in links.items() if rank == {"out": 0, "into": 1}[name]}
 
         def wire(bound: str, size: int) -> Wire:
             return Wire(links if bound == ALL_RANKS else of_pair, size, rank, (rank - 1) % ranks)
 
-        yield reason or wire
-
-
-def _connected(rank: int, target: int, address: str, stack: contextlib.ExitStack) -> tuple[Links, str]:
-    """Return this rank's sockets, out to its target and into it from another rank; the reason where a rank has none."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = stack.enter_context(socket.create_server((address, 0), family=family))
-    listener.settimeout(CONNECT_S)
-    places = group.all_gather_objects((address, listener.getsockname()[1]))
-    links, reason = Links(), ""
-    try:
-        links["out"] = stack.enter_context(socket.create_connection(places[target], timeout=CONNECT_S))
-        links["into"] = stack.enter_context(listener.accept()[0])
-    except OSError as error:
-        reason = f"rank {rank} at {address} cannot connect to the others: {error}"
-    for item in links.values():
-        item.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        item.settimeout(TRANSFER_S)
-    return links, first_of(reason)
+        yield first_of(reason) or wire
 
 
 def own_address() -> str:
     """Return this rank's address: of the interface that gloo was told, else one that others reach. A collective."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    of_interface = psutil.net_if_addrs().get(name, [])
-    mine = next((item.address for item in of_interface if item.family == socket.AF_INET), "")
+    name, addresses = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0], nodes.own_addresses()
+    mine = next((address for address, interface in addresses.items() if interface == name and ":" not in address), "")
     if len(set(group.all_gather_objects((socket.gethostname(), mine)))) == 1:
         return mine or "127.0.0.1"
-    others = [address for address in nodes.own_addresses() if not ipaddress.ip_address(address).is_loopback]
-    plain = [address for address in others if ":" not in address]
-    return mine or next(iter([*plain, *others]), "127.0.0.1")
+    others = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
+    return mine or min(others, key=lambda address: ":" in address, default="127.0.0.1")

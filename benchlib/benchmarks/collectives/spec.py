@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +22,7 @@ MIN_TIME_SHARE = 0.5  # of what a series was to get; with less, its percentiles 
 NO_LIMIT = 1.05
 WITH_SWITCH = ("nccl", "rccl", "sharp")  # libraries in whose algorithms a switch may add
 LABELS = {op.name: op.label for op in OPS.values()}
-WAYS = {way.name: way.label for way in VARIANTS.values()}
+WAYS = {name: way.label for name, way in VARIANTS.items()}
 BOUNDS = {"socket_one_way": "TCP socket one way", "socket_all_ranks": "TCP socket all ranks", "link": "claimed link"}
 FASTER = {
     "above": "faster from",
@@ -114,7 +115,7 @@ apart = [Col("max_difference", "error", "largest difference"), Col("tolerance", 
 gradients = Table("gradients", "{collective}", [Col("collective", label="library"), *apart])
 ends = [*cols("source target", "number"), size, times, rate, *cols("latency_us", "us", samples=True)]
 pairs = Table("pairs", "rank {source} to {target}", [*ends, *compared], note="{first}")
-hidden = [*cols("alone_us compute_us together_us", "us", samples=True), Col("hidden_share", "ratio"), Col("hidden")]
+hidden = [*cols("alone_us compute_us together_us", "us", samples=True), Col("hidden_share", "ratio")]
 overlap = Table("overlap", "{operation}, {bytes}", [operation, size, *hidden, *compared], note="{first}")
 of_buckets = replace(busbw, of=lambda *given: busbw_samples("all_reduce", *given), needs="bytes times_us world")
 sizes = [Col("buckets", "count"), *cols("least_bytes most_bytes", "B"), size, times, of_buckets]
@@ -155,21 +156,20 @@ def _no_headline(row: Row, run: Rows) -> str:
 
 def _metrics(op: Op) -> Iterator[Metric]:
     """Yield the bandwidth at the largest size, the share of the sockets, and the time at the smallest size."""
-    for way in ("library", "direct"):
-        more, label = ("", "") if way == "library" else (f"_{way}", f", {way}")
-        name, label, is_first = f"{op.slug}{more}", f"{op.label.capitalize()}{label}", op.target == way
-        of, share = largest.where(operation=op.name, variant=way), asked.where(operation=op.name, variant=way)
-        rules: dict[str, Any] = {"better": "higher", "may_lose": op.may_lose}
+    slug, label, grow = op.name.replace("all_reduce", "allreduce"), op.label.capitalize(), op.latency_may_grow
+    for way, more, words in (("library", "", ""), ("direct", "_direct", ", direct")):
+        of, is_first = {"operation": op.name, "variant": way}, op.target == way
+        rate = partial(Metric, better="higher", may_lose=op.may_lose)
         if op.ends != "none" and op.name in VARIANTS[way].operations:
-            rules_of = rules | {"headline": is_first, "unless": _no_headline, "basis": series.title}
-            yield Metric(f"{name}_busbw_gbps", of["busbw_gbps"], label=f"{label} (bus)", **rules_of)
+            bus, about = largest.where(**of)["busbw_gbps"], f"{label}{words} (bus)"
+            yield rate(f"{slug}{more}_busbw_gbps", bus, about, series.title, headline=is_first, unless=_no_headline)
         if is_first:
-            rules |= {"headline": op.name == "all_reduce", "basis": "of the {bound}, at {bytes}, interleaved"}
-            yield Metric(f"{name}_socket_share", share["share"], label=f"{label} / raw sockets", **rules)
+            share, about = asked.where(**of)["share"], f"{label}{words} / raw sockets"
+            basis = "of the {bound}, at {bytes}, interleaved"
+            yield rate(f"{slug}{more}_socket_share", share, about, basis, headline=op.name == "all_reduce")
     least = smallest.where(operation=op.name, variant="library")["times_us"]
-    grow: dict[str, Any] = {"may_lose": op.latency_may_grow, "headline": op.latency_may_grow is not None}
-    label = f"{op.label.capitalize()} latency"
-    yield Metric(f"{op.slug}_latency_us", least, label, series.title, "lower", unless=_alone, **grow)
+    about, is_key = f"{label} latency", grow is not None
+    yield Metric(f"{slug}_latency_us", least, about, series.title, "lower", grow, unless=_alone, headline=is_key)
 
 
 def _unclaimed(run: Rows) -> str:

@@ -44,21 +44,25 @@ def measure(rank: Rank) -> Tables:
 def _products(rank: Rank, precision: str) -> Tables:
     """Measure matrix products, all ranks at once at each size, then each rank alone at the best size."""
     config, world = rank.config, rank.world
-
-    def peaks(sizes: Sequence[int]) -> list[MatmulPeak]:
-        slowdown = config.planted_slowdown
-        return matmul_peaks(world.device, precision, sizes=sizes, seconds=config.seconds, slowdown=slowdown)
-
+    how = {"seconds": config.seconds, "slowdown": config.planted_slowdown}
+    peaks = functools.partial(matmul_peaks, world.device, precision, **how)
     group.barrier()
-    together = group.all_gather_objects(peaks(config.matmul_sizes))
+    together = group.all_gather_objects(peaks(sizes=config.matmul_sizes))
     product: Row = {"precision": precision, "ranks": world.size}
-    if lacking := next((peak.reason for by_size in together for peak in by_size if peak.reason), ""):
+    every = [peak for by_size in together for peak in by_size]
+    if lacking := next((peak.reason for peak in every if peak.reason), ""):
         return {"products": [product | {"status": "skipped", "reason": lacking}]}
     samples = [{peak.size: peak.samples for peak in by_size} for by_size in together]
     # A slow rank may have left out a size: only those that every rank has can be summed.
     sums = {size: _rounds([of_rank[size] for of_rank in samples]) for size in set.intersection(*map(set, samples))}
     best = max(sums, key=lambda size: statistics.median(sums[size]))
-    alone = _alone(rank, lambda: peaks([best])[0])
+    own = list[MatmulPeak]()
+    for turn in range(config.nproc):  # the ranks of a node one after the other; nodes do not disturb each other
+        group.barrier()
+        rank.events.emit("heartbeat")  # a node of many ranks may take longer than the stall limit
+        own += peaks(sizes=[best]) if turn == world.local_rank else []
+    group.barrier()
+    alone = [peak for of_rank in group.all_gather_objects(own) for peak in of_rank]
     rows: list[Row] = [
         {"precision": precision, "n": best, "rank": number, "together_flops": list(of_rank[best])}
         | {"alone_flops": list(alone[number].samples)}
@@ -68,21 +72,10 @@ def _products(rank: Rank, precision: str) -> Tables:
     earlier, where = highest(rank.run_dir, precision, world.size)
     product |= {"sizes": sorted(sums), "n": best, "flops": sums[best], "peak_flops": peak, "peak_n": peak_n}
     product["alone_flops"] = [rate for of_rank in alone for rate in of_rank.samples]
-    product["best_flops"] = best_of([*alone, *(peak for by_size in together for peak in by_size)])
+    product["best_flops"] = best_of([*alone, *every])
     product |= {"highest_flops": earlier and max(peak, earlier), "highest_of": where if (earlier or 0) > peak else ""}
     product["why"] = {} if earlier else {"highest_flops": "no earlier run of this machine"}
     return {"products": [product], "matmul": rows}
-
-
-def _alone(rank: Rank, measured: Callable[[], MatmulPeak]) -> list[MatmulPeak]:
-    """Let the ranks of a node measure one after the other; nodes do not disturb each other."""
-    peaks = list[MatmulPeak]()
-    for turn in range(rank.config.nproc):
-        group.barrier()
-        rank.events.emit("heartbeat")  # a node of many ranks may take longer than the stall limit
-        peaks += [measured()] if turn == rank.world.local_rank else []
-    group.barrier()
-    return [peak for of_rank in group.all_gather_objects(peaks) for peak in of_rank]
 
 
 def _rounds(by_rank: Sequence[Sequence[float]]) -> list[float]:

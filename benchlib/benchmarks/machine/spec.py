@@ -56,11 +56,11 @@ copies = Table("copies", "copy {kind}", [Col("kind", words=COPIES), Col("mib", "
 size = Col("bytes", "B", "size", role="collective.size_bytes")
 times = Col("times_us", "us", "time", samples=True)
 wrong = Col("wrong_elements", "count", role="collective.wrong_elements")
-rate = partial(Col, unit="Gbps", samples=True)
-busbw = rate("busbw_gbps", label="bus bandwidth", of=partial(busbw_samples, "all_reduce"), needs="bytes times_us world")
-algbw = rate("algbw_gbps", label="algorithm bandwidth", of=algbw_samples, needs="bytes times_us")
-rates = [replace(col, role=f"collective.{col.name[:5]}_gbytes_per_s") for col in (busbw, algbw)]
-allreduce = Table("allreduce", "all-reduce of {bytes}", [size, times, *rates, wrong], _of_exchange)
+BUS, ALG = "collective.busbw_gbytes_per_s", "collective.algbw_gbytes_per_s"
+rate, of_all = partial(Col, unit="Gbps", samples=True), partial(busbw_samples, "all_reduce")
+busbw = rate("busbw_gbps", label="bus bandwidth", of=of_all, needs="bytes times_us world", role=BUS)
+algbw = rate("algbw_gbps", label="algorithm bandwidth", of=algbw_samples, needs="bytes times_us", role=ALG)
+allreduce = Table("allreduce", "all-reduce of {bytes}", [size, times, busbw, algbw, wrong], _of_exchange)
 disk = Table("disk", "disk", [Col("bytes", "B"), Col("gbytes_per_s", "GB/s", samples=True)])
 run = run_table()
 

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,12 +13,6 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 
-if TYPE_CHECKING:
-    Model = str
-    Strategy = str
-    Schedule = str
-else:
-    Model, Strategy, Schedule = (Literal[tuple(names)] for names in (MODELS, STRATEGIES, SCHEDULES))
 WIDTHS = ("hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary")
 FEW = ("single", "data", "sharded_direct", "tensor", "pipeline")
 COVERAGE: dict[str, tuple[str, ...]] = {"few": FEW, "most": (*FEW, "sharded", "sequence"), "all": tuple(STRATEGIES)}
@@ -29,12 +23,18 @@ class ParallelConfig(BaseConfig):
 
     benchmark: Literal["parallel"] = "parallel"
 
-    model: Model = Field("tiny", description=f"shape of a decoder or encoder: {', '.join(MODELS)}")
+    model: Literal[tuple(MODELS)] = Field(  # type: ignore[valid-type]
+        "tiny", description=f"shape of a decoder or encoder: {', '.join(MODELS)}"
+    )
     untie: bool = Field(False, description="give the output layer weights of its own, not those of the embedding")
 
-    strategies: list[Strategy] = Field([], description=f"{', '.join(STRATEGIES)}; empty: by coverage")
+    strategies: list[Literal[tuple(STRATEGIES)]] = Field(  # type: ignore[valid-type]
+        [], description=f"{', '.join(STRATEGIES)}; empty: by coverage"
+    )
     coverage: Literal["few", "most", "all"] = Field("all", description="which of the strategies that fit are taken")
-    schedules: list[Schedule] = Field(["1f1b"], min_length=1, description=f"{', '.join(SCHEDULES)}; hybrids: the first")
+    schedules: list[Literal[tuple(SCHEDULES)]] = Field(  # type: ignore[valid-type]
+        ["1f1b"], min_length=1, description=f"{', '.join(SCHEDULES)}; hybrids: the first"
+    )
     data: int = Field(0, ge=0, le=65536, description="copies in hybrids; 0: what the other degrees leave")
     tensor: int = Field(2, ge=1, le=1024, description="tensor-parallel ranks in hybrids")
     pipeline: int = Field(2, ge=1, le=1024, description="pipeline stages in hybrids")
@@ -138,7 +138,7 @@ class ParallelConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be trained in which ways, and what a machine is estimated to need for it."""
-        from benchlib.benchmarks.parallel.planning import expected
+        from benchlib.benchmarks.parallel.estimate import expected
 
         ways = ", ".join(self.strategies) or f"what fits of {', '.join(self.chosen)}"
         proofs = "each proved against one device on a narrow model, then " if self.prove else ""

@@ -23,9 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchlib.benchmarks.parallel import traces
-from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.shapes import Job
-from benchlib.benchmarks.parallel.strategies import Way, prepare, record
+from benchlib.benchmarks.parallel.strategies import Way, prepare, record, tokens
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
@@ -51,8 +50,8 @@ def together(rank: Rank, work: Callable[[], Any] | None) -> list[Any]:
     return [result for result in results if result is not None]
 
 
-def measure(job: Job, rank: Rank) -> Tables:
-    """Run a strategy and return its rows by table, on all ranks; all call it. Raises as ``strategies.prepare`` does."""
+def measure(job: Job, rank: Rank) -> tuple[Row, Tables]:
+    """Run a strategy; return its row and those of other tables, on all ranks; all call it. Raises as ``strategies.prepare`` does."""
     if rank.config.planted == "communication":
         job = replace(job, repeats=round(REPEATS * rank.config.planted_slowdown))
     device = rank.world.device
@@ -71,11 +70,10 @@ def measure(job: Job, rank: Rank) -> Tables:
     began = min((row["start_s"] for row in stages), default=0.0)
     for row in stages:
         row |= {"start_s": row["start_s"] - began, "end_s": row["end_s"] - began}
-    trace = ranks[0]["trace"]
-    tables = {"stages": stages, "kernels": trace.kernels, "communication": trace.communication}
+    tables = ranks[0] | {"stages": stages}
     own = {"key": job.key, "scaling": job.scaling}
-    named = {name: [own | row for row in rows] for name, rows in tables.items()}
-    return {"strategies": [_row(job, ranks, stages)], **named}
+    named = {name: [own | row for row in tables[name]] for name in ("stages", "kernels", "communication")}
+    return _row(job, ranks, stages), named
 
 
 def _rank(way: Way, rank: Rank, before: float | None) -> Row:
@@ -95,7 +93,7 @@ def _rank(way: Way, rank: Rank, before: float | None) -> Row:
         seen["traced_s"] = fmean(row["step_s"] for row in runner.timed(TRACED))
         devices.synchronize(device)
     seen["held"] = held(way)
-    seen["trace"] = traces.read(profiler, device, TRACED, runner.counted(), sum(seen["held"].values()))
+    seen |= traces.read(profiler, device, TRACED, runner.counted(), sum(seen["held"].values()))
     passes, seen["stages"] = record(way), []
     for _ in range(RECORDED if way.stages else 0):
         runner.timed(1)
@@ -204,9 +202,9 @@ def _row(job: Job, ranks: list[Row], stages: list[Row]) -> Row:
     row = job.row() | {name: fmean(median(step[name] for step in own) for own in steps) for name in PHASES}
     row |= {
         "steps_s": [max(step["step_s"] for step in together) for together in zip(*steps, strict=True)],
-        "exposed_s": fmean(rank["trace"].exposed_s for rank in ranks),
+        "exposed_s": fmean(rank["exposed_s"] for rank in ranks),
         "explained_shares": [min(explained), max(explained)],
-        "rank_own_s": [max(0.0, rank["traced_s"] - rank["trace"].exposed_s) for rank in ranks],
+        "rank_own_s": [max(0.0, rank["traced_s"] - rank["exposed_s"]) for rank in ranks],
         "peak_bytes": [rank["peak"] for rank in ranks if rank["peak"] is not None],
         "losses": [fmean(values) for values in losses],
         "counted_parameters": counted(rank["held"] for rank in ranks),

@@ -15,20 +15,19 @@ def waterfall(table: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
     row, left, words = next(iter(table.whole(run)), None), 0.0, list[str]()
     if row is None:
         return None
-    parts = {part: row[f"{part}_part_s"] for part in PARTS}
+    parts = {part: 1e3 * row[f"{part}_part_s"] for part in PARTS}  # ms
     step, worst = sum(parts.values()), row["bottleneck"]
-    shown = [part for part, value in parts.items() if value > 0.002 * step]
-    for place, part in enumerate(shown):
+    shown = {part: value for part, value in parts.items() if value > 0.002 * step}
+    for place, (part, value) in enumerate(shown.items()):
         colour = on.PALETTE.series[COLOURS[part]] if part in COLOURS else on.PALETTE.muted
-        axes.barh(place, 1e3 * parts[part], 0.66, 1e3 * left, color=colour, hatch="///" * (part == "bubble"))
-        words.append(f"{seconds(parts[part])}, {parts[part] / step:.0%}")
+        axes.barh(place, value, 0.66, left, color=colour, hatch="///" * (part == "bubble"))
+        words.append(f"{seconds(value / 1e3)}, {value / step:.0%}")
         inward = left > 0.5 * step
-        on.note(axes, words[-1], (1e3 * (left + parts[part] * (not inward)), place), (5 - 10 * inward, 0), fontsize=8)
-        left += parts[part]
-    axes.set_xlim(0, 1e3 * step)
+        on.note(axes, words[-1], (left + value * (not inward), place), (5 - 10 * inward, 0), fontsize=8)
+        left += value
     labels = [PARTS[part].removeprefix("the ").capitalize() for part in shown]
     on.label_rows(axes, labels)
-    axes.set_xlabel("time of a step (ms)")
+    axes.set(xlabel="time of a step (ms)", xlim=(0, step))
     title = f"{row['model']} {row['way']}: {parts[worst] / step:.0%} of a step is {PARTS[worst]}"
     title += f"; at most {row['faster_without']:.2f} × without" if worst != "compute" else ""
     alt = "; ".join(map(" ".join, zip(labels, words, strict=True)))
@@ -38,10 +37,10 @@ def waterfall(table: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
 def roofline(table: Table, kernels: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
     """Draw the roofs of memory and matrix products, both measured, and the kernels of the first row under them."""
     keys = [row["key"] for row in table.rows(run)][:1]
-    drawn = [item for item in kernels.rows(run) if item["key"] in keys and item["flops"] and item["time_s"]]
+    timed = [item for item in kernels.rows(run) if item["key"] in keys and item["flops"] and item["time_s"]]
+    drawn = sorted(timed, key=lambda item: -item["time_s"])
     if not drawn:
         return None
-    drawn.sort(key=lambda item: -item["time_s"])
     facts, ends, shares = run.run, list[Any](), list[float]()
     copy, rate = facts["copy_bytes_per_s"], facts["rank_flops"]
     for item, colour in zip(drawn, on.PALETTE.series, strict=False):
@@ -52,13 +51,13 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, figure: Any, axes
         # What is far above the roof of memory had its data in caches.
         reached = f"{shares[-1]:.0%} of its roof" if shares[-1] <= 1.05 else "from caches"
         ends.append(on.End(x, y, f"{item['class']},\n{reached}", colour))
-    knee, intensities = rate / copy, [end.x for end in ends]
-    low, high = min(0.5 * knee, *intensities) / 3, max(4 * knee, *intensities) * 3
+    knee, places, heights = rate / copy, [end.x for end in ends], [end.y for end in ends]
+    low, high = min(0.5 * knee, *places) / 3, max(4 * knee, *places) * 3
     axes.plot([low, knee, high], [low * copy, rate, rate], color=on.PALETTE.text, linewidth=1.6)
     on.note(axes, f"{facts['precision']} {quantity(rate, 'FLOP/s')}", (high, rate), (-4, 5), fontsize=8)
     on.note(axes, f"memory {quantity(copy / 1e9, 'GB/s')}", (0.3 * knee, 0.3 * rate), (-6, 4), fontsize=8)
-    axes.set(xscale="log", yscale="log", xlim=(low, high))
-    axes.set_ylim(min(low * copy, *(end.y for end in ends)) / 4, 4 * max(rate, *(end.y for end in ends)))
+    lowest, highest = min(low * copy, *heights) / 4, 4 * max(rate, *heights)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(lowest, highest))
     on.plain_numbers(axes.xaxis)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1e9:,.3g}")
     axes.minorticks_off()

@@ -1,29 +1,34 @@
 """The parallelism benchmark as each rank executes it: peaks and links, then one strategy after the other."""
 
+import functools
 import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 
 from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.estimate import Rates, memory
-from benchlib.benchmarks.parallel.forecast import Forecast, links
-from benchlib.benchmarks.parallel.measure import Row
+from benchlib.benchmarks.parallel.estimate import HOPS, Rates, memory, rank_parameters, step_time
+from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together
 from benchlib.benchmarks.parallel.measure import measure as measured
-from benchlib.benchmarks.parallel.proofs import PROOF_STEPS, checkpointing_error, prove, tokens
-from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job
-from benchlib.benchmarks.parallel.strategies import Way
+from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
+from benchlib.benchmarks.parallel.strategies import Way, checkpointing_error, prepare, prove, tokens
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices, largest, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier
 from benchlib.runtime.measurement import Rank, Tables
+from benchlib.runtime.steps import comm_device
+from benchlib.workloads.alpha_beta import fit_alpha_beta
+from benchlib.workloads.collective_ops import OPS, Place
+from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved
 
 PEAK_S, COPY_S, COPY_BYTES = 0.2, 0.1, 64 << 20
 MAX_BATCH = 65536
+ALONE = 3  # steps of the compute of a rank
+LINK_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 PROOF = ("loss_error", "weight_error", "loss_error_fp32", "gradient_error")
 
 
@@ -62,8 +67,7 @@ def measure(rank: Rank) -> Tables:
         # A rank alone has caches and turbo to itself.
         row["peak_flops"] = row["world"] * max(facts["rank_flops"], facts["alone_flops"] * (row["world"] == 1))
     tables["scaling"] = list(analysis.points(tables["strategies"]))
-    facts |= {"precision": config.precision, "memory_bytes": limit, "parameters": config.shape.parameters}
-    facts |= {"proof_steps": PROOF_STEPS, "learning_rate_min": config.learning_rate}
+    facts |= {"precision": config.precision, "memory_bytes": limit, "learning_rate_min": config.learning_rate}
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
     facts |= dict.fromkeys(("largest_batch", "too_large_batch", "search_complete"))
@@ -90,6 +94,73 @@ def _peaks(config: ParallelConfig, here: World) -> Row:
     by_rank = all_gather_objects((alone, max(copies)))
     rates = {"rank_flops": (together or math.nan) / here.size, "alone_flops": by_rank[0][0]}
     return rates | {"copy_bytes_per_s": 1e9 * fmean(rate for _, rate in by_rank)}
+
+
+def links(here: World) -> list[Row]:
+    """Return rows of op, wrong elements of its results, and ``t = alpha + beta bytes`` fitted to its times."""
+    if here.size == 1:
+        return [{"op": op, "status": "skipped", "reason": "one rank exchanges nothing"} for op in HOPS]
+    rows, at, names = list[Row](), Place(here.rank, here.size, comm_device(here)), ("alpha_s", "beta_s_per_byte")
+    for op in HOPS:
+        reduction = "sum" if OPS[op].reduces else ""
+        cases = [Exercise(Case(op, "library", "fp32", reduction, False, size), at) for size in LINK_BYTES]
+        messages = interleaved(cases, at.device, Pace(0, least=5, most=5, warmup=1))
+        line = fit_alpha_beta(LINK_BYTES, [median(series.seconds) for series in messages])
+        row: Row = {"op": op, "world": here.size, "wrong_elements": sum(series.wrong for series in messages)}
+        row |= {"why": dict.fromkeys(names, line.reason)} if line.reason else {n: getattr(line, n) for n in names}
+        rows.append(row)
+    return rows
+
+
+class Forecast:
+    """The model of a step's time with what the run measures: links by size, and compute while all ranks compute.
+
+    It keeps measured phases by model, ranks that compute at once, and samples of each.
+    """
+
+    def __init__(self, rank: Rank, rates: Rates | None) -> None:
+        self.rank, self.rates, self.shares = rank, rates, dict[tuple[Shape, int, int], Row]()
+
+    def columns(self, job: Job, single_ran: bool) -> Row:
+        """Return the columns compute_s and predicted_step_s of a job, or why there are none; all ranks call it.
+
+        Compute of a rank while all ranks compute is its share of the model, and for each layer what the strategy adds
+        (hooks, dispatch of cut tensors): the step of a narrow model, which has hardly any products, over its forecast.
+        """
+        lacks = "" if single_ran else "the model was not measured on one device"
+        lacks = "one device" if job.layout.world == 1 else lacks or ("" if self.rates else "no line fits the links")
+        if lacks or self.rates is None:
+            return {"why": dict.fromkeys(("compute_s", "predicted_step_s"), lacks)}
+        small = job.narrow()
+        modelled = step_time(small, self.rates, self._share_s(small)).step_s
+        added = max(0.0, self._phases(prepare(small, self.rank.world.device))["step_s"] - modelled)
+        compute_s = self._share_s(job) + added * job.layers / small.layers
+        return {"compute_s": compute_s, "predicted_step_s": step_time(job, self.rates, compute_s).step_s, "why": {}}
+
+    def _share_s(self, job: Job) -> float:
+        """Return the seconds in which each rank computes its share of a step at the same time.
+
+        Each trains the whole model by itself on as many samples as have its share of the FLOPs; a pipeline's rank has
+        its share of the layers, and each its share of the optimizer.
+        """
+        layout, here = job.layout, self.rank.world
+        share = job.batch / job.micro_batches / layout.feeds / layout.tensor / layout.context
+        samples = max(1, round(share))
+        if (key := (job.shape, layout.world, samples)) not in self.shares:
+            computes = here.rank < layout.world
+            self.shares[key] = self._phases(Way(job.alone(batch=samples), here.device) if computes else None)
+        times = self.shares[key]
+        passes = (times["data_s"] + times["forward_s"] + times["backward_s"]) * share / samples
+        updated = rank_parameters(job) / layout.shard / job.shape.parameters
+        return float(passes * job.micro_batches * job.layers / job.shape.layers + times["optimizer_s"] * updated)
+
+    def _phases(self, way: Way | None) -> Row:
+        """Return the median seconds of a step and of its phases on the slowest rank, of those that have a ``way``."""
+        runner = Runner(way, self.rank) if way else None
+        with keep_alive(self.rank.events, self.rank.config.budget_s):
+            for count in (1, ALONE):  # warmed up they begin together
+                ranks = together(self.rank, functools.partial(runner.timed, count) if runner else None)
+        return {name: max(median(row[name] for row in own) for own in ranks) for name in ("step_s", *PHASES)}
 
 
 def _plans(config: ParallelConfig, size: int, limit: float) -> Iterator[tuple[Job, str, str]]:
@@ -124,8 +195,7 @@ def _proof(job: Job, rank: Rank) -> Row:
 def _one(job: Job, proof: Row, rank: Rank, forecast: Forecast, tables: Tables) -> Row:
     """Predict and measure a job; return its row, and add what else it gives to the tables."""
     single_ran = any(row["strategy"] == "single" and row["status"] == "ok" for row in tables["strategies"])
-    predicted, results = forecast.columns(job, single_ran), measured(job, rank)
-    (row,) = results.pop("strategies")
+    predicted, (row, results) = forecast.columns(job, single_ran), measured(job, rank)
     for name, rows in results.items():
         tables[name] += rows
     why = row["why"] | proof["why"] | predicted["why"]

@@ -44,10 +44,6 @@ def _end(name: str, work: float, steps: list[float]) -> float | None:
     return work / step if step else None
 
 
-def _trusted(predicted_s: float, model_error: float) -> float | None:
-    return predicted_s if model_error <= MAX_ERROR else None
-
-
 def _most_efficient(run: Rows, rows: list[Row]) -> list[Row]:
     """Keep the four curves with the highest ends: names of more would lie on each other."""
     ends = sorted((row for row in rows if row["world"] == run.world), key=lambda row: -row["efficiency"])[:4]
@@ -104,7 +100,13 @@ strategies = Table(
         Col("peak_gb", "GB", "memory of the fullest rank", lambda held: max(held) / 1e9, "peak_bytes", derived=False),
         Col("estimated_gb", "GB", "estimate", lambda *parts: sum(parts), " ".join(MEMORY)),
         Col("explained", "ratio", "", truediv, "estimated_gb peak_gb"),
-        Col("expected_s", "s", "predicted", _trusted, "predicted_step_s model_error"),
+        Col(
+            "expected_s",
+            "s",
+            "predicted",
+            lambda s, off: s if off <= MAX_ERROR else None,
+            "predicted_step_s model_error",
+        ),
         Col("ideal_bubble", "ratio", "of equal stages", bubble_share, "pipeline micro_batches schedule"),
     ],
 )
@@ -128,7 +130,7 @@ run = run_table(
     *cols("rank_flops alone_flops", "FLOP/s"),
     *cols("copy_bytes_per_s", "B/s"),
     *cols("memory_bytes", "B"),
-    *cols("parameters proof_steps largest_batch too_large_batch", "count"),
+    *cols("largest_batch too_large_batch", "count"),
     Col("learning_rate_min", "number", role="learning.learning_rate_min"),
     Col("checkpointing_error", "error", "gradients apart by"),
     Col("model_error", "ratio"),
@@ -237,10 +239,6 @@ def _drops(run: Rows) -> str:
     return "dropout draws other random numbers in each strategy" if run.config.dropout else ""
 
 
-def _is_single(row: Row) -> bool:
-    return bool(row["strategy"] == "single")
-
-
 SPEC = Spec(
     tables=[strategies, kernels, exchanges, stages, links, points, batches, run],
     metrics=[
@@ -291,7 +289,14 @@ SPEC = Spec(
         Show("Largest batch", batches, "batch fits peak_gb samples_per_s"),
     ],
     charts=[
-        bars("strategies", main["samples_per_s"], title=_side_by_side, ends=ends, mute=_is_single, empty=NONE),
+        bars(
+            "strategies",
+            main["samples_per_s"],
+            title=_side_by_side,
+            ends=ends,
+            mute=lambda row: row["strategy"] == "single",
+            empty=NONE,
+        ),
         Chart("waterfall", NONE, partial(pictures.waterfall, spread)),
         Chart("roofline", NONE, partial(pictures.roofline, spread, kernels)),
         stacked("memory", *memory, title=_explained, x="GB of the fullest rank", mark=main["peak_gb"], empty=NONE),

@@ -8,7 +8,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType
@@ -44,14 +44,6 @@ _COLLECTIVE = re.compile(r"^(?:gloo|nccl|xccl|ucc|mpi):(\w+)")
 UPDATE_FLOPS, UPDATE_BYTES = 15, 28
 Row = dict[str, Any]
 Span = tuple[float, float]
-
-
-class Trace(NamedTuple):
-    """Per step: rows of ``kernels`` and ``communication``, and the seconds of exchanges while nothing was computed."""
-
-    kernels: list[Row]
-    communication: list[Row]
-    exposed_s: float
 
 
 class Counter(TorchDispatchMode):
@@ -95,12 +87,15 @@ def _first(patterns: Mapping[str, re.Pattern[str]], name: str) -> str:
     return next((kind for kind, pattern in patterns.items() if pattern.match(name)), "elementwise")
 
 
-def read(profiler: Any, device: torch.device, steps: int, counter: Counter, updated: int) -> Trace:
-    """Return what a profiler saw, by step, and what was counted in one; AdamW updates ``updated`` parameters."""
+def read(profiler: Any, device: torch.device, steps: int, counter: Counter, updated: int) -> Row:
+    """Return what a profiler saw, by step, and what was counted in one; AdamW updates ``updated`` parameters.
+
+    It is rows of ``kernels`` and ``communication``, and as ``exposed_s`` the seconds of exchanges while nothing was computed.
+    """
     named, talk, compute = defaultdict[str, list[float]](list), defaultdict[str, list[Any]](list), list[Span]()
-    host = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
+    events = profiler.events()
     if devices.has_events(device):
-        for event in (event for event in profiler.events() if event.device_type != DeviceType.CPU):
+        for event in (event for event in events if event.device_type != DeviceType.CPU):
             kind, words = _first(_KERNELS, event.name), event.name.lower()
             named[kind].append(event.time_range.elapsed_us())
             if kind == "communication":
@@ -108,8 +103,8 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
             else:
                 compute.append(_span(event))
     else:
-        updates = [_span(event) for event in host if event.name.startswith("Optimizer.step")]
-        for event in host:
+        updates = [_span(event) for event in events if event.name.startswith("Optimizer.step")]
+        for event in events:
             begin, end = _span(event)
             if event.name.startswith("aten::"):
                 update = any(first <= begin and end <= last for first, last in updates)
@@ -119,15 +114,15 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
                 talk[match[1]].append(event)
             elif _pure(event):
                 compute.append((begin, end))
-    whole = _talk([event for events in talk.values() for event in events], compute, steps)
+    whole = _talk([event for some in talk.values() for event in some], compute, steps)
     rows = dict[str, Row]()
     for name in CLASSES:
         row = {"class": name, "time_s": 1e-6 * sum(named[name]) / steps, "calls": len(named[name]) / steps}
         rows[name] = row | {"flops": counter.flops[name], "bytes": counter.bytes[name]}
     rows["optimizer"] |= {"flops": UPDATE_FLOPS * updated, "bytes": UPDATE_BYTES * updated}
     rows["communication"] |= {name: whole[name] for name in ("time_s", "calls", "bytes")}
-    communication = [{"kind": kind, **_talk(events, compute, steps)} for kind, events in talk.items()]
-    return Trace(list(rows.values()), communication, whole["exposed_s"])
+    communication = [{"kind": kind, **_talk(some, compute, steps)} for kind, some in talk.items()]
+    return {"kernels": list(rows.values()), "communication": communication, "exposed_s": whole["exposed_s"]}
 
 
 def _talk(events: Sequence[Any], compute: list[Span], steps: int) -> Row:

@@ -171,22 +171,13 @@ def reduce_scatter(
     waited for; until then it holds ranks - 1 times the memory of ``output`` (none for two ranks). Raises ``ValueError``
     as ``all_gather`` does, and for a reduction that the type does not have.
     """
-    combine = combination(op, input.dtype)
     ranks = peers(group)
     whole, own = _checked("input", input, "output", output, ranks)
-    average = op == dist.ReduceOp.AVG
-    return _end(
-        Pending(begin_scatter(ranks, whole.tensor_split(ranks.size), own, combine, average, async_op)), async_op
-    )
+    return _end(Pending(begin_scatter(ranks, whole.tensor_split(ranks.size), own, op, async_op)), async_op)
 
 
 def begin_scatter(
-    ranks: Peers,
-    slices: Sequence[torch.Tensor],
-    output: torch.Tensor,
-    combine: Combine,
-    average: bool,
-    at_once: bool = False,
+    ranks: Peers, slices: Sequence[torch.Tensor], output: torch.Tensor, op: Op, at_once: bool = False
 ) -> Callable[[], None]:
     """Begin a reduce-scatter in segments and return what ends it: while one is combined, the next ones are under way.
 
@@ -195,6 +186,7 @@ def begin_scatter(
     call that is waited for later needs all: ranks that wait for several calls in different orders would wait for each
     other's next segments.
     """
+    combine, average = combination(op, output.dtype), op == dist.ReduceOp.AVG
     # From a single peer it is received right where it is combined.
     direct = ranks.size == 2 and output.data_ptr() != slices[ranks.rank].data_ptr()
     step = max(1, SEGMENT_BYTES // output.element_size())
@@ -280,8 +272,6 @@ def _checked(
 # All-reduces. All ranks get the same bits. Which order the contributions are combined in is the algorithm's own, so that
 # sums of fractions differ from the library's by rounding; sums of 16-bit types are kept in the type (``rs_ag``: in fp32).
 
-Algorithm = Callable[[torch.Tensor, Op, Group], None]
-
 
 def ring(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
     """Reduce ``tensor`` in place over the group, around the ring, in segments that go on as soon as they are combined.
@@ -353,14 +343,14 @@ def rs_ag(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None)
     As many bytes as the ring in two hops, any number of ranks without folding, at the price of n-1 messages at once.
     Thakur, Rabenseifner and Gropp have recursive halving and doubling in its place for powers of two.
     """
-    line, combine, ranks = _begin(tensor, op, group)
+    line, ranks = flat(tensor, "tensor"), peers(group)
     chunks = line.tensor_split(ranks.size)
     own = chunks[ranks.rank]
-    begin_scatter(ranks, chunks, own, combine, op == dist.ReduceOp.AVG)()
+    begin_scatter(ranks, chunks, own, op)()
     wait_all(ranks.start([(chunks[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others]))
 
 
-ALGORITHMS: dict[str, Algorithm] = {"ring": ring, "tree": tree, "rs_ag": rs_ag}
+ALGORITHMS: dict[str, Callable[[torch.Tensor, Op, Group], None]] = {"ring": ring, "tree": tree, "rs_ag": rs_ag}
 
 
 def _begin(tensor: torch.Tensor, op: Op, group: Group) -> tuple[torch.Tensor, Combine, Peers]:

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import mpi4py
@@ -155,11 +156,6 @@ def _joined(tensors: Tensors) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _parted(whole: Tensor, tensors: Tensors) -> None:
-    for tensor, part in zip(tensors, whole.view(len(tensors), -1), strict=True):
-        tensor.view(-1).copy_(part)
-
-
 class MPIGroup(QueuedGroup):
     """A group of ranks with a communicator of its own. ``shutdown`` frees it.
 
@@ -283,28 +279,25 @@ class MPIGroup(QueuedGroup):
     _allgather_base = all_gather_single
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        (part,), whole = inputs, _joined(outputs[0])
-        _check_parts("all_gather", part, whole, self.comm.size)
-
-        def run() -> None:
-            self.comm.Allgather(_bits(part), _bits(whole))
-            _parted(whole, outputs[0])
-
-        return self._begin("all_gather", opts, run, outputs[0])
+        return self._collect("all_gather", self.comm.Allgather, outputs[0], inputs[0], opts)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
         (part,), root = inputs, opts.rootRank
+        if self.comm.rank == root:
+            return self._collect("gather", partial(self.comm.Gather, root=root), outputs[0], part, opts)
         _check("gather", part)
-        if self.comm.rank != root:
-            return self._begin("gather", opts, lambda: self.comm.Gather(_bits(part), None, root), [])
-        whole = _joined(outputs[0])
-        _check_parts("gather", part, whole, self.comm.size)
+        return self._begin("gather", opts, lambda: self.comm.Gather(_bits(part), None, root), [])
+
+    def _collect(self, name: str, gather: Callable[..., Any], outputs: Tensors, part: Tensor, opts: Any) -> dist.Work:
+        whole = _joined(outputs)
+        _check_parts(name, part, whole, self.comm.size)
 
         def run() -> None:
-            self.comm.Gather(_bits(part), _bits(whole), root)
-            _parted(whole, outputs[0])
+            gather(_bits(part), _bits(whole))
+            for tensor, own in zip(outputs, whole.view(len(outputs), -1), strict=True):
+                tensor.view(-1).copy_(own)
 
-        return self._begin("gather", opts, run, outputs[0])
+        return self._begin(name, opts, run, outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         (part,), root = outputs, opts.rootRank

@@ -7,7 +7,7 @@ DDP's reducer waits.
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -39,23 +39,17 @@ class Collective(dist.Work):
 
     def execute(self) -> None:
         """Run the operation; for the thread of the group."""
-        with self._on_stream():
+        on_stream = self._stream is not None
+        with _module(self._stream).stream(self._stream) if on_stream else contextlib.nullcontext():
             try:
+                if on_stream:
+                    self._stream.wait_event(self._ready)
                 self._run()
             except BaseException as error:
                 self._error = error
             del self._run  # with the buffers that it holds
             self._done.set()
             self._ended.set_result([] if self._error else self._tensors)  # marks the place on the stream, too
-
-    @contextlib.contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        with _module(self._stream).stream(self._stream):
-            self._stream.wait_event(self._ready)
-            yield
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end. Raises ``RuntimeError`` after the time limit, and what the operation raised."""

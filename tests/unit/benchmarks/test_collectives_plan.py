@@ -2,9 +2,8 @@ import re
 
 import pytest
 
-from benchlib.benchmarks.collectives.config import CollectivesConfig
+from benchlib.benchmarks.collectives.config import CollectivesConfig, parse_sizes
 from benchlib.benchmarks.collectives.plan import Schedule, Weight, overlap_cases, plan, share_cases
-from benchlib.benchmarks.collectives.sizes import parse_sizes
 from benchlib.config.schema import build, resolve
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError

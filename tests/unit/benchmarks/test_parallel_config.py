@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import estimate, forecast, proofs, run
+from benchlib.benchmarks.parallel import estimate, run, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.shapes import MODELS
 from benchlib.benchmarks.parallel.traces import Counter
@@ -174,11 +174,11 @@ def here(config=None):
 
 def test_links_are_fitted_and_what_is_on_no_line_predicts_nothing(monkeypatch):
     def fitted(seconds):
-        series = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in forecast.LINK_BYTES]
-        monkeypatch.setattr(forecast, "interleaved", lambda cases, device, pace: series)
-        return forecast.links(here().world)[0]
+        series = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in run.LINK_BYTES]
+        monkeypatch.setattr(run, "interleaved", lambda cases, device, pace: series)
+        return run.links(here().world)[0]
 
-    monkeypatch.setattr(forecast, "Exercise", lambda case, place: case)
+    monkeypatch.setattr(run, "Exercise", lambda case, place: case)
     row = fitted(lambda size: 2e-4 + 1e-9 * size)
     assert (row["alpha_s"], row["beta_s_per_byte"]) == (pytest.approx(2e-4, abs=1e-7), pytest.approx(1e-9, rel=0.2))
     row = fitted(lambda size: 1e-3 if size in (1 << 10, 1 << 20) else 1.0)
@@ -210,11 +210,11 @@ def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
         times = {"data_s": 0.001, "forward_s": 0.003, "backward_s": 0.006}
         return {name: each * way.batch for name, each in times.items()} | {"optimizer_s": 0.002}
 
-    monkeypatch.setattr(forecast.Forecast, "_phases", phases)
-    monkeypatch.setattr(forecast, "prepare", lambda *_: "spread")
-    monkeypatch.setattr(forecast, "Way", lambda job, device: job)
+    monkeypatch.setattr(run.Forecast, "_phases", phases)
+    monkeypatch.setattr(run, "prepare", lambda *_: "spread")
+    monkeypatch.setattr(run, "Way", lambda job, device: job)
     free = estimate.Rates(1e11, 1e10, lambda op, ranks, stride: (0.0, 0.0))
-    job, model = ParallelConfig(nproc=2).job(strategy, schedule, 2), forecast.Forecast(here(), free)
+    job, model = ParallelConfig(nproc=2).job(strategy, schedule, 2), run.Forecast(here(), free)
     assert model.columns(job, True)["compute_s"] == pytest.approx(expected, rel=0.02) and seen == {samples}
     seen.clear()
     assert model.columns(job, True)["compute_s"] == pytest.approx(expected, rel=0.02)
@@ -225,7 +225,7 @@ def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
 def test_a_nan_is_infinitely_far_wherever_it_is(place):
     values = [("a", torch.ones(2)), ("b", torch.ones(2))]
     values[place][1][1] = math.nan
-    assert proofs._apart(values, {"a": torch.zeros(2), "b": torch.zeros(2)}) == math.inf
+    assert strategies._apart(values, {"a": torch.zeros(2), "b": torch.zeros(2)}) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from benchlib.benchmarks.machine import command as machine_command
-from benchlib.benchmarks.parallel import estimate, measure, planning, strategies
+from benchlib.benchmarks.parallel import estimate, measure, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
@@ -132,10 +132,10 @@ def test_a_preset_that_is_wrong_is_refused(change, said):
 
 def test_a_dry_run_says_what_fits_and_marks_every_figure():
     config = ParallelConfig(model="llama-8b", machine="h100", batch_size=8, precision="bf16", seq_len=512)
-    text = planning.expected(config)
+    text = estimate.expected(config)
     assert "estimates for h100" in text and "nothing was measured" in text and "lower bounds" in text
     assert "is the fastest that fits; one device needs" in text and "assumed" in text
-    possible, _ = planning.estimates(config, Rates.of_preset(presets.preset("h100"), "bf16"), 8)
+    possible, _ = estimate.estimates(config, Rates.of_preset(presets.preset("h100"), "bf16"), 8)
     needs = {job.strategy: need for job, need, _ in possible}
     assert min(needs["single"], needs["data"]) > 80e9 > needs["sharded"]
     assert needs["single"] > 16 * 8.03e9  # weights, gradients and moments alone
@@ -144,8 +144,8 @@ def test_a_dry_run_says_what_fits_and_marks_every_figure():
 def test_across_nodes_the_network_is_shared_by_the_groups_of_a_node():
     for name, said in (("h10", "h100"), ("a10g:4", "no network"), ("h100:0", "whole number")):
         with pytest.raises(UserError, match=said):
-            planning.machine(name)
-    machine = planning.machine("h100:16")
+            estimate.machine(name)
+    machine = estimate.machine("h100:16")
     assert machine.world == 128
     rates = Rates.of_preset(machine, "bf16")
     assert rates.line("all_reduce", 8, 1)[1] == pytest.approx(1 / 450e9)

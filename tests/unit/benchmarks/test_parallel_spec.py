@@ -23,7 +23,7 @@ LINKS = [{"op": "all_reduce", "alpha_s": 1e-4, "beta_s_per_byte": 1e-9, "world":
 RUN = {
     "startup_s": 2.0, "total_s": 9.0, "collective": "gloo", "layout": "", "device": "cpu", "threads": 1, "torch": "2.13",
     "precision": "fp32", "rank_flops": 1e11, "alone_flops": 1e11, "copy_bytes_per_s": 1e10,
-    "memory_bytes": 1e10, "parameters": 940800, "proof_steps": 6, "learning_rate_min": 1e-3, "model_error": 0.1,
+    "memory_bytes": 1e10, "learning_rate_min": 1e-3, "model_error": 0.1,
     "why": dict.fromkeys(("checkpointing_error", "largest_batch", "too_large_batch", "search_complete"), "not asked"),
 }  # fmt: skip
 
