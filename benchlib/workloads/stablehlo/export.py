@@ -33,11 +33,16 @@ def _layer_norm(
     return tuple(part.to(x.dtype) for part in (scaled if bias is None else scaled + bias, mean, scale))
 
 
-# What torch takes for one operation and other compilers do not have: as plain ones, by torch's own definitions but for the norm,
-# whose definition there has operations below ATen.
-_COMPOSITE = [aten._softmax, aten._log_softmax, aten.addmm, aten.gelu]
+def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+    product = x.mm(y) if alpha == 1 else x.mm(y) * alpha
+    return product + (bias if beta == 1 else bias * beta)
+
+
+# What torch takes for one operation and other compilers do not have: as plain ones, by torch's own definitions, but for a norm
+# without operations below ATen, and for sums that are not multiplied by one.
 PLAIN = torch.export.default_decompositions()
-PLAIN.update(get_decompositions(_COMPOSITE) | {aten.native_layer_norm.default: _layer_norm})
+PLAIN.update(get_decompositions([aten._softmax, aten._log_softmax, aten.gelu]))
+PLAIN.update({aten.native_layer_norm.default: _layer_norm, aten.addmm.default: _addmm})
 
 
 def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:
