@@ -166,13 +166,9 @@ class InferenceConfig(BaseConfig):
             return full
         shares = {kind: limit_s / server[kind] for kind, limit_s in full.limits_s.items()}
         limits_s = {kind: getattr(self, f"{kind}_limit_s") * share for kind, share in shares.items()}
-        least: dict[str, Any] = {
-            "min_queries": self.min_queries,
-            "min_duration_s": self.min_duration_s,
-            "samples": self.size,
-        }
+        used = replace(full, min_queries=self.min_queries, min_duration_s=self.min_duration_s, samples=self.size)
         percentile = full.percentile if scenario == "Offline" else self.percentile  # that has no limit of time
-        return replace(full, **least, percentile=percentile, limits_s=limits_s)
+        return replace(used, percentile=percentile, limits_s=limits_s)
 
     def per_s(self, scenario: str) -> float:
         """Return the queries per s that LoadGen is told to expect."""
@@ -269,11 +265,6 @@ class InferenceConfig(BaseConfig):
     def random(self) -> bool:
         """Whether the weights are random: then answers have a fixed length and no accuracy."""
         return self.model == RANDOM_MODEL
-
-    @property
-    def vocabulary(self) -> int:
-        """The tokens that random weights have after ``shrink``, into which those of prompts are mapped; 0: as they are."""
-        return 128256 // self.shrink if self.shrink > 1 else 0
 
     def scope(self, served: str = "", simulated: bool = False, text: bool = False) -> str:
         """Return the suffix of metrics' names: '' for Llama-3.1-8B-Instruct on all of cnn_dailymail by the real rules.

@@ -382,7 +382,6 @@ def row_of(test: Outcome, config: InferenceConfig, events: Sequence[Event]) -> R
     row: Row = {name: None if value is None else float(value) for name, (value, _) in optional.items()}
     return row | {
         "loadgen": log["result_validity"],
-        "sut": log["sut_name"],
         "queries": len(table),
         "tokens": int(done["tokens"].sum()),
         "driver_cores": float(test.facts["driver_cpu_share"]),

@@ -80,7 +80,7 @@ tests = Table(
     [
         name,
         scope,
-        *cols("engine sut broken"),
+        *cols("engine broken"),
         Col("because", "", "not valid by", _words, "broken"),
         Col("valid", words={"True": "VALID", "False": "INVALID"}),
         Col("loadgen", label="LoadGen says"),
@@ -179,11 +179,7 @@ losses = served.losses(name)
 inflight, in_flight = served.in_flight(
     name, title="Requests in flight of each worker over the test", empty="No worker was asked over a network."
 )
-run = run_table(
-    *cols("scope simulated transformers loadgen"),
-    *cols("samples stated counted", "count"),
-    served.ratio,
-)
+run = run_table(*cols("scope simulated transformers loadgen"), *cols("samples stated counted", "count"), served.ratio)
 streamed = times.where(kind=("ttft", "tpot"))
 
 

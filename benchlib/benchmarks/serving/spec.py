@@ -12,7 +12,7 @@ from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Line, lines
 from benchlib.spec.checks import Check, below, reached, zero
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics
-from benchlib.spec.tables import Col, Row, Rows, Table, cols
+from benchlib.spec.tables import Col, Rows, Table, cols
 from benchlib.workloads.llm import served
 
 MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
@@ -86,7 +86,6 @@ load = Table(
         Col("rate", "queries/s", "sent", derived=True),
         Col("concurrency", "number", "at once"),
         *cols("queries failed repeated", "count"),
-        Col("seconds", "s"),
         Col("percentile", "number"),
         Col("samples_per_s", "queries/s", "answered"),
         Col("tokens_per_s", "tokens/s"),
@@ -134,7 +133,7 @@ run = Table(
     ],
 )
 
-joint, single = scaling.where(all=True), scaling.where(size=1)
+joint = scaling.where(all=True)
 scaled = joint.unless(size=1)
 opened, closed = load.unless(phase="closed"), load.where(phase="closed")
 knee = opened.where(phase="confirmation", outcome="met")
@@ -144,10 +143,6 @@ def _one_worker(run: Rows) -> str:
     if len(workers.rows(run)) == 1:
         return "one worker: there is nothing to scale"
     return "" if run.config.mode == "both" else "mode = both measures it"
-
-
-def _alone(row: Row, run: Rows) -> str:
-    return _one_worker(run)
 
 
 def _recovers(config: ServingConfig) -> bool:
@@ -240,7 +235,13 @@ METRICS = [
     first("samples_per_s_all_{work}", joint["samples_per_s"], "All workers together", ALL, may_lose=0.25),
     higher("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", ALL, may_lose=0.25),
     higher("samples_per_s_sum_{work}", joint["sum_per_s"], "Sum of each alone", "by round"),
-    first("scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=_alone),
+    first(
+        "scaling_efficiency_{work}",
+        joint["efficiency"],
+        "Scaling efficiency",
+        SHARE,
+        unless=lambda row, run: _one_worker(run),
+    ),
     first("knee_per_s_{work}", knee["rate"], "Highest rate sent within the limits", LIMITS, may_lose=0.35),
     higher("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
     *(metric for kind, lose in (("ttft", 1.0), ("tpot", 0.5)) for metric in _at_knee(kind, lose)),

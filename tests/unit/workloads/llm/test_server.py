@@ -15,8 +15,7 @@ from benchlib.core.errors import UserError
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
-from benchlib.workloads.llm.pool import Pool
-from benchlib.workloads.llm.server import check_place, main
+from benchlib.workloads.llm.server import Pool, check_place, main
 
 IDS = [5, 6, 7]
 
