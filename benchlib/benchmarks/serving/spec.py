@@ -32,10 +32,6 @@ def _hours(samples: int, rates: list[float]) -> list[float]:
     return [samples / value / HOUR_S for value in rates]
 
 
-def _other(answers: int, same: int, exact: bool) -> int:
-    return (answers - same) * exact
-
-
 def _at(times_ms: list[float], percent: float) -> float:
     return percentile(times_ms, percent / 100)
 
@@ -110,7 +106,12 @@ recovery = Table(
         *cols("queries failed repeated requeued answers same_answers after_return", "count"),
         Col("exact"),
         *cols("killed_s back_s", "s"),
-        Col("other_answers", "count", "", _other, "answers same_answers exact"),
+        Col(
+            "other_answers",
+            "count",
+            of=lambda given, same, exact: (given - same) * exact,
+            needs="answers same_answers exact",
+        ),
     ],
 )
 losses = served.losses()
@@ -139,7 +140,7 @@ opened, closed = load.unless(phase="closed"), load.where(phase="closed")
 knee = opened.where(phase="confirmation", outcome="met")
 
 
-def _one_worker(run: Rows) -> str:
+def _alone(run: Rows) -> str:
     if len(workers.rows(run)) == 1:
         return "one worker: there is nothing to scale"
     return "" if run.config.mode == "both" else "mode = both measures it"
@@ -236,11 +237,7 @@ METRICS = [
     higher("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", ALL, may_lose=0.25),
     higher("samples_per_s_sum_{work}", joint["sum_per_s"], "Sum of each alone", "by round"),
     first(
-        "scaling_efficiency_{work}",
-        joint["efficiency"],
-        "Scaling efficiency",
-        SHARE,
-        unless=lambda row, run: _one_worker(run),
+        "scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=lambda _, run: _alone(run)
     ),
     first("knee_per_s_{work}", knee["rate"], "Highest rate sent within the limits", LIMITS, may_lose=0.35),
     higher("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
@@ -261,7 +258,7 @@ RECOVERED = "Is no query lost when a worker is killed, and are the answers the s
 TARGET = "Does throughput scale with the number of workers?"
 CHECKS = [
     zero("every query answered", ANSWERED, run["failed"], run["repeated"]),
-    below("possible scaling", SCALES, (scaled["least_efficiency"], MAX_EFFICIENCY), unless=_one_worker),
+    below("possible scaling", SCALES, (scaled["least_efficiency"], MAX_EFFICIENCY), unless=_alone),
     Check("limits met", WITHIN, judge=_knee, when=lambda config: config.mode != "single", kind="target"),
     zero("recovery", RECOVERED, *(recovery[name] for name in LOST), when=_recovers),
     reached(

@@ -8,7 +8,7 @@ import contextlib
 import math
 import queue
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -234,25 +234,6 @@ class Static(_Loaded):
         return torch.tensor([query.rid not in self._open for query in batch], device=input_ids.device)
 
 
-class _Straight(queue.Queue[Any]):
-    """Transformers' queue of results, which hands each on in the thread that computed it.
-
-    With a thread of its own to read them, each token waits until the two have passed the interpreter's lock to each other: 5 ms
-    and more on a busy machine, at a step of 3 ms.
-    """
-
-    def __init__(self, take: Callable[[Any], None]) -> None:
-        super().__init__()
-        self.take = take
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Hand a result on. What its receiver does wrong must not end the thread that computes for all."""
-        try:
-            self.take(item)
-        except Exception:
-            traceback.print_exc()
-
-
 class Continuous(_Loaded):
     """Lets queries join and leave the batch at every token. No block of the cache is shared across queries."""
 
@@ -274,7 +255,9 @@ class Continuous(_Loaded):
             manager = self.model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
             if not isinstance(manager.output_router.output_queue, queue.Queue):  # what nobody reads would hang a run
                 raise TypeError("its results come in no queue")
-            manager.output_router.output_queue = _Straight(self._take)
+            # Each result is handed on in the thread that computed it. With a thread of its own to read them, each token waits until
+            # the two have passed the interpreter's lock to each other: 5 ms and more on a busy machine, at a step of 3 ms.
+            manager.output_router.output_queue.put = self._take  # type: ignore[method-assign]
         except (ImportError, TypeError, AttributeError) as error:
             version = f"transformers {transformers.__version__}: {error}"
             raise BackendUnavailable(f"continuous batching needs transformers 5.18 or later ({version})") from None
@@ -302,9 +285,12 @@ class Continuous(_Loaded):
         if self._manager:
             self._manager.stop(block=True, timeout=30, hard_stop=True)
 
-    def _take(self, output: Any) -> None:
+    def _take(self, output: Any, *_: Any, **__: Any) -> None:
         """Hand on what a result says: tokens that are new, or the whole answer."""
-        if query := self._open.get(int(output.request_id)):
-            query.take([int(token) for token in output.generated_tokens[len(query.tokens) :]])
-            if output.is_finished():
-                self._end(query.rid, query.tokens, str(output.error or ""))
+        try:
+            if query := self._open.get(int(output.request_id)):
+                query.take([int(token) for token in output.generated_tokens[len(query.tokens) :]])
+                if output.is_finished():
+                    self._end(query.rid, query.tokens, str(output.error or ""))
+        except Exception:  # what a receiver does wrong must not end the thread that computes for all
+            traceback.print_exc()
