@@ -38,7 +38,7 @@ from benchlib.core.stats import percentile
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import ENGINES, Policy, Query, Settings, Sim
 from benchlib.workloads.llm.load import Client, completed, each_s, measure, span_s
-from benchlib.workloads.llm.pool import Pool
+from benchlib.workloads.llm.server import Pool
 
 NULL, BARE = "null", "bare"  # engines that answer at once
 ANSWER = [1, 2]

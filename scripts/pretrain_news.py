@@ -48,7 +48,11 @@ def build_tokenizer(size: int) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = [text for each in generate(6000, seed=0, split="train") for text in (each.prompt, " " + each.summary)]
+    texts = [
+        text
+        for each in generate(6000, seed=0, split="train")
+        for text in (PROMPT.format(input=each.text), " " + each.summary)
+    ]
     core.train_from_iterator(texts, trainer)
     core.post_processor = TemplateProcessing(single=f"{SPECIALS[BOS]} $A", special_tokens=[(SPECIALS[BOS], BOS)])
     return PreTrainedTokenizerFast(

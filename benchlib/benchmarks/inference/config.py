@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
@@ -94,7 +94,7 @@ class InferenceConfig(BaseConfig):
     )
     slots: int = Field(8, ge=1, le=4096, description="queries that the engine works on at once")
     step_s: float = Field(0.005, gt=0, le=10, description="engine=sim: seconds for each token")
-    workers: list[str] = Field(
+    workers: Annotated[list[str], AfterValidator(addresses.workers)] = Field(
         [],
         description="OpenAI-compatible servers, http://HOST:PORT; dns+http://NAME:PORT: each address of the name; sets engine=http",
     )
@@ -122,11 +122,6 @@ class InferenceConfig(BaseConfig):
         slow = {"expected_latency_s": 0.5} if values.get("model", EMBEDDED_MODEL) != EMBEDDED_MODEL else {}
         data = {"data": "file"} if values.get("data_file") else {}
         return slow | values | data | ({"engine": "http"} if values.get("workers") else {})
-
-    @field_validator("workers")
-    @classmethod
-    def _are_addresses(cls, value: list[str]) -> list[str]:
-        return addresses.workers(value)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "InferenceConfig":
@@ -166,13 +161,9 @@ class InferenceConfig(BaseConfig):
             return full
         shares = {kind: limit_s / server[kind] for kind, limit_s in full.limits_s.items()}
         limits_s = {kind: getattr(self, f"{kind}_limit_s") * share for kind, share in shares.items()}
-        least: dict[str, Any] = {
-            "min_queries": self.min_queries,
-            "min_duration_s": self.min_duration_s,
-            "samples": self.size,
-        }
+        used = replace(full, min_queries=self.min_queries, min_duration_s=self.min_duration_s, samples=self.size)
         percentile = full.percentile if scenario == "Offline" else self.percentile  # that has no limit of time
-        return replace(full, **least, percentile=percentile, limits_s=limits_s)
+        return replace(used, percentile=percentile, limits_s=limits_s)
 
     def per_s(self, scenario: str) -> float:
         """Return the queries per s that LoadGen is told to expect."""
@@ -242,8 +233,8 @@ class InferenceConfig(BaseConfig):
             why = dict.fromkeys(("percentile", "needed_if_late"), "no limit of time")
             return row | {"queries_needed": 1, "why": why}
         needed, if_late = (queries_needed(rule.percentile / 100, late) for late in (0, 1))
-        row |= {"queries_needed": needed if rule.lg == "Server" else if_late, "needed_if_late": if_late}
-        return row | {"percentile": rule.percentile}
+        row |= {"percentile": rule.percentile, "needed_if_late": if_late}
+        return row | {"queries_needed": needed if rule.lg == "Server" else if_late}
 
     @property
     def least_s(self) -> float:
@@ -269,11 +260,6 @@ class InferenceConfig(BaseConfig):
     def random(self) -> bool:
         """Whether the weights are random: then answers have a fixed length and no accuracy."""
         return self.model == RANDOM_MODEL
-
-    @property
-    def vocabulary(self) -> int:
-        """The tokens that random weights have after ``shrink``, into which those of prompts are mapped; 0: as they are."""
-        return 128256 // self.shrink if self.shrink > 1 else 0
 
     def scope(self, served: str = "", simulated: bool = False, text: bool = False) -> str:
         """Return the suffix of metrics' names: '' for Llama-3.1-8B-Instruct on all of cnn_dailymail by the real rules.

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 import transformers
 
-from benchlib.benchmarks.inference import loadgen, measures
+from benchlib.benchmarks.inference import loadgen
 from benchlib.benchmarks.inference.config import RULES, InferenceConfig
 from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
 from benchlib.benchmarks.inference.spec import SPEC
@@ -58,7 +58,8 @@ def measure(rank: Rank) -> Tables:
         raise BackendUnavailable("LoadGen is not installed: pip install -e '.[inference]' (wheels for Linux)")
     devices.require(config.backend)
     rank.events.emit("phase", name="data")
-    data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
+    vocabulary = 128256 // config.shrink if config.shrink > 1 else 0  # of random weights that were shrunk
+    data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, vocabulary)
     run: Row = {"samples": len(data.prompts), "scope": config.scope(), "simulated": config.engine == "sim"}
     run |= {"loadgen": version("mlcommons-loadgen"), "transformers": transformers.__version__}
     bench = Bench(rank, config.model_copy(update={"samples": run["samples"]}), data, run)
@@ -155,11 +156,11 @@ def _performance(bench: Bench, scenario: str) -> None:
         plan |= {"why": plan.get("why", {}) | dict.fromkeys(("queries_sent", "took_s"), "the test did not end")}
         return
     errors = "; ".join([*outcome.errors[:2], *outcome.log["errors"][:2]])[:300]
-    validity = list(measures.validity(outcome))
+    validity = list(loadgen.validity(outcome))
     tables["validity"] += [row | {"detail": errors if row["rule"] in ("failed", "errors") else ""} for row in validity]
-    tables["times"] += measures.times(outcome)
-    broken = measures.broken(validity)
-    row |= measures.measured(outcome, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}
+    tables["times"] += loadgen.times(outcome)
+    broken = loadgen.broken(validity)
+    row |= loadgen.row_of(outcome, config, read_events(bench.rank.run_dir)) | {"valid": not broken, "broken": broken}
     plan |= {"queries_sent": len(outcome.table) // RULES[scenario].streams, "took_s": outcome.facts["seconds"]}
 
 

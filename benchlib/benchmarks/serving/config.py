@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
@@ -18,7 +18,7 @@ class ServingConfig(BaseConfig):
 
     benchmark: Literal["serving"] = "serving"
 
-    workers: list[str] = Field(
+    workers: Annotated[list[str], AfterValidator(addresses.workers)] = Field(
         [], description="servers, http://HOST:PORT; dns+http://NAME:PORT: each address of the name; empty: started here"
     )
     mode: Literal["single", "distributed", "both"] = Field("both", description="each alone, all together, or both")
@@ -60,11 +60,6 @@ class ServingConfig(BaseConfig):
     target_efficiency: float | None = Field(None, gt=0, le=1, description="least joint rate / sum of each alone")
     project_samples: int = Field(13368, ge=1, description="samples of the projection: MLPerf's full set")
 
-    @field_validator("workers")
-    @classmethod
-    def _are_addresses(cls, value: list[str]) -> list[str]:
-        return addresses.workers(value)
-
     @model_validator(mode="before")
     @classmethod
     def _other_machines_are_left_alone(cls, values: Any) -> Any:
@@ -77,8 +72,7 @@ class ServingConfig(BaseConfig):
                 "recovery = true kills a worker: only those that are started here; leave workers or recovery out"
             )
         # In a run of three points a service that lags by a third of the load has its last query wait for one.
-        if self.mode != "single" and self.point_s < self.limits_s["ttft"]:
-            least = self.limits_s["ttft"]
+        if self.mode != "single" and self.point_s < (least := self.limits_s["ttft"]):
             raise ValueError(
                 f"point_s = {self.point_s:g} with ttft_ms = {self.ttft_ms:g}: before the limit of the first token has passed no "
                 f"queue that grows can miss it; set point_s={least:g} or more"

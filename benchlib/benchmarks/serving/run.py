@@ -30,7 +30,7 @@ from benchlib.workloads.llm import served
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import Client, find_knee, measure, schedule
-from benchlib.workloads.llm.pool import Pool
+from benchlib.workloads.llm.server import Pool
 
 VOCABULARY = (3, 500)  # token ids of random prompts: every tokenizer has them
 CPU = "process_cpu_seconds_total"  # of a worker's /metrics

@@ -12,7 +12,7 @@ from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Line, lines
 from benchlib.spec.checks import Check, below, reached, zero
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics
-from benchlib.spec.tables import Col, Row, Rows, Table, cols
+from benchlib.spec.tables import Col, Rows, Table, cols
 from benchlib.workloads.llm import served
 
 MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
@@ -30,10 +30,6 @@ def _efficiency(together: list[float], alone: list[float]) -> list[float]:
 
 def _hours(samples: int, rates: list[float]) -> list[float]:
     return [samples / value / HOUR_S for value in rates]
-
-
-def _other(answers: int, same: int, exact: bool) -> int:
-    return (answers - same) * exact
 
 
 def _at(times_ms: list[float], percent: float) -> float:
@@ -87,7 +83,6 @@ load = Table(
         Col("rate", "queries/s", "sent", derived=True),
         Col("concurrency", "number", "at once"),
         *cols("queries failed repeated", "count"),
-        Col("seconds", "s"),
         Col("percentile", "number"),
         Col("samples_per_s", "queries/s", "answered"),
         Col("tokens_per_s", "tokens/s"),
@@ -112,7 +107,12 @@ recovery = Table(
         *cols("queries failed repeated requeued answers same_answers after_return", "count"),
         Col("exact"),
         *cols("killed_s back_s", "s"),
-        Col("other_answers", "count", "", _other, "answers same_answers exact"),
+        Col(
+            "other_answers",
+            "count",
+            of=lambda given, same, exact: (given - same) * exact,
+            needs="answers same_answers exact",
+        ),
     ],
 )
 losses = served.losses()
@@ -135,20 +135,16 @@ run = Table(
     ],
 )
 
-joint, single = scaling.where(all=True), scaling.where(size=1)
+joint = scaling.where(all=True)
 scaled = joint.unless(size=1)
 opened, closed = load.unless(phase="closed"), load.where(phase="closed")
 knee = opened.where(phase="confirmation", outcome="met")
 
 
-def _one_worker(run: Rows) -> str:
+def _alone(run: Rows) -> str:
     if len(workers.rows(run)) == 1:
         return "one worker: there is nothing to scale"
     return "" if run.config.mode == "both" else "mode = both measures it"
-
-
-def _alone(row: Row, run: Rows) -> str:
-    return _one_worker(run)
 
 
 def _recovers(config: ServingConfig) -> bool:
@@ -241,7 +237,9 @@ METRICS = [
     first("samples_per_s_all_{work}", joint["samples_per_s"], "All workers together", ALL, may_lose=0.25),
     higher("tokens_per_s_all_{work}", joint["tokens_per_s"], "New tokens", ALL, may_lose=0.25),
     higher("samples_per_s_sum_{work}", joint["sum_per_s"], "Sum of each alone", "by round"),
-    first("scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=_alone),
+    first(
+        "scaling_efficiency_{work}", joint["efficiency"], "Scaling efficiency", SHARE, unless=lambda _, run: _alone(run)
+    ),
     first("knee_per_s_{work}", knee["rate"], "Highest rate sent within the limits", LIMITS, may_lose=0.35),
     higher("goodput_at_knee_per_s_{work}", knee["goodput_per_s"], "Goodput at it", "queries within both limits"),
     *(metric for kind, lose in (("ttft", 1.0), ("tpot", 0.5)) for metric in _at_knee(kind, lose)),
@@ -261,7 +259,7 @@ RECOVERED = "Is no query lost when a worker is killed, and are the answers the s
 TARGET = "Does throughput scale with the number of workers?"
 CHECKS = [
     zero("every query answered", ANSWERED, run["failed"], run["repeated"]),
-    below("possible scaling", SCALES, (scaled["least_efficiency"], MAX_EFFICIENCY), unless=_one_worker),
+    below("possible scaling", SCALES, (scaled["least_efficiency"], MAX_EFFICIENCY), unless=_alone),
     Check("limits met", WITHIN, judge=_knee, when=lambda config: config.mode != "single", kind="target"),
     zero("recovery", RECOVERED, *(recovery[name] for name in LOST), when=_recovers),
     reached(

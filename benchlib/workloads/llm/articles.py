@@ -71,27 +71,21 @@ def _rows(data: str, path: str, samples: int, seed: int) -> list[dict[str, Any]]
     return [{"input": row["article"], "output": row["highlights"]} for row in split]
 
 
-def splitter() -> tuple[Any, str]:
-    """Return a function from a text to its sentences, and its name: punkt_tab where its data is, else punkt untrained."""
-    import nltk
-
-    try:
-        nltk.data.find("tokenizers/punkt_tab")
-    except LookupError:
-        untrained = nltk.tokenize.PunktSentenceTokenizer().tokenize
-        return untrained, "punkt, untrained (the data of punkt_tab is not on this machine)"
-    return nltk.sent_tokenize, "punkt_tab"
-
-
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """Return the mean F-measures over all texts in percent, the characters of the predictions as they were split, and by what.
 
-    Texts are stripped, split into sentences and joined by line breaks (only rougeLsum looks at them); rouge_score with its
-    stemmer. After mlcommons/inference, language/llama3.1-8b/evaluation.py.
+    Texts are stripped, split into sentences (by punkt_tab where its data is, else punkt untrained) and joined by line breaks (only
+    rougeLsum looks at them); rouge_score with its stemmer. After mlcommons/inference, language/llama3.1-8b/evaluation.py.
     """
+    import nltk
     from rouge_score import rouge_scorer
 
-    split, name = splitter()
+    split, name = nltk.sent_tokenize, "punkt_tab"
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        split = nltk.tokenize.PunktSentenceTokenizer().tokenize
+        name = "punkt, untrained (the data of punkt_tab is not on this machine)"
     lines = [["\n".join(split(text.strip())) for text in texts] for texts in (predictions, references)]
     scorer = rouge_scorer.RougeScorer(list(KINDS), use_stemmer=True)
     scores = [scorer.score(target, text) for text, target in zip(*lines, strict=True)]

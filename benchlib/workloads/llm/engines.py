@@ -17,8 +17,8 @@ and ``engine.on_send(rid, worker, attempt)``, where it sends queries elsewhere a
 An engine answers as if each query were alone: no cache is shared across queries, decoding is greedy.
 """
 
-import importlib
 import math
+import pkgutil
 import queue
 import threading
 import time
@@ -99,8 +99,8 @@ HERE = __name__.rpartition(".")[0]
 ENGINES = {
     "sim": f"{__name__}:Sim",
     "http": f"{HERE}.dispatch:Dispatcher",
-    "static": f"{HERE}.batches:Static",
-    "continuous": f"{HERE}.batches:Continuous",
+    "static": f"{HERE}.decoders:Static",
+    "continuous": f"{HERE}.decoders:Continuous",
 }
 COMPUTING = ("static", "continuous")  # with torch, in the process that asks them
 
@@ -109,13 +109,12 @@ def make(name: str, settings: Settings, available: Collection[str] = ENGINES.key
     """Make the engine of this name; it is not started. Raises ``UserError`` for a name that is not ``available``."""
     if name not in available:
         raise UserError(f"engine {name!r}: no such engine; {nearest(name, available)}")
-    module, _, cls = ENGINES[name].partition(":")
-    return getattr(importlib.import_module(module), cls)(settings)
+    return pkgutil.resolve_name(ENGINES[name])(settings)
 
 
 def codec(model: str) -> Any:
     """Return a model's ``decoders.Codec``, whose module needs torch and transformers."""
-    return importlib.import_module(f"{HERE}.decoders").Codec(model)
+    return pkgutil.resolve_name(f"{HERE}.decoders:Codec")(model)
 
 
 class Local:

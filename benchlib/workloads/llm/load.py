@@ -264,7 +264,7 @@ def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repe
     span, times = span_s(done) if len(done) else 0.0, times_s(done) | {"late": lateness_s(table)}
     failed, good = int(table["failed"].sum()), int(meets(table, limits_s).sum())
     per_s = {"samples": len(done), "tokens": float(done["tokens"].sum()), "goodput": good}
-    row: Row = {"queries": len(table), "failed": failed, "repeated": repeated, "seconds": span}
+    row: Row = {"queries": len(table), "failed": failed, "repeated": repeated}
     row |= {f"{name}_per_s": count / span if span else 0.0 for name, count in per_s.items()}
     row |= {f"{name}_ms": (1e3 * values).tolist() for name, values in times.items()}
     lacking = [name for name, values in times.items() if not len(values)]

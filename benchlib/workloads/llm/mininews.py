@@ -29,11 +29,6 @@ class Article:
     text: str
     summary: str
 
-    @property
-    def prompt(self) -> str:
-        """The text in the prompt that models are asked with."""
-        return PROMPT.format(input=self.text)
-
 
 def _fill(phrase: str, values: dict[str, str]) -> str:
     """Put values in the place of the capital letters that stand alone."""

@@ -14,7 +14,7 @@ pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 
 from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
-from benchlib.benchmarks.inference import loadgen, measures
+from benchlib.benchmarks.inference import loadgen
 from benchlib.benchmarks.inference.config import SET, InferenceConfig
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
@@ -46,7 +46,7 @@ def planned(folder, scenario="Server", config=QUICK, **more):
 
 def broken(tested):
     """The rules that a test breaks, but for those of a client that a busy machine made late."""
-    return set(measures.broken(list(measures.validity(tested)))) - {"late_client", "client_rate", "busy_client"}
+    return set(loadgen.broken(list(loadgen.validity(tested)))) - {"late_client", "client_rate", "busy_client"}
 
 
 def perform(test):
@@ -136,20 +136,20 @@ INVALID = {"result_validity": "INVALID", "early_stopping_met": False}
 )
 def test_a_rule_that_is_broken_has_its_row(server, change, rule, measured, limit):
     changed = dataclasses.replace(server, **change(server))
-    (row,) = [row for row in measures.validity(changed) if row["rule"] == rule]
+    (row,) = [row for row in loadgen.validity(changed) if row["rule"] == rule]
     assert row["limit"] == limit and (measured is None or row["measured"] == pytest.approx(measured, abs=0.2))
-    assert rule in measures.broken([row])
+    assert rule in loadgen.broken([row])
     answer = next(check for check in judge(tables_of(changed)) if check.name == "valid Server")
     assert answer.status == "FAIL"
 
 
 def tables_of(tested):
     """The tables of a run with this test alone."""
-    rows = list(measures.validity(tested))
-    broken = measures.broken(rows)
+    rows = list(loadgen.validity(tested))
+    broken = loadgen.broken(rows)
     row = {"test": "Server", "engine": "sim", "percentile": 90.0, "valid": not broken, "broken": broken}
-    row |= measures.measured(tested, QUICK, [])
-    return {"tests": [row], "validity": [row | {"detail": ""} for row in rows], "times": list(measures.times(tested))}
+    row |= loadgen.row_of(tested, QUICK, [])
+    return {"tests": [row], "validity": [row | {"detail": ""} for row in rows], "times": list(loadgen.times(tested))}
 
 
 def rows_of(tables, config=QUICK):
@@ -412,19 +412,19 @@ def test_names_say_what_the_workers_are_and_that_they_were_reached_over_a_networ
 def test_rates_have_the_interval_of_their_windows():
     table = np.zeros(100, load.QUERY)
     table["scheduled_s"], table["last_s"] = 0, np.arange(1, 101) / 10
-    value, low, high = measures.rate(table, np.full(100, 7.0))
+    value, low, high = loadgen.rate(table, np.full(100, 7.0))
     assert value == pytest.approx(70) and low <= 70 <= high
-    assert measures.rate(table[:0], np.zeros(0)) == (None, None, None)
+    assert loadgen.rate(table[:0], np.zeros(0)) == (None, None, None)
 
 
 def test_energy_is_that_of_the_test_alone_and_not_of_workers_elsewhere():
     """100 W from 100.3 to 104.1 s are 380 J, whatever second the counter was read in."""
     events = [{"kind": "sensor", "t": t, "energy_j": 1000 + 100 * t} for t in range(95, 115)]
     log = {"began": 100.3, "ended": 104.1}
-    assert measures._energy(QUICK, log, events)[0] == pytest.approx(380)
+    assert loadgen._energy(QUICK, log, events)[0] == pytest.approx(380)
     far = InferenceConfig(workers=["http://a:8000"])
     for config, ended, seen in ((far, 104.1, events), (QUICK, 114.5, events), (QUICK, 100.3, events[:1])):
-        assert measures._energy(config, log | {"ended": ended}, seen)[0] is None
+        assert loadgen._energy(config, log | {"ended": ended}, seen)[0] is None
 
 
 SCORES = {

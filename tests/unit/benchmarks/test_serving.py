@@ -31,7 +31,7 @@ def config(**values):
 def point(phase, sent, outcome="met", queries=100, **more):
     row = {f"{kind}_ms": [10.0] * queries for kind in ("ttft", "tpot", "latency", "late")}
     row |= {"phase": phase, "rate": sent, "outcome": outcome, "queries": queries, "failed": 0, "repeated": 0}
-    row |= {"samples_per_s": sent, "tokens_per_s": 9 * sent, "goodput_per_s": sent, "seconds": 1.0, "percentile": 99.0}
+    row |= {"samples_per_s": sent, "tokens_per_s": 9 * sent, "goodput_per_s": sent, "percentile": 99.0}
     row |= {"ttft_limit_ms": 500.0, "tpot_limit_ms": 100.0, "why": {"concurrency": "an open loop has none"}}
     return row | more
 

@@ -120,4 +120,4 @@ def test_decoders_of_a_folder_are_held_to_the_same(folder):
         decoders.load(str(place))
     without_tokenizer(place)
     with pytest.raises(UserError, match="no tokenizer in the folder"):
-        decoders.tokenizer_of(str(place))
+        decoders.Codec(str(place))

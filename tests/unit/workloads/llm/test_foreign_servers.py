@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.import_utils import is_serve_available
 
 from benchlib.workloads.llm.articles import load
-from benchlib.workloads.llm.batches import Static
-from benchlib.workloads.llm.decoders import TINY, Codec
+from benchlib.workloads.llm.decoders import TINY, Codec, Static
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import Client

@@ -15,8 +15,7 @@ from benchlib.core.errors import UserError
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
-from benchlib.workloads.llm.pool import Pool
-from benchlib.workloads.llm.server import check_place, main
+from benchlib.workloads.llm.server import Pool, check_place, main
 
 IDS = [5, 6, 7]
 
@@ -209,7 +208,7 @@ def test_a_client_that_goes_away_frees_its_slot(worker):
 def test_texts_are_counted_as_the_tokens_that_the_engine_made_and_tokens_come_one_by_one(monkeypatch):
     """The same worker asked with token ids and, where it refuses them, in words: answers and counts are the same."""
     from benchlib.workloads.llm import articles, server
-    from benchlib.workloads.llm.batches import Static
+    from benchlib.workloads.llm.decoders import Static
 
     data = articles.load("mininews", "", 4, 0, "tiny")
     engine = Static(Settings(model="tiny", slots=4, threads=1))
