@@ -261,6 +261,11 @@ class InferenceConfig(BaseConfig):
         """Whether the weights are random: then answers have a fixed length and no accuracy."""
         return self.model == RANDOM_MODEL
 
+    @property
+    def vocabulary(self) -> int:
+        """The tokens that random weights have after ``shrink``, into which those of prompts are mapped; 0: as they are."""
+        return 128256 // self.shrink if self.shrink > 1 else 0
+
     def scope(self, served: str = "", simulated: bool = False, text: bool = False) -> str:
         """Return the suffix of metrics' names: '' for Llama-3.1-8B-Instruct on all of cnn_dailymail by the real rules.
 

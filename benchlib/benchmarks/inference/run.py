@@ -58,8 +58,7 @@ def measure(rank: Rank) -> Tables:
         raise BackendUnavailable("LoadGen is not installed: pip install -e '.[inference]' (wheels for Linux)")
     devices.require(config.backend)
     rank.events.emit("phase", name="data")
-    vocabulary = 128256 // config.shrink if config.shrink > 1 else 0  # of random weights that were shrunk
-    data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, vocabulary)
+    data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, config.vocabulary)
     run: Row = {"samples": len(data.prompts), "scope": config.scope(), "simulated": config.engine == "sim"}
     run |= {"loadgen": version("mlcommons-loadgen"), "transformers": transformers.__version__}
     bench = Bench(rank, config.model_copy(update={"samples": run["samples"]}), data, run)
