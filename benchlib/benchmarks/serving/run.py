@@ -109,7 +109,7 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         startup_s = began.since()
         events.emit("phase", name="measure", text="rates of the workers")
         _rates(bench)
-        if config.mode != "single":
+        if config.mode != "single" and bench.urls:
             events.emit("phase", name="load", text="raising the load")
             try:
                 _load(bench)
@@ -128,7 +128,7 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         "project_samples": config.project_samples,
         "worker_startup_s": pool.ready_s if pool else [],
         # Own workers share what this process has; others are machines of their own, of which this one knows no more.
-        "paid_devices": None if pool else len(bench.urls),
+        "paid_devices": None if pool else len(bench.tables["workers"]),
         "why": counts.get("why", {})
         | ({"paid_devices": "they share this machine"} if pool else {"worker_startup_s": "they were there before"}),
     }
@@ -153,7 +153,7 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
 def _rates(bench: Bench) -> None:
     """Measure each worker alone and all together, interleaved: what the machine does meanwhile touches all alike.
 
-    Without a worker that is lost meanwhile all of it is measured again.
+    Without a worker that is lost meanwhile all of it is measured again; where none is left, whole rounds stay.
     """
     config, count = bench.config, len(bench.urls)
     workers: list[Row] = [{"worker": index, "url": url, "answered": 0} for index, url in enumerate(bench.urls)]
@@ -166,11 +166,15 @@ def _rates(bench: Bench) -> None:
     for number, indices in enumerate(order, 1):
         try:
             runs[indices].append(_at_once(bench, [workers[index] for index in indices]))
-        except BackendUnavailable:
-            if not bench.urls:
+        except BackendUnavailable as error:
+            if bench.urls:
+                _rates(bench)
+                return
+            if not (whole := min(map(len, runs.values()))):
                 raise
-            _rates(bench)
-            return
+            bench.errors[str(error)] = None  # nobody is left: the rounds that are whole stay
+            runs = {indices: rows[:whole] for indices, rows in runs.items()}
+            break
         bench.events.emit("progress", phase="measure", done=number, total=len(order), unit="runs")
     rates = [[row["samples_per_s"] for row in runs[indices]] for indices in alone]
     unmeasured = "mode = distributed measures nobody alone"

@@ -260,6 +260,27 @@ def test_a_worker_that_dies_between_two_measurements_leaves_the_rates_of_the_oth
     assert len(named) == lost and all(urls[1] in because for because in named)
 
 
+def test_whole_rounds_stay_where_no_worker_is_left(monkeypatch):
+    server, rounds = own(), []
+    values = config(workers=server.url, rounds=3, queries=8, gone_s=0.3)
+    bench = Bench(values, SimpleNamespace(emit=lambda *_, **__: None), [server.url], TOKEN, [[3, 4, 5]])
+    once = serving_run._at_once
+
+    def at_once(bench, workers):
+        if len(rounds) == 2:
+            server.cut()
+        rounds.append(0)
+        return once(bench, workers)
+
+    monkeypatch.setattr(serving_run, "_at_once", at_once)
+    serving_run._rates(bench)
+    assert [len(row["samples_per_s"]) for row in bench.tables["scaling"]] == [2] and bench.urls == []
+    facts = tables()["run"][0] | {"errors": "; ".join(bench.errors)}
+    rows = Rows(values, 1, tables() | bench.tables | {"load": [], "run": [facts]})
+    (answer,) = [item for check in SPEC.checks if check.name == "limits met" for item in checks.judge(check, rows, [])]
+    assert answer.status == "FAIL" and "no rate was tried: no worker is left" in answer.reason
+
+
 def test_rates_are_those_of_servers_whose_rate_is_known():
     """Two sim workers of 4 slots: 16 queries of 16 tokens are 4 x 16 steps of 10 ms, 25 queries/s, and of 20 ms, 12.5."""
     servers = [own(step_s=step_s, slots=4, fixed_length=True) for step_s in (0.010, 0.020)]
