@@ -21,7 +21,7 @@ from benchlib.launch.processes import signal_name
 
 # Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
 # torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
-_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]workloads[/\\]collectives[/\\]mpi\.py$")
+_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]runtime[/\\]mpi\.py$")
 # gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP,
 # raises a RuntimeError that states the type of the first one.
 _EXCHANGE_TEXT = re.compile(
@@ -252,7 +252,7 @@ STACKS_S = 1.0  # that the ranks get to write their stacks
 _FRAME = re.compile(r'^\s+File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _WAITING_FILES = re.compile(
     r"torch[/\\](distributed[/\\]|autograd[/\\]graph\.py|futures[/\\]|cuda[/\\]__init__\.py|xpu[/\\]__init__\.py)"
-    r"|benchlib[/\\](runtime[/\\]group|workloads[/\\]collectives[/\\]mpi)\.py"
+    r"|benchlib[/\\]runtime[/\\](group|mpi)\.py"
 )
 # The innermost Python line of a rank that waits for its device or for its peers in C++ code.
 _WAITING_LINE = re.compile(

@@ -31,7 +31,6 @@ _UCC_STEPS = (
     "of UCC (https://github.com/openucx/ucc) and UCX, or use an image with such a torch"
 )
 _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever starts the ranks of an MPI job
-_OWN = "benchlib.workloads.collectives"
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _no_mpi() -> str:
     if importlib.util.find_spec("mpi4py") is None:
         return f"mpi4py is not installed: {_MPI_STEPS}"
     try:
-        importlib.import_module(f"{_OWN}.mpi")
+        importlib.import_module("benchlib.runtime.mpi")
     except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
         return f"mpi4py does not find an MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
     if not mpirun_path():
@@ -115,10 +114,10 @@ LIBRARIES: dict[str, Library] = {
         Library("gloo", "gloo", _of_torch("gloo")),
         Library("nccl", "nccl", _of_torch("nccl")),  # also RCCL
         Library("xccl", "xccl", _of_torch("xccl")),
-        Library("mpi", "mpi4py", _no_mpi, f"{_OWN}.mpi"),
+        Library("mpi", "mpi4py", _no_mpi, "benchlib.runtime.mpi"),
         Library("ucc", "ucc", _of_torch("ucc", _UCC_STEPS)),
         Library("xla", "xla", _no_xla, "torch_xla.distributed.xla_backend"),
-        Library("hierarchical", "hierarchical", _no_hierarchy, f"{_OWN}.hierarchy"),
+        Library("hierarchical", "hierarchical", _no_hierarchy, "benchlib.workloads.collectives.hierarchy"),
     )
 }
 
