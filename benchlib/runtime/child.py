@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchlib.core.errors import BackendUnavailable, StorageError
-from benchlib.core.files import is_storage_error, not_written
+from benchlib.core.files import storage_error
 from benchlib.launch.processes import kill_marked, signal_name
 
 MARK = "BENCHLIB_CHILD"  # in the environment of all that a child starts: how it is identified
@@ -164,8 +164,7 @@ def _main(
         message = "unavailable", " ".join(str(error).split())
     except BaseException as error:
         message = "crashed", " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        if isinstance(error, OSError) and (isinstance(error, StorageError) or is_storage_error(error)):
-            full = not_written(error.filename or "a file", error)
+        if full := storage_error(error):
             message = "storage", (" ".join(str(full).split()), full.errno, full.strerror)
         with contextlib.suppress(OSError):
             traceback.print_exc()

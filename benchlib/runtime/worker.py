@@ -15,7 +15,6 @@ error is in ``logs/rankK.error.json``.
 import argparse
 import atexit
 import contextlib
-import errno
 import faulthandler
 import gc
 import importlib
@@ -34,9 +33,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchlib.config.cluster import ELSEWHERE
-from benchlib.core.errors import BackendUnavailable, StorageError
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter
-from benchlib.core.files import is_full, is_storage_error, not_written, read_json, write_json
+from benchlib.core.files import read_json, storage_error, write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_echo
 from benchlib.launch.nodes import Place, attempt, launch_id, place
 from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
@@ -176,21 +175,6 @@ def _report(error: BaseException, run_dir: Path, where: Place, events: EventWrit
         events.emit("error", **{name: record[name] for name in names})
 
 
-def _not_stored(error: OSError) -> bool:
-    return isinstance(error, StorageError) or is_storage_error(error)
-
-
-def _explained(error: BaseException, run_dir: Path) -> BaseException:
-    """Return the bare error of a full or read-only disk as the sentence that says what to do; others as they are."""
-    if not isinstance(error, OSError) or isinstance(error, StorageError):
-        return error
-    if not is_full(error) and error.errno != errno.EROFS:
-        return error
-    explained = not_written(error.filename or f"a file of the run {run_dir}", error)
-    explained.__cause__ = error
-    return explained
-
-
 def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:
     from benchlib.results.run import Result, save_result
 
@@ -227,8 +211,11 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     ) as error:  # not only Exception: torch's CheckpointException and SystemExit are not subclasses of it
         if isinstance(error, SystemExit) and not error.code:
             return 0
-        code = EXIT_STORAGE if isinstance(error, OSError) and _not_stored(error) else 1
-        _report(_explained(error, run_dir), run_dir, where, events, code)
+        full = storage_error(error, f"a file of the run {run_dir}")
+        if full and full is not error:
+            full.__cause__ = error
+        code = EXIT_STORAGE if full else 1
+        _report(full or error, run_dir, where, events, code)
         return code
     events.emit("phase", name="done")
     return 0
@@ -257,10 +244,10 @@ def main() -> int:
     try:
         return work(options.run_dir.resolve(), options.benchmark)
     except OSError as error:  # before there was a place to report to
-        if not _not_stored(error):
+        if not (full := storage_error(error, options.run_dir)):
             raise
         with contextlib.suppress(OSError):
-            print(not_written(options.run_dir, error), file=sys.stderr, flush=True)
+            print(full, file=sys.stderr, flush=True)
         return EXIT_STORAGE
 
 
