@@ -129,9 +129,9 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
 
 def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
     """Execute the notebook of a run until all has ended, and write down how where nothing else did."""
-    from benchlib.launch.launch import blame_notebook, write_stopped
+    from benchlib.launch.launch import blame_notebook, write_lost
 
-    began, blame = time.time(), None
+    blame = None
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
     parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
     # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
@@ -151,7 +151,7 @@ def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
     if blame:
         blame_notebook(run_dir, *blame)
     if interrupts.seen and not (run_dir / "status.json").exists() and not run_folder.is_running(run_dir):
-        write_stopped(run_dir, began)
+        write_lost(run_dir, "stopped by the user before a rank was started", "stopped")
 
 
 def settled(run_dir: Path) -> None:

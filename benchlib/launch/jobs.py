@@ -1,6 +1,5 @@
 """Jobs: what a launcher makes of a config, what the supervisor starts and a dry run shows; and torchrun's command."""
 
-import dataclasses
 import re
 import shutil
 import sys
@@ -66,9 +65,6 @@ class Job:
         """Return what this machine lacks to start the job, with the remedy; '' where nothing."""
         missing = (name for name in self.needs if not shutil.which(name))
         return "; ".join(f"{name} is not on the PATH: {self.needs[name]}" for name in missing)
-
-    def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def job_name(run_dir: Path | str) -> str:

@@ -101,9 +101,7 @@ class Children:
         if agent_s is not None:
             kill((process for process in descendants() if process.pid in self.living), signal.SIGTERM)
             self._wait(agent_s)
-        family = descendants()
-        kill(family, signal.SIGTERM)
-        kill(family, signal.SIGCONT)  # one that was stopped ends only when it goes on
+        kill(descendants(), signal.SIGTERM)
         self._wait(TERM_S)
         end = time.monotonic() + KILL_S
         while (left := descendants()) and time.monotonic() < end:

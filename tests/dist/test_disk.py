@@ -103,7 +103,7 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path) -> None:
     # Only the supervisor's clock can be set from here: it is the one that limits and durations are taken by.
     run_dir = prepare(tmp_path / "run", steps=30, step_s=0.05, wall_limit_s=600, stall_timeout_s=600)
     code = f"""
-        import sys, time
+        import dataclasses, sys, time
         from pathlib import Path
         real, began = time.time, Path({str(run_dir / "events-rank0.jsonl")!r})
         time.time = lambda: real() + (7200 if began.exists() else 0)
@@ -112,7 +112,8 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path) -> None:
         from benchlib.launch import supervise
         from benchlib.core.files import write_json
         config = BaseConfig(benchmark="faulty", nproc=2, wall_limit_s=600, stall_timeout_s=600)
-        write_json({str(run_dir / "job.json")!r}, LAUNCHERS["local"](config, {str(run_dir)!r}, "faulty:run").as_json())
+        job = LAUNCHERS["local"](config, {str(run_dir)!r}, "faulty:run")
+        write_json({str(run_dir / "job.json")!r}, dataclasses.asdict(job))
         sys.exit(supervise.main([{str(run_dir)!r}]))
     """
     began = time.monotonic()
