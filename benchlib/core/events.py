@@ -81,20 +81,15 @@ class EventWriter:
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. ``fields`` must be plain JSON values; NaN and infinity are written as text.
 
-        A full disk is a ``StorageError``, and the file ends with the last whole line.
+        A full disk is a ``StorageError``; of the event there may be a part, which no reader takes.
         """
         line = json.dumps({"t": time.time(), "source": self.name, "kind": kind, **fields})
         if "NaN" in line or "Infinity" in line:  # JSON has no such numbers
             line = json.dumps(json.loads(line, parse_constant=str))
-        data, done = line.encode() + b"\n", 0
+        data = line.encode() + b"\n"
         with writing(self.path):
-            try:
-                while done < len(data):  # the disk may take a part: the next call gets the rest in, or the reason
-                    done += os.write(self._descriptor, data[done:])
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - done)
-                raise
+            while data:  # the disk may take a part: the next call gets the rest in, or the reason
+                data = data[os.write(self._descriptor, data) :]
 
     def close(self) -> None:
         """Close the file; further events raise ``OSError``."""

@@ -28,8 +28,7 @@ def torchrun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Jo
     Who opens the store of the rendezvous, and the address that this node gives the others, follow from the addresses of
     the machine that this is called on.
     """
-    env = {**TORCHRUN_ENV, "TORCHELASTIC_ERROR_FILE": str(Path(run_dir) / "logs" / "agent.error.json")}
-    endpoint, options = config.rdzv_endpoint, list[str]()
+    env, endpoint, options = dict(TORCHRUN_ENV), config.rdzv_endpoint, list[str]()
     if endpoint:
         host, port = nodes.split_endpoint(endpoint)
         opens_store = nodes.hosts_store(host)

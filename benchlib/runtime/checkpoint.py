@@ -48,9 +48,8 @@ def save(
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
     state: Mapping[str, Any],
     extra: Callable[[Path], None] = lambda folder: None,
-    keep: int = KEEP,
 ) -> None:
-    """Write checkpoint ``step`` below ``folder`` and remove all but the newest ``keep``.
+    """Write checkpoint ``step`` below ``folder`` and remove all but the newest ``KEEP``.
 
     ``tensors`` are groups by file name, ``extra`` may add files of its own to the given folder. One process of each node
     writes. Raises ``StorageError`` where the disk is full; older checkpoints then stay as they are.
@@ -71,7 +70,7 @@ def save(
             _publish(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in _folders(folder)[keep:]:
+    for old in _folders(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -160,9 +160,7 @@ def _join(
     backend, bound = library.backend, {"device_id": device} if device.type in ("cuda", "xpu") else {}
     common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
     common |= library.options(config, where.rank) or bound  # bound to its device, a barrier need not guess one
-    if backend == "xla":
-        dist.init_process_group("xla", init_method="xla://")
-    elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         dist.init_process_group(backend, init_method="env://", **common)
     else:
         store = dist.PrefixStore("benchlib", _store(where, run_dir, config.startup_timeout_s))
@@ -220,14 +218,6 @@ def weight_checksum(model: torch.nn.Module) -> str:
         digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
-
-
-def checksums_equal(world: World, model: torch.nn.Module) -> tuple[list[str], bool]:
-    """Return the weight checksums of all ranks, and whether they are the same. A collective: all ranks call it."""
-    checksums = all_gather_objects(weight_checksum(model))
-    if len(checksums) != world.size:
-        raise RunBroken(f"{len(checksums)} checksums from {world.size} ranks")
-    return checksums, len(set(checksums)) == 1
 
 
 # Not part of the work by which results are compared, but of what the ranks do together.

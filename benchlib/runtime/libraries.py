@@ -3,7 +3,8 @@
     LIBRARIES["mpi"].unavailable()     # '' where it can be used, else the reason with the steps that help
     dist.new_group(backend=LIBRARIES["mpi"].register())
 
-gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla. torch's wheels have no
+gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla, and no benchmark of several
+ranks was tried with it. torch's wheels have no
 MPI: that one is a backend of this kit, under a name of its own beside torch's; so is ``hierarchical``, which joins ranks of
 several libraries.
 """
@@ -80,12 +81,6 @@ def _of_torch(name: str, steps: str = "") -> Callable[[], str]:
     return missing
 
 
-def _no_xla() -> str:
-    if importlib.util.find_spec("torch_xla") is None:
-        return "torch_xla is not installed: pip install torch_xla[tpu] on a TPU machine"
-    return ""
-
-
 def _no_mpi() -> str:
     if importlib.util.find_spec("mpi4py") is None:
         return f"mpi4py is not installed: {_MPI_STEPS}"
@@ -116,7 +111,7 @@ LIBRARIES: dict[str, Library] = {
         Library("xccl", "xccl", _of_torch("xccl")),
         Library("mpi", "mpi4py", _no_mpi, "benchlib.runtime.mpi"),
         Library("ucc", "ucc", _of_torch("ucc", _UCC_STEPS)),
-        Library("xla", "xla", _no_xla, "torch_xla.distributed.xla_backend"),
+        Library("xla", "xla", _of_torch("xla")),
         Library("hierarchical", "hierarchical", _no_hierarchy, "benchlib.workloads.collectives.hierarchy"),
     )
 }

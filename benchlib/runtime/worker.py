@@ -18,9 +18,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import itertools
 import json
-import math
 import os
 import platform
 import signal
@@ -40,8 +38,6 @@ from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_echo
 from benchlib.launch.nodes import Place, attempt, launch_id, place
 from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
 
-KEPT = ("out", "err", "error.json", "stacks")  # what a rank leaves in logs/
-
 
 def _tie_to_parent() -> None:
     """Die with the supervisor, torchrun's agent or mpirun. Other parents (srun, a shell) end their children themselves."""
@@ -49,19 +45,6 @@ def _tie_to_parent() -> None:
         die_with_parent(int(os.environ[SUPERVISOR_PID]))
     elif "TORCHELASTIC_RUN_ID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ or "MPI_LOCALRANKID" in os.environ:
         die_with_parent(os.getppid())
-
-
-def _keep_earlier(logs: Path, rank: int) -> None:
-    """Move what an earlier attempt of this rank wrote to ``logs/attempt-N/``, N from 1: torchrun starts ranks again."""
-    if not attempt():
-        return
-    earlier = [path for kind in KEPT if (path := logs / f"rank{rank}.{kind}").exists()]
-    number = next(
-        number for number in itertools.count(1) if not any((logs / f"attempt-{number}").glob(f"rank{rank}.*"))
-    )
-    for path in earlier:
-        path.parent.joinpath(f"attempt-{number}").mkdir(exist_ok=True)
-        path.rename(logs / f"attempt-{number}" / path.name)
 
 
 def _redirect(logs: Path, rank: int) -> None:
@@ -148,7 +131,7 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
 
 
 def _report(error: BaseException, run_dir: Path, where: Place, events: EventWriter, exit_code: int) -> None:
-    """Write the error for the supervisor, and for torchrun's agent in its own form."""
+    """Write the error for the supervisor."""
     text = "".join(traceback.format_exception(error))
     record: dict[str, Any] = {
         "rank": where.rank,
@@ -162,17 +145,10 @@ def _report(error: BaseException, run_dir: Path, where: Place, events: EventWrit
     }
     with contextlib.suppress(OSError):  # on a full disk only the exit code remains
         write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # torchrun takes the smallest whole second for the cause: an echo of another rank's failure is rounded up.
-        whole = math.ceil(record["t"]) if record["echo"] else math.floor(record["t"])
-        extra = {"py_callstack": text, "timestamp": str(whole)}
-        with contextlib.suppress(OSError):
-            write_json(path, {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-        names = ("type", "message", "traceback", "echo", "exit_code")
-        events.emit("error", **{name: record[name] for name in names})
+        events.emit("error", **record)
 
 
 def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:
@@ -187,7 +163,6 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     where = place()
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    _keep_earlier(logs, where.rank)
     _redirect(logs, where.rank)
     _install_stacks(logs / f"rank{where.rank}.stacks")
     events = EventWriter(run_dir, f"rank{where.rank}")
