@@ -106,10 +106,9 @@ def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
     chosen = {}
     if where.one_node:
         chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    else:
-        if name := nodes.interface(_address(config)):
-            # "=": this interface, and not all whose names begin so
-            chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    elif name := nodes.own_addresses().get(_address(config)):
+        # "=": this interface, and not all whose names begin so
+        chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
     os.environ.update(ours)
     try:

@@ -99,11 +99,10 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
 
 
 def strange(config: Config, run_dir: Path, events: EventWriter) -> None:
-    """Events that benchlib does not know, without their keys or with values of other types, and a start of another process."""
+    """Events that benchlib does not know, without their keys or with values of other types."""
     for kind in ("start", "plan", "step", "progress", "news"):
         events.emit(kind)
-        events.emit(kind, pid="7", planned_steps="all", step=[1], done=None, total={}, loss="low", member="a")
-    events.emit("start", pid=1, host="elsewhere")
+        events.emit(kind, pid="seven", planned_steps="all", step=[1], done=None, total={}, loss="low", member="a")
     steps(config, events)
 
 
