@@ -316,7 +316,7 @@ class Supervisor:
         """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
         sensors, remote = Sensors([], backend=self.job.backend, devices=self.job.ranks), self.job.remote
         reason = "the ranks are on other machines: their sensors are not read"
-        available = dict.fromkeys(sensors.read(), reason) if remote else sensors.availability()
+        available = dict.fromkeys(sensors.read(), reason) if remote else sensors.reasons
         self.writer.emit("sensors", availability=available)
         while not (remote or self.state is State.OVER):
             sensors.pids = [record.pid for record in self.ranks.here() if record.pid and record.alive]

@@ -29,6 +29,7 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.files import read_json, write_json
 from benchlib.core.machine import BACKENDS
+from benchlib.core.text import shortened
 from benchlib.launch import nodes
 from benchlib.launch.nodes import Place, place
 from benchlib.launch.processes import SUPERVISOR_PID
@@ -221,7 +222,6 @@ def weight_checksum(model: torch.nn.Module) -> str:
 
 # Not part of the work by which results are compared, but of what the ranks do together.
 _TOGETHER = ("benchmark", "tier", "checkpoint_every", "max_restarts", "planted_slowdown")
-_SHOWN = 3  # differences that are listed in full
 
 
 def statement(config: BaseConfig, torch_version: str) -> dict[str, str]:
@@ -242,11 +242,8 @@ def difference(statements: Sequence[dict[str, str]], hosts: Sequence[str]) -> st
         values = [item.get(name, "missing") or "''" for item in statements]
         if others := [(host, value) for host, value in zip(hosts, values, strict=True) if value != values[0]]:
             differences.append(f"{name} is {values[0]} on {hosts[0]} and {others[0][1]} on {others[0][0]}")
-    if not differences:
-        return ""
-    more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
-    listed = f"{'; '.join(differences[:_SHOWN])}{more}"
-    return f"the nodes of this run do not do the same work: {listed}; start it with the same parameters and versions on all of them"
+    why = f"the nodes of this run do not do the same work: {shortened(differences, between='; ')}"
+    return f"{why}; start it with the same parameters and versions on all of them" if differences else ""
 
 
 def _sized(text: str) -> str:

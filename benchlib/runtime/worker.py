@@ -86,14 +86,6 @@ def _load(reference: str) -> tuple[Callable[..., None], Callable[[dict[str, Any]
     return getattr(module, name), config
 
 
-def _describe_machine(run_dir: Path) -> None:
-    """Write the facts of rank 0's machine: those of whoever submitted the run say nothing about its numbers."""
-    from benchlib.core import machine
-    from benchlib.runtime import devices
-
-    write_json(run_dir / "machine.json", machine.describe(devices.probe()))
-
-
 def _registered(config: Any) -> Callable[..., None]:
     from benchlib.benchmarks import BENCHMARKS
 
@@ -110,8 +102,11 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
     values, config = read_json(path), None
     gc.disable()  # a fifth of the time that it takes to load torch
     _set_threads(where.threads(int(values.get("threads", 0))))
-    if where.rank == 0 and values.get("launcher") in ELSEWHERE:
-        _describe_machine(run_dir)
+    if where.rank == 0 and values.get("launcher") in ELSEWHERE:  # the facts of who submitted the run say nothing here
+        from benchlib.core import machine
+        from benchlib.runtime import devices
+
+        write_json(run_dir / "machine.json", machine.describe(devices.probe()))
     try:
         if benchmark:
             function, read = _load(benchmark)

@@ -107,7 +107,7 @@ def test_launchers_are_pure_and_jobs_travel_as_json(tmp_path):
         first, second = (job(launcher, folder=folder, backend="cpu") for _ in range(2))
         assert first == second == Job(**asdict(first)) and not folder.parent.exists()
         assert first.remote is (launcher in ("kubernetes", "slurm", "torchx"))
-        assert not first.remote or (first.agent and first.submits in first.files and first.needs)
+        assert not first.remote or (first.agent and first.files and first.needs)
 
 
 def run(*words):
