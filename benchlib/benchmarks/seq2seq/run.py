@@ -26,11 +26,10 @@ from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.largest import Trial, free_bytes, largest_batch, tried
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import Columns, agree, comm_device
-from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads import training
 from benchlib.workloads.encdec import ENGINES, Plain
 from benchlib.workloads.shards import SHARD_BYTES, Pairs, Source, disk_rates, entropy, generate
-from benchlib.workloads.training import Cost, Mark, Plan, Row, Trained, Work, data_parallel
+from benchlib.workloads.training import Cost, Plan, Row, Trained, Work, data_parallel
 
 # Neighbouring samples that an epoch's order keeps together, in small and in large sets: one read of a disk, whose rate
 # falls with small ones. Their tokens are independent anyway.
@@ -87,10 +86,10 @@ class Engine(Work):
     """An engine at work. ``cached`` is the share of the shards in the page cache before each epoch."""
 
     def __init__(self, name: str, task: Task) -> None:
+        super().__init__(task.rank)
         self.name, self.task, self.device = name, task, task.rank.world.device
-        self.exchange = GradientExchange(Clock(self.device))
         self.cached: list[float | None] = []
-        self.model = self._fresh()
+        self.model: Plain = self._fresh()
         if name == "tuned" and task.config.compile:
             self.model.hidden = torch.compile(self.model.hidden)  # type: ignore[method-assign]
         alone = task.rank.world.size == 1
@@ -123,15 +122,15 @@ class Engine(Work):
         loaded = zip(source.batches((own for own, _ in parts), pin=self.device.type == "cuda"), again, strict=True)
         return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, (_, weight) in loaded)
 
-    def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
+    def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int) -> torch.Tensor:
         """See ``Work``; ``batch`` is int64 (n, 2, S)."""
         if self.device.type == "cpu":
             devices.keep_freed_memory(self.name == "tuned")  # of the whole process, and the engines take turns in it
         with devices.autocast(self.task.precision, self.device):
             loss = self.module(batch[:, 0], batch[:, 1]) * weight
-        mark("forward")
+        self.timer.mark("forward")
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        mark("backward")
+        self.timer.mark("backward")
         return loss.detach()  # type: ignore[no-any-return]
 
     def update(self) -> None:
@@ -176,11 +175,10 @@ def _timed(engine: Engine, batch: torch.Tensor, weight: float, update: bool = Tr
     devices.synchronize(device)
     agree(0.0, world)  # begin together
     began = time.perf_counter()
-    loss = engine.differentiate(batch, weight, True, 0, lambda phase: None)
+    loss = engine.differentiate(batch, weight, True, 0)
     (engine.update if update else engine.forget)()
     devices.synchronize(device)
     seconds = agree(time.perf_counter() - began, world)
-    engine.exchange.take()
     total = loss.cpu().double().to(comm_device(world))
     dist.all_reduce(total)
     return seconds, float(total)

@@ -36,7 +36,6 @@ from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
-from benchlib.runtime.timing import StepTimer
 from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Row, Trained, own_work
 
@@ -204,20 +203,20 @@ class Balance:
     """The splits of a training, the newest last, and the steps that they are held against."""
 
     def __init__(self, work: Any) -> None:  # of ``benchlib.benchmarks.squad.train.Native``
-        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.splits
+        self.task, self.work, self.world = work.task, work, work.task.rank.world
+        self.splits: list[Split] = []
         self.calibration_s: float | None = None
         self.even_s: list[float] = []  # own work of each rank in the even step before the training
 
     def measure(self) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
         work, config, began = self.work, self.task.config, time.perf_counter()
-        timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown)
         with keep_alive(self.task.rank.events, config.startup_timeout_s):
             work.trial(0)  # libraries load, and DDP orders its buckets
-        timer.begin()
-        work.trial(1, timer.mark)
-        timer.end_step()
-        self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(timer.take())]
+        work.timer.begin()
+        work.trial(1)
+        work.timer.end_step()
+        self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(work.timer.take())]
         speeds = 1 / np.array(self.even_s)
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
@@ -277,7 +276,7 @@ class Balance:
 
     def _pass(self, batch: MicroBatch) -> Any:
         """Forward and backward pass of no weight, without exchange."""
-        return self.work.differentiate(batch, 0.0, False, 0, lambda phase: None)
+        return self.work.differentiate(batch, 0.0, False, 0)
 
     def _timed(self, work: Callable[..., Any], *given: MicroBatch) -> float:
         devices.synchronize(self.world.device)
