@@ -29,7 +29,7 @@ from benchlib.runtime.checkpoint import Checkpoint
 from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import agree, comm_device
-from benchlib.workloads import encoders, squad_data, training
+from benchlib.workloads import encoders, minisquad, squad_data, training
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.features import (
     Features,
@@ -41,6 +41,7 @@ from benchlib.workloads.features import (
     share,
     steps_per_epoch,
 )
+from benchlib.workloads.squad_data import Example
 from benchlib.workloads.training import Cost, Plan, Trained, Work, data_parallel, prefetched
 
 # Samples of a micro-batch, weight of their summed loss, whether it is a step's last.
@@ -70,9 +71,36 @@ class Task:
         return collate(self.features, windows, self.loaded.tokenizer.pad_token_id, multiple, pin)
 
 
-def load_data(config: SquadConfig) -> squad_data.Split:
-    names = ("data", "train_questions", "eval_questions", "seed", "train_file", "eval_file")
-    return squad_data.load(*(getattr(config, name) for name in names))
+@dataclass(frozen=True)
+class Questions:
+    """What is trained and evaluated on. ``shared`` counts ids of both, which measure no generalisation; ``sha256`` is of the content."""
+
+    train: list[Example]
+    eval: list[Example]
+    description: str
+    shared: int
+    sha256: str
+
+
+def load_data(config: SquadConfig) -> Questions:
+    """Load the questions; ``UserError`` where a source cannot be reached or its content breaks the format."""
+    asked, files = (config.train_questions, config.eval_questions), (config.train_file, config.eval_file)
+    if config.data == "minisquad":
+        source, parts = "minisquad, the embedded generator", zip(asked, ("train", "eval"), strict=True)
+        whole = [minisquad.generate(count, config.seed, part) for count, part in parts]
+    elif config.data == "squad":
+        source, whole = squad_data.HUB_NAME, squad_data.load_hub()
+    else:
+        source, whole = ", ".join(files), [squad_data.read_squad(file) for file in files]
+    pairs = list(zip(whole, asked, strict=True))
+    train, evaluation = (squad_data.take(examples, count, config.seed) for examples, count in pairs)
+    counts = [
+        f"{count} of {len(examples)}" if 0 < count < len(examples) else len(examples) for examples, count in pairs
+    ]
+    description = "{}: {} questions to train on, {} questions to evaluate on".format(source, *counts)
+    shared = {example.id for example in train} & {example.id for example in evaluation}
+    content = json.dumps([(one.id, one.question, one.context, one.answers) for one in [*train, *evaluation]])
+    return Questions(train, evaluation, description, len(shared), hashlib.sha256(content.encode()).hexdigest())
 
 
 def load_model(config: SquadConfig) -> encoders.Loaded:
