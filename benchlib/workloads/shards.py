@@ -14,7 +14,6 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,10 +23,8 @@ import filelock
 import numpy as np
 import torch
 
-from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, not_written
-from benchlib.core.text import counted
 from benchlib.workloads.training import prefetched
 
 FORMAT = 2
@@ -66,31 +63,24 @@ def generate(pairs: Pairs, indices: np.ndarray) -> np.ndarray:
     pseudorandom number generators", OOPSLA 2014) at the counter i S + j gives token j of both sequences of sample i. Raises
     ``IndexError`` for an index beyond the samples.
     """
-    indices = np.ascontiguousarray(indices, np.int64)
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < pairs.samples:
         raise IndexError(f"samples {indices.min()} to {indices.max()} of {pairs.samples}")
     tokens = np.empty((len(indices), 2, pairs.sequence), np.int64)
+    places = np.arange(1, pairs.sequence + 1, dtype=np.uint64)
     start = _mixed(np.array([pairs.seed % (1 << 64)], np.uint64) * _GOLDEN)  # neighbouring seeds start far apart
     rows = max(1, _BLOCK // pairs.sequence)
     for low in range(0, len(indices), rows):
         counters = indices[low : low + rows].astype(np.uint64)[:, None] * np.uint64(pairs.sequence)
-        draws = _mixed((counters + np.arange(1, pairs.sequence + 1, dtype=np.uint64)) * _GOLDEN + start)
-        for part, uniform in enumerate((draws >> _HALF, np.bitwise_and(draws, _LOW, out=draws))):
-            np.multiply(uniform, uniform, out=uniform)
-            np.right_shift(uniform, _HALF, out=uniform)
-            np.multiply(uniform, np.uint64(pairs.vocabulary), out=uniform)
-            np.right_shift(uniform, _HALF, out=tokens[low : low + rows, part].view(np.uint64))
+        draws = _mixed((counters + places) * _GOLDEN + start)
+        for part, uniform in enumerate((draws >> _HALF, draws & _LOW)):
+            tokens[low : low + rows, part] = (uniform * uniform >> _HALF) * np.uint64(pairs.vocabulary) >> _HALF
     return tokens
 
 
 def _mixed(state: np.ndarray) -> np.ndarray:
-    scratch = np.empty_like(state)
     for shift, factor in _MIX:
-        np.right_shift(state, shift, out=scratch)
-        np.bitwise_xor(state, scratch, out=state)
-        np.multiply(state, factor, out=state)
-    np.right_shift(state, _LAST, out=scratch)
-    return np.bitwise_xor(state, scratch, out=state)
+        state = (state ^ (state >> shift)) * factor
+    return state ^ (state >> _LAST)  # type: ignore[no-any-return]
 
 
 def entropy(vocabulary: int) -> float:
@@ -120,8 +110,7 @@ class Shards:
         """Write the shards that are missing or too short, and leave the others alone.
 
         Any number of processes may call this at once, of one run or of several: one works, the others wait. Raises
-        ``UserError`` before the first byte is written where the disk has too little space, ``StorageError`` where it
-        cannot be written.
+        ``StorageError`` where they cannot be written.
         """
         if not self._missing():
             return
@@ -131,13 +120,6 @@ class Shards:
                 for left in self.folder.glob(".*.tmp"):
                     left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
                 missing = self._missing()  # after the process that held the lock
-                needed = sum(self.samples[number] for number in missing) * self.pairs.sample_bytes
-                if needed > (free := shutil.disk_usage(self.folder).free):
-                    raise UserError(
-                        f"{self.folder} has {size_text(free)} free and needs {size_text(needed)} for "
-                        f"{counted(len(missing), 'shard')} of samples: free some space, set fewer samples, "
-                        "token_bytes=2 or another data_dir"
-                    )
                 for done, number in enumerate(missing, 1):
                     self._write(number)
                     progress(done=done, total=len(missing))

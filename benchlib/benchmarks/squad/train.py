@@ -89,7 +89,7 @@ def load_data(config: SquadConfig) -> Questions:
         source, parts = "minisquad, the embedded generator", zip(asked, ("train", "eval"), strict=True)
         whole = [minisquad.generate(count, config.seed, part) for count, part in parts]
     elif config.data == "squad":
-        source, whole = squad_data.HUB_NAME, squad_data.load_hub()
+        source, whole = squad_data.HUB_NAME, list(squad_data.load_hub())
     else:
         source, whole = ", ".join(files), [squad_data.read_squad(file) for file in files]
     pairs = list(zip(whole, asked, strict=True))

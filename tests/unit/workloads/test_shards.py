@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchlib.core.errors import UserError
 from benchlib.workloads import shards
 from benchlib.workloads.shards import Pairs, Shards, Source, disk_rates, generate, raw_rate, residency
 
@@ -113,16 +112,6 @@ def test_the_page_cache_is_what_fincore_says(tmp_path):
         os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         handle.read(4096)
     assert residency([path]) == pytest.approx(fincore()) and 0 < fincore() < 0.2
-
-
-def test_too_little_space_is_an_error_before_the_first_byte(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda folder: usage._replace(free=255_999))
-    with pytest.raises(UserError, match=r"250 KiB free and needs 250 KiB for 4 shards of samples: free some space"):
-        Source(PAIRS, tmp_path)
-    assert not list(tmp_path.rglob("*.bin")) and not list(tmp_path.rglob("*.tmp"))
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda folder: usage._replace(free=256_000))
-    assert whole(Source(PAIRS, tmp_path))
 
 
 def test_a_writing_that_was_killed_is_taken_up_again(tmp_path):
