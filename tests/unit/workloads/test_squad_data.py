@@ -28,10 +28,6 @@ def _write(path, content):
     return path
 
 
-def test_reads_a_good_file(tmp_path):
-    assert squad_data.read_squad(_write(tmp_path / "a.json", GOOD)) == ADA
-
-
 def _edited(edit):
     content = copy.deepcopy(GOOD)
     article = content["data"][0]
@@ -44,24 +40,20 @@ def _edited(edit):
     [
         (lambda c, a, p, q: c.update(version="v2.0"), "version = 'v2.0'"),
         (lambda c, a, p, q: c.update(data=[]), "no questions"),
-        (lambda c, a, p, q: c["data"].append("Ada"), "data.1"),
         (lambda c, a, p, q: a.pop("title"), "data.0.title"),
         (lambda c, a, p, q: p.update(context=" \n"), "'Ada', question 'q1': the context is empty"),
         (lambda c, a, p, q: p.update(context="\ud800" + CONTEXT), "not valid JSON .*hex escape"),
         (lambda c, a, p, q: q[1].update(id=7), "qas.1.id = 7"),
         (lambda c, a, p, q: q[1].update(id="q1"), "'q1': duplicate id"),
-        (lambda c, a, p, q: q[1].update(question=""), "'q2': the question is empty"),
         (lambda c, a, p, q: q[1].update(answers=[]), "'q2': no answers"),
         (lambda c, a, p, q: q[1].update(answers=[], is_impossible=True), "is_impossible = True"),
-        (lambda c, a, p, q: q[1]["answers"][0].update(text=" "), "answer is empty"),
-        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=True), "answers.0.answer_start = True"),
         (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=39), "'q2': answer '1843' is .* occurs at 40"),
         # The last four characters: a start counted from the end must not be taken for one.
         (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=-5), "answer_start -5"),
-        (lambda c, a, p, q: q[1]["answers"][1].update(text="1844"), "does not occur"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_file_and_place(tmp_path, edit, place):
+    assert squad_data.read_squad(_write(tmp_path / "good.json", GOOD)) == ADA
     path = _write(tmp_path / "bad.json", _edited(edit))
     with pytest.raises(UserError, match=f"^{path}: .*{place}"):
         squad_data.read_squad(path)

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 
-from benchlib.core.errors import UserError
 from benchlib.workloads.llm import load
 from benchlib.workloads.llm.engines import Query, Settings, make, sim_answer
 from benchlib.workloads.llm.load import QueryLog
@@ -77,8 +76,3 @@ def test_sim_takes_its_steps_and_no_more_queries_than_slots():
 def test_answers_of_sim_differ_in_length():
     lengths = [len(sim_answer([i, j], 16)) for i, j in itertools.product(range(10), range(10))]
     assert min(lengths) >= 2 and max(lengths) <= 16 and len(set(lengths)) > 10
-
-
-def test_an_engine_that_is_not_there_is_named():
-    with pytest.raises(UserError, match=r"no such engine.*sim"):
-        make("sym", Settings())
