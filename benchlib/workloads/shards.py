@@ -90,14 +90,38 @@ def entropy(vocabulary: int) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-class Shards:
-    """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter.
+class Source:
+    """The samples of ``pairs``, generated while they are asked for, ``read_ahead`` batches ahead."""
+
+    def __init__(self, pairs: Pairs, read_ahead: int = 4) -> None:
+        self.pairs, self.read_ahead = pairs, read_ahead
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples, int64 (n,), as int64 (n, 2, S)."""
+        return generate(self.pairs, indices)
+
+    def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
+        """Yield int64 (n, 2, S) for each array of indices, ``read_ahead`` of them being made on threads meanwhile.
+
+        ``pin`` puts them in page-locked memory, from where an accelerator copies them in the background.
+        """
+
+        def make(indices: np.ndarray) -> torch.Tensor:
+            tokens = torch.from_numpy(self.read(indices))
+            return tokens.pin_memory() if pin else tokens
+
+        return prefetched(make, orders, self.read_ahead)
+
+
+class Shards(Source):
+    """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter. They have to be prepared before they are read.
 
     ``page_cache`` is the state to put the page cache into, "warm" or "cold".
     """
 
-    def __init__(self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm") -> None:
-        self.pairs, self.page_cache = pairs, page_cache
+    def __init__(self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm", read_ahead: int = 4) -> None:
+        super().__init__(pairs, read_ahead)
+        self.page_cache = page_cache
         self.each = max(1, SHARD_BYTES // pairs.sample_bytes)
         content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
         key = hashlib.sha256(json.dumps([content, self.each]).encode()).hexdigest()[:16]
@@ -154,7 +178,7 @@ class Shards:
         return residency(self.paths)
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples, int64 (n,), as int64 (n, 2, S), neighbours by one read. Any thread may call it."""
+        """See ``Source``: neighbours come by one read. Any thread may call it."""
         owners, places = np.divmod(indices, self.each)
         tokens = np.empty((len(indices), 2, self.pairs.sequence), self._dtype)
         cuts = (np.flatnonzero((np.diff(indices) != 1) | np.diff(owners)) + 1).tolist()
@@ -209,44 +233,8 @@ def raw_rate(paths: Iterable[Path], seconds: float) -> float:
     return total / (time.perf_counter() - began)
 
 
-class Source:
-    """The samples of ``pairs``: generated while they are asked for, or with ``data_dir`` from ``shards``, written if need be.
-
-    Raises what :meth:`Shards.prepare` does.
-    """
-
-    def __init__(
-        self,
-        pairs: Pairs,
-        data_dir: Path | str = "",
-        page_cache: str = "warm",
-        read_ahead: int = 4,
-        **progress: Progress,
-    ) -> None:
-        self.pairs, self.read_ahead = pairs, read_ahead
-        self.shards = Shards(pairs, data_dir, page_cache) if data_dir else None
-        if self.shards:
-            self.shards.prepare(**progress)
-
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples, int64 (n,), as int64 (n, 2, S)."""
-        return self.shards.read(indices) if self.shards else generate(self.pairs, indices)
-
-    def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
-        """Yield int64 (n, 2, S) for each array of indices, ``read_ahead`` of them being made on threads meanwhile.
-
-        ``pin`` puts them in page-locked memory, from where an accelerator copies them in the background.
-        """
-
-        def make(indices: np.ndarray) -> torch.Tensor:
-            tokens = torch.from_numpy(self.read(indices))
-            return tokens.pin_memory() if pin else tokens
-
-        return prefetched(make, orders, self.read_ahead)
-
-
 def disk_rates(
-    source: Source,
+    shards: Shards,
     batch: int,
     order: np.ndarray,
     seconds: float,
@@ -256,15 +244,14 @@ def disk_rates(
     """Read the shards raw, and by the loader in batches as they come in ``order``, interleaved, each for ``seconds`` or to
     the end.
 
-    Before each pass the page cache is put into the state of ``source``. Ranks that share a disk call it together: one
+    Before each pass the page cache is put into the state that was asked for. Ranks that share a disk call it together: one
     of each host with ``raw`` while the others wait at ``barrier``, then all load at once, and their rates add up.
     """
-    shards, by_kind = source.shards, dict[str, list[float]](raw=[], loader=[])
-    assert shards is not None
+    by_kind: dict[str, list[float]] = {"raw": [], "loader": []}
 
     def load() -> float:
         began, elapsed, samples = time.perf_counter(), 0.0, 0
-        batches = source.batches(order[low : low + batch] for low in range(0, len(order), batch))
+        batches = shards.batches(order[low : low + batch] for low in range(0, len(order), batch))
         while elapsed < seconds and (tokens := next(batches, None)) is not None:
             samples += len(tokens)
             elapsed = time.perf_counter() - began

@@ -28,7 +28,7 @@ from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import Columns, agree, comm_device
 from benchlib.workloads import training
 from benchlib.workloads.encdec import ENGINES, Plain
-from benchlib.workloads.shards import SHARD_BYTES, Pairs, Source, disk_rates, entropy, generate
+from benchlib.workloads.shards import SHARD_BYTES, Pairs, Shards, Source, disk_rates, entropy, generate
 from benchlib.workloads.training import Cost, Plan, Row, Trained, Work, data_parallel
 
 # Neighbouring samples that an epoch's order keeps together, in small and in large sets: one read of a disk, whose rate
@@ -116,8 +116,8 @@ class Engine(Work):
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[torch.Tensor, float, bool]]:
         """Yield this rank's samples on its device; the page cache is put into its state before."""
         source = self.task.source
-        if source.shards and self.task.rank.world.local_rank == 0:
-            self.cached.append(source.shards.settle())
+        if isinstance(source, Shards) and self.task.rank.world.local_rank == 0:
+            self.cached.append(source.settle())
         parts, again = itertools.tee(share(self.task, epoch, steps))
         loaded = zip(source.batches((own for own, _ in parts), pin=self.device.type == "cuda"), again, strict=True)
         return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, (_, weight) in loaded)
@@ -315,10 +315,12 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     """Open the samples; of all processes one writes the shards that are missing, the others wait for it."""
     config = rank.config
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
-    data_dir = "" if in_memory else config.data_dir
-    progress = partial(rank.events.emit, "progress", phase="data", unit="shards")
+    if in_memory or not config.data_dir:
+        return Source(pairs, config.read_ahead)
+    shards = Shards(pairs, config.data_dir, config.page_cache, config.read_ahead)
     with keep_alive(rank.events, config.budget_s):
-        return Source(pairs, data_dir, config.page_cache, config.read_ahead, progress=progress)
+        shards.prepare(partial(rank.events.emit, "progress", phase="data", unit="shards"))
+    return shards
 
 
 def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
@@ -333,6 +335,7 @@ def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
 def _disk(task: Task, trained: Trained, per_epoch: int) -> Row:
     """Read the shards raw and by the loaders of all ranks; ``compute_s`` is a step without its waiting for data."""
     rank, source = task.rank, task.source
+    assert isinstance(source, Shards)
     order = np.concatenate([own for own, _ in share(task, 1, range(task.steps(source.pairs.samples)))])
     with keep_alive(rank.events, rank.config.startup_timeout_s):
         seconds, reads_raw = min(2.0, rank.config.budget_s / 100), rank.world.local_rank == 0
