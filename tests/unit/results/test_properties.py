@@ -18,7 +18,7 @@ from benchlib.core.text import duration, moment, quantity
 from benchlib.judge import baselines
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result, Run, load_result, load_samples, save_result
-from benchlib.workloads.squad_text import read_squad
+from benchlib.workloads.squad_data import read_squad
 
 
 @pytest.fixture(scope="module")
