@@ -53,9 +53,6 @@ class Speed(Part):
     steps_planned: Count | None = _of("optimizer steps that were configured")
     batch_per_rank: Positive | None = _of("samples per rank and step")
     step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
-    step_s_span: list[Above0] = _of(
-        "lower and upper end of the median step time, in s, without raw times", [], max_length=2
-    )
     batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
     sequence_length: Positive | None = _of("tokens of every sample, padded")
     longest_sequence: Positive | None = _of("tokens of the longest sample")
@@ -108,8 +105,6 @@ class Collective(Part):
     bound_source: str = _of("who claims that, or how it was measured", "")
     algorithm: str = _of("of NCCL: NVLS, Ring or Tree", "")
     wrong_elements: float | None = _of("wrong elements in the result")
-    average_busbw_gbytes_per_s: float | None = _of("stated mean of all_busbw_gbytes_per_s")
-    all_busbw_gbytes_per_s: list[float] = _of("every row that the mean covers", [])
 
 
 class Latency(Part):
@@ -144,25 +139,13 @@ class Requests(Part):
 class LoadGen(Part):
     """What an MLPerf LoadGen summary states. Times in seconds."""
 
-    scenario: str = _of("Offline, Server, SingleStream or MultiStream", "")
     mode: str = _of("PerformanceOnly, AccuracyOnly, FindPeakPerformance or SubmissionRun", "")
     valid: bool | None = _of("whether the summary says VALID")
     satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
     errors: Count | None = _of("errors in the log")
     samples_per_s: float | None = _of("stated rate")
-    raw_samples_per_s: float | None = _of("the rate that the raw samples of the queries give")
     target_per_s: float | None = _of("the rate that was asked for, in scenario Server")
     scheduled_per_s: float | None = _of("the rate at which the queries were due, of the same samples")
-    samples: Count | None = _of("samples that were processed, where the summary states it")
-    duration_s: float | None = _of("from the first sample to the last, in s, where the summary states it")
-    min_duration_s: float | None = _of("required duration, in s")
-    target_latency_s: float | None = _of("limit of the target percentile, in s")
-    target_percentile: float | None = _of("which percentile: 99 for p99", ge=1, le=99.9999)
-    target_percentile_s: float | None = _of("that percentile as measured, in s")
-    processed: Annotated[int, Field(ge=0, le=10**10)] | None = _of("queries processed, in the early-stopping section")
-    at_least: Count | None = _of("queries that early stopping asks for, as stated")
-    discarded: Count | None = _of("highest latencies that early stopping sets aside, as stated")
-    short_of: Count | None = _of("queries missing for early stopping, as stated")
 
 
 class Decode(Part):
@@ -176,22 +159,6 @@ class Decode(Part):
     device: str = _of("name of the device as its driver reports it", "")
     ranks: Ranks = _of("devices that took part", 1)
     tokens_per_step: Above0 = _of("tokens per sequence and step: above 1 with speculative decoding", 1.0)
-
-
-class Cost(Part):
-    """Prices and costs in one currency, and what they must follow from."""
-
-    total: Above0 | None = _of("cost of the whole run")
-    per_hour: Above0 | None = _of("price of an hour")
-    per_hour_of: Literal["all ranks", "one rank", ""] = _of("whose price of an hour; empty: not stated, either", "")
-    ranks: Ranks = _of("devices that took part", 1)
-    wall_s: Above0 | None = _of("time of the whole run, in s")
-    wall_s_span: list[Above0] = _of("lower and upper end of that time as it was written, in s", [], max_length=2)
-    samples_counted: Count | None = _of("samples of the whole run")
-    samples_per_s: Above0 | None = _of("rate of all ranks together")
-    tokens_per_s: Above0 | None = _of("rate of all ranks together")
-    per_thousand_samples: Above0 | None = _of("cost of 1,000 samples")
-    per_million_tokens: Above0 | None = _of("cost of 1,000,000 tokens")
 
 
 class SpeedUp(Part):
@@ -259,7 +226,6 @@ class Claim(Part):
     requests: Requests | None = _of("counts of requests")
     loadgen: LoadGen | None = _of("what an MLPerf LoadGen summary states")
     decode: Decode | None = _of("answers that are generated token by token")
-    cost: Cost | None = _of("prices and costs, and what they must follow from")
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
     expectations: list[Expectation] = _of("what was announced and what was measured", [])
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])

@@ -56,8 +56,7 @@ def test_nccl_text_is_read_by_its_columns():
     assert (row.operation, row.ranks, row.size_bytes) == ("all_reduce", 8, 8589934592)
     assert (row.seconds, row.algbw_gbytes_per_s, row.busbw_gbytes_per_s) == (pytest.approx(0.0313445), 274.05, 479.59)
     assert (row.wrong_elements, row.bound_gbytes_per_s) == (0, 450)
-    footer = claims[-1].collective
-    assert (footer.average_busbw_gbytes_per_s, len(footer.all_busbw_gbytes_per_s)) == (165.243, 62)
+    assert (claims[-1].subject, claims[-1].collective.wrong_elements) == ("footer", 0)
 
 
 def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
@@ -75,12 +74,10 @@ def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
     ("line", "algorithm"),
     [
         ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE", "RING"),
-        ("node-a:4000:4100 [0] NCCL INFO Connected NVLS tree", "NVLS"),
-        ("node-a:4000:4100 [0] NCCL INFO NVLS multicast support is not available on dev 0", ""),
-        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo 4 proto 2 time 3905.0", "NVLS"),
-        ("NCCL_ALGO=^NVLS,NVLSTree", "ring or tree"),
-        ("NCCL_ALGO=^Tree", ""),
-        ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "Ring"),
+        # Where several are left, or none is named, the one counts that asks least of the links.
+        ("NCCL_ALGO=^NVLS,NVLSTree", ""),
+        ("NCCL_ALGO=Ring,NVLS", ""),
+        ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "RING"),
     ],
 )
 def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
@@ -96,19 +93,12 @@ def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
         ("all_reduce-8xh100-nvls.txt", "values : 0 OK", "values : 3 FAILED", "right results"),
         ("all_reduce-8xh100-nvls.txt", "272.39  476.68", "299.39  523.93", "algbw is S/t"),
         ("all_reduce-8xh100-nvls.txt", "274.05  479.58", "274.05  274.05", "busbw factor"),
-        ("all_reduce-8xh100-nvls.txt", ": 165.243", ": 479.58", "average busbw"),
         ("all_reduce-8xh100.json", '"count": 0', '"count": 4', "right results"),
         ("all_reduce-8xh100.json", '"env": [', '"env": ["NCCL_ALGO=Ring", ', "busbw below the links"),
         ("all_gather-8xh100.txt", "all_gather_perf", "all_reduce_perf", "busbw factor"),
         ("loadgen-server.txt", "Performance constraints satisfied : Yes", "Performance constraints satisfied : NO", "LoadGen verdict"),
         ("loadgen-server.txt", "target_qps : 3600", "target_qps : 36", "LoadGen rate"),
-        ("loadgen-server.txt", "target_latency (ns): 130000000", "target_latency (ns): 120000000", "LoadGen latency"),
         ("loadgen-server.txt", "99.00 percentile latency (ns)   : 121004871", "99.00 percentile latency (ns)   : 21004871", "percentiles in order"),
-        ("loadgen-offline.txt", "min_duration (ms): 600000", "min_duration (ms): 700000", "LoadGen duration"),
-        ("loadgen-offline.txt", "samples_per_query : 2640000", "samples_per_query : 1320000", "LoadGen samples"),
-        ("loadgen-single-stream.txt", "at least 64 queries", "at least 62 queries", "early stopping"),
-        ("loadgen-single-stream.txt", "queries (389604)", "queries (63)", "early stopping"),
-        ("loadgen-single-stream.txt", "discard 38", "discard 48", "early stopping"),
         ("loadgen-single-stream.txt", "Min latency (ns)                : 1401220", "Min latency (ns)                : -140", "no time below zero"),
         ("loadgen-server-tokens.txt", "Min First Token latency (ns)                : 21004112", "Min First Token latency (ns)                : -1", "no time below zero"),
         ("loadgen-server.txt", "No errors encountered", "1 ERROR encountered", "LoadGen errors"),
@@ -130,21 +120,15 @@ def test_loadgen_summary_is_read_by_its_lines():
     _, [claim] = read_claims(HONEST / "loadgen-server.txt")
     run = claim.loadgen
     assert (run.errors, run.samples_per_s, run.scheduled_per_s) == (0, 3601.87, 3602.11)
-    assert (run.scenario, run.valid, run.satisfied["Min queries satisfied"]) == ("Server", True, "Yes")
-    assert (run.min_duration_s, run.target_latency_s, run.target_percentile_s) == (
-        600,
-        0.13,
-        pytest.approx(0.121004871),
-    )
+    assert (claim.subject, run.valid, run.satisfied["Min queries satisfied"]) == ("Server run", True, "Yes")
+    assert run.target_per_s == 3600
     assert claim.latencies[0].percentiles_s[99.9] == pytest.approx(0.149211004)
-    _, [single] = read_claims(HONEST / "loadgen-single-stream.txt")
-    assert (single.loadgen.at_least, single.loadgen.processed, single.loadgen.target_percentile) == (64, 389604, 90)
     _, [tokens] = read_claims(HONEST / "loadgen-server-tokens.txt")
     first, each = tokens.latencies[1:]
     assert (first.name, first.max_s, each.name) == ("first token", pytest.approx(2.41004412), "time per output token")
     assert (each.mean_s, each.percentiles_s[99.0]) == (pytest.approx(0.041004112), pytest.approx(0.091004112))
     _, [offline] = read_claims(HONEST / "loadgen-offline.txt")
-    assert (offline.loadgen.samples, offline.loadgen.samples_per_s) == (2640000, 4028.57)
+    assert offline.loadgen.samples_per_s == 4028.57
 
 
 HOURS = """\
@@ -252,31 +236,6 @@ def test_an_honest_table_passes_and_what_is_not_read_is_named(tmp_path, header, 
     assert sentence.endswith(f" Not read: {unread}.") if unread else "Not read" not in sentence
 
 
-WIDE = ",".join(f"c{index}" for index in range(1000))
-LOADGEN = "MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (f"{WIDE}\n{WIDE}\n", "columns: 1,000"),
-        ("num_gpu,a\n" + 2000 * "1,2\n", "rows: 2,000"),
-        (5 * WIDE + "\n1\n", "characters; a table's line has at most"),
-        ("num_gpu,a,a\n1,2,3\n", "'a' stands twice"),
-        (f"num_gpu,samples/s\n1,1e{99**99}\n", "without a column"),
-        ("MLPerf Results Summary\nx" + 30_000 * " " + "y\n", "without scenario or verdict"),
-        (f"{LOADGEN}{'9' * 5000} errors encountered\n", "invalid value"),
-        (f"# nThread 1\n {'9' * 5000} 1 float sum 1 1 1 1 0 1 1 1 0\n", "invalid value"),
-    ],
-    ids=range(8),
-)
-def test_what_is_too_large_is_refused_before_it_is_parsed(tmp_path, text, says):
-    path = tmp_path / "table.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=says):
-        read_claims(path)
-
-
 SMALL = ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "dle-bert-large.md", "all_reduce-8xh100.json", "published.json"]  # fmt: skip
 
 
@@ -318,6 +277,11 @@ def test_a_cut_file_gives_findings_or_a_sentence(tmp_path, name):
         (b'{"claim_version": 1, "claims": []}', "at least 1"),
         (b'{"claim_version": 2, "claims": [{}]}', "claim_version"),
         (b'{"claim_version": 1' + b"[" * 100_000, "not valid JSON"),
+        (
+            b"MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n99999999999999999 errors encountered\n",
+            "invalid value",
+        ),
+        (b"MLPerf Results Summary\nScenario : Offline\nResult is : VALID\nMin latency (ns): 12x\n", "invalid value"),
         (b'{"nccl_version": 22807, "results": [{"size": "big"}]}', "results.0.size"),
     ],
 )
