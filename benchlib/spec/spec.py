@@ -103,7 +103,7 @@ class Published:
     """A column whose numbers stand beside published figures of ``quantity``, in the unit of the registry.
 
     ``label`` is a format string over the row, ``conditions`` returns under which ones it was measured, by the names of
-    ``benchlib.judge.references.Conditions``.
+    ``assets/references.yaml``.
     """
 
     quantity: str
