@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,9 +58,8 @@ def _result(path: Path, result: Result) -> list[Claim]:
     folder = path.parent
     if faults := file_faults(folder):
         raise UserError(f"{folder}: changed since the run ended: {'; '.join(faults)}")
-    run = Run(folder) if (folder / "config.json").exists() else None
-    numbers = Numbers.of(result, load_samples(folder), run.config if run else None)
-    claims = own_claims(replace(numbers, machine=run.machine, folder=folder) if run else numbers)
+    whole = (folder / "config.json").exists()
+    claims = own_claims(Numbers.of_run(Run(folder)) if whole else Numbers(result, load_samples(folder)))
     own, beside = of_run(result.benchmark), list[Quantity]()
     try:
         # What a column of a table holds as it is stands beside that column, which needs no raw samples.
@@ -88,7 +86,7 @@ def _report(path: Path, text: str) -> list[Claim]:
         raise UserError(f"{path}: {error}") from None
     if run.result is None:
         raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
-    return own_claims(Numbers.of(run.result, run.samples, config_of(run.benchmark, run.config)))
+    return own_claims(Numbers(run.result, run.samples, config_of(run.benchmark, run.config)))
 
 
 # In the order of asking: the formats with unmistakable marks first.
