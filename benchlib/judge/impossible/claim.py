@@ -6,7 +6,7 @@ GB/s are 1e9 bytes per second. A number is taken as it was written: 156.2 stands
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,7 @@ MAX_COUNT = 10**15  # larger counts cannot be real, and would not survive as flo
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Ranks = Annotated[int, Field(ge=1, le=10_000_000)]
+Rate = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 
 
@@ -38,9 +39,9 @@ def _needed(description: str, **limits: Any) -> Any:
 class Speed(Part):
     """Rates, with the counts and times that they must follow from. Counts and times are those of the same window."""
 
-    samples_per_s: float | None = _of("stated rate")
+    samples_per_s: Rate | None = _of("stated rate")
     unit: str = _of("unit of the rates of samples", "samples/s")
-    tokens_per_s: float | None = _of("stated rate, padding included")
+    tokens_per_s: Rate | None = _of("stated rate, padding included")
     stands_for: Literal["all ranks", "one rank"] = _of("what the stated rates are of", "all ranks")
     ranks: Ranks | None = _of("devices that took part")
     samples_counted: Count | None = _of("samples that all ranks together really processed")
@@ -63,7 +64,7 @@ class Speed(Part):
 class Compute(Part):
     """Floating point work and its peak. Rates and peaks are those of all ranks together."""
 
-    flops_per_s: float | None = _of("stated rate, in FLOP/s")
+    flops_per_s: Rate | None = _of("stated rate, in FLOP/s")
     mfu: float | None = _of("share of the peak: 0.4 is 40%")
     device: str = _of("name of the device as its driver reports it", "")
     ranks: Ranks = _of("devices that took part", 1)
@@ -97,14 +98,14 @@ class Collective(Part):
         "all_reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, broadcast, reduce or send_recv", ""
     )
     size_bytes: Count | None = _of("bytes of the larger side")
-    seconds: float | None = _of("time of one operation, in s")
+    seconds: Rate | None = _of("time of one operation, in s")
     ranks: Ranks | None = _of("devices that took part")
-    algbw_gbytes_per_s: float | None = _of("algorithm bandwidth: size over time, in GB/s")
-    busbw_gbytes_per_s: float | None = _of("bus bandwidth: algorithm bandwidth times the operation's factor, in GB/s")
+    algbw_gbytes_per_s: Rate | None = _of("algorithm bandwidth: size over time, in GB/s")
+    busbw_gbytes_per_s: Rate | None = _of("bus bandwidth: algorithm bandwidth times the operation's factor, in GB/s")
     bound_gbytes_per_s: Above0 | None = _of("most that a rank's links carry in one direction, in GB/s")
     bound_source: str = _of("who claims that, or how it was measured", "")
     algorithm: str = _of("of NCCL: NVLS, Ring or Tree", "")
-    wrong_elements: float | None = _of("wrong elements in the result")
+    wrong_elements: Rate | None = _of("wrong elements in the result")
 
 
 class Latency(Part):
@@ -143,9 +144,9 @@ class LoadGen(Part):
     valid: bool | None = _of("whether the summary says VALID")
     satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
     errors: Count | None = _of("errors in the log")
-    samples_per_s: float | None = _of("stated rate")
-    target_per_s: float | None = _of("the rate that was asked for, in scenario Server")
-    scheduled_per_s: float | None = _of("the rate at which the queries were due, of the same samples")
+    samples_per_s: Rate | None = _of("stated rate")
+    target_per_s: Rate | None = _of("the rate that was asked for, in scenario Server")
+    scheduled_per_s: Rate | None = _of("the rate at which the queries were due, of the same samples")
 
 
 class Decode(Part):
@@ -164,7 +165,7 @@ class Decode(Part):
 class SpeedUp(Part):
     """A stated ratio of two named runs; ``others`` are further runs that it could have been taken against."""
 
-    stated: float = _needed("the ratio: 4.3 for 4.3 ×")
+    stated: Above0 = _needed("the ratio: 4.3 for 4.3 ×")
     new: Above0 = _needed("rate of the faster run")
     old: Above0 = _needed("rate of the run that it is compared with")
     others: list[Above0] = _of("rates of further runs", [])
@@ -175,8 +176,8 @@ class Expectation(Part):
     """What was announced and what was measured, as the ends of ranges."""
 
     name: str = _needed("what was announced and measured")
-    announced: list[float] = _needed("one value or both ends", min_length=1, max_length=2)
-    measured: list[float] = _needed("one value or both ends", min_length=1, max_length=2)
+    announced: list[Rate] = _needed("one value or both ends", min_length=1, max_length=2)
+    measured: list[Rate] = _needed("one value or both ends", min_length=1, max_length=2)
     unit: str = _of("unit of both", "")
 
 
@@ -262,15 +263,6 @@ def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> A
     if isinstance(value, (float, list)):
         return scale * median(numbers) if numbers and all(map(math.isfinite, numbers)) else None
     return value
-
-
-# The parts of a claim by the names of its fields.
-PARTS: dict[str, type[Part]] = {
-    name: kind
-    for name, field in Claim.model_fields.items()
-    for kind in get_args(field.annotation)
-    if isinstance(kind, type) and issubclass(kind, Part)
-}
 
 
 class ClaimFile(Part):

@@ -8,7 +8,7 @@ zero. Training: rates follow from what was counted, no device exceeds its peak, 
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -299,22 +299,6 @@ def sourced_limit(it: Any) -> list[Finding]:
 
 def _from(limit: AccuracyLimit) -> str:
     return " ".join(filter(None, (limit.source, limit.version))) or "an unnamed source"
-
-
-@rule("", "rates above zero")
-def no_negative_figure(it: Any) -> Finding | None:
-    """Rates, ratios, counts and times below zero."""
-    # Nothing is said of good ones.
-    parts = [part for part in (it.speed, it.compute, it.collective, it.loadgen) if part]
-    wrong = [text for part in (*parts, *it.speedups, *it.expectations) for text in _below_zero(part)]
-    return none_wrong(wrong, "", "below zero") if wrong else None
-
-
-def _below_zero(part: object) -> Iterator[str]:
-    for name, value in vars(part).items():
-        numbers = [item for item in (value if isinstance(value, list) else [value]) if type(item) in (int, float)]
-        if numbers and min(numbers) < 0:
-            yield f"{name} = {figure(min(numbers))}"
 
 
 @rule("quantities", "possible values")

@@ -163,7 +163,7 @@ def save(run, samples):
 def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
     folder = stored("squad-run")
     verdict(folder, tmp_path)
-    for path, name in ((folder, "run"), (folder / "result.json", "result"), (folder / "verdict.json", "verdict")):
+    for path, name in ((folder, "run"), (folder / "result.json", "result")):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
