@@ -107,9 +107,9 @@ class Baseline(BaseModel):
         # All fields that do not change the work have their defaults.
         work = {name[7:]: json.loads(text) for name, text in factors.items() if name.startswith("config.")}
         config = config_of(self.benchmark, work | {"backend": factors.get("backend", ""), "tier": self.tier})
-        ranks = int(factors.get("world_size", "1"))
         for run in self.runs:
-            for claim in own_claims(Numbers(run.benchmark, run.metrics, ranks, samples=run.samples, config=config)):
+            assert run.result is not None
+            for claim in own_claims(Numbers(run.result, run.samples, config)):
                 subject = ", ".join(filter(None, (run.run, claim.subject)))
                 stated.append(claim.model_copy(update={"subject": subject}))
         return stated

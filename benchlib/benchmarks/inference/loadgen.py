@@ -27,12 +27,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule
+from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule, queries_needed
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import Event
 from benchlib.core.stats import percentile
-from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.runtime import child
 from benchlib.workloads.llm import load
 from benchlib.workloads.llm.engines import COMPUTING, Query, Settings, make

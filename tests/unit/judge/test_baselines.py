@@ -209,7 +209,7 @@ IMPOSSIBLE = {
     "of fewer samples": (STEADY, lambda record, metrics: record["samples"]["rate"].pop(), "6 samples of rate, whose value is of 7"),
     "beside kept samples": (LONG, lambda record, metrics: metrics["rate"].update(value=103.9, ci_low=103.8, ci_high=103.95), "rate beside its kept samples"),
     "of nothing": (STEADY, lambda record, metrics: record["samples"].update(other=[1.0]), "samples of other, which it did not measure"),
-    "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0), record["samples"].update(f1=[188.0])), "a score is at most 100"),
+    "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0, unit="points"), record["samples"].update(f1=[188.0])), "at most 100 points is possible"),
 }  # fmt: skip
 
 
