@@ -14,9 +14,8 @@ from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
 from benchlib.core.text import band_text, counted, listing, quantity
 from benchlib.judge.compare import Contrast, Line, Named, Row, RunSet, contrast, headline, line, read_argument
-from benchlib.judge.cost import Worth, parse_deadline, worths
+from benchlib.judge.cost import Worth, parse, parse_deadline, worths
 from benchlib.judge.foreign.readers import claim_file
-from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
 from benchlib.show.exports import put
