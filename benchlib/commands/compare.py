@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from rich.text import Text
 from benchlib.commands.output import console, say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
-from benchlib.core.text import band_text, counted, listing, quantity
-from benchlib.judge.compare import Contrast, Line, Named, Row, RunSet, contrast, headline, line, read_argument
+from benchlib.core.text import band_text, listing, quantity
+from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, headline, line, read_argument
 from benchlib.judge.cost import Worth, parse, parse_deadline, worths
 from benchlib.judge.foreign.readers import claim_file
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
@@ -108,11 +109,6 @@ def star_note(rows: Sequence[Row]) -> str:
     return STAR if any(cells(row)["word"].endswith("*") for row in rows) else ""
 
 
-def side_text(side: Named) -> str:
-    runs = side.runs[0] if len(side.runs) == 1 else counted(len(side.runs), "run")
-    return side.label if runs in side.label else f"{side.label} ({runs})"
-
-
 def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> dict[str, list[Line]]:
     """Return a line a benchmark for each side that is compared in several or differs in speed, with costs where prices are given."""
     sides: dict[str, list[Line]] = {}
@@ -122,7 +118,7 @@ def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> di
         if worth := costs.get(item.benchmark):
             first, other = next(row.values for row in worth.rows if row.name == "usd_per_million")
             share = other / first
-            row = row.model_copy(update={"cost": share.value, "cost_ends": share.ends()})
+            row = replace(row, cost=share.value, cost_ends=share.ends())
         sides.setdefault(item.other.label, []).append(row)
     return {label: lines for label, lines in sides.items() if lines[1:] or lines[0].word in ("faster", "slower")}
 
@@ -156,7 +152,7 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         say(item.heading, style="bold")
         for what, side in (("reference", item.reference), ("compared ", item.other)):
             facts = f"{', '.join(dict.fromkeys(side.verdicts))}  {' and '.join(side.machines)}"
-            say(f"  {what}  {side_text(side)}  ", (facts, "dim"))
+            say(f"  {what}  {side}  ", (facts, "dim"))
         rows = [row for row in item.rows if all_metrics or row.headline or row.word == "regression"] or item.rows
         say()
         _show_metrics(rows)
@@ -168,7 +164,7 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
                 say("\n", (title, "bold"))
                 show_table({"factor": f.name, "reference": f.reference, "compared": f.other} for f in factors)
         say("\n", (item.sentence, TONES[item.tone]))
-        for note in filter(None, (*item.notes, star_note(rows))):
+        if note := star_note(rows):
             say(note, style="dim")
         say()
     for note in notes:
@@ -189,10 +185,9 @@ def _show_metrics(rows: Sequence[Row]) -> None:
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
-    sides = [(item, side_text(item.reference), side_text(item.other)) for item in contrasts]
     tops = [(headline(lines, label), lines) for label, lines in summaries(contrasts).items()]
     return markup.page(
-        "compare.html.j2", tops=tops, contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells
+        "compare.html.j2", tops=tops, contrasts=contrasts, notes=notes, star_note=star_note, looks=LOOKS, cells=cells
     )
 
 
@@ -263,8 +258,7 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
         text = cost.page(items, notes, tops) if by_price else html(items, notes)
         written = put(text, str(path), "page")
     if as_json:
-        plain = [item.plain() if by_price else item.model_dump(mode="json") for item in items]
-        click.echo(to_json("worth" if by_price else "contrasts", plain, notes))
+        click.echo(to_json("worth" if by_price else "contrasts", [item.plain() for item in items], notes))
     elif by_price:
         show_worth(items, notes, tops)
     else:

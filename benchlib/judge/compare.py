@@ -9,11 +9,9 @@ are the same. The same work on other hardware or versions is higher or lower; el
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-
-from pydantic import BaseModel
 
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
@@ -25,13 +23,11 @@ from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import Check, Status
 from benchlib.judge.regression import (
     Change,
-    Scale,
-    Side,
     Spread,
     chance_of_each,
-    check_of,
     difference,
     is_timed,
+    regression_check,
     side_of,
 )
 from benchlib.results.metrics import Direction
@@ -55,12 +51,26 @@ class RunSet:
     def first(self) -> Record:
         return self.runs[0]
 
-    def named(self) -> "Named":
+    @property
+    def names(self) -> list[str]:
+        return [run.run for run in self.runs]
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [run.word for run in self.runs]
+
+    @property
+    def machines(self) -> list[str]:
         # A baseline keeps the hardware only.
         parts = [run.components or [run.fingerprint.get(name, "") for name in ("cpu", "devices")] for run in self.runs]
-        machines = dict.fromkeys("; ".join(filter(None, names)) for names in parts)
-        names, words = [run.run for run in self.runs], [run.word for run in self.runs]
-        return Named(label=self.label, runs=names, verdicts=words, machines=list(filter(None, machines)))
+        return list(filter(None, dict.fromkeys("; ".join(filter(None, names)) for names in parts)))
+
+    def __str__(self) -> str:
+        runs = self.names[0] if len(self.runs) == 1 else counted(len(self.runs), "run")
+        return self.label if runs in self.label else f"{self.label} ({runs})"
+
+    def plain(self) -> dict[str, Any]:
+        return {"label": self.label, "runs": self.names, "verdicts": self.verdicts, "machines": self.machines}
 
 
 def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
@@ -71,16 +81,18 @@ def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
     kinds, excluded = read_kinds(text)
     by_benchmark = {kind.first.benchmark: kind for kind in kinds}
     for benchmark in by_benchmark:
-        same = [kind.runs for kind in kinds if kind.first.benchmark == benchmark]
-        if same[1:]:
-            first, *others = sorted(same, key=len, reverse=True)
-            lines = [f"{text} holds {benchmark} runs of {len(same)} kinds that cannot be compared with each other"]
-            lines = [f"{lines[0]}; name the runs of one:", f"  {shortened([run.run for run in first])}"]
-            for runs in others:
-                factors = differences(runs[0].fingerprint, first[0].fingerprint)[:3] or [("tier", runs[0].tier, "")]
-                words = ", ".join(f"{name} {here}" for name, here, _ in factors)
-                lines.append(f"  {shortened([run.run for run in runs])} ({words})")
-            raise UserError("\n".join(lines))
+        first, *others = sorted(
+            (kind for kind in kinds if kind.first.benchmark == benchmark), key=lambda kind: -len(kind.runs)
+        )
+        lines = [f"  {shortened(first.names)}"]
+        for kind in others:
+            factors = differences(kind.first.fingerprint, first.first.fingerprint)[:3] or [
+                ("tier", kind.first.tier, "")
+            ]
+            lines.append(f"  {shortened(kind.names)} ({', '.join(f'{name} {here}' for name, here, _ in factors)})")
+        if others:
+            several = f"{text} holds {benchmark} runs of {len(lines)} kinds that cannot be compared with each other"
+            raise UserError("\n".join([f"{several}; name the runs of one:", *lines]))
     return by_benchmark, excluded
 
 
@@ -125,7 +137,8 @@ def _runs(text: str) -> list[Record]:
     return load_runs(path)
 
 
-class Row(BaseModel):
+@dataclass(frozen=True)
+class Row:
     """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``.
 
     ``low`` to ``high`` is its 98% interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
@@ -153,7 +166,8 @@ class Row(BaseModel):
     headline: bool = False
 
 
-class Factor(BaseModel):
+@dataclass(frozen=True)
+class Factor:
     """Something that differs. ``decides`` says whether it makes the sets incomparable."""
 
     name: str
@@ -162,28 +176,23 @@ class Factor(BaseModel):
     decides: bool
 
 
-class Named(BaseModel):
-    """A set of runs by its label, its runs' names, their verdicts and their machines."""
-
-    label: str
-    runs: list[str]
-    verdicts: list[str]
-    machines: list[str]
-
-
-class Contrast(BaseModel):
+@dataclass(frozen=True)
+class Contrast:
     """A set of runs against the reference, in one benchmark."""
 
     benchmark: str
     tier: str
-    reference: Named
-    other: Named
+    reference: RunSet
+    other: RunSet
     comparable: bool
     same_work: bool
     sentence: str
     rows: list[Row]
     factors: list[Factor]
-    notes: list[str]
+
+    def plain(self) -> dict[str, Any]:
+        parts = {"rows": list(map(asdict, self.rows)), "factors": list(map(asdict, self.factors))}
+        return vars(self) | {"reference": self.reference.plain(), "other": self.other.plain()} | parts
 
     @property
     def heading(self) -> str:
@@ -205,15 +214,16 @@ class Contrast(BaseModel):
         return "calm" if not any(row.limit for row in self.rows) else "good"
 
 
-class Line(BaseModel):
+@dataclass(frozen=True)
+class Line:
     """One benchmark of two sides in a line: ``ratio`` says how many times as fast the other side is, with its interval."""
 
     benchmark: str
+    word: str
     speed: str = ""
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    word: str
     same: bool | None = None  # whether it computes the same; None: not known
     computes: str = "not known"
     cost: float | None = None  # of an item, as a share of what the reference's costs
@@ -285,22 +295,16 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
     also = [(name, seen[name], seen_there[name]) for name in seen if seen[name] != seen_there.get(name, seen[name])]
     same_work = all(name in PLACE for name in decisive)
     rows = list(_rows(reference, other, not decisive, same_work))
-    old, new = ({run.run for run in side.runs} for side in (reference, other))
-    shared = ", ".join(sorted(old & new))
     return Contrast(
         benchmark=there.benchmark,
         tier=there.tier,
-        reference=reference.named(),
-        other=other.named(),
+        reference=reference,
+        other=other,
         comparable=not decisive,
         same_work=same_work,
         sentence=_sentence(rows, decisive, same_work),
         rows=rows,
-        factors=[
-            Factor(name=name, reference=before, other=after, decides=place < len(pairs))
-            for place, (name, before, after) in enumerate([*pairs, *also])
-        ],
-        notes=[f"on both sides, where a run does not differ from itself: {shared}"] if shared else [],
+        factors=[Factor(*pair, decides=place < len(pairs)) for place, pair in enumerate([*pairs, *also])],
     )
 
 
@@ -325,8 +329,7 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
     old, new = reference.runs, other.runs
     latest, spreads = new[-1], dict[str, Spread]()
     if comparable:  # what a calibration tells, and the runs beside this one, as in its own verdict
-        key = fingerprint_key(latest.fingerprint)
-        calibration = load_calibration(baselines.folder(), latest.benchmark, latest.tier, key)
+        calibration = load_calibration(baselines.folder(), latest.benchmark, latest.tier, latest.fingerprint)
         spreads = baselines.known_spreads(latest, limits.values(), calibration, [*old, *new])
     chance = chance_of_each(limits.values(), latest.metrics)
     for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
@@ -334,41 +337,42 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
         sides = [side for side in (after, before) if side is not None]
         if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
             continue  # neither side could measure it
-        metric = sides[0].metric
-        row: dict[str, Any] = {
-            "reference": before.metric.text if before else "absent",
-            "other": after.metric.text if after else "absent",
-            "word": "only one side" if any(side.runs for side in sides) else "",
-            "reason": next((side.metric.reason for side in sides if not side.runs), ""),
-            "headline": limit is not None or name in spec_of(latest.benchmark).first([name]),
-        }
+        metric, known = sides[0].metric, spreads.get(name)
+        check = regression_check(limit, after, before, known, chance) if limit and comparable else None
+        row = Row(
+            metric=name,
+            unit=metric.unit,
+            direction=metric.direction,
+            reference=before.metric.text if before else "absent",
+            other=after.metric.text if after else "absent",
+            word="only one side" if any(side.runs for side in sides) else "",
+            reason=next((side.metric.reason for side in sides if not side.runs), ""),
+            headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
+        )
         if before and after and before.runs and after.runs:
-            change = difference(limit, after, before, spreads.get(name), chance)
-            check, scale = check_of(limit, after, before, change) if limit and comparable else None, change.scale
-            row |= {
-                "before": before.value(change.scale),
-                "after": after.value(change.scale),
-                "reference": _value(before, scale),
-                "other": _value(after, scale),
-                "kind": scale.name,
-                "change": scale.back(change.move),
-                "low": scale.back(change.least),
-                "high": scale.back(change.most),
-                "band": change.spread.band(scale) if change.spread else None,
-                "basis": change.basis,
-                "limit": limit.text(metric.direction) if limit else "",
-                "gate": check.status if check else None,
-                "reason": check.reason if check else "",
-                "word": _word(change, metric.direction, check, comparable) if comparable or same_work else "",
-            }
-        elif limit and comparable and after and after.metric.fault:  # it is no longer a number
-            row |= {"word": "regression", "reason": f"{name} is {after.metric.fault}, which is no number to compare"}
-        yield Row(metric=name, unit=metric.unit, direction=metric.direction, **row)
-
-
-def _value(side: Side, scale: Scale) -> str:
-    shifted = len(side.runs) == 1 and side.readings(scale)[0].disturbed
-    return quantity(side.value(scale), side.metric.unit) + " undisturbed" * bool(shifted)
+            change = difference(limit, after, before, known, chance)
+            scale = change.scale
+            values = before.value(scale), after.value(scale)
+            row = replace(
+                row,
+                before=values[0],
+                after=values[1],
+                reference=quantity(values[0], metric.unit),
+                other=quantity(values[1], metric.unit),
+                kind=scale.name,
+                change=scale.back(change.move),
+                low=scale.back(change.least),
+                high=scale.back(change.most),
+                band=change.spread.band(scale) if change.spread else None,
+                basis=change.basis,
+                limit=limit.text(metric.direction) if limit else "",
+                gate=check.status if check else None,
+                reason=check.reason if check else "",
+                word=_word(change, metric.direction, check, comparable) if comparable or same_work else "",
+            )
+        elif check and check.status == "FAIL":  # it is no longer a number
+            row = replace(row, word="regression", reason=check.reason)
+        yield row
 
 
 def _word(change: Change, direction: Direction, check: Check | None, comparable: bool) -> str:
@@ -390,19 +394,11 @@ def environment(runs: Sequence[Record]) -> dict[str, str]:
     """Return what is recorded of the environment of runs by name and no part of the fingerprint. Several values are listed."""
     values = dict[str, list[str]]()
     for run in runs:
-        facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
-        if run.machine:
-            facts |= {name: str(run.machine.get(name) or "unknown") for name in ("host", "system")}
-            loads = run.machine.get("load_average")
-            facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
-            facts |= {
-                name if name.startswith("driver ") else f"version of {name}": version
-                for name, version in run.setup.items()
-                if name not in ("host", "system")
-            }
+        loads = run.machine.get("load_average") or [None]
+        facts = {"started": moment(run.started_at) if run.started_at else "unknown"} | run.setup
+        facts["load average of 1 min"] = "unknown" if loads[0] is None else quantity(loads[0])
         decisive = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
         fields = {f"config.{name}": str(value) for name, value in run.config.items()}
-        facts |= {name: value for name, value in fields.items() if name not in decisive}
-        for name, text in facts.items():
+        for name, text in (facts | {name: value for name, value in fields.items() if name not in decisive}).items():
             values.setdefault(name, []).append(text)
     return {name: shortened(list(dict.fromkeys(texts))) for name, texts in values.items()}

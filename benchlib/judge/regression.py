@@ -26,8 +26,8 @@ from pydantic import RootModel
 from benchlib.benchmarks import spec_of
 from benchlib.core.files import read_model, write_json
 from benchlib.core.stats import MIN_FOR_INTERVAL, finite, median_ends, thinned
-from benchlib.core.text import quantity
-from benchlib.judge.changepoints import Disturbance, disturbance
+from benchlib.core.text import counted, quantity
+from benchlib.judge.changepoints import Disturbance, Levels, disturbance
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.metrics import RegressionLimit as RegressionLimit
 from benchlib.results.record import KEPT_SAMPLES, Record
@@ -115,6 +115,11 @@ def moderated(known: Spread | None, default: float | None, source: str = "defaul
     if default is None or lacking <= 0:
         return known
     return pooled(known, Spread(default, lacking, source))
+
+
+def spread_about(levels: Levels, scale: Scale, value: float, source: str = "") -> Spread:
+    """Return the spread of runs about their levels on another scale: levels of values above zero are compared in logarithms."""
+    return Spread(levels.spread * (abs(value) if levels.ratio and scale is LINEAR else 1.0), levels.free, source)
 
 
 @dataclass(frozen=True)
@@ -436,20 +441,38 @@ def smallest_loss(limit: RegressionLimit, side: Side, measured: Spread | None, r
 
 
 def regression_check(
-    limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None, chance: float = CHANCE
+    limit: RegressionLimit, new: Side | None, old: Side | None, known: Spread | None = None, chance: float = CHANCE
 ) -> Check:
     """Compare a metric with its baseline by ``ruling``; the direction is the metric's.
 
     ``known`` is the spread between unchanged runs that a calibration or other stored runs tell, ``chance`` the probability
     with which an unchanged metric may fail. A value that is not finite fails.
     """
-    if new.metric.value is None and new.metric.provenance != "not_available":
-        return baseline_check(new.metric, status="FAIL", reason=f"{new.metric.name} is {new.metric.fault}")
+    if not new or not old:
+        which, metric = ("this run", new.metric) if new else ("the baseline", old.metric if old else None)
+        assert metric is not None
+        reason, value = f"only {which} has it ({metric.text})", metric.value if new else None
+        return baseline_check(metric, status="NOT_COMPARABLE", reason=reason, value=value)
+    metric = new.metric
+    if metric.value is None and metric.provenance != "not_available":
+        return baseline_check(metric, status="FAIL", reason=f"{metric.name} is {metric.fault}")
     for which, side in (("this run", new), ("the baseline", old)):
         if side.metric.value is None or not side.runs:
             reason = f"{which} has no value: {side.metric.reason}"
-            return baseline_check(new.metric, status="NOT_COMPARABLE", reason=reason, value=new.metric.value)
-    return check_of(limit, new, old, difference(limit, new, old, known, chance))
+            return baseline_check(metric, status="NOT_COMPARABLE", reason=reason, value=metric.value)
+    change = difference(limit, new, old, known, chance)
+    scale = change.scale
+    status, why = ruling(change, limit, metric.direction, old.value(scale))
+    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}"]
+    words += [*map(shift_text, change.disturbed), why]
+    return baseline_check(
+        metric,
+        status=status,
+        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and change.new_runs == 1),
+        value=metric.value if len(new.runs) == 1 else new.value(scale),
+        limit=f"{limit.text(metric.direction)} of {old.text(scale)}",
+        source=f"baseline of {counted(change.old_runs, 'run')}; {spread_text(change.spread, scale, metric.unit)}",
+    )
 
 
 def difference(
@@ -462,22 +485,6 @@ def difference(
     source = f"default where others take {others:.0%} of the processors" if busy else "default"
     sides = new.readings(scale), readings(old.runs, scale, faster(new.metric))
     return compared(*sides, scale, known=known, default=default, source=source, chance=chance)
-
-
-def check_of(limit: RegressionLimit, new: Side, old: Side, change: Change) -> Check:
-    metric, scale = new.metric, change.scale
-    status, why = ruling(change, limit, metric.direction, old.value(scale))
-    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}"]
-    words += [*map(shift_text, change.disturbed), why]
-    runs = f"baseline of {change.old_runs} run{'s' * (change.old_runs > 1)}"
-    return baseline_check(
-        metric,
-        status=status,
-        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and change.new_runs == 1),
-        value=metric.value if len(new.runs) == 1 else new.value(scale),
-        limit=f"{limit.text(metric.direction)} of {old.text(scale)}",
-        source=f"{runs}; {spread_text(change.spread, scale, metric.unit)}",
-    )
 
 
 def shift_text(shift: Disturbance) -> str:

@@ -26,7 +26,7 @@ from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity, shortened
 from benchlib.judge.changepoints import COVERAGE, MIN_LEVEL_RUNS, Level, Levels, levels
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
-from benchlib.judge.regression import CHANCE, FALSE_ALARMS, LINEAR, RegressionLimit, Spread, moved, ruling, scale_of
+from benchlib.judge.regression import CHANCE, FALSE_ALARMS, RegressionLimit, moved, ruling, scale_of, spread_about
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import no_runs
@@ -387,9 +387,7 @@ def _judged(
     """Return what the gate's rule says of a value of ``runs`` runs against a level; ``chance`` as in ``compared``."""
     limit = limits.get(trend.metric) or RegressionLimit(metric=trend.metric, share=0)
     scale = scale_of(limit, level.median, value)
-    # Levels of values above zero are compared in logarithms, whatever the limit is.
-    s = trend.levels.spread * (abs(level.median) if trend.levels.ratio and scale is LINEAR else 1.0)
     others = max(1, level.end - level.start - (runs == 1))
     move = float(scale.to(value) - scale.to(level.median))
-    change = moved(scale, move, Spread(s, trend.levels.free), (runs, others), chance)
+    change = moved(scale, move, spread_about(trend.levels, scale, level.median), (runs, others), chance)
     return ruling(change, limit, trend.direction, level.median)[0]

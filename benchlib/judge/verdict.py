@@ -65,9 +65,6 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     # A damaged file of the gate fails the run and leaves its other checks.
     if comparison.refused:
         checks.append(_outcome(READABLE, "Can the accepted runs be used?", "FAIL", comparison.refused))
-    if comparison.damaged:
-        question = "Can the gate's calibration be read?"
-        checks.append(_outcome("calibration readable", question, "FAIL", comparison.damaged))
     checks += _own_checks(run, comparison)
     if stopped := _notebook_error(run):
         return _broken(checks, f"the measurement is complete, but the notebook failed: {stopped['message']}")
