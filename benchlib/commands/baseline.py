@@ -10,13 +10,12 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import one_line
-from benchlib.core.text import band_text, day
+from benchlib.core.text import day
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import save_verdict, verdict_of
-from benchlib.judge.regression import LOG, TWICE, Spread, disturbances, own_spread, pooled, side_of
-from benchlib.results.metrics import Metric
+from benchlib.judge.regression import LOG, TWICE, disturbances, side_of
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.show.digest import interval
@@ -143,21 +142,12 @@ def _show(key: str) -> None:
     say((f"{latest.benchmark}, {latest.tier}", "bold"), f"  {item.key}")
     for record in item.runs:
         say(f"from {record.run}: {record.reason}")
-    measured = load_calibration(baselines.folder(), latest.benchmark, latest.tier, latest.fingerprint)
     limits = {limit.metric: limit for limit in item.limits}
     rows = []
     for metric in latest.metrics:
-        value, band = _of_all_runs(item, metric, measured.spread(metric.name) if measured else None)
-        limit = limits[metric.name].text(metric.direction) if metric.name in limits else ""
-        cells = {"metric": metric.name, "value": value, "limit": limit, "A/A band": band, "n": metric.n}
-        rows.append(cells | {"95% interval of the latest run": interval(metric)})
+        side, limit = side_of(item.runs, metric.name), limits.get(metric.name)
+        value = side.text(LOG) if side and side.runs and side.lowest > 0 else metric.text
+        cells = {"metric": metric.name, "value": value, "limit": limit.text(metric.direction) if limit else ""}
+        rows.append(cells | {"n": str(metric.n), "95% interval of the latest run": interval(metric)})
     show_table(rows)
     show_table({"factor": name, "value": value} for name, value in latest.fingerprint.items())
-
-
-def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:
-    side = side_of(baseline.runs, metric.name)
-    if side is None or not side.runs or side.lowest <= 0:
-        return metric.text, ""
-    spread = pooled(own_spread(side.readings(LOG)), calibrated)
-    return side.text(LOG), band_text(spread.band(), LOG.name) if spread else ""

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from benchlib.core.files import read_model, write_json
-from benchlib.core.text import band_text, day
+from benchlib.core.text import day
 from benchlib.judge.regression import (
     LOG,
     SCALES,
@@ -83,13 +83,13 @@ class MetricCalibration(BaseModel):
 
     def cells(self) -> dict[str, str]:
         scale, counts = SCALES[self.kind], self.left_out
-        band = Spread(self.spread, len(self.values) - 1).band(scale)
+        spread = Spread(self.spread, len(self.values) - 1)
         planted = [(item.measured - 1, item.verdicts) for item in self.planted]
         slowed = [f"{slower:+.0%}: {found.fail} of {found.comparisons}" for slower, found in planted]
         return {
             "metric": self.metric,
             "limit": self.limit.text(self.direction),
-            "A/A band": band_text(band, self.kind, self.unit),
+            "A/A band": spread.band_text(scale, self.unit),
             "loss found": scale.size_text(self.effect, self.unit, 1),
             "false alarms": f"{counts.fail} of {counts.comparisons} (<{counts.upper:.0%})",
             "undecided": f"{counts.ambiguous} of {counts.comparisons}",

@@ -39,6 +39,8 @@ _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 # Factors of the fingerprint that leave the work the same.
 PLACE = ("backend", "nodes", "cpu", "memory_gib", "devices", "benchlib", "torch", "transformers")
 
+STARRED = ("worse", "better", "differs", "higher", "lower")
+
 
 @dataclass(frozen=True)
 class RunSet:
@@ -79,20 +81,14 @@ def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
     Raises ``UserError`` where that is nothing, damaged, or of several fingerprints.
     """
     kinds, excluded = read_kinds(text)
-    by_benchmark = {kind.first.benchmark: kind for kind in kinds}
-    for benchmark in by_benchmark:
-        first, *others = sorted(
-            (kind for kind in kinds if kind.first.benchmark == benchmark), key=lambda kind: -len(kind.runs)
-        )
-        lines = [f"  {shortened(first.names)}"]
-        for kind in others:
-            factors = differences(kind.first.fingerprint, first.first.fingerprint)[:3] or [
-                ("tier", kind.first.tier, "")
-            ]
-            lines.append(f"  {shortened(kind.names)} ({', '.join(f'{name} {here}' for name, here, _ in factors)})")
-        if others:
-            several = f"{text} holds {benchmark} runs of {len(lines)} kinds that cannot be compared with each other"
-            raise UserError("\n".join([f"{several}; name the runs of one:", *lines]))
+    by_benchmark = dict[str, RunSet]()
+    for kind in kinds:
+        if (other := by_benchmark.setdefault(kind.first.benchmark, kind)) is not kind:
+            pairs = differences(kind.first.fingerprint, other.first.fingerprint)[:3]
+            apart = ", ".join(f"{name} {here}" for name, here, _ in pairs) or f"tier {kind.first.tier}"
+            several = f"{text} holds {kind.first.benchmark} runs of kinds that cannot be compared with each other"
+            named = f"{shortened(other.names)} and, with {apart}, {shortened(kind.names)}"
+            raise UserError(f"{several}: {named}; name the runs of one")
     return by_benchmark, excluded
 
 
@@ -139,7 +135,8 @@ def _runs(text: str) -> list[Record]:
 
 @dataclass(frozen=True)
 class Row:
-    """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``.
+    """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``; ``written`` are
+    it, its interval and the A/A band for a reader.
 
     ``low`` to ``high`` is its 98% interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
     the interval rests on (see ``benchlib.judge.regression.Change``); ``gate`` what the benchmark's regression check says. ``word``
@@ -158,12 +155,18 @@ class Row:
     low: float | None = None
     high: float | None = None
     band: float | None = None
+    written: tuple[str, str, str] = ("", "", "")
     basis: str = ""
     limit: str = ""
     gate: Status | None = None
     word: str = ""
     reason: str = ""
     headline: bool = False
+
+    @property
+    def starred(self) -> bool:
+        """Whether its word rests on an assumed spread between runs."""
+        return self.basis in ("samples", "default") and self.word in STARRED
 
 
 @dataclass(frozen=True)
@@ -243,34 +246,35 @@ class Line:
 
 def line(item: Contrast) -> Line:
     """Say of a benchmark whether the other side is faster, and whether it computes the same."""
-    spec, results = spec_of(item.benchmark), dict[str, Any]()
+    spec = spec_of(item.benchmark)
     if not item.same_work:
         decisive = shortened([factor.name for factor in item.factors if factor.decides], 3)
-        return Line(benchmark=item.benchmark, word=f"not comparable because of {decisive}")
+        return Line(item.benchmark, f"not comparable because of {decisive}")
+    found = Line(item.benchmark, "no speed on both sides")
     qualities = [(row, spec.metric(row.metric).of.col.quality) for row in item.rows if spec.metric(row.metric)]
     both = [(row, least) for row, least in qualities if least is not None and None not in (row.before, row.after)]
     if both:
         apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
         differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
         words = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
-        results = {"same": not apart, "computes": words}
+        found = replace(found, same=not apart, computes=words)
     timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_timed(row.unit)]
     # Those of the whole run hold its start-up and say less.
     timed = [row for row in timed if row.direction != "none" and row.metric not in ("total_s", "startup_s")]
-    rate = f"{spec.rate or '?'}_"
-    timed.sort(key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
     if not timed:
-        return Line(benchmark=item.benchmark, word="no speed on both sides", **results)
-    row, word = timed[0], "no interval"
-    ratio, low, high = row.change, row.low, row.high
-    if row.direction == "lower":
-        ratio, low, high = (end and 1 / end for end in (ratio, high, low))
+        return found
+    rate = f"{spec.rate or '?'}_"
+    row = min(timed, key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
+    ends = (row.change, row.low, row.high)
+    ratio, low, high = (
+        ends if row.direction == "higher" else (end and 1 / end for end in (row.change, row.high, row.low))
+    )
+    found = replace(found, speed=spec.label(row.metric), ratio=ratio, word="no interval")
     if low is None or high is None or row.basis == "none":
-        low = high = None
-    else:
-        word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
-    results |= {"speed": spec.label(row.metric), "ratio": ratio, "low": low, "high": high}
-    return Line(benchmark=item.benchmark, word=word, **results)
+        return found
+    return replace(
+        found, low=low, high=high, word="no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
+    )
 
 
 def headline(lines: Sequence[Line], other: str) -> str:
@@ -364,6 +368,11 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
                 low=scale.back(change.least),
                 high=scale.back(change.most),
                 band=change.spread.band(scale) if change.spread else None,
+                written=(
+                    scale.text(change.move, metric.unit),
+                    change.ends(metric.unit) if change.basis != "none" else "",
+                    change.spread.band_text(scale, metric.unit) if change.spread else "unknown",
+                ),
                 basis=change.basis,
                 limit=limit.text(metric.direction) if limit else "",
                 gate=check.status if check else None,

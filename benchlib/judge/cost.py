@@ -36,10 +36,10 @@ from benchlib.judge.foreign.readers import claim_file
 from benchlib.judge.impossible.claim import ClaimFile
 from benchlib.judge.references import Strict, registry
 from benchlib.judge.regression import GATE_CONFIDENCE, LOG, NOTICED, Side, compared, own_spread, side_of
-from benchlib.judge.trends import demo_worth
 from benchlib.results.record import Record
 
 HOUR_S = 3600.0
+DEMO = "notebooks/demo-worth"  # of the kit: real runs of the same work, a folder for each number of ranks
 DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
 # Parts of the work that leave an item what it is.
 SAME_ITEM = [
@@ -268,12 +268,13 @@ def assign(asked: Asked, machines: Sequence[Machine]) -> list[Machine]:
     """
     expected = "; ".join(machine.name for machine in machines)
     if asked.plain and (len(asked.plain) != len(machines) or asked.named):
-        given = f"{text.counted(len(asked.plain), 'price')} for {len(machines)}" + " and names" * bool(asked.named)
-        raise UserError(f"--cost gives {given}: give one for each, in this order: {expected}")
+        count = f"{text.counted(len(asked.plain), 'price')} for {len(machines)}" + " and names" * bool(asked.named)
+        raise UserError(f"--cost gives {count}: give one for each, in this order: {expected}")
     if unknown := [name for name in asked.named if all(machine.level(name) is None for machine in machines)]:
         remedy = f"give a run, host or machine of: {expected}"
         raise UserError(f"--cost {unknown[0]}=…: nothing compared has this name; {remedy}")
-    prices = [Price(usd, "given") for usd in asked.plain] or [machine.priced(asked) for machine in machines]
+    prices: list[Price | None] = [Price(usd, "given") for usd in asked.plain]
+    prices = prices or [machine.priced(asked) for machine in machines]
     if lacking := [machine.name for machine, price in zip(machines, prices, strict=True) if price is None]:
         listed = ", ".join(sorted({entry.device for entry in offers(asked.kind)})) or "nothing"
         remedy = f"add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices {asked.kind} of {listed}"
@@ -683,7 +684,7 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
     if prices and not named:
         raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
     asked = parse([prices] if prices else []) if named else Asked(plain=list(DEMO_USD.values()))
-    chosen = named or tuple(str(demo_worth() / name) for name in DEMO_USD)
+    chosen = named or tuple(str(home() / DEMO / name) for name in DEMO_USD)
     deadline_s = parse_deadline(deadline) if deadline else None
     return Offers(worths(chosen, asked, deadline_s)[0], chosen, asked, deadline_s, demo=not named)
 

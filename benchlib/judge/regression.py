@@ -98,6 +98,14 @@ class Spread:
         """
         return scale.size(normal((1 + BAND_COVERAGE) / 2) * math.sqrt(2) * self.s)
 
+    def band_text(self, scale: Scale, unit: str = "") -> str:
+        """Write the A/A band: ``-25.6% to +34.5%`` for the ratios from 1/1.345 to 1.345, ``±0.4`` for a difference."""
+        band = self.band(scale)
+        if scale is LINEAR:
+            return f"±{quantity(band, unit)}"
+        low = 1 / (1 + band) - 1
+        return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
+
 
 def pooled(*parts: Spread | None) -> Spread | None:
     """Return several estimates of one spread as one; None where there is none."""
@@ -199,10 +207,12 @@ class Change:
     def sure(self) -> bool:
         return not self.least <= 0 <= self.most
 
+    def ends(self, unit: str) -> str:
+        return f"{self.scale.text(self.least, unit)} to {self.scale.text(self.most, unit)}"
+
     def text(self, unit: str) -> str:
         """Write the change with its interval: ``ratio 0.95, 98% interval 0.9 to 1.0``."""
-        text = "ratio " * (self.scale is LOG) + self.scale.text(self.move, unit)
-        interval = f"{self.scale.text(self.least, unit)} to {self.scale.text(self.most, unit)}"
+        text, interval = "ratio " * (self.scale is LOG) + self.scale.text(self.move, unit), self.ends(unit)
         if self.basis != "none":
             return f"{text}, 98% interval {interval}"
         return text if self.least == self.most else f"{text}, {interval} by too few samples for an interval"

@@ -202,7 +202,7 @@ def test_a_baseline_is_a_side_by_file_or_key(make, tmp_path):
 def test_a_folder_of_several_fingerprints_is_refused_with_what_differs(make, tmp_path):
     folder = make("20261120", 100, 101)
     write_run(folder / "squad-cpu-090000-other", config={"batch_size": 16})
-    words = r"holds squad runs of 2 kinds .*\n  .*run200, .*run201\n  squad-cpu-090000-other \(config.batch_size 16\)"
+    words = r"holds squad runs of kinds .*: squad-cpu-090000-other and, with config.batch_size 8, .*run200, .*run201"
     with pytest.raises(UserError, match=words):
         read_argument(str(folder))
 

@@ -12,11 +12,11 @@ from pages import Page, assert_self_contained_and_accessible
 
 from benchlib.cli import main
 from benchlib.core.errors import UserError
+from benchlib.core.files import home
 from benchlib.judge import cost
 from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import Machine, Price, assign, front, offers, parse, worth
 from benchlib.judge.references import registry
-from benchlib.judge.trends import demo_worth
 from benchlib.results.metrics import measured, not_available
 from benchlib.results.record import Record
 from benchlib.results.run import Result
@@ -309,8 +309,8 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
 
 def test_a_folder_of_several_kinds_is_several_machines_on_the_command_line(tmp_path):
     for name in ("1-rank", "2-ranks"):
-        shutil.copytree(demo_worth() / name, tmp_path / "both", dirs_exist_ok=True)
-    sides = (str(tmp_path / "both"), str(demo_worth() / "1-rank"))
+        shutil.copytree(home() / cost.DEMO / name, tmp_path / "both", dirs_exist_ok=True)
+    sides = (str(tmp_path / "both"), str(home() / cost.DEMO / "1-rank"))
     done = CliRunner().invoke(main, ["compare", *sides, "--cost", "0.1,0.2,0.06"])
     assert done.exit_code == 0 and "Which is the cheapest?" in done.output, done.output
 
@@ -320,7 +320,7 @@ def test_a_published_figure_stands_beside_measured_machines_and_in_no_order(tmp_
     claims = [{"subject": "8 x H100", **stated}, {"subject": "tokens", "speed": {"tokens_per_s": 1}}]
     path = tmp_path / "vendor.json"
     path.write_text(json.dumps({"claim_version": 1, "source": "a blog", "claims": claims}))
-    sides = [str(demo_worth() / name) for name in ("1-rank", "2-ranks")]
+    sides = [str(home() / cost.DEMO / name) for name in ("1-rank", "2-ranks")]
     asked = parse(["1-rank=0.06", "2-ranks=0.1", "vendor=3.6"])
     (alone,), _ = cost.worths(sides, parse(["1-rank=0.06", "2-ranks=0.1"]))
     (item,), _ = cost.worths([*sides, str(path)], asked)
