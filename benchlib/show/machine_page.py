@@ -17,7 +17,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import badness, capitalized, counted, duration, quantity
 from benchlib.judge.checks import Ask, Status, verdict_of
-from benchlib.judge.prices import Names, Price, listed_price, read_sheet
+from benchlib.judge.cost import Price, listed_price
 from benchlib.judge.reference_values import Compared, compared
 from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
@@ -129,9 +129,7 @@ def _peaks(runs: Sequence[Record]) -> str:
 def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
     if usd_per_hour is not None:
         return Price(usd_per_hour, "given")
-    devices = frozenset(name for run in runs for name in run.device_names)
-    offers = [entry for entry in read_sheet().prices if entry.kind == "on-demand"] if devices else []
-    return listed_price(Names("this machine", frozenset(), devices=devices), offers)
+    return listed_price(name for run in runs for name in run.device_names)
 
 
 def _worth(runs: Sequence[Record], price: Price) -> Iterator[Row]:

@@ -13,9 +13,8 @@ from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config.schema import resolve
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.judge.compare import RunSet
-from benchlib.judge.cost import Machine, worth
+from benchlib.judge.cost import Machine, Price, worth
 from benchlib.judge.numbers import judged
-from benchlib.judge.prices import Price
 from benchlib.results.record import Record
 from benchlib.results.run import Result, split_samples
 from benchlib.spec import checks
