@@ -1,7 +1,7 @@
 """What notebooks need around their cells: parameters that exist, and tables that can be read."""
 
-import ast
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,7 @@ def refuse_unknown_parameters(benchmark: str = "") -> None:
     variables: dict[str, Any] = getattr(_kernel(), "user_ns", {})
     defined: set[str] = set()
     for cell in list(variables.get("In", [])):
-        try:
-            statements = ast.parse(cell).body
-        except SyntaxError:  # a magic, which defines no parameter
-            continue
-        targets = [node.target for node in statements if isinstance(node, ast.AnnAssign)]
-        targets += [target for node in statements if isinstance(node, ast.Assign) for target in node.targets]  # type: ignore[misc]
-        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        names = set(re.findall(r"^(\w+)(?:: \w+)? = ", cell, re.MULTILINE))
         unknown = sorted(names - defined) if cell.startswith("# Parameters\n") and defined else []
         if unknown:
             fields = [name for name in unknown if benchmark and name in config_class(benchmark).model_fields]
