@@ -3,7 +3,8 @@
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchlib.config.schema import config_class
 from benchlib.core.errors import UserError, nearest
@@ -11,6 +12,16 @@ from benchlib.core.text import counted, quantity
 
 if TYPE_CHECKING:
     import pandas
+
+
+class Shown(NamedTuple):
+    """What a notebook shows of stored runs: what was asked for, tables and pictures by name, sentences, where it is from."""
+
+    asked: Mapping[str, str]
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    figures: Mapping[str, Callable[[], list[Any]]]
+    reading: Sequence[str]
+    provenance: Sequence[Mapping[str, str]]
 
 
 # JupyterLab aligns the cells of tables right, also those with words, by a rule more specific than this one.
