@@ -21,8 +21,8 @@ from benchlib.judge.checks import Verdict
 from benchlib.judge.cost import Offers, judge_worth, read_offers
 from benchlib.judge.trends import History, choose_store, judge_history, read_history
 from benchlib.launch.plan import plan, prepare, prepare_again
-from benchlib.results.record import load
-from benchlib.results.run import Run, find_runs
+from benchlib.results.record import DAY, load
+from benchlib.results.run import Run
 from benchlib.results.verdict import GATE
 from benchlib.show import machine_page, notebook
 from benchlib.show.machine_page import Page
@@ -136,8 +136,8 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
 
 
 def _lists(run: Run) -> Path | None:
-    store = run.path.resolve().parents[1]
-    return store if run.path.resolve() in {item.resolve() for item in find_runs(store)} else None
+    day = run.path.resolve().parent
+    return day.parent if DAY.match(day.name) else None
 
 
 def _places(run: Run, verdict: Verdict) -> Any:

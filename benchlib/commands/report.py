@@ -16,7 +16,8 @@ from benchlib.core.terminal import one_line
 from benchlib.core.text import look
 from benchlib.judge import verdict as judging
 from benchlib.results.record import DAY, load
-from benchlib.results.run import Run, find_runs, no_runs
+from benchlib.results.run import Run, no_runs
+from benchlib.results.shared import run_folders
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_PASS
 
 
@@ -58,7 +59,7 @@ def _judged_and_rendered(run_dir: Path) -> int:
 def verb(runs: tuple[Path, ...], out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
     folder = out or outputs()
-    chosen = list(runs) or list(find_runs(folder))
+    chosen = list(runs) or run_folders(folder)
     if not chosen:
         raise UserError(no_runs(folder))
     codes = [report(run_dir) for run_dir in chosen]
