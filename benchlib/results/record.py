@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib import __version__
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import BENCHMARKS, spec_of
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -171,6 +171,12 @@ class Record(BaseModel):
         """The metrics that have a value of this run."""
         return [metric for metric in self.metrics if metric.value is not None and metric.provenance != "claimed"]
 
+    @property
+    def key_numbers(self) -> list[tuple[str, Metric]]:
+        """Its key numbers with their labels, in the order of the report."""
+        measured = {metric.name: metric for metric in self.measured}
+        return [(label, measured[name]) for name, label in spec_of(self.benchmark).first(measured).items()]
+
     def metric(self, name: str) -> Metric | None:
         return self.result.metric(name) if self.result else None
 
@@ -272,7 +278,7 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
     # A damaged machine.json makes a run comparable with nothing.
     has_machine = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
     config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
-    source = config or named_by(path)
+    source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
     fields = parts | {"config": config, "machine": machine} | {name: source[name] for name in NAMING}
     started, ended = span(result, parts["status"])
     record = Record.model_construct(

@@ -88,6 +88,8 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
     right.sort(key=lambda row: (badness(row["run"].word), all(value.agrees for value in row["values"])))
     fast.sort(key=lambda row: row["share"] is None)
     price = _price(whole, usd_per_hour)
+    of_machine = [number for run in whole if run.benchmark == "machine" for number in run.key_numbers]
+    bounds = [f"{label} {metric.text}" for label, metric in of_machine if metric.name != "total_s"]
     return Page(
         folder=folders[0].parent if folders else Path(),
         runs=runs,
@@ -97,9 +99,7 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         header=_header(runs),
         right=right,
         fast=fast,
-        peaks="; ".join(
-            f"{label} {text}" for run in whole if run.benchmark == "machine" for label, text in _bounds(run)
-        ),
+        peaks="; ".join(bounds),
         worth=list(_worth(whole, price)) if price else [],
         price=price,
         undone=list(_undone(runs)),
@@ -108,13 +108,6 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
 
 def _link(run: Record) -> str:
     return quote(os.fsencode(f"{Path(run.folder).name}/report.html")) if run.report else ""
-
-
-def _bounds(run: Record) -> Iterator[tuple[str, str]]:
-    """Yield what the machine itself reached: the bounds that the shares are of."""
-    for name, label in spec_of(run.benchmark).first(metric.name for metric in run.measured).items():
-        if name != "total_s" and (metric := run.metric(name)):
-            yield label, metric.text
 
 
 def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
