@@ -198,7 +198,7 @@ def bars(
             return None
         numbers = {one.col.heading: [one.finite(row, run) for row in rows] for one in (ref, *others)}
         series = {key: [math.nan if value is None else value for value in values] for key, values in numbers.items()}
-        groups, marks = on.grouped_bars(axes, series, across=True), _mark(on, axes, mark, rows, run)
+        groups, marks = on.grouped_bars(axes, series), _mark(on, axes, mark, rows, run)
         longest = [line or 0.0, *marks, *(value for values in numbers.values() for value in values if value)]
         for place, (bar, row) in enumerate(zip(groups[0], rows, strict=True)):
             if not others:

@@ -109,7 +109,7 @@ def test_a_node_without_rank_0_says_where_the_result_is(tmp_path: Path, capsys: 
     verdict, where = judge(run_dir, tmp_path / "baselines"), "node gpu1 (10.0.0.1), which has rank 0"
     assert (verdict.exit_code(), verdict.exit_code(strict=True), verdict.broken) == (0, 0, False)
     assert where in verdict.sentence
-    summarise(run_dir, verdict, None)
+    summarise(run_dir, verdict)
     assert "the result and the verdict are on" in " ".join(capsys.readouterr().out.split())
     page = report.render(run_dir).read_text(encoding="utf-8")
     assert where in page and "Nothing ran" not in page
