@@ -76,7 +76,7 @@ def _cut(words: str) -> str:
 def _pictures(run: Run, benchmark: str, problems: list[str]) -> list[dict[str, str]]:
     """Draw the pictures of a run, those that are not empty; what cannot be drawn is a problem."""
     registered, drawn = of_run(benchmark), []
-    for name, draw in (registered.spec.figures(True) if registered else {}).items():
+    for name, draw in (registered.spec.figures() if registered else {}).items():
         try:
             picture = draw(run)
             if not picture.empty:
