@@ -267,7 +267,9 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
 def table(run: Subject, name: str) -> "pandas.DataFrame":
     if not isinstance(run, Run):
         return _frame(_named(_shown(run).tables, name, "table"))
-    return _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()  # type: ignore[no-any-return]
+    import pandas as pd
+
+    return pd.DataFrame(_named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")())
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":

@@ -38,11 +38,6 @@ def show_kit() -> None:
     words = {name: read_params("backends", name).get("description", "") for name in BACKENDS}
     show_table({"backend": name, "what it is": words[name], "needs": BACKENDS[name].install} for name in BACKENDS)
     show_table({"cluster": name, "what it is": cluster.load(name).description} for name in cluster.names())
-    for benchmark in BENCHMARKS.values():
-        if not benchmark.fault and benchmark.spec.listing:
-            for title, listed in benchmark.spec.listing().items():
-                say("\n", (title, "bold"))
-                show_table(listed)
     say("\n`benchlib doctor` tells which of them this machine has.")
 
 

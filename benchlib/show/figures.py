@@ -10,7 +10,7 @@ import base64
 import functools
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -87,19 +87,19 @@ def blank(name: str, of_many: bool = False) -> tuple[Picture, Axes]:
     return figure, axes
 
 
-def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "", wide: int = 50) -> Picture:
-    """Write title and axes. ``wide`` is how many letters of the title fit right of the left edge of the axes."""
+def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "") -> Picture:
+    """Write title and axes; 50 letters of the title fit right of the left edge of the axes."""
     title = title[:1].upper() + title[1:]
-    axes.set_title(textwrap.fill(title, wide))
+    axes.set_title(textwrap.fill(title, 50))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
 
-def head(figure: Picture, title: str, alt: str = "", wide: int = 54) -> Picture:
+def head(figure: Picture, title: str, alt: str = "") -> Picture:
     """Write the title over the whole figure: for several axes, and for long names left of them."""
-    figure.suptitle(textwrap.fill(title, wide), x=0.012, ha="left")
+    figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
@@ -132,11 +132,14 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="x")
 
 
-def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]]) -> list[BarContainer]:
-    """Draw bars to the right, those of several series one below the other, at 0, 1, 2 ... of the axis; NaN is none."""
+def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]], **looks: Any) -> list[BarContainer]:
+    """Draw bars to the right, those of several series one below the other, at 0, 1, 2 ... of the axis; NaN is none.
+
+    ``looks`` goes to ``Axes.barh``: ``xerr`` ...
+    """
     thick = 0.8 / max(1, len(series))
     return [
-        axes.barh(np.arange(len(values)) - 0.4 + (number + 0.5) * thick, values, thick, label=name)
+        axes.barh(np.arange(len(values)) - 0.4 + (number + 0.5) * thick, values, thick, label=name, **looks)
         for number, (name, values) in enumerate(series.items())
     ]
 
@@ -175,8 +178,8 @@ class End:
     colour: str
 
 
-def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
-    """Make x logarithmic with at most ``MAX_TICKS`` of the sizes written; one size stands in the middle."""
+def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text) -> None:
+    """Make x logarithmic with at most ``MAX_TICKS`` of the sizes written as ``text``; one size stands in the middle."""
     positive = sorted({size for size in sizes if size > 0})
     axes.set_xscale("log", base=2)
     if not positive:
@@ -187,7 +190,7 @@ def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
     for size in positive[-2::-1]:
         if size * apart <= written[-1]:
             written.append(size)
-    axes.set_xticks(written, [size_text(size) for size in written])
+    axes.set_xticks(written, [text(size) for size in written])
     axes.minorticks_off()
 
 

@@ -87,7 +87,7 @@ def html(run: Run) -> str:
     """Return the report of a run folder, whole, partial or damaged, as one HTML document."""
     record, problems, path = load(run.path), Problems(), run.path / "notebook.ipynb"
     content, pictures = digest(record, run, problems), list[dict[str, str]]()
-    for name, draw in spec_of(record.benchmark).figures(True).items():
+    for name, draw in spec_of(record.benchmark).figures().items():
         about = f"the picture {name} could not be drawn: "
         pictures += problems.part(lambda name=name, draw=draw: _drawn(name, draw(run)), [], about)
     data = problems.part(lambda: link(record), None, "the data of the run cannot be carried by this report: ")
