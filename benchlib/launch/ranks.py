@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchlib.core.errors import UserError
 from benchlib.core.events import Event
-from benchlib.core.files import read_object
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
@@ -144,7 +142,7 @@ class AgentReport:
 
 
 class RankTable:
-    """The ranks of the present attempt: from their events, from what they and the agent left, from stacks.
+    """The ranks of the present attempt: from their events, from the agent's log, from stacks.
 
     ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
     """
@@ -201,15 +199,8 @@ class RankTable:
                     if fields[0] == "Z":
                         self.ended({record.pid: os.waitstatus_to_exitcode(int(fields[-1]))})
 
-    def read_errors(self, log: str = "") -> None:
-        """Take in the errors that the ranks left as files, and the ranks that an agent's log names."""
-        for record in self.all():
-            if record.error is None:
-                with contextlib.suppress(UserError):
-                    kinds = {"t": float, "type": str, "message": str, "traceback": str}
-                    error = read_object(self.logs / f"rank{record.rank}.error.json", kinds)
-                    if record.pid in (None, error.get("pid")):  # not of an earlier attempt
-                        record.error = error
+    def hear_agent(self, log: str) -> None:
+        """Take in the ranks that failed by an agent's log."""
         for rank, code, pid, root in diagnosis.agent_failures(log):
             record = self.records.setdefault(rank, RankRecord(rank, pid))
             if pid and record.pid not in (None, pid):
