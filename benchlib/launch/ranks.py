@@ -270,12 +270,6 @@ class Attempts:
         """Whether the ranks will be started again after a failure; a node that came or went costs no restart."""
         return sum(row["outcome"] != REGROUPED for row in self.past) < self.restarts
 
-    def used_up(self, ending: Ending) -> str:
-        """Return what to add to the reason of a run that failed although it was started again as often as allowed."""
-        if ending.outcome not in BROKEN or not self.restarts or self.left:
-            return ""
-        return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the only restart was used"
-
     def begins(self, event: Event, record: RankRecord | None) -> bool:
         """Whether a rank's start belongs to a new attempt; ``record`` is that of the rank in the present one."""
         key = str(event.get("attempt", ""))

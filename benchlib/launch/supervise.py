@@ -92,7 +92,6 @@ class Supervisor:
         if left := self._end_all(ending):
             ending.reason += f"; processes {left} did not go after SIGKILL (they may hang in a driver)"
         self.state = State.OVER
-        ending.reason += self.attempts.used_up(ending)
         try:
             times = {"started_at": self.launched.wall, "ended_at": self.launched.wall + self.launched.since()}
             again = {"restarts": len(self.attempts.past), "earlier_attempts": self.attempts.past}
