@@ -1,5 +1,6 @@
 """Members honest and faulty, and what is recorded of them, against the model called here with a loss by hand and AdamW."""
 
+import functools
 import itertools
 import shutil
 from types import SimpleNamespace
@@ -28,12 +29,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As a rank sets it: several threads on cores that others use are many times slower."""
+def as_it_was():
+    """One thread as a rank sets it, for several on cores that others use are many times slower; then torch's own defaults."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    for name in switches.KERNELS.values():
+        getattr(torch.backends.cuda, f"enable_{name}")(True)
+    for part in switches.PARTS:
+        functools.reduce(getattr, part.split("."), torch.backends).fp32_precision = "none"
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +51,9 @@ def run_dir(tmp_path_factory):
     return folder
 
 
-def test_a_member_records_what_torch_computes(run_dir):
+def test_a_member_records_what_torch_computes(run_dir, tmp_path):
     progress = []
-    exercise.record(run_dir, "eager", progress.append)
+    exercise.record(run_dir, "eager", tmp_path, progress.append)
     found = Recording.open(run_dir / "members" / "eager")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
     inputs, outputs = Inputs(run_dir / "golden"), found.outputs
@@ -100,7 +107,7 @@ def test_a_member_records_what_torch_computes(run_dir):
 def test_a_backend_without_its_library_is_unavailable_before_anything_is_loaded(tmp_path):
     save_config(CONFIG.model_copy(update={"backend": "tpu"}), tmp_path)
     with pytest.raises(BackendUnavailable, match="torch_xla is not installed: pip install torch_xla"):
-        exercise.record(tmp_path, "exact", lambda progress: None)
+        exercise.record(tmp_path, "exact", tmp_path, lambda progress: None)
 
 
 def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_dir, tmp_path):
@@ -108,7 +115,8 @@ def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_d
     save_config(CONFIG.model_copy(update={"planted_layer": 1, "latency_runs": 1, "train_steps": 1}), tmp_path)
     found = {}
     for name, folder in (("eager", "members"), ("reference", "golden"), ("truth", "golden")):
-        exercise.record(tmp_path, name, lambda progress: None)
+        (tmp_path / f"of {name}").mkdir()
+        exercise.record(tmp_path, name, tmp_path / f"of {name}", lambda progress: None)
         found[name] = Recording.open(tmp_path / folder / name)
     assert {name: "latency_ms" in one.meta for name, one in found.items()} == {
         "eager": True,
@@ -135,10 +143,10 @@ def computed(run_dir, name, config=CONFIG, change=lambda model: None):
     member, place = exercise.task(config, run_dir, name)[0], run_dir / "golden"
     inputs, model = Inputs(place), weights.loaded(config, place, member.attention)[0]
     change(model)
-    with switches.held(member, CPU), weights.planted(model, config.planted_layer if name in MEMBERS else -1):
-        executor = member.make(model, member, CPU, inputs.tensors("layer"), run_dir)
-        work = exercise.Exercise(config, member, model, executor, inputs, CPU, lambda progress: None)
-        return work.run(latency=name in MEMBERS)
+    switches.hold(member, CPU)
+    executor = member.make(model, member, CPU, inputs.tensors("layer"), run_dir)
+    work = exercise.Exercise(config, member, model, executor, inputs, CPU, lambda progress: None)
+    return work.run(latency=name in MEMBERS)
 
 
 def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):

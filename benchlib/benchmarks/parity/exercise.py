@@ -8,7 +8,6 @@ Notation: B rows, S tokens, T real tokens of the dev windows. Dropout is off thr
 
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,8 +56,8 @@ def variables(name: str) -> dict[str, str]:
     return {"CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")}
 
 
-def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
-    """Compute what ``name`` stands for and leave its recording, whole or not at all.
+def record(run_dir: Path, name: str, work: Path, tell: Callable[[Any], None]) -> None:
+    """Compute what ``name`` stands for, in the empty folder ``work``, and leave its recording, whole or not at all.
 
     Raises ``BackendUnavailable`` where this way to compute is not available.
     """
@@ -72,14 +71,10 @@ def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
     where = devices.device(backend)
     inputs = Inputs(place)
     model, model_sha256 = weights.loaded(config, place, member.attention)
-    with (
-        tempfile.TemporaryDirectory(prefix=f".member-{name}-", dir=run_dir, ignore_cleanup_errors=True) as folder,
-        switches.held(member, where) as switched,
-        weights.planted(model, config.planted_layer if candidate else -1),
-    ):
-        executor = make(model, member, where, inputs.tensors("layer"), Path(folder))
-        results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)
-        description = {**executor.description, "switches": switched}
+    weights.plant(model, config.planted_layer if candidate else -1)
+    switched = switches.hold(member, where)
+    executor = make(model, member, where, inputs.tensors("layer"), work)
+    results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)
     device, software = device_name(where), versions()
     meta: dict[str, Any] = {
         "member": name,
@@ -98,11 +93,13 @@ def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
             "thread_waiting": os.environ.get("OMP_WAIT_POLICY", ""),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         },
-        "executor": description,
+        "executor": executor.description | {"switches": switched},
         "absent": results.absent,
         **results.facts,
     }
-    recording.write(to, meta, results.outputs, results.gradients, results.layers)
+    written = recording.write(work / "recording", meta, results.outputs, results.gradients, results.layers)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    written.folder.rename(to)
 
 
 @dataclass

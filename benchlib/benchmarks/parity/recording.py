@@ -1,4 +1,4 @@
-"""A recording: what one member computed from the golden inputs, in a folder that is whole or absent.
+"""A recording: what one member computed from the golden inputs, in a folder of its own.
 
 recording.json          who, where, how, and all that is no tensor
 outputs.safetensors     CASE/start, CASE/end (B, S), dev/start, dev/end (T,); float32, float64 of the fp64 reference
@@ -6,8 +6,6 @@ gradients.safetensors   parameter name -> gradient, where the member trains
 layers.safetensors      000 -> hidden states behind the embeddings, 001 behind layer 0, and so on
 """
 
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_object, writing
+from benchlib.core.files import read_object
 from benchlib.results.run import with_numbers
 from benchlib.runtime import checkpoint
 
@@ -57,22 +55,12 @@ class Recording:
 
 
 def write(folder: Path, meta: Mapping[str, Any], outputs: Arrays, gradients: Arrays, layers: Arrays) -> Recording:
-    """Write a recording whose folder appears at once and whole; ``UserError`` where it is there already.
-
-    ``meta`` needs member, backend, precision, model_sha256 and inputs_sha256.
-    """
-    if folder.exists():
-        raise UserError(f"{folder}: already exists; a recording is never overwritten")
+    """Write a recording into a new folder; ``meta`` needs member, backend, precision, model_sha256 and inputs_sha256."""
     whole = {"schema_version": 1, **meta}
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}"
-    try:
-        with writing(folder), checkpoint.naming_storage_errors(folder):
-            temporary.mkdir(parents=True)
-            for file, arrays in ((OUTPUTS, outputs), (GRADIENTS, gradients), (LAYERS, layers)):
-                if arrays:
-                    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary / file)
-            (temporary / NAME).write_bytes(_META.dump_json(whole, indent=2))
-            os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with checkpoint.naming_storage_errors(folder):
+        folder.mkdir(parents=True)
+        for file, arrays in ((OUTPUTS, outputs), (GRADIENTS, gradients), (LAYERS, layers)):
+            if arrays:
+                save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / file)
+        (folder / NAME).write_bytes(_META.dump_json(whole, indent=2))
     return Recording(folder, whole)

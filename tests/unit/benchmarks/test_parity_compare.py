@@ -297,12 +297,9 @@ def test_only_rows_whose_best_span_leads_clearly_are_compared(judged):
     assert judged(reference={"outputs": nothing}, outputs=nothing)[SPANS, ""]["status"] == "skipped"
 
 
-def test_a_recording_is_whole_or_absent_and_never_overwritten(tmp_path):
+def test_a_recording_comes_back_and_a_cut_one_is_refused(tmp_path):
     write(tmp_path / "own", {"curve": [1.5, math.inf, math.nan]})
     assert str(recording.Recording.open(tmp_path / "own").meta["curve"]) == "[1.5, inf, nan]"
-    with pytest.raises(UserError, match="never overwritten"):
-        write(tmp_path / "own")
-    assert [path.name for path in tmp_path.iterdir()] == ["own"]
     path = tmp_path / "own" / recording.GRADIENTS
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError, match="not a whole safetensors file"):

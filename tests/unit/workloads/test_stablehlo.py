@@ -234,9 +234,8 @@ MALFORMED = {
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_text_is_refused_with_line_and_column(case):
     head = "func.func @main(%a: tensor<2x3xf32>, %i: tensor<2x3xi32>) -> tensor<2x3xf32> {\n  "
-    with pytest.raises(mlir.Refused) as error:
+    with pytest.raises(UserError, match=r"m\.mlir:2:\d+: .{10}"):
         mlir.parse(f"{head}{MALFORMED[case]}\n  return %a : tensor<2x3xf32>\n}}", "m.mlir")
-    assert error.value.line == 2 and error.value.column > 1 and len(error.value.reason) > 10
 
 
 def test_arguments_go_in_by_name_and_what_is_missing_or_of_another_shape_is_refused(answers):
@@ -251,13 +250,10 @@ def test_arguments_go_in_by_name_and_what_is_missing_or_of_another_shape_is_refu
         runtimes.arguments(program, {**weights, name: torch.zeros(3)}, inputs())
 
 
-def test_a_file_is_read_with_its_manifest_and_refused_once_it_was_changed(answers, tmp_path):
+def test_a_file_is_read_with_its_manifest(answers, tmp_path):
     converted, path = answers[1], tmp_path / "m.mlir"
     converted.manifest.write(path, converted.text)
     assert manifest.read(path) == (converted.text, converted.manifest)
-    path.write_text(converted.text.replace("dense<", "dense< ", 1))
-    with pytest.raises(UserError, match="was changed"):
-        manifest.read(path)
 
 
 def test_ids_beyond_32_bits_are_refused_and_not_cut():
