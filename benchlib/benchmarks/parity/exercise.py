@@ -24,7 +24,6 @@ from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
 from benchlib.config.schema import load_config
 from benchlib.core.machine import cpu_model, versions
 from benchlib.runtime import devices
-from benchlib.runtime.timing import hold
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.executors import MEMBERS, Member
 from benchlib.workloads.executors.eager import Executor, autocast, device_name
@@ -228,14 +227,9 @@ class Exercise:
     def _latency(self) -> None:
         """Time single forward passes of one full input of one row, the device waited for, in milliseconds."""
         full = repeated(self.inputs.tensors(self.inputs.of("data")[-1].id), self.config.latency_length)
-        once = self.executor.timed(full)
-        for _ in range(self.config.warmup):
+        once, times = self.executor.timed(full, self.config.planted_slowdown), list[float]()
+        for _ in range(self.config.warmup + self.config.latency_runs):
+            begin = time.perf_counter()
             once()
-        self.facts[LATENCY] = [self._timed(once) for _ in range(self.config.latency_runs)]
-
-    def _timed(self, once: Callable[[], None]) -> float:
-        begin = time.perf_counter()
-        once()
-        if self.config.planted_slowdown:
-            hold((time.perf_counter() - begin) * self.config.planted_slowdown)
-        return (time.perf_counter() - begin) * 1e3
+            times.append((time.perf_counter() - begin) * 1e3)
+        self.facts[LATENCY] = times[self.config.warmup :]

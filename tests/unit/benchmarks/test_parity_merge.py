@@ -216,16 +216,6 @@ def test_exit_codes_are_those_of_the_kit(tmp_path):
         assert call(tmp_path / "good", tmp_path / name, "--to", tmp_path / "again").exit_code == 2
 
 
-def test_names_break_no_table_of_the_page(tmp_path):
-    make(
-        tmp_path, "000001-a", ("eager", "bf16"), skipped("eager", "ended by signal 11", "failed"), host="node|7 `x` <b>"
-    )
-    text = page(collect([tmp_path]))
-    for block in (block.splitlines() for block in text.split("\n\n") if block.startswith("|")):
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1, "a name adds no column"
-    assert "<b>" not in text and "ended by signal 11" in text
-
-
 def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named():
     def compared(*rows, named=()):
         fields = ("member", "gates", "outcome")
