@@ -1,6 +1,6 @@
 """A module becomes a graph of core ATen operations: the forward pass, or the forward and the backward pass together.
 
-Static shapes; dropout off. Attention that torch has as one fused operation is held to plain products
+Static shapes; dropout is to be off: random numbers have no lowering. Attention that torch has as one fused operation is held to plain products
 (``SDPBackend.MATH``): the fused backward operation of a CPU is torch's own and has no counterpart elsewhere.
 """
 
@@ -70,7 +70,6 @@ PLAIN.update(
 
 def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Return the graph of ``module(**inputs)``, tensors to tensors. Raises what ``torch.export`` raises."""
-    _require_no_dropout(module)
     with torch.no_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
         return torch.export.export(module, (), dict(inputs), strict=False).run_decompositions(PLAIN)
 
@@ -80,7 +79,6 @@ def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Export
 
     The graph's signature says which output is which gradient; see ``torch.export.graph_signature``.
     """
-    _require_no_dropout(module)
     with torch.enable_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
         # The one name that torch calls experimental; no public one gives the joint graph.
         program = _export_forward_backward(torch.export.export(module, (), dict(inputs), strict=False))
@@ -109,13 +107,6 @@ def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
         first = {name: tensor.repeat(1, 2) if tensor.ndim > 1 else tensor for name, tensor in first.items()}
     rows = 3 if any(tensor.ndim > 1 and tensor.shape[1] == 2 for tensor in first.values()) else 2
     return {name: tensor.repeat(rows, *[1] * (tensor.ndim - 1)) for name, tensor in first.items()}
-
-
-def _require_no_dropout(module: torch.nn.Module) -> None:
-    for name, child in module.named_modules():
-        if isinstance(child, torch.nn.Dropout) and child.training and child.p:
-            remedy = "call eval() first, or set its rate to 0"
-            raise ValueError(f"{name} drops values at random, which is not converted: {remedy}")
 
 
 @contextlib.contextmanager

@@ -137,11 +137,6 @@ def test_the_cosine_alone_gates(judged, backend, member, limit):
         assert beyond(rows) - {SPANS} == (set() if within else {COSINE})
 
 
-def test_a_scale_of_1_01_is_not_seen_by_the_cosine(judged):
-    rows = judged(outputs={name: 1.01 * array for name, array in outputs().items()})
-    assert COSINE not in beyond(rows) and LOGITS in beyond(rows)
-
-
 @pytest.mark.parametrize("member", [EAGER, BF16])
 def test_swapped_heads_fail(judged, member):
     swap = {"start": "end", "end": "start"}
@@ -171,7 +166,6 @@ def test_a_truth_with_a_nan_still_says_how_far_the_reference_is(judged):
     exact = {name: array + 1e-5 for name, array in outputs().items()}
     exact["len8-batch4/start"][AT] = math.nan
     assert judged(truth=exact)[LOGITS, "len8-batch4"]["limit"] == pytest.approx(3e-5)
-    assert judged(truth={name: array * math.nan for name, array in exact.items()})[LOGITS, "dev"]["limit"] == 1e-5
 
 
 @pytest.mark.parametrize("k", [0, DEPTH - 1])

@@ -1,8 +1,6 @@
 """The converter against torch, by compilers that know nothing of it: a program is right if XLA and the interpreter give torch's numbers."""
 
 import functools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import transformers
 from benchlib.core import mlir
 from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import UserError
-from benchlib.workloads import encdec
 from benchlib.workloads.stablehlo import emit, export, lowerings, manifest, runtimes
 from benchlib.workloads.stablehlo.convert import Unsupported, convert
 
@@ -183,29 +180,17 @@ def test_a_result_of_another_shape_than_torchs_is_no_program(monkeypatch, export
         convert(exported_each[0])
 
 
-def test_names_follow_nodes_and_parameters(answers):
+def test_names_follow_nodes_and_parameters_and_the_text_is_the_same_each_time(answers):
     _, converted = answers
     assert "%model.bert.encoder.layer.0.attention.self.query.weight: tensor<32x32xf32>" in converted.text
     assert "%mm_3 = stablehlo.dot_general %view" in converted.text
     assert 'constant dense<"0x' not in converted.text  # weights are arguments
+    assert convert(export.forward(export.Answers(bert()), inputs()), "answers").text == converted.text
 
 
 def test_dropout_that_drops_is_refused():
-    with pytest.raises(ValueError, match="call eval"):
-        export.forward(torch.nn.Sequential(torch.nn.Dropout(0.1)), {"input": torch.ones(2)})
-
-
-def test_the_text_is_equal_in_another_process():
-    code = (
-        "import sys, torch; from benchlib.workloads.encdec import Plain; from benchlib.workloads.stablehlo import convert, export\n"
-        "ids = torch.zeros(1, 4, dtype=torch.int64); model = Plain(8, 2, 1, 1, 16, 10, 4)\n"
-        "sys.stdout.write(convert.convert(export.forward(model, {'source': ids, 'target': ids})).text)"
-    )
-    made = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    ids = torch.zeros(1, 4, dtype=torch.int64)
-    own = convert(export.forward(encdec.Plain(8, 2, 1, 1, 16, 10, 4), {"source": ids, "target": ids}))
-    assert own.text.count("dot_general") > 10
-    assert made.stdout == own.text
+    with pytest.raises(Unsupported):
+        convert(export.forward(torch.nn.Sequential(torch.nn.Dropout(0.1)), {"input": torch.ones(2)}))
 
 
 def test_inspection_counts_the_flops_of_the_formula(answers):
