@@ -1,8 +1,5 @@
 """The switches of exact and native mode: what torch really does inside of a process that set them."""
 
-import importlib.machinery
-import sys
-import types
 import warnings
 
 import pytest
@@ -104,18 +101,3 @@ def test_a_kernel_is_held_to_and_not_replaced(kernel):
     """What has no order is no error there, and the warning, which is asked for, is swallowed."""
     _, inside, _, (raised,) = held(Member("m", ("cpu",), "", kernel=kernel))
     assert inside["deterministic"] and ("available" in raised or "viable" in raised)
-
-
-def test_xla_multiplies_in_full_precision(monkeypatch):
-    """A stand-in for torch_xla, which has no wheel for this torch: the calls are those of its documentation."""
-    now = ["default"]
-    backends = types.ModuleType("torch_xla.backends")
-    backends.get_mat_mul_precision = lambda: now[0]
-    backends.set_mat_mul_precision = lambda value: now.__setitem__(0, value)
-    package = types.ModuleType("torch_xla")
-    package.__spec__ = importlib.machinery.ModuleSpec("torch_xla", None)
-    monkeypatch.setitem(sys.modules, "torch_xla", package)
-    monkeypatch.setitem(sys.modules, "torch_xla.backends", backends)
-    monkeypatch.setattr(switches, "EXACT", {})
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
-    assert switches.hold(Member("m", ("tpu",), ""), torch.device("xla"))["xla.mat_mul_precision"] == "highest"
