@@ -5,6 +5,7 @@ Static shapes; dropout is to be off: random numbers have no lowering. Attention 
 """
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchlib.workloads.answer_loss import answer_losses
 
 aten = torch.ops.aten
+
+
+_ERF_P = [-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05]
+_ERF_P += [-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02]
+_ERF_Q = [-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03]
+_ERF_Q += [-1.42647390514189e-02]
 
 
 def _layer_norm(
@@ -39,6 +46,16 @@ def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: float 
     return product + (bias if beta == 1 else bias * beta)
 
 
+def _erf(x: torch.Tensor) -> torch.Tensor:
+    """Return x P(x^2) / Q(x^2) for |x| <= 4, by the coefficients of Eigen for fp32 (generic_fast_erf_float): within 3.1e-7."""
+    if x.dtype is torch.float64:
+        raise ValueError("erf is approximated for fp32, not for fp64: convert the model in fp32")
+    inside = (x.float() if x.itemsize == 2 else x).clamp(-4.0, 4.0)
+    square = inside * inside
+    p, q = (functools.reduce(lambda total, factor: total * square + factor, factors) for factors in (_ERF_P, _ERF_Q))
+    return (inside * p / q).to(x.dtype)
+
+
 def _clamp(x: torch.Tensor, low: float | None = None, high: float | None = None) -> torch.Tensor:
     x = x if low is None else torch.where(x < low, low, x)
     return x if high is None else torch.where(x > high, high, x)
@@ -51,7 +68,7 @@ def _places(dim: int, index: torch.Tensor) -> list[torch.Tensor]:
 
 
 # What torch takes for one operation and other compilers do not have: as plain ones, by torch's own definitions, but for a norm
-# without operations below ATen, for sums that are not multiplied by one, and for what is one of slices or of indices.
+# without operations below ATen, an error function, for sums that are not multiplied by one, and for what is one of slices or of indices.
 PLAIN = torch.export.default_decompositions()
 PLAIN.update(get_decompositions([aten._softmax, aten._log_softmax, aten.gelu, aten.cumsum, aten.mean, aten.any]))
 PLAIN.update(
@@ -59,6 +76,7 @@ PLAIN.update(
         aten.native_layer_norm.default: _layer_norm,
         aten.addmm.default: _addmm,
         aten.clamp.default: _clamp,
+        aten.erf.default: _erf,
         aten.select.int: lambda x, dim, index: x.narrow(dim, index % x.shape[dim], 1).squeeze(dim),
         aten.split_with_sizes.default: lambda x, sizes, dim=0: x.tensor_split(list(accumulate(sizes))[:-1], dim),
         aten.embedding.default: lambda weight, index, *_: weight[index],

@@ -130,23 +130,22 @@ def test_each_class_of_lowering_gives_what_torch_gives(exported_each):
 
 # Lowerings with a bug: each gets the right one first.
 BUGS = {
-    "aten.sub.Tensor": lambda right, w, node, x, y, **more: right(w, node, y, x, **more),
-    "aten.lt.Tensor": lambda right, w, node, x, y: right(w, node, y, x),
-    "aten.exp.default": lambda right, w, node, x: right(w, node, x * 1.0001),
-    "aten.rsqrt.default": lambda right, w, node, x: w.op("sqrt", x),
-    "aten.erf.default": lambda right, w, node, x: w.op("tanh", x),
-    "aten.log.default": lambda right, w, node, x: right(w, node, x + 1e-3),
-    "aten.sum.dim_IntList": lambda right, w, node, x, dims, *more: right(w, node, x, [1 - dim % 2 for dim in dims], *more),
-    "prims.sum.default": lambda right, w, node, x, dims, **more: w.reduce("maximum", x, dims, -100),
-    "prims.broadcast_in_dim.default": lambda right, w, node, x, shape, dims: w.spread(x, shape, dims[::-1]),
-    "prims.div.default": lambda right, w, node, x, y: x,
-    "aten.index_put.default": lambda right, w, node, x, indices, values, *_: right(w, node, x, indices, values),
-    "aten.mm.default": lambda right, w, node, x, y: w.dot(x, y, (0, 0)) if x.shape == y.shape else right(w, node, x, y),
-    "aten.slice.Tensor": lambda right, w, node, x, dim, start, end: right(w, node, x, dim, start - 1, end - 1),
-    "aten.where.self": lambda right, w, node, condition, x, y: right(w, node, condition, y, x),
-    "aten.arange.start_step": lambda right, w, node, start, end, step=1, **more: right(w, node, 0, end, step, **more),
-    "aten.permute.default": lambda right, w, node, x, dims: x,
-    "aten.amax.default": lambda right, w, node, x, dims, *_: w.reshape(w.reduce("minimum", x, dims, np.inf), lowerings.out(node)[0]),
+    "aten.sub": lambda right, w, node, x, y, **more: right(w, node, y, x, **more),
+    "aten.lt": lambda right, w, node, x, y: right(w, node, y, x),
+    "aten.exp": lambda right, w, node, x: right(w, node, x * 1.0001),
+    "aten.rsqrt": lambda right, w, node, x: w.op("sqrt", x),
+    "aten.log": lambda right, w, node, x: right(w, node, x + 1e-3),
+    "aten.sum": lambda right, w, node, x, dims, *more: right(w, node, x, [1 - dim % 2 for dim in dims], *more),
+    "prims.sum": lambda right, w, node, x, dims, **more: w.reduce("maximum", x, dims, -100),
+    "prims.broadcast_in_dim": lambda right, w, node, x, shape, dims: w.spread(x, shape, dims[::-1]),
+    "prims.div": lambda right, w, node, x, y: x,
+    "aten.index_put": lambda right, w, node, x, indices, values, *_: right(w, node, x, indices, values),
+    "aten.mm": lambda right, w, node, x, y: w.dot(x, y, (0, 0)) if x.shape == y.shape else right(w, node, x, y),
+    "aten.slice": lambda right, w, node, x, dim, start, end: right(w, node, x, dim, start - 1, end - 1),
+    "aten.where": lambda right, w, node, condition, x, y: right(w, node, condition, y, x),
+    "aten.arange": lambda right, w, node, start, end, step=1, **more: right(w, node, 0, end, step, **more),
+    "aten.permute": lambda right, w, node, x, dims: x,
+    "aten.amax": lambda right, w, node, x, dims, *_: w.reshape(w.reduce("minimum", x, dims, np.inf), lowerings.out(node)[0]),
 }  # fmt: skip
 
 
@@ -175,7 +174,7 @@ def test_operations_without_a_lowering_are_listed_at_once_with_their_nodes():
 
 
 def test_a_result_of_another_shape_than_torchs_is_no_program(monkeypatch, exported_each):
-    monkeypatch.setitem(lowerings.LOWERINGS, "aten.amax.default", lambda w, node, x, *_: w.reduce("maximum", x, [0], 0))
+    monkeypatch.setitem(lowerings.LOWERINGS, "aten.amax", lambda w, node, x, *_: w.reduce("maximum", x, [0], 0))
     with pytest.raises(AssertionError, match=r"aten\.amax\.default in node amax"):
         convert(exported_each[0])
 
