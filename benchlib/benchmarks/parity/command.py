@@ -5,10 +5,8 @@ to import is imported when a verb is called.
 """
 
 import dataclasses
-import os
 import shutil
 import sys
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,7 +147,7 @@ def _overrides(pairs: Iterable[str], *own: str) -> dict[str, Any]:
 
 
 def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) -> None:
-    """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
+    """Move a recorded folder to its place. Half a copy has no manifest, or one that does not fit: it is refused."""
     manifest = golden.manifest(recorded)
     if not weights:
         (recorded / golden.WEIGHTS).unlink(missing_ok=True)
@@ -157,14 +155,11 @@ def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) ->
             shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
             (recorded / golden.REFERENCE / "gradients.safetensors").unlink(missing_ok=True)
         manifest = golden.write(recorded, manifest)
-    beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
-    try:
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(recorded, beside)  # copies it where it comes from another file system
-            os.rename(beside, target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            target.rmdir()  # else it would be moved into it
+        shutil.move(recorded, target)
     sizes = [facts["bytes"] for facts in manifest["files"].values()]
     say(f"golden folder: {place(target)}  {sum(sizes) / 1e6:,.1f} MB in {counted(len(sizes) + 1, 'file')}")
     if not weights:
