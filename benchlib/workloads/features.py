@@ -51,7 +51,6 @@ class Features:
     suffix: int
     cls_index: int
     token_types: bool
-    questions_cut: int  # questions that were too long to leave room for a context
 
     def __len__(self) -> int:
         return len(self.example_index)
@@ -85,7 +84,7 @@ def build(
             f"for the question and new context: set max_length to {doc_stride + special + 4} or more, or a smaller doc_stride"
         )
     longest = budget - min(MIN_ADVANCE, budget // 4)
-    rows, questions_cut = list[Row](), 0
+    rows = list[Row]()
     for low in range(0, len(examples), BATCH):
         part = examples[low : low + BATCH]
         # White space before a question is no information, and there are questions with thousands of blanks.
@@ -93,7 +92,7 @@ def build(
         alone = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
         for place, offsets in enumerate(alone["offset_mapping"]):
             if len(offsets) > longest:
-                questions[place], questions_cut = questions[place][: offsets[longest][0]], questions_cut + 1
+                questions[place] = questions[place][: offsets[longest][0]]
         windows = tokenizer(
             questions,
             [example.context for example in part],
@@ -111,7 +110,7 @@ def build(
         join = np.concatenate if isinstance(value, np.ndarray) else functools.partial(np.array, dtype=np.int32)
         arrays[name] = join([row[name] for row in rows])
     starts = np.cumsum([0, *(len(row["input_ids"]) for row in rows)])
-    return Features(starts=starts, **arrays, max_length=max_length, questions_cut=questions_cut, **layout)
+    return Features(starts=starts, **arrays, max_length=max_length, **layout)
 
 
 def _layout(tokenizer: Any) -> Row:
