@@ -7,7 +7,6 @@ Notation: F windows, T tokens of all windows, G samples of a global batch, B sam
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ def build(
 
     ``tokenizer`` is a fast tokenizer of transformers. ``training`` asks for answer positions (of the first gold answer), else the
     characters of the tokens are kept. ``progress`` is told how many questions are ``done`` of the ``total``. Raises ``UserError``
-    when the windows leave no room for a context, and for a tokenizer that does not join a question and a context as BERT's does.
+    when the windows leave no room for a context, and for a tokenizer that does not number its segments as BERT's does.
     """
     layout = _layout(tokenizer)
     special = tokenizer.num_special_tokens_to_add(pair=True)
@@ -116,11 +115,6 @@ def build(
 def _layout(tokenizer: Any) -> Row:
     """Find out how ``tokenizer`` joins two texts, by letting it join two."""
     (pair,) = tokenizer("who is it", "it is me").encodings
-    order = [key for key, _ in itertools.groupby(pair.sequence_ids) if key is not None]
-    if order != [0, 1]:
-        raise UserError(
-            f"tokenizer {type(tokenizer).__name__} does not write a pair as question, context: choose a BERT-like encoder"
-        )
     context_start = pair.sequence_ids.index(1)
     token_types = "token_type_ids" in tokenizer.model_input_names
     bert_like = [0] * context_start + [1] * (len(pair) - context_start)

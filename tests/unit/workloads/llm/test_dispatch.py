@@ -41,7 +41,8 @@ def place():
             return server
 
         def client(self, *servers, policy=PATIENT, token=TOKEN):
-            made.append(Dispatcher(Settings(urls=tuple(server.url for server in servers), token=token), policy))
+            urls = tuple(server.url for server in servers)
+            made.append(Dispatcher(Settings(urls=urls, token=token, policy=policy)))
             made[-1].start()
             return Client(made[-1], PROMPTS, 16, LONG_S)
 
@@ -67,7 +68,7 @@ def whole(client, table, failed=0):
 @pytest.mark.parametrize(("waiting", "slow_has", "to"), [(4, 3, None), (5, 3, "slow"), (1, 0, "slow"), (1, 1, None)])
 def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, slow_has, to):
     """Full, 4 queries: 5 x 10 tokens at 1000 tokens/s end after 50 ms; with room at 10 tokens/s one alone takes 1 s."""
-    dispatcher = Dispatcher(Settings(urls=("http://a",)), PATIENT)
+    dispatcher = Dispatcher(Settings(policy=PATIENT))
     query = Job(0, [], 10, lambda *_: None, lambda *_: None)
     for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
         worker = Worker(
