@@ -133,14 +133,12 @@ class Requests(Part):
     issued: Count | None = _of("sent to the server")
     completed: Count | None = _of("answered correctly")
     failed: Count | None = _of("refused, failed or timed out")
-    in_flight: Count | None = _of("still under way at the end")
     in_latency: Count | None = _of("requests whose times make up the latencies")
 
 
 class LoadGen(Part):
     """What an MLPerf LoadGen summary states. Times in seconds."""
 
-    mode: str = _of("PerformanceOnly, AccuracyOnly, FindPeakPerformance or SubmissionRun", "")
     valid: bool | None = _of("whether the summary says VALID")
     satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
     errors: Count | None = _of("errors in the log")
