@@ -132,7 +132,7 @@ def readers(monkeypatch):
 
     def get(self, name):
         if asking:
-            read[f"{self.prefix}{name}", self.place].add(asking[-1])
+            read[name, self.place].add(asking[-1])
         return getitem(self, name)
 
     monkeypatch.setattr(checks.Ask, "by", note)
