@@ -56,7 +56,6 @@ class Speed(Part):
     step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
     batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
     sequence_length: Positive | None = _of("tokens of every sample, padded")
-    longest_sequence: Positive | None = _of("tokens of the longest sample")
     one_device_samples_per_s: Above0 | None = _of("rate of the same work on one device")
     one_device: str = _of("source of the rate of one device", "")
 

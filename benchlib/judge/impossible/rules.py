@@ -463,19 +463,12 @@ def rate_from_steps(it: Any) -> Finding | None:
     return follows(it.samples_per_s, min(rates), by, it.unit, ends, RATE_SLACK)
 
 
-@rule("speed", "tokens and samples", "samples_per_s tokens_per_s")
-def tokens_and_samples(it: Any) -> Finding | None:
+@rule("speed", "tokens and samples", "samples_per_s tokens_per_s sequence_length")
+def tokens_and_samples(it: Any) -> Finding:
     """Tokens per second that are not samples per second × length."""
-    ends, samples = span(it.samples_per_s), figure(it.samples_per_s, it.unit)
-    if it.sequence_length is not None:
-        by, lengths = f"{samples} × {it.sequence_length:,} tokens", [end * it.sequence_length for end in ends]
-        return follows(it.tokens_per_s, it.samples_per_s * it.sequence_length, by, "tokens/s", lengths)
-    if it.longest_sequence is None or it.samples_per_s <= 0:
-        return None
-    mean, (least, most) = it.tokens_per_s / it.samples_per_s, span(it.tokens_per_s)
-    good = (1 - RATE_SLACK) * ends[0] <= most and least <= ends[1] * it.longest_sequence * (1 + RATE_SLACK)
-    reason = f"{figure(it.tokens_per_s)} tokens/s beside {samples} are {mean:.1f} tokens per sample"
-    return finding(good, f"{reason}, which has 1 to {it.longest_sequence:,}", wrong="no sample is that short or long")
+    by = f"{figure(it.samples_per_s, it.unit)} × {it.sequence_length:,} tokens"
+    ends = [end * it.sequence_length for end in span(it.samples_per_s)]
+    return follows(it.tokens_per_s, it.samples_per_s * it.sequence_length, by, "tokens/s", ends)
 
 
 @rule("speed", "scaling", "samples_per_s one_device_samples_per_s ranks")
