@@ -261,13 +261,15 @@ def run(*arguments):
     return CliRunner().invoke(main, ["judge", *map(str, arguments)])
 
 
-def test_the_command_says_what_it_found_by_text_and_exit_code(tmp_path):
+def test_the_command_says_what_it_found_by_text_json_and_exit_code(tmp_path):
     silent = tmp_path / "silent.json"
     silent.write_text(json.dumps({"claim_version": 1, "claims": [{"speed": {"samples_per_s": 5}}]}))
     wrong, right = FIXTURES / "impossible" / "16-speed-up.json", HONEST / "loadgen-offline.txt"
     for files, code in (([right], 0), ([wrong], 1), ([tmp_path / "absent"], 2), ([silent], 3), ([right, silent], 3), ([silent, wrong], 1)):  # fmt: skip
         assert run(*files).exit_code == code
-    shown = run(wrong).output
+    shown, [found, absent] = run(wrong).output, json.loads(run("--json", wrong, tmp_path / "absent").stdout)
+    assert (found["format"], found["exit_code"], found["findings"][0]["rule"]) == ("claim", 1, "speed-up")
+    assert absent["exit_code"] == 2 and "no such file" in absent["error"]
     assert "Impossible: speed-up." in shown and "4.3 ×" in shown
     assert "states" not in run(right).output and "Nothing impossible" in run(right).output
     assert "does not state enough" in run(silent).output
@@ -279,10 +281,3 @@ def test_a_run_that_loadgen_calls_invalid_is_possible_and_no_result(tmp_path):
     verdict = next(item for item in document["findings"] if item["rule"] == "LoadGen verdict")
     assert (answer.exit_code, verdict["status"]) == (0, "SKIPPED")
     assert "it is no result" in document["sentence"]
-
-
-def test_the_command_speaks_to_machines(tmp_path):
-    result = run("--json", FIXTURES / "impossible" / "16-speed-up.json", tmp_path / "absent")
-    [found, absent] = json.loads(result.stdout)
-    assert (found["format"], found["exit_code"], found["findings"][0]["rule"]) == ("claim", 1, "speed-up")
-    assert absent["exit_code"] == result.exit_code == 2 and "no such file" in absent["error"]
