@@ -14,9 +14,10 @@ from pathlib import Path
 
 from measuring import options_of
 
+from benchlib.core.files import home
 from benchlib.core.run_folder import record_files
 from benchlib.core.text import counted
-from benchlib.judge.trends import demo_store, demo_worth
+from benchlib.judge import cost, trends
 from benchlib.results.record import load_all
 from benchlib.results.run import Run
 
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--worth", action="store_true", help="of the comparison by price")
     arguments = parser.parse_args()
-    store, kept = arguments.store, demo_worth() if arguments.worth else demo_store()
+    store, kept = arguments.store, home() / (cost.DEMO if arguments.worth else trends.DEMO)
     for day in kept.glob("*-*"):
         if day.is_dir():
             shutil.rmtree(day)

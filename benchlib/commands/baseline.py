@@ -10,13 +10,12 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import one_line
-from benchlib.core.text import band_text, day
+from benchlib.core.text import day
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import save_verdict, verdict_of
-from benchlib.judge.regression import LOG, TWICE, Spread, disturbances, own_spread, pooled
-from benchlib.results.metrics import Metric
+from benchlib.judge.regression import LOG, TWICE, disturbances, side_of
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.show.digest import interval
@@ -76,15 +75,15 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool) -
     Several runs must be of one kind. Each is judged again first.
     """
     runs = _acceptable(folders)
-    records = [load(run.path) for run in runs]
-    limits = records[0].limits
+    first, *_ = records = [load(run.path) for run in runs]
+    limits = first.limits
     for record in records:
         for sentence in disturbances(record):
             say(("disturbed", "yellow"), f"  {one_line(record.run)}: {sentence}")
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
     accepted = baselines.load_baseline(path)
-    calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
-    spreads = baselines.known_spreads(records[0], limits, calibration, accepted.runs)
+    calibration = load_calibration(baselines.folder(), first.benchmark, first.tier, first.fingerprint)
+    spreads = baselines.known_spreads(first, limits, calibration, accepted.runs)
     rows = baselines.widths(accepted, limits, spreads)
     show_table(row.cells for row in rows)
     say(f"accepted: {path}\ncommit this file to share it.")
@@ -100,12 +99,12 @@ def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str
         widest = max(rows, key=lambda row: row.times)
         form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
         words.append(form.format_map(widest.cells))
-    if any(row.others for row in rows):
+    if any(row.busy for row in rows):
         words.append(
             "To find smaller losses, run again on a quiet machine and accept those runs instead; here, use --repeat 5."
         )
     if len(accepted.runs) < ENOUGH_RUNS:
-        more = f"accept {ENOUGH_RUNS} or more (--add), or run `benchlib calibrate {accepted.benchmark} --tier {accepted.tier}`"
+        more = f"accept {ENOUGH_RUNS} or more (--add), or run `benchlib calibrate {accepted.latest.benchmark} --tier {accepted.latest.tier}`"
         words.append(f"The gate assumes how much unchanged runs differ: to measure it, {more}.")
     return " ".join(words)
 
@@ -113,19 +112,19 @@ def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str
 @verb.command("list")
 def _list() -> None:
     """List the committed baselines."""
-    refused: dict[Path, str] = {}
+    sound, refused = baselines.stored()
     rows = [
         {
             "key": item.key,
-            "benchmark": item.benchmark,
-            "tier": item.tier,
-            "machine": item.fingerprint.get("devices") or item.fingerprint.get("cpu", ""),
-            "ranks": item.fingerprint.get("world_size", ""),
+            "benchmark": item.latest.benchmark,
+            "tier": item.latest.tier,
+            "machine": item.latest.fingerprint.get("devices") or item.latest.fingerprint.get("cpu", ""),
+            "ranks": item.latest.fingerprint.get("world_size", ""),
             "runs": len(item.runs),
             "accepted": day(item.latest.accepted_at or 0),
             "reason": item.latest.reason,
         }
-        for item in baselines.stored(refused=refused)
+        for item in sound
     ]
     show_table(rows, whole=("key", "accepted"))
     if refused:
@@ -139,24 +138,16 @@ def _list() -> None:
 def _show(key: str) -> None:
     """Show a baseline's metrics and fingerprint. KEY is a file or the first digits of its name."""
     item = baselines.load_baseline(Path(key)) if Path(key).is_file() else baselines.by_key(key)
-    say((f"{item.benchmark}, {item.tier}", "bold"), f"  {item.key}")
+    latest = item.latest
+    say((f"{latest.benchmark}, {latest.tier}", "bold"), f"  {item.key}")
     for record in item.runs:
         say(f"from {record.run}: {record.reason}")
-    measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
     limits = {limit.metric: limit for limit in item.limits}
     rows = []
-    for metric in item.latest.metrics:
-        value, band = _of_all_runs(item, metric, measured.spread(metric.name) if measured else None)
-        limit = limits[metric.name].text(metric.direction) if metric.name in limits else ""
-        cells = {"metric": metric.name, "value": value, "limit": limit, "A/A band": band, "n": metric.n}
-        rows.append(cells | {"95% interval of the latest run": interval(metric)})
+    for metric in latest.metrics:
+        side, limit = side_of(item.runs, metric.name), limits.get(metric.name)
+        value = side.text(LOG) if side and side.runs and side.lowest > 0 else metric.text
+        cells = {"metric": metric.name, "value": value, "limit": limit.text(metric.direction) if limit else ""}
+        rows.append(cells | {"n": str(metric.n), "95% interval of the latest run": interval(metric)})
     show_table(rows)
-    show_table({"factor": name, "value": value} for name, value in item.fingerprint.items())
-
-
-def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:
-    side = baseline.side(metric.name)
-    if side is None or not side.runs or side.lowest <= 0:
-        return metric.text, ""
-    spread = pooled(own_spread(side.readings(LOG)), calibrated)
-    return side.text(LOG), band_text(spread.band(), LOG.name) if spread else ""
+    show_table({"factor": name, "value": value} for name, value in latest.fingerprint.items())

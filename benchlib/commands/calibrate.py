@@ -24,7 +24,6 @@ from benchlib.judge.calibration import Calibration, calibrate_metric, save_calib
 from benchlib.launch.launch import execute
 from benchlib.launch.plan import Plan, plan, prepare
 from benchlib.results.record import Record, load
-from benchlib.results.run import fingerprint_key
 
 SHARES: TypeAdapter[list[float]] = TypeAdapter(list[Annotated[float, Field(gt=0, le=10)]])
 Runs = dict[float, list[Record]]  # by the share by which they were slowed down; 0 are the unchanged ones
@@ -54,7 +53,7 @@ def calibrate(
     plans = {share: plan(target, tier, base.config.backend, values, base.probe) for share, values in slowed.items()}
     store = (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
     calibration = _judge(base, _run_all(store, {0.0: base, **plans}, _schedule(kinds)))
-    path = save_calibration(baselines.folder(), calibration, fingerprint_key(calibration.fingerprint))
+    path = save_calibration(baselines.folder(), calibration)
     rows = calibration.rows()
     show_table(rows, whole=[name for row in rows for name in row if name != "injected"])
     say("\n", (calibration.method(), "dim"))

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ from rich.text import Text
 from benchlib.commands.output import console, say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
-from benchlib.core.text import band_text, counted, listing, quantity
-from benchlib.judge.compare import Contrast, Line, Named, Row, RunSet, contrast, headline, line, read_argument
-from benchlib.judge.cost import Worth, parse_deadline, worths
+from benchlib.core.text import listing
+from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, headline, line, read_argument
+from benchlib.judge.cost import Worth, parse, parse_deadline, worths
 from benchlib.judge.foreign.readers import claim_file
-from benchlib.judge.prices import parse
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
 from benchlib.show.exports import put
@@ -31,7 +31,6 @@ LOOKS = {  # of a word: its mark and tone in a page, its colour in a terminal
     "higher": ("↑", "calm", "dim"),
     "lower": ("↓", "calm", "dim"),
 }
-STARRED = ("worse", "better", "differs", "higher", "lower")
 STAR = (
     "* from one run per side: the spread between unchanged runs is assumed and not measured, so the difference may be "
     "the run's and not the machine's. Compare several runs per side, or measure the spread with `benchlib calibrate`."
@@ -86,32 +85,8 @@ def to_json(name: str, items: Sequence[dict[str, Any]], notes: Sequence[str]) ->
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def cells(row: Row) -> dict[str, str]:
-    """Write a row: its change (``0.952``, or ``-1.2 s`` for a difference), the 98% interval, the A/A band and the word.
-
-    The band holds 95% of the changes between unchanged runs; where their spread was not measured the word has a star.
-    """
-    if row.kind == "ratio":
-        change, low, high = (f"{end:.3f}" if end is not None else "" for end in (row.change, row.low, row.high))
-    else:
-        units = ((row.change, row.unit), (row.low, ""), (row.high, ""))
-        change, low, high = ("+" * (end >= 0) + quantity(end, unit) if end is not None else "" for end, unit in units)
-    band = "unknown" if row.band is None else band_text(row.band, row.kind)
-    return {
-        "change": change,
-        "interval": f"{low} to {high}" if low and high and row.basis != "none" else "",
-        "band": band if change else "",
-        "word": row.word + "*" * (row.basis in ("samples", "default") and row.word in STARRED),
-    }
-
-
 def star_note(rows: Sequence[Row]) -> str:
-    return STAR if any(cells(row)["word"].endswith("*") for row in rows) else ""
-
-
-def side_text(side: Named) -> str:
-    runs = side.runs[0] if len(side.runs) == 1 else counted(len(side.runs), "run")
-    return side.label if runs in side.label else f"{side.label} ({runs})"
+    return STAR if any(row.starred for row in rows) else ""
 
 
 def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> dict[str, list[Line]]:
@@ -123,7 +98,7 @@ def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> di
         if worth := costs.get(item.benchmark):
             first, other = next(row.values for row in worth.rows if row.name == "usd_per_million")
             share = other / first
-            row = row.model_copy(update={"cost": share.value, "cost_ends": share.ends()})
+            row = replace(row, cost=share.value, cost_ends=share.ends())
         sides.setdefault(item.other.label, []).append(row)
     return {label: lines for label, lines in sides.items() if lines[1:] or lines[0].word in ("faster", "slower")}
 
@@ -157,7 +132,7 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         say(item.heading, style="bold")
         for what, side in (("reference", item.reference), ("compared ", item.other)):
             facts = f"{', '.join(dict.fromkeys(side.verdicts))}  {' and '.join(side.machines)}"
-            say(f"  {what}  {side_text(side)}  ", (facts, "dim"))
+            say(f"  {what}  {side}  ", (facts, "dim"))
         rows = [row for row in item.rows if all_metrics or row.headline or row.word == "regression"] or item.rows
         say()
         _show_metrics(rows)
@@ -169,7 +144,7 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
                 say("\n", (title, "bold"))
                 show_table({"factor": f.name, "reference": f.reference, "compared": f.other} for f in factors)
         say("\n", (item.sentence, TONES[item.tone]))
-        for note in filter(None, (*item.notes, star_note(rows))):
+        if note := star_note(rows):
             say(note, style="dim")
         say()
     for note in notes:
@@ -180,21 +155,18 @@ def _show_metrics(rows: Sequence[Row]) -> None:
     table = [
         {
             "metric": stacked(row.metric, f"{row.reference} → {row.other}"),
-            "ratio, 98% interval": stacked(written["change"], written["interval"]),
-            "limit, A/A band": stacked(row.limit, written["band"]),
-            "result": Text(written["word"], LOOKS.get(row.word, ("", "", "dim"))[2]),
+            "ratio, 98% interval": stacked(*row.written[:2]),
+            "limit, A/A band": stacked(row.limit, row.written[2]),
+            "result": Text(row.word + "*" * row.starred, LOOKS.get(row.word, ("", "", "dim"))[2]),
         }
-        for row, written in ((row, cells(row)) for row in rows)
+        for row in rows
     ]
     show_table(table, whole=("ratio, 98% interval", "limit, A/A band", "result"))
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
-    sides = [(item, side_text(item.reference), side_text(item.other)) for item in contrasts]
     tops = [(headline(lines, label), lines) for label, lines in summaries(contrasts).items()]
-    return markup.page(
-        "compare.html.j2", tops=tops, contrasts=sides, notes=notes, star_note=star_note, looks=LOOKS, cells=cells
-    )
+    return markup.page("compare.html.j2", tops=tops, contrasts=contrasts, notes=notes, star_note=star_note, looks=LOOKS)
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str], tops: dict[str, list[Line]]) -> None:
@@ -264,8 +236,7 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
         text = cost.page(items, notes, tops) if by_price else html(items, notes)
         written = put(text, str(path), "page")
     if as_json:
-        plain = [item.plain() if by_price else item.model_dump(mode="json") for item in items]
-        click.echo(to_json("worth" if by_price else "contrasts", plain, notes))
+        click.echo(to_json("worth" if by_price else "contrasts", [item.plain() for item in items], notes))
     elif by_price:
         show_worth(items, notes, tops)
     else:

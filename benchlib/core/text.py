@@ -137,14 +137,6 @@ def with_unit(number: str, unit: str) -> str:
     return f"{number}%" if unit == "%" else f"{number} {unit}".strip()
 
 
-def band_text(band: float, kind: str, unit: str = "") -> str:
-    """Write an A/A band: ``-25.6% to +34.5%`` for the ratios from 1/1.345 to 1.345, ``±0.4`` for a difference."""
-    if kind == "difference":
-        return f"±{quantity(band, unit)}"
-    low = 1 / (1 + band) - 1
-    return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
-
-
 def capitalized(words: str) -> str:
     """Return a sentence with a capital first letter; one that begins with a parameter or a path stays as it is."""
     first, _, rest = words.partition(" ")

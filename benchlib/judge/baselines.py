@@ -1,20 +1,18 @@
 """Baselines: the metrics of accepted runs, under ``baselines/<benchmark>/<tier>/<key>.json``.
 
 The key stands for the fingerprint: what has to be equal for two runs to be comparable. A baseline is a file that people merge
-and edit: the rules of impossible numbers judge it whenever it is loaded, what it says of a run is compared with the run's own
-samples, and each run counts once, since a copy would make the spread between runs look smaller than it is.
+and edit: the rules of impossible numbers judge it whenever it is loaded.
 """
 
-import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
@@ -22,20 +20,18 @@ from benchlib.core.files import home, read_model, write_json
 from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.changepoints import levels
-from benchlib.judge.checks import Ask, Check
+from benchlib.judge.checks import Ask, Check, Status
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import (
     LINEAR,
     RegressionLimit,
-    Scale,
-    Side,
     Spread,
+    allowed_loss,
     baseline_check,
     chance_of_each,
     default_spread,
-    is_timed,
     moderated,
     own_spread,
     pooled,
@@ -44,16 +40,16 @@ from benchlib.judge.regression import (
     scale_of,
     side_of,
     smallest_loss,
+    spread_about,
     spread_text,
 )
 from benchlib.results.metrics import adjusted, named
-from benchlib.results.record import KEPT_SAMPLES, Record, load
+from benchlib.results.record import Record, load
 from benchlib.results.run import Run, fingerprint_key
 from benchlib.results.verdict import Verdict
 
 SCHEMA: Final = 3
 MAX_RUNS = 20
-MIN_SERIES = 5  # samples that no second run repeats to the last digit
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 MIN_STORED = 4  # of which one may be odd
@@ -71,76 +67,35 @@ class Baseline(BaseModel):
     runs: list[Record] = Field(min_length=1, max_length=MAX_RUNS)
     limits: list[RegressionLimit] = []
 
-    @model_validator(mode="after")
-    def _of_one_kind(self) -> "Baseline":
-        kinds = {(run.benchmark, run.tier, fingerprint_key(run.fingerprint), bool(run.result)) for run in self.runs}
-        if len(kinds) > 1 or not self.runs[0].fingerprint or not self.runs[0].result:
-            raise ValueError("its runs are of several kinds, or hold no result")
-        return self
-
     @property
     def latest(self) -> Record:
         return self.runs[-1]
 
     @property
-    def benchmark(self) -> str:
-        return self.latest.benchmark
-
-    @property
-    def tier(self) -> str:
-        return self.latest.tier
-
-    @property
-    def fingerprint(self) -> dict[str, str]:
-        return self.latest.fingerprint
-
-    @property
     def key(self) -> str:
-        return fingerprint_key(self.fingerprint)
-
-    def side(self, name: str) -> Side | None:
-        return side_of(self.runs, name)
+        return fingerprint_key(self.latest.fingerprint)
 
     def claims(self) -> list[Claim]:
         """Return what the accepted runs state, under the config that the fingerprint holds. Raises ``UserError``."""
-        factors, stated = self.fingerprint, list[Claim]()
+        benchmark, factors = self.latest.benchmark, self.latest.fingerprint
         # All fields that do not change the work have their defaults.
         work = {name[7:]: json.loads(text) for name, text in factors.items() if name.startswith("config.")}
-        config = config_of(self.benchmark, work | {"backend": factors.get("backend", ""), "tier": self.tier})
-        ranks = int(factors.get("world_size", "1"))
-        for run in self.runs:
-            for claim in own_claims(Numbers(run.benchmark, run.metrics, ranks, samples=run.samples, config=config)):
-                subject = ", ".join(filter(None, (run.run, claim.subject)))
-                stated.append(claim.model_copy(update={"subject": subject}))
-        return stated
+        config = config_of(benchmark, work | {"backend": factors.get("backend", ""), "tier": self.latest.tier})
+        return [
+            claim.model_copy(update={"subject": ", ".join(filter(None, (run.run, claim.subject)))})
+            for run in self.runs
+            if run.result
+            for claim in own_claims(Numbers(run.result, run.samples, config))
+        ]
 
     def require_possible(self) -> None:
         """Raise ``UserError`` where the runs cannot be true."""
-        faults = list(self._faults())
         try:
-            faults = faults or [reason for judgement in judge_claims(self.claims()) for reason in judgement.failures]
+            faults = [reason for judgement in judge_claims(self.claims()) for reason in judgement.failures]
         except (UserError, ValueError) as error:
             faults = [str(error)]
         if faults:
             raise UserError(f"its numbers cannot be true: {shortened(faults, 2, '; ')}")
-
-    def _faults(self) -> Iterator[str]:
-        shares = {limit.metric for limit in self.limits if limit.share is not None}
-        for record in self.runs:
-            metrics = {metric.name: metric for metric in record.metrics}
-            for name, values in record.samples.items():
-                if name not in metrics:
-                    yield f"{record.run}: samples of {name}, which it did not measure"
-                elif len(values) != min(metrics[name].n, KEPT_SAMPLES):
-                    yield f"{record.run}: {len(values)} samples of {name}, whose value is of {metrics[name].n}"
-            for metric in metrics.values():
-                if metric.name in shares and is_timed(metric.unit) and metric.value == 0:
-                    yield f"{record.run}: {metric.name} is {metric.text}, and nothing can be compared with that"
-        for first, second in itertools.combinations(self.runs, 2):
-            series = {name: values for name, values in first.samples.items() if len(values) >= MIN_SERIES}
-            same = [values == second.samples.get(name) for name, values in series.items() if len(set(values)) > 1]
-            if first.is_copy_of(second) or any(same):
-                yield f"{second.run} is {first.run} once more: a run counts once"
 
 
 def config_of(benchmark: str, values: Mapping[str, Any]) -> BaseConfig | None:
@@ -151,31 +106,31 @@ def config_of(benchmark: str, values: Mapping[str, Any]) -> BaseConfig | None:
         return None
 
 
-class Comparison(BaseModel):
+@dataclass(frozen=True)
+class Comparison:
     """A baseline for a run, or why there is none: ``factors`` lists (name, here, in the nearest baseline).
 
     ``calibration`` is what `benchlib calibrate` measured of the gate for the run's fingerprint, with or without a baseline;
-    ``damaged`` and ``refused`` say what is wrong with its file and with that of the baseline. ``left_out`` other ones were refused.
+    ``refused`` says what is wrong with its file or with that of the baseline.
     """
 
-    status: Literal["found", "NO_BASELINE", "NOT_COMPARABLE"]
     baseline: Baseline | None = None
-    factors: list[tuple[str, str, str]] = []
+    factors: Sequence[tuple[str, str, str]] = ()
     calibration: Calibration | None = None
-    damaged: str = ""
     refused: str = ""
-    left_out: int = 0
+
+    @property
+    def status(self) -> Status:
+        """What is to be said of a metric that is not compared."""
+        return "NOT_COMPARABLE" if self.factors or self.refused else "NO_BASELINE"
 
     @property
     def reason(self) -> str:
         """Why nothing can be compared, in plain words."""
         if self.refused:
             return f"its baseline is refused: {self.refused}"
-        others = f"; {counted(self.left_out, 'baseline')} refused, see `benchlib baseline list`" * bool(self.left_out)
-        if self.status == "NO_BASELINE":
-            return f"no run was accepted yet{others}"
         factors = [f"{name} is {here} here, {there} there" for name, here, there in self.factors]
-        return f"the nearest baseline differs: {shortened(factors, 4, '; ')}{others}"
+        return f"the nearest baseline differs: {shortened(factors, 4, '; ')}" if factors else "no run was accepted yet"
 
 
 def folder() -> Path:
@@ -192,25 +147,22 @@ def load_baseline(path: Path) -> Baseline:
     return baseline
 
 
-def stored(
-    root: Path | None = None, benchmark: str = "*", tier: str = "*", refused: dict[Path, str] | None = None
-) -> list[Baseline]:
-    """Return the sound baselines below ``root``, in the order of their paths; why others are refused goes to ``refused``."""
-    sound = []
-    paths = (root or folder()).glob(f"{benchmark}/{tier}/*.json")
-    for path in sorted(path for path in paths if path.parts[-3] != "golden"):
-        try:
-            sound.append(load_baseline(path))
-        except UserError as error:
-            if refused is not None:
+def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> tuple[list[Baseline], dict[Path, str]]:
+    """Return the sound baselines below ``root``, in the order of their paths, and why others are refused."""
+    sound, refused = list[Baseline](), dict[Path, str]()
+    for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json")):
+        if path.parts[-3] != "golden":
+            try:
+                sound.append(load_baseline(path))
+            except UserError as error:
                 refused[path] = str(error)
-    return sound
+    return sound, refused
 
 
 def by_key(key: str) -> Baseline:
     """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
-    refused: dict[Path, str] = {}
-    matches = [baseline for baseline in stored(refused=refused) if baseline.key.startswith(key)]
+    sound, refused = stored()
+    matches = [baseline for baseline in sound if baseline.key.startswith(key)]
     if reasons := [reason for path, reason in refused.items() if path.stem.startswith(key) and not matches]:
         raise UserError(reasons[0])
     if len(matches) != 1:
@@ -220,21 +172,18 @@ def by_key(key: str) -> Baseline:
 
 def find(run: Run, root: Path | None = None) -> Comparison:
     """Find the baseline of a run, or the nearest one and the factors in which it differs."""
-    place, key, refused = (run.config.benchmark, run.config.tier), fingerprint_key(run.fingerprint), dict[Path, str]()
-    about: dict[str, Any] = {}
+    place, key = (run.config.benchmark, run.config.tier), fingerprint_key(run.fingerprint)
     try:
-        about["calibration"] = load_calibration(root or folder(), *place, key)
+        calibration = load_calibration(root or folder(), *place, run.fingerprint)
     except UserError as error:
-        about["damaged"] = str(error)
-    sound = stored(root, *place, refused)
-    candidates = [(differences(run.fingerprint, baseline.fingerprint), baseline) for baseline in sound]
+        return Comparison(refused=str(error))
+    sound, refused = stored(root, *place)
+    for path, reason in refused.items():
+        if path.stem == key:
+            return Comparison(calibration=calibration, refused=reason)
+    candidates = [(differences(run.fingerprint, baseline.latest.fingerprint), baseline) for baseline in sound]
     factors, nearest = min(candidates, key=lambda pair: len(pair[0]), default=([], None))
-    about["left_out"] = len(refused)
-    if nearest is not None and not factors:
-        return Comparison(status="found", baseline=nearest, **about)
-    about["refused"] = next((reason for path, reason in refused.items() if path.stem == key), "")
-    comparable = "NOT_COMPARABLE" if about["refused"] or nearest else "NO_BASELINE"
-    return Comparison(status=comparable, factors=factors, **about)
+    return Comparison(None if factors else nearest, factors, calibration)
 
 
 def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
@@ -260,9 +209,8 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     status, reason, baseline = comparison.status, comparison.reason, comparison.baseline
     latest, earlier = load(run.path), repeats(run)
     others = [record for record in baseline.runs if not record.is_copy_of(latest)] if baseline else []
-    if baseline and not others:
-        status, reason = "NO_BASELINE", "this run is the baseline itself"
     if baseline is None or not others:
+        reason = "this run is the baseline itself" if baseline else reason
         for limit in limits:
             metric = result.metric(limit.metric)
             if metric is not None and metric.value is not None:
@@ -278,15 +226,9 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         metric = latest.metric(limit.metric)
         together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
         new, old = side_of(together, limit.metric), side_of(others, limit.metric)
-        sides = [side for side in (new, old) if side is not None]
-        if all(side.metric.provenance == "not_available" for side in sides):
-            continue
-        if new is not None and old is not None:
-            checks.append(regression_check(limit, new.undisturbed(), old, spreads.get(limit.metric), chance))
-        else:
-            metric, which = sides[0].metric, "this run" if new is not None else "the baseline"
-            reason, value = f"only {which} has it ({metric.text})", metric.value if new is not None else None
-            checks.append(baseline_check(metric, status="NOT_COMPARABLE", reason=reason, value=value))
+        if any(side and side.metric.provenance != "not_available" for side in (new, old)):
+            even = new and new.undisturbed()
+            checks.append(regression_check(limit, even, old, spreads.get(limit.metric), chance))
     return checks
 
 
@@ -298,49 +240,40 @@ def _as_accepted(
     A limit that went missing here still counts; any other counts as it is now.
     """
 
-    def size(limit: RegressionLimit) -> str:
+    def size(limit: RegressionLimit | None) -> str:
+        if limit is None:
+            return "no limit"
         return f"{limit.share:.0%}" if limit.share is not None else f"{limit.amount:g}"
 
     here, there = ({limit.metric: limit for limit in items} for items in (limits, accepted))
     recorded = {metric.name for run in runs for metric in run.metrics if metric.value is not None}
-    missing = [limit for name, limit in there.items() if name not in here]
-    changed = [limit for name, limit in there.items() if limit != here.get(name, limit)]
-    parts = [f"{limit.metric} {size(here[limit.metric])}, accepted with {size(limit)}" for limit in changed]
-    absent = [limit for name, limit in here.items() if name in recorded and name not in there]
-    parts += [f"{limit.metric} {size(limit)}, accepted without a limit" for limit in absent]
-    parts += [f"{limit.metric} has none, the accepted {size(limit)} counts" for limit in missing]
+    pairs = [(name, here.get(name), there.get(name)) for name in {**there, **here} if name in there or name in recorded]
+    parts = [f"{name} {size(now)}, accepted with {size(then)}" for name, now, then in pairs if now != then]
     ask = Ask("limits as accepted", "Are the limits those that the baseline was accepted with?", "regression")
     different = [ask.fact(False, "; ".join(parts), source="baseline", gates=False)] if parts else []
-    return [*limits, *missing], different
+    return [*limits, *(limit for name, limit in there.items() if name not in here)], different
 
 
 def known_spreads(
-    run: Record, limits: Iterable[RegressionLimit], calibration: Calibration | None, counted: Sequence[Record]
+    run: Record, limits: Iterable[RegressionLimit], calibration: Calibration | None, beside: Sequence[Record]
 ) -> dict[str, Spread]:
     """Return by metric the spread between unchanged runs that a calibration and the stored runs of this fingerprint tell.
 
-    ``counted`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
-    of the ``run`` is not at hand there are no stored ones.
+    ``beside`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
+    of the ``run`` is not at hand there are no stored ones. The spread of these is that about their levels, so that a step between
+    them or an odd one does not count.
     """
-    earlier = [record for record in stored_runs(run) if not any(map(record.is_copy_of, counted))]
+    earlier = [record for record in stored_runs(run) if not any(map(record.is_copy_of, beside))]
     spreads = {}
     for limit in limits:
-        side = side_of(earlier, limit.metric)
-        stored = _stored_spread(side, scale_of(limit, side.lowest)) if side and side.runs else None
-        if spread := pooled(calibration.spread(limit.metric) if calibration else None, stored):
+        side, about = side_of(earlier, limit.metric), None
+        if side and len(side.runs) >= MIN_STORED:
+            scale = scale_of(limit, side.lowest)
+            values = [scale.back(item.value) for item in side.readings(scale)]
+            about = spread_about(levels(values), scale, float(np.median(values)), f"{len(values)} stored runs")
+        if spread := pooled(calibration.spread(limit.metric) if calibration else None, about):
             spreads[limit.metric] = spread
     return spreads
-
-
-def _stored_spread(side: Side, scale: Scale) -> Spread | None:
-    """Return the spread of stored runs about their levels, so that a step between them or an odd one does not count."""
-    if len(side.runs) < MIN_STORED:
-        return None
-    values = [scale.back(item.value) for item in side.readings(scale)]
-    split = levels(values)
-    # The levels of values above zero are compared in logarithms, whatever the limit is.
-    s = split.spread * (abs(float(np.median(values))) if split.ratio and scale is LINEAR else 1.0)
-    return Spread(s, split.free, f"{len(values)} stored runs") if split.free else None
 
 
 def stored_runs(run: Record) -> list[Record]:
@@ -360,41 +293,41 @@ def stored_runs(run: Record) -> list[Record]:
     return records[::-1]
 
 
-@dataclass(frozen=True)
-class Width:
-    """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there.
+class Width(NamedTuple):
+    """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there, as a row.
 
-    ``times`` is that loss as a multiple of the limit. ``others`` is the share of the processors that others took where the
-    assumed spread grew with it.
+    ``times`` is that loss as a multiple of the limit. ``busy`` says whether what others took widened the assumed spread.
     """
 
     cells: dict[str, str]
     times: float
-    others: float
+    busy: bool
 
 
 def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping[str, Spread]) -> list[Width]:
     rows = []
-    for limit, side in ((limit, side) for limit in limits if (side := baseline.side(limit.metric)) and side.runs):
+    for limit in limits:
+        side = side_of(baseline.runs, limit.metric)
+        if not side or not side.runs:
+            continue
         metric, scale = side.metric, scale_of(limit, side.lowest)
         quiet, default = (default_spread(metric, limit, scale, others) for others in (0.0, side.others))
         measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
         if not (spread := moderated(measured, default)):
             continue
-        others, effect = side.others * (default != quiet), smallest_loss(limit, side, measured, len(side.runs))
-        values = [scale.back(item.value) for item in side.readings(scale)]
-        low, high = (quantity(value, metric.unit) for value in (min(values), max(values)))
+        effect = smallest_loss(limit, side, measured, len(side.runs))
+        values = sorted(scale.back(item.value) for item in side.readings(scale))
+        ends = " to ".join(dict.fromkeys(quantity(value, metric.unit) for value in (values[0], values[-1])))
+        sign = "-" if metric.direction == "higher" else "+"
         cells = {
             "metric": metric.name,
-            "runs": f"{len(values)}, {low} to {high}" if len(values) > 1 else f"1, {high}",
+            "runs": f"{len(values)}, {ends}",
             "spread": spread_text(spread, scale, metric.unit).removeprefix("spread between runs "),
             "limit": limit.text(metric.direction),
-            "smallest loss found": ("-" if metric.direction == "higher" else "+")
-            + scale.size_text(effect, metric.unit),
+            "smallest loss found": sign + scale.size_text(effect, metric.unit),
         }
-        of = abs(side.value(scale)) if scale is LINEAR else 1.0
-        allowed = limit.amount if limit.amount is not None else (limit.share or 0.0) * of
-        rows.append(Width(cells, effect / allowed if allowed else 0.0, others))
+        allowed = scale.size(allowed_loss(limit, scale, metric.direction, side.value(scale)))
+        rows.append(Width(cells, effect / allowed if allowed else 0.0, default != quiet))
     return rows
 
 
@@ -451,14 +384,14 @@ def accept(
         baseline.require_possible()
     except UserError as error:
         raise UserError(f"not accepted: {error}") from None
-    path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
+    path = (root or folder()) / accepted[0].benchmark / accepted[0].tier / f"{baseline.key}.json"
     write_json(path, {"schema_version": SCHEMA, "limits": []} | baseline.model_dump(mode="json", exclude_defaults=True))
     return path
 
 
 def _worse(name: str, runs: Sequence[Record], current: Baseline) -> bool:
     """Compare the undisturbed runs of both sides; a run that lost the metric is worse."""
-    new, old = side_of(runs, name), current.side(name)
+    new, old = side_of(runs, name), side_of(current.runs, name)
     if old is None or not old.runs:
         return False
     if new is None or len(new.runs) < len(runs):

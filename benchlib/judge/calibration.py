@@ -4,16 +4,15 @@
 by the fingerprint that baselines have too.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from benchlib.core.files import read_model, write_json
-from benchlib.core.text import band_text, day
+from benchlib.core.text import day
 from benchlib.judge.regression import (
     LOG,
     SCALES,
@@ -29,16 +28,13 @@ from benchlib.judge.regression import (
 )
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
+from benchlib.results.run import fingerprint_key
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 MIN_RUNS = 3  # unchanged runs that a spread can be estimated from
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Counted(_Frozen):
+class Counted(BaseModel):
     """Verdicts of comparisons of real runs."""
 
     comparisons: int
@@ -49,33 +45,29 @@ class Counted(_Frozen):
     def upper(self) -> float:
         """One-sided 95% bound on the share that fails: the upper end of the two-sided 90% Clopper-Pearson interval.
 
-        It takes comparisons for independent. Each unchanged run against all others is one comparison a run, but any two share
-        runs; each against each other one is n (n - 1) comparisons of n runs, for which there is no such bound.
+        It takes comparisons for independent: each unchanged run against all others is one comparison a run, but any two share
+        runs.
         """
         from scipy.stats import binomtest
 
         return float(binomtest(self.fail, self.comparisons).proportion_ci(0.90, "exact").high)
 
 
-class Planted(_Frozen):
-    """Runs whose timed work was made longer by ``share``, against all unchanged runs.
-
-    ``expected`` and ``measured`` are ratios to the unchanged runs: 1 / (1 + share) for rates, 1 + share for times.
-    """
+class Planted(BaseModel):
+    """Runs whose timed work was made longer by ``share``, against all unchanged runs; ``measured`` is their ratio to these."""
 
     share: float
-    expected: float
     measured: float
     verdicts: Counted
 
 
-class MetricCalibration(_Frozen):
+class MetricCalibration(BaseModel):
     """One metric: its unchanged runs, the spread between them, and what the gate makes of them.
 
     ``values`` are the medians of the unchanged runs in the metric's unit, ``spread`` their standard deviation on the scale of
-    the gate, ``kind`` its name. A run whose level shifted counts with its undisturbed part. ``single`` compares each run with
-    each other one (a baseline of one run), ``left_out`` each run with all others. ``effect`` is the smallest loss that the
-    weakest gate with this calibration finds in 99% of comparisons, one accepted run: more of them find smaller losses.
+    the gate, ``kind`` its name. A run whose level shifted counts with its undisturbed part. ``left_out`` compares each run with
+    all others. ``effect`` is the smallest loss that the weakest gate with this calibration finds in 99% of comparisons, one
+    accepted run: more of them find smaller losses.
     """
 
     metric: str
@@ -85,24 +77,22 @@ class MetricCalibration(_Frozen):
     kind: Literal["ratio", "difference"]
     values: list[float]
     spread: float
-    single: Counted
     left_out: Counted
     planted: list[Planted]
     effect: float
 
     def cells(self) -> dict[str, str]:
         scale, counts = SCALES[self.kind], self.left_out
-        band = Spread(self.spread, len(self.values) - 1).band(scale)
+        spread = Spread(self.spread, len(self.values) - 1)
         planted = [(item.measured - 1, item.verdicts) for item in self.planted]
         slowed = [f"{slower:+.0%}: {found.fail} of {found.comparisons}" for slower, found in planted]
         return {
             "metric": self.metric,
             "limit": self.limit.text(self.direction),
-            "A/A band": band_text(band, self.kind, self.unit),
+            "A/A band": spread.band_text(scale, self.unit),
             "loss found": scale.size_text(self.effect, self.unit, 1),
             "false alarms": f"{counts.fail} of {counts.comparisons} (<{counts.upper:.0%})",
             "undecided": f"{counts.ambiguous} of {counts.comparisons}",
-            "of one run": f"{self.single.fail} of {self.single.comparisons}",
             "injected": "; ".join(slowed),
         }
 
@@ -110,17 +100,14 @@ class MetricCalibration(_Frozen):
 METHOD = (
     "False alarms and undecided: each of the {runs} unchanged runs against all others, with the one-sided 95% bound of as many "
     "independent comparisons (these share runs); a metric that is often undecided scatters too much here for its limit "
-    "(`--set limits.METRIC=SHARE`). Of one run: each against each other one, as with a baseline of a single run and no "
-    "calibration. Loss found: the one that fails in 99% of comparisons with one accepted run and this calibration, for normal "
+    "(`--set limits.METRIC=SHARE`). Loss found: the one that fails in 99% of comparisons with one accepted run and this calibration, for normal "
     "noise. All this is of each metric on its own: in a run with others that are gated, what lies near it is AMBIGUOUS until it is "
     "repeated. Injected: how much slower the slowed runs came out, and how many of them the gate failed."
 )
 
 
 class Calibration(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: Literal[4] = SCHEMA
+    schema_version: Literal[5] = SCHEMA
     benchmark: str
     tier: str
     fingerprint: dict[str, str]
@@ -175,9 +162,8 @@ def calibrate_metric(
         slow = side_of(_having(records, limit), limit.metric)
         if slow and scale is LOG and is_timed(metric.unit):
             ratio = compared(slow.readings(scale), together.readings(scale), scale)
-            expected = 1 / (1 + share) if metric.direction == "higher" else 1 + share
             verdicts = _count(limit, [(record, members) for record in _having(records, limit)])
-            slowed.append(Planted(share=share, expected=expected, measured=scale.back(ratio.move), verdicts=verdicts))
+            slowed.append(Planted(share=share, measured=scale.back(ratio.move), verdicts=verdicts))
     return MetricCalibration(
         metric=limit.metric,
         unit=metric.unit,
@@ -186,7 +172,6 @@ def calibrate_metric(
         kind=scale.name,
         values=[scale.back(item.value) for item in together.readings(scale)],
         spread=spread.s,
-        single=_count(limit, [(record, [other]) for record, other in itertools.permutations(members, 2)]),
         left_out=_count(limit, [(record, [other for other in members if other is not record]) for record in members]),
         planted=slowed,
         effect=smallest_loss(limit, together, spread, runs=1),
@@ -203,19 +188,21 @@ def _count(limit: RegressionLimit, pairs: Sequence[tuple[Record, Sequence[Record
     return Counted(comparisons=len(statuses), fail=statuses.count("FAIL"), ambiguous=statuses.count("AMBIGUOUS"))
 
 
-def path_of(root: Path, benchmark: str, tier: str, key: str) -> Path:
-    return root / "calibrations" / benchmark / tier / f"{key}.json"
+def path_of(root: Path, benchmark: str, tier: str, fingerprint: dict[str, str]) -> Path:
+    return root / "calibrations" / benchmark / tier / f"{fingerprint_key(fingerprint)}.json"
 
 
-def load_calibration(root: Path, benchmark: str, tier: str, key: str) -> Calibration | None:
+def load_calibration(root: Path, benchmark: str, tier: str, fingerprint: dict[str, str]) -> Calibration | None:
     """Return the calibration of a fingerprint, None where there is none; ``UserError`` where it is cut or foreign."""
-    path = path_of(root, benchmark, tier, key)
-    if not path.exists():
-        return None
-    return read_model(path, Calibration, "a calibration (delete it and calibrate again)", SCHEMA)
+    path = path_of(root, benchmark, tier, fingerprint)
+    return (
+        read_model(path, Calibration, "a calibration (delete it and calibrate again)", SCHEMA)
+        if path.exists()
+        else None
+    )
 
 
-def save_calibration(root: Path, calibration: Calibration, key: str) -> Path:
-    path = path_of(root, calibration.benchmark, calibration.tier, key)
+def save_calibration(root: Path, calibration: Calibration) -> Path:
+    path = path_of(root, calibration.benchmark, calibration.tier, calibration.fingerprint)
     write_json(path, calibration.model_dump(mode="json"))
     return path

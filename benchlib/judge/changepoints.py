@@ -188,13 +188,10 @@ def _confirmed(x: np.ndarray, ends: list[int], least: float) -> list[int]:
 
 def _chance(item: np.ndarray, other: np.ndarray, least: float) -> float:
     """Return p of the two-sided t test with pooled variance, each side scattering by ``least`` or more."""
-    # scipy.stats has this test as well, but takes a second to import; its distribution alone does not.
-    from scipy.special import stdtr
+    from scipy.stats import ttest_ind_from_stats
 
-    free = len(item) + len(other) - 2
-    squares = sum((len(side) - 1) * max(float(side.var(ddof=1)), least**2) for side in (item, other))
-    error = math.sqrt(squares / free * (1 / len(item) + 1 / len(other)))
-    return 2 * float(stdtr(free, -abs(float(item.mean() - other.mean())) / error))
+    sides = [(side.mean(), max(float(side.std(ddof=1)), least), len(side)) for side in (item, other)]
+    return float(ttest_ind_from_stats(*sides[0], *sides[1]).pvalue)
 
 
 def _band(median: float, spread: float, runs: int, free: int, ratio: bool, coverage: float) -> tuple[float, float]:

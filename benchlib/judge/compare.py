@@ -9,11 +9,9 @@ are the same. The same work on other hardware or versions is higher or lower; el
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-
-from pydantic import BaseModel
 
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
@@ -25,13 +23,11 @@ from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import Check, Status
 from benchlib.judge.regression import (
     Change,
-    Scale,
-    Side,
     Spread,
     chance_of_each,
-    check_of,
     difference,
     is_timed,
+    regression_check,
     side_of,
 )
 from benchlib.results.metrics import Direction
@@ -42,6 +38,8 @@ from benchlib.results.shared import load_runs
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 # Factors of the fingerprint that leave the work the same.
 PLACE = ("backend", "nodes", "cpu", "memory_gib", "devices", "benchlib", "torch", "transformers")
+
+STARRED = ("worse", "better", "differs", "higher", "lower")
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,26 @@ class RunSet:
     def first(self) -> Record:
         return self.runs[0]
 
-    def named(self) -> "Named":
+    @property
+    def names(self) -> list[str]:
+        return [run.run for run in self.runs]
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [run.word for run in self.runs]
+
+    @property
+    def machines(self) -> list[str]:
         # A baseline keeps the hardware only.
         parts = [run.components or [run.fingerprint.get(name, "") for name in ("cpu", "devices")] for run in self.runs]
-        machines = dict.fromkeys("; ".join(filter(None, names)) for names in parts)
-        names, words = [run.run for run in self.runs], [run.word for run in self.runs]
-        return Named(label=self.label, runs=names, verdicts=words, machines=list(filter(None, machines)))
+        return list(filter(None, dict.fromkeys("; ".join(filter(None, names)) for names in parts)))
+
+    def __str__(self) -> str:
+        runs = self.names[0] if len(self.runs) == 1 else counted(len(self.runs), "run")
+        return self.label if runs in self.label else f"{self.label} ({runs})"
+
+    def plain(self) -> dict[str, Any]:
+        return {"label": self.label, "runs": self.names, "verdicts": self.verdicts, "machines": self.machines}
 
 
 def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
@@ -69,18 +81,14 @@ def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
     Raises ``UserError`` where that is nothing, damaged, or of several fingerprints.
     """
     kinds, excluded = read_kinds(text)
-    by_benchmark = {kind.first.benchmark: kind for kind in kinds}
-    for benchmark in by_benchmark:
-        same = [kind.runs for kind in kinds if kind.first.benchmark == benchmark]
-        if same[1:]:
-            first, *others = sorted(same, key=len, reverse=True)
-            lines = [f"{text} holds {benchmark} runs of {len(same)} kinds that cannot be compared with each other"]
-            lines = [f"{lines[0]}; name the runs of one:", f"  {shortened([run.run for run in first])}"]
-            for runs in others:
-                factors = differences(runs[0].fingerprint, first[0].fingerprint)[:3] or [("tier", runs[0].tier, "")]
-                words = ", ".join(f"{name} {here}" for name, here, _ in factors)
-                lines.append(f"  {shortened([run.run for run in runs])} ({words})")
-            raise UserError("\n".join(lines))
+    by_benchmark = dict[str, RunSet]()
+    for kind in kinds:
+        if (other := by_benchmark.setdefault(kind.first.benchmark, kind)) is not kind:
+            pairs = differences(kind.first.fingerprint, other.first.fingerprint)[:3]
+            apart = ", ".join(f"{name} {here}" for name, here, _ in pairs) or f"tier {kind.first.tier}"
+            several = f"{text} holds {kind.first.benchmark} runs of kinds that cannot be compared with each other"
+            named = f"{shortened(other.names)} and, with {apart}, {shortened(kind.names)}"
+            raise UserError(f"{several}: {named}; name the runs of one")
     return by_benchmark, excluded
 
 
@@ -125,8 +133,10 @@ def _runs(text: str) -> list[Record]:
     return load_runs(path)
 
 
-class Row(BaseModel):
-    """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``.
+@dataclass(frozen=True)
+class Row:
+    """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``; ``written`` are
+    it, its interval and the A/A band for a reader.
 
     ``low`` to ``high`` is its 98% interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
     the interval rests on (see ``benchlib.judge.regression.Change``); ``gate`` what the benchmark's regression check says. ``word``
@@ -145,6 +155,7 @@ class Row(BaseModel):
     low: float | None = None
     high: float | None = None
     band: float | None = None
+    written: tuple[str, str, str] = ("", "", "")
     basis: str = ""
     limit: str = ""
     gate: Status | None = None
@@ -152,8 +163,14 @@ class Row(BaseModel):
     reason: str = ""
     headline: bool = False
 
+    @property
+    def starred(self) -> bool:
+        """Whether its word rests on an assumed spread between runs."""
+        return self.basis in ("samples", "default") and self.word in STARRED
 
-class Factor(BaseModel):
+
+@dataclass(frozen=True)
+class Factor:
     """Something that differs. ``decides`` says whether it makes the sets incomparable."""
 
     name: str
@@ -162,28 +179,23 @@ class Factor(BaseModel):
     decides: bool
 
 
-class Named(BaseModel):
-    """A set of runs by its label, its runs' names, their verdicts and their machines."""
-
-    label: str
-    runs: list[str]
-    verdicts: list[str]
-    machines: list[str]
-
-
-class Contrast(BaseModel):
+@dataclass(frozen=True)
+class Contrast:
     """A set of runs against the reference, in one benchmark."""
 
     benchmark: str
     tier: str
-    reference: Named
-    other: Named
+    reference: RunSet
+    other: RunSet
     comparable: bool
     same_work: bool
     sentence: str
     rows: list[Row]
     factors: list[Factor]
-    notes: list[str]
+
+    def plain(self) -> dict[str, Any]:
+        parts = {"rows": list(map(asdict, self.rows)), "factors": list(map(asdict, self.factors))}
+        return vars(self) | {"reference": self.reference.plain(), "other": self.other.plain()} | parts
 
     @property
     def heading(self) -> str:
@@ -205,15 +217,16 @@ class Contrast(BaseModel):
         return "calm" if not any(row.limit for row in self.rows) else "good"
 
 
-class Line(BaseModel):
+@dataclass(frozen=True)
+class Line:
     """One benchmark of two sides in a line: ``ratio`` says how many times as fast the other side is, with its interval."""
 
     benchmark: str
+    word: str
     speed: str = ""
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    word: str
     same: bool | None = None  # whether it computes the same; None: not known
     computes: str = "not known"
     cost: float | None = None  # of an item, as a share of what the reference's costs
@@ -233,34 +246,35 @@ class Line(BaseModel):
 
 def line(item: Contrast) -> Line:
     """Say of a benchmark whether the other side is faster, and whether it computes the same."""
-    spec, results = spec_of(item.benchmark), dict[str, Any]()
+    spec = spec_of(item.benchmark)
     if not item.same_work:
         decisive = shortened([factor.name for factor in item.factors if factor.decides], 3)
-        return Line(benchmark=item.benchmark, word=f"not comparable because of {decisive}")
+        return Line(item.benchmark, f"not comparable because of {decisive}")
+    found = Line(item.benchmark, "no speed on both sides")
     qualities = [(row, spec.metric(row.metric).of.col.quality) for row in item.rows if spec.metric(row.metric)]
     both = [(row, least) for row, least in qualities if least is not None and None not in (row.before, row.after)]
     if both:
         apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
         differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
         words = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
-        results = {"same": not apart, "computes": words}
+        found = replace(found, same=not apart, computes=words)
     timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_timed(row.unit)]
     # Those of the whole run hold its start-up and say less.
     timed = [row for row in timed if row.direction != "none" and row.metric not in ("total_s", "startup_s")]
-    rate = f"{spec.rate or '?'}_"
-    timed.sort(key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
     if not timed:
-        return Line(benchmark=item.benchmark, word="no speed on both sides", **results)
-    row, word = timed[0], "no interval"
-    ratio, low, high = row.change, row.low, row.high
-    if row.direction == "lower":
-        ratio, low, high = (end and 1 / end for end in (ratio, high, low))
+        return found
+    rate = f"{spec.rate or '?'}_"
+    row = min(timed, key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
+    ends = (row.change, row.low, row.high)
+    ratio, low, high = (
+        ends if row.direction == "higher" else (end and 1 / end for end in (row.change, row.high, row.low))
+    )
+    found = replace(found, speed=spec.label(row.metric), ratio=ratio, word="no interval")
     if low is None or high is None or row.basis == "none":
-        low = high = None
-    else:
-        word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
-    results |= {"speed": spec.label(row.metric), "ratio": ratio, "low": low, "high": high}
-    return Line(benchmark=item.benchmark, word=word, **results)
+        return found
+    return replace(
+        found, low=low, high=high, word="no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
+    )
 
 
 def headline(lines: Sequence[Line], other: str) -> str:
@@ -285,22 +299,16 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
     also = [(name, seen[name], seen_there[name]) for name in seen if seen[name] != seen_there.get(name, seen[name])]
     same_work = all(name in PLACE for name in decisive)
     rows = list(_rows(reference, other, not decisive, same_work))
-    old, new = ({run.run for run in side.runs} for side in (reference, other))
-    shared = ", ".join(sorted(old & new))
     return Contrast(
         benchmark=there.benchmark,
         tier=there.tier,
-        reference=reference.named(),
-        other=other.named(),
+        reference=reference,
+        other=other,
         comparable=not decisive,
         same_work=same_work,
         sentence=_sentence(rows, decisive, same_work),
         rows=rows,
-        factors=[
-            Factor(name=name, reference=before, other=after, decides=place < len(pairs))
-            for place, (name, before, after) in enumerate([*pairs, *also])
-        ],
-        notes=[f"on both sides, where a run does not differ from itself: {shared}"] if shared else [],
+        factors=[Factor(*pair, decides=place < len(pairs)) for place, pair in enumerate([*pairs, *also])],
     )
 
 
@@ -325,8 +333,7 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
     old, new = reference.runs, other.runs
     latest, spreads = new[-1], dict[str, Spread]()
     if comparable:  # what a calibration tells, and the runs beside this one, as in its own verdict
-        key = fingerprint_key(latest.fingerprint)
-        calibration = load_calibration(baselines.folder(), latest.benchmark, latest.tier, key)
+        calibration = load_calibration(baselines.folder(), latest.benchmark, latest.tier, latest.fingerprint)
         spreads = baselines.known_spreads(latest, limits.values(), calibration, [*old, *new])
     chance = chance_of_each(limits.values(), latest.metrics)
     for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
@@ -334,41 +341,47 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
         sides = [side for side in (after, before) if side is not None]
         if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
             continue  # neither side could measure it
-        metric = sides[0].metric
-        row: dict[str, Any] = {
-            "reference": before.metric.text if before else "absent",
-            "other": after.metric.text if after else "absent",
-            "word": "only one side" if any(side.runs for side in sides) else "",
-            "reason": next((side.metric.reason for side in sides if not side.runs), ""),
-            "headline": limit is not None or name in spec_of(latest.benchmark).first([name]),
-        }
+        metric, known = sides[0].metric, spreads.get(name)
+        check = regression_check(limit, after, before, known, chance) if limit and comparable else None
+        row = Row(
+            metric=name,
+            unit=metric.unit,
+            direction=metric.direction,
+            reference=before.metric.text if before else "absent",
+            other=after.metric.text if after else "absent",
+            word="only one side" if any(side.runs for side in sides) else "",
+            reason=next((side.metric.reason for side in sides if not side.runs), ""),
+            headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
+        )
         if before and after and before.runs and after.runs:
-            change = difference(limit, after, before, spreads.get(name), chance)
-            check, scale = check_of(limit, after, before, change) if limit and comparable else None, change.scale
-            row |= {
-                "before": before.value(change.scale),
-                "after": after.value(change.scale),
-                "reference": _value(before, scale),
-                "other": _value(after, scale),
-                "kind": scale.name,
-                "change": scale.back(change.move),
-                "low": scale.back(change.least),
-                "high": scale.back(change.most),
-                "band": change.spread.band(scale) if change.spread else None,
-                "basis": change.basis,
-                "limit": limit.text(metric.direction) if limit else "",
-                "gate": check.status if check else None,
-                "reason": check.reason if check else "",
-                "word": _word(change, metric.direction, check, comparable) if comparable or same_work else "",
-            }
-        elif limit and comparable and after and after.metric.fault:  # it is no longer a number
-            row |= {"word": "regression", "reason": f"{name} is {after.metric.fault}, which is no number to compare"}
-        yield Row(metric=name, unit=metric.unit, direction=metric.direction, **row)
-
-
-def _value(side: Side, scale: Scale) -> str:
-    shifted = len(side.runs) == 1 and side.readings(scale)[0].disturbed
-    return quantity(side.value(scale), side.metric.unit) + " undisturbed" * bool(shifted)
+            change = difference(limit, after, before, known, chance)
+            scale = change.scale
+            values = before.value(scale), after.value(scale)
+            row = replace(
+                row,
+                before=values[0],
+                after=values[1],
+                reference=quantity(values[0], metric.unit),
+                other=quantity(values[1], metric.unit),
+                kind=scale.name,
+                change=scale.back(change.move),
+                low=scale.back(change.least),
+                high=scale.back(change.most),
+                band=change.spread.band(scale) if change.spread else None,
+                written=(
+                    scale.text(change.move, metric.unit),
+                    change.ends(metric.unit) if change.basis != "none" else "",
+                    change.spread.band_text(scale, metric.unit) if change.spread else "unknown",
+                ),
+                basis=change.basis,
+                limit=limit.text(metric.direction) if limit else "",
+                gate=check.status if check else None,
+                reason=check.reason if check else "",
+                word=_word(change, metric.direction, check, comparable) if comparable or same_work else "",
+            )
+        elif check and check.status == "FAIL":  # it is no longer a number
+            row = replace(row, word="regression", reason=check.reason)
+        yield row
 
 
 def _word(change: Change, direction: Direction, check: Check | None, comparable: bool) -> str:
@@ -390,19 +403,11 @@ def environment(runs: Sequence[Record]) -> dict[str, str]:
     """Return what is recorded of the environment of runs by name and no part of the fingerprint. Several values are listed."""
     values = dict[str, list[str]]()
     for run in runs:
-        facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
-        if run.machine:
-            facts |= {name: str(run.machine.get(name) or "unknown") for name in ("host", "system")}
-            loads = run.machine.get("load_average")
-            facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
-            facts |= {
-                name if name.startswith("driver ") else f"version of {name}": version
-                for name, version in run.setup.items()
-                if name not in ("host", "system")
-            }
+        loads = run.machine.get("load_average") or [None]
+        facts = {"started": moment(run.started_at) if run.started_at else "unknown"} | run.setup
+        facts["load average of 1 min"] = "unknown" if loads[0] is None else quantity(loads[0])
         decisive = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
         fields = {f"config.{name}": str(value) for name, value in run.config.items()}
-        facts |= {name: value for name, value in fields.items() if name not in decisive}
-        for name, text in facts.items():
+        for name, text in (facts | {name: value for name, value in fields.items() if name not in decisive}).items():
             values.setdefault(name, []).append(text)
     return {name: shortened(list(dict.fromkeys(texts))) for name, texts in values.items()}

@@ -10,34 +10,39 @@ hour), d devices, an epoch of N items, F useful FLOP/s and the power P in watts:
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
 
 The spread between runs is pooled over the machines. An order is certain where the interval of the ratio of two machines
-excludes 1.
+excludes 1. Prices are those that a buyer gives, for the rest those of the price sheet ``params/prices.yaml``.
 """
 
+import datetime
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from benchlib.benchmarks import spec_of
 from benchlib.core import text
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
+from benchlib.core.files import home, read_yaml
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.compare import RunSet, read_kinds
 from benchlib.judge.foreign.readers import claim_file
 from benchlib.judge.impossible.claim import ClaimFile
-from benchlib.judge.prices import Asked, Names, Price, assign, parse
+from benchlib.judge.references import Strict, registry
 from benchlib.judge.regression import GATE_CONFIDENCE, LOG, NOTICED, Side, compared, own_spread, side_of
-from benchlib.judge.trends import demo_worth
 from benchlib.results.record import Record
 
 HOUR_S = 3600.0
+DEMO = "notebooks/demo-worth"  # of the kit: real runs of the same work, a folder for each number of ranks
 DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
 # Parts of the work that leave an item what it is.
-SAME_ITEM = (
+SAME_ITEM = [
     "items of an epoch",
     "effective batch",
     "epochs",
@@ -45,11 +50,89 @@ SAME_ITEM = (
     "train_questions",
     "precision",
     "learning_rate",
-)
+]
 # Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
 PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
-UNPRICED = Price(math.nan, "")
 NO_SAMPLES = "so few samples have no interval"
+
+Kind = Literal["on-demand", "spot"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+USD = TypeAdapter(Annotated[float, Field(gt=0, allow_inf_nan=False)])
+
+
+class Entry(Strict):
+    """A provider's price of one device, as it stood on its page on ``date``. ``device`` is an id of the references."""
+
+    device: str
+    kind: Kind
+    usd_per_device_hour: float = Field(gt=0)
+    provider: str = Field(min_length=1)
+    source: str = Field(pattern="^https://.+")
+    date: datetime.date
+
+
+class Sheet(Strict):
+    prices: tuple[Entry, ...]
+
+
+class Price(NamedTuple):
+    """USD per device hour, and where it comes from."""
+
+    usd_per_device_hour: float
+    origin: str
+
+
+UNPRICED = Price(math.nan, "")
+
+
+def listed_price(devices: Iterable[str], kind: Kind = "on-demand") -> Price | None:
+    """Return the least price of the sheet for a device, by the name that torch reports; None where there is none."""
+    ids = {name for device in devices for name in registry().devices_of(device)}
+    fitting = sorted(
+        (entry for entry in offers(kind) if entry.device in ids), key=lambda entry: entry.usd_per_device_hour
+    )
+    if not fitting:
+        return None
+    entry, several = fitting[0], f", the least of {len(fitting)}" * (len(fitting) > 1)
+    return Price(entry.usd_per_device_hour, f"{entry.provider}, {entry.kind}, {entry.date}{several}")
+
+
+def offers(kind: Kind) -> list[Entry]:
+    """Read the entries of a kind in ``params/prices.yaml``; ``UserError`` names the first thing that is wrong in it."""
+    path = home() / "params" / "prices.yaml"
+    try:
+        return [entry for entry in Sheet.model_validate(read_yaml(path)).prices if entry.kind == kind]
+    except ValidationError as error:
+        raise UserError(f"{path}: {explained(error, Sheet)}") from None
+
+
+@dataclass
+class Asked:
+    """What ``--cost`` said: prices in the order of the sides, or by name, and which of the sheet's prices fill the rest."""
+
+    plain: list[float] = field(default_factory=list)
+    named: dict[str, float] = field(default_factory=dict)
+    kind: Kind = "on-demand"
+
+
+def parse(texts: Iterable[str]) -> Asked:
+    """Read ``NAME=3.00``, ``3.00,2.50``, ``on-demand`` and ``spot``; ``UserError`` for others."""
+    asked = Asked()
+    for part in (part.strip() for line in texts for part in line.split(",")):
+        name, _, amount = part.rpartition("=")
+        if part in KINDS:
+            asked.kind = part
+            continue
+        try:
+            usd = USD.validate_python(amount)
+        except ValidationError:
+            forms = f"write NAME=3.00 or 3.00, USD per device hour above zero, or {' or '.join(KINDS)}"
+            raise UserError(f"--cost {part}: {forms}") from None
+        if name:
+            asked.named[name] = usd
+        else:
+            asked.plain.append(usd)
+    return asked
 
 
 @dataclass(frozen=True)
@@ -73,25 +156,57 @@ class Machine:
         return int(self.fact("paid_devices") or self._factor("nodes" if self.first.backend == "cpu" else "world_size"))
 
     @property
-    def device(self) -> str:
-        return "whole machine" if self.first.backend == "cpu" else ", ".join(sorted(self.names.devices))
-
-    @property
     def usd_per_s(self) -> float:
         return self.price.usd_per_device_hour * self.devices / HOUR_S
 
     @property
-    def names(self) -> Names:
-        devices, factors = self.first.device_names, self.first.fingerprint
-        if self.first.backend == "cpu":
-            devices = [self.first.machine.get("cpu", {}).get("model") or factors.get("cpu", "")]
-        names = {self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)}
-        hosts, kinds = {run.host for run in self.runs.runs}, {*(devices or [factors.get("devices", "")])}
-        return Names(self.label, *(frozenset(part - {""}) for part in (names, hosts, kinds)))
+    def models(self) -> list[str]:
+        """The names of its devices, as torch reports them, or of its processor."""
+        factors, cpu = self.first.fingerprint, self.first.machine.get("cpu", {}).get("model")
+        devices = [cpu or factors.get("cpu")] if self.first.backend == "cpu" else self.first.device_names
+        return sorted({*(devices or [factors.get("devices")])} - {None, ""})
+
+    @property
+    def device(self) -> str:
+        return "whole machine" if self.first.backend == "cpu" else ", ".join(self.models)
+
+    @property
+    def kind(self) -> str:
+        ranks, models = self._factor("world_size"), ", ".join(self.models) or self.first.backend
+        return f"{models}, {text.counted(ranks, 'rank')}" if self.first.backend == "cpu" else f"{ranks} × {models}"
 
     @property
     def hardware(self) -> str:
-        return "; ".join(self.first.components or sorted(self.names.devices))
+        return "; ".join(self.first.components or self.models)
+
+    @property
+    def hosts(self) -> list[str]:
+        return sorted({run.host for run in self.runs.runs} - {""})
+
+    @property
+    def name(self) -> str:
+        places = ", ".join([*self.hosts, *self.models])
+        return f"{self.label} ({places})" if places else self.label
+
+    def level(self, name: str) -> int | None:
+        """Return how precisely a name means this machine: 0 itself or a run, 1 its host, 2 its device; None where it does not.
+
+        Case does not count. A device is also meant by whole words of its name, as H100 is of NVIDIA H100 80GB HBM3.
+        """
+        own = [self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)]
+        for level, names in enumerate((own, self.hosts)):
+            if name.casefold() in map(str.casefold, names):
+                return level
+        word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+        return 2 if any(map(word.search, self.models)) else None
+
+    def priced(self, asked: Asked) -> Price | None:
+        """Return the price that was given by the most precise name, else the sheet's; None where there is neither."""
+        levels = {name: level for name in asked.named if (level := self.level(name)) is not None}
+        closest = [name for name, level in levels.items() if level == min(levels.values())]
+        if len(closest) > 1:
+            raise UserError(f"--cost: {' and '.join(closest)} both mean {self.name}: leave one")
+        return Price(asked.named[closest[0]], "given") if closest else listed_price(self.models, asked.kind)
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -128,7 +243,7 @@ class Machine:
     def config(self) -> dict[str, Any]:
         """The fields of its config that change the work, from the fingerprint, which also a baseline keeps."""
         stated = self.first.fingerprint.items()
-        return {name.removeprefix("config."): json.loads(text) for name, text in stated if name.startswith("config.")}
+        return {name.removeprefix("config."): json.loads(value) for name, value in stated if name.startswith("config.")}
 
     def work(self) -> dict[str, Any]:
         """Return what its work is, by name: the config without the ways to do it, effective batch, items and scope."""
@@ -145,44 +260,55 @@ class Machine:
         return work | ({"precision": stated} if isinstance(stated, str) else {})  # what an automatic choice came to
 
 
+def assign(asked: Asked, machines: Sequence[Machine]) -> list[Machine]:
+    """Return the machines with their prices: the one given, else that of the sheet for the device.
+
+    Raises ``UserError`` for too few or too many prices in order, for prices by order and by name, a name that means no machine,
+    two names that mean one equally, and a machine without any price.
+    """
+    expected = "; ".join(machine.name for machine in machines)
+    if asked.plain and (len(asked.plain) != len(machines) or asked.named):
+        count = f"{text.counted(len(asked.plain), 'price')} for {len(machines)}" + " and names" * bool(asked.named)
+        raise UserError(f"--cost gives {count}: give one for each, in this order: {expected}")
+    if unknown := [name for name in asked.named if all(machine.level(name) is None for machine in machines)]:
+        remedy = f"give a run, host or machine of: {expected}"
+        raise UserError(f"--cost {unknown[0]}=…: nothing compared has this name; {remedy}")
+    prices: list[Price | None] = [Price(usd, "given") for usd in asked.plain]
+    prices = prices or [machine.priced(asked) for machine in machines]
+    if lacking := [machine.name for machine, price in zip(machines, prices, strict=True) if price is None]:
+        listed = ", ".join(sorted({entry.device for entry in offers(asked.kind)})) or "nothing"
+        remedy = f"add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices {asked.kind} of {listed}"
+        raise UserError(f"no price for {'; '.join(lacking)}: {remedy}")
+    return [replace(machine, price=price) for machine, price in zip(machines, prices, strict=True) if price]
+
+
 def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], list[str]]:
     """Return the machines of each benchmark whose runs have a rate, in the order of the arguments, and what is left out.
 
-    Raises ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
+    A folder of one kind of runs names its machine, else hardware and ranks do; a name that is taken gets a number. Raises
+    ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
     """
-    machines, notes = dict[str, list[Machine]](), list[str]()
+    machines, notes, seen = dict[str, list[Machine]](), list[str](), Counter[tuple[str, str]]()
     for argument in arguments:
         kinds, excluded = read_kinds(argument)
         notes += [f"{argument}, excluded: {line}" for line in excluded]
         benchmarks = [runs.first.benchmark for runs in kinds]
         for runs, benchmark in zip(kinds, benchmarks, strict=True):
-            alone = Path(argument).is_dir() and benchmarks.count(benchmark) == 1
-            machine = Machine(Path(argument).name or argument if alone else _kind(runs), runs)
+            machine = Machine("", runs)
             if isinstance(machine.rate, str):
                 notes.append(f"{runs.first.run}, excluded: {machine.rate}")
-            else:
-                machines.setdefault(benchmark, []).append(machine)
-    compared = {name: _with_own_labels(members) for name, members in machines.items() if len(members) > 1}
+                continue
+            folder = Path(argument).is_dir() and benchmarks.count(benchmark) == 1
+            label = (Path(argument).name or argument) if folder else machine.kind
+            seen[benchmark, label] += 1
+            label += f" ({seen[benchmark, label]})" * (seen[benchmark, label] > 1)
+            machines.setdefault(benchmark, []).append(replace(machine, label=label))
+    compared = {name: members for name, members in machines.items() if len(members) > 1}
     notes += [f"{name}: only {machines[name][0].label} has runs of it" for name in machines.keys() - compared.keys()]
     if not compared:
         needed = "two machines with runs of one benchmark that has a rate are needed"
         raise UserError(f"nothing to compare by price: {needed}; {'; '.join(notes or ['none was named'])}")
     return compared, list(dict.fromkeys(notes))
-
-
-def _kind(runs: RunSet) -> str:
-    """Name runs that have no folder of their own by their hardware and ranks."""
-    machine = Machine("", runs)
-    ranks, devices = machine._factor("world_size"), ", ".join(sorted(machine.names.devices)) or runs.first.backend
-    return f"{devices}, {text.counted(ranks, 'rank')}" if runs.first.backend == "cpu" else f"{ranks} × {devices}"
-
-
-def _with_own_labels(machines: list[Machine]) -> list[Machine]:
-    """Return the machines with labels that differ: where they do not the names of runs, and where those do not with a number."""
-    labels = [machine.label for machine in machines]
-    names = [machine.first.run if labels.count(machine.label) > 1 else machine.label for machine in machines]
-    numbers = [f" ({names[: place + 1].count(name)})" * (names.count(name) > 1) for place, name in enumerate(names)]
-    return [replace(machine, label=f"{name}{end}") for machine, name, end in zip(machines, names, numbers, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -193,7 +319,7 @@ class Estimate:
     squares.
     """
 
-    log: float
+    log: float = math.nan
     below: float = math.nan
     above: float = math.nan
     reason: str = ""
@@ -204,6 +330,9 @@ class Estimate:
 
     def __rtruediv__(self, number: float) -> "Estimate":
         return Estimate(math.log(number), 0.0, 0.0) / self
+
+    def __rmul__(self, number: float) -> "Estimate":
+        return replace(self, log=self.log + math.log(number))
 
     @property
     def value(self) -> float | None:
@@ -236,8 +365,7 @@ def _number(logarithm: float) -> float | None:
     return None if math.isnan(logarithm) else float(f"{math.exp(logarithm):.12g}")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One quantity of all machines. ``best`` is the index of the best one, ``certain`` whether every other is surely worse."""
 
     name: str
@@ -248,12 +376,8 @@ class Row:
     certain: bool = False
     direction: str = "lower"
 
-    def plain(self) -> dict[str, Any]:
-        return vars(self) | {"values": [value.plain() for value in self.values]}
 
-
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A buyer's question with its answer in a sentence. ``certain`` is None where there is nothing to choose from."""
 
     question: str
@@ -285,83 +409,55 @@ class Worth:
     notes: list[str]
     published: list[dict[str, Any]] = field(default_factory=list)
 
-    def row(self, name: str) -> Row | None:
-        return next((row for row in self.rows if row.name == name), None)
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
 
     def plain(self) -> dict[str, Any]:
         machines = [
             machine.plain() | {"seconds": seconds.plain(), "usd": usd.plain(), "front": place in self.front}
             for place, (machine, seconds, usd) in enumerate(zip(self.machines, self.seconds, self.usd, strict=True))
         ]
-        stated = {name: getattr(self, name) for name in ("benchmark", "tier", "items", "amount", "notes")}
+        stated = {name: getattr(self, name) for name in ("benchmark", "tier", "items", "amount", "notes", "published")}
         return stated | {
             "schema_version": 1,
             "confidence": GATE_CONFIDENCE,
             "machines": machines,
-            "rows": [row.plain() for row in self.rows],
-            "published": self.published,
-            "answers": list(map(asdict, self.answers)),
+            "rows": [row._asdict() | {"values": [value.plain() for value in row.values]} for row in self.rows],
+            "answers": [answer._asdict() for answer in self.answers],
             "same_work": not self.differences,
             "differences": [{"name": name, "values": values} for name, values in self.differences.items()],
         }
 
 
-class Ranking:
-    """The order of machines by what they take of something, from the least on; those that are not known are left out.
-
-    ``doubt`` says why the order is not certain, ``sure`` that it is; both are '' for a single machine.
-    """
-
-    def __init__(self, machines: Sequence[Machine], amounts: list[Estimate], of_runs: bool):
-        self.labels, self.amounts = [machine.label for machine in machines], amounts
-        available = [place for place, amount in enumerate(amounts) if amount.value is not None]
-        self.order = sorted(available, key=lambda place: amounts[place].log)
-        self.ratios = {place: amounts[place] / amounts[self.order[0]] for place in self.order}
-        for place, ratio in self.ratios.items():
-            if machines[place].rate == machines[self.order[0]].rate:  # the same runs, perhaps at another price
-                self.ratios[place] = replace(ratio, below=0.0, above=0.0)
-        ratios = {place: self.ratios[place] for place in self.order[1:]}
-        level = [self.labels[place] for place, ratio in ratios.items() if ratio.log <= ratio.below]
-        self.doubt = self.sure = ""
-        if any(ratio.low is None for ratio in ratios.values()):
-            self.doubt = f"{text.capitalized(NO_SAMPLES)}."
-        elif level:
-            self.doubt = f"{text.capitalized(text.listing(level))} may be as good."
-        elif ratios:
-            alone = "Single runs show this order: three of each would also show how much runs differ."
-            self.sure = "Noise between runs does not explain the order." if of_runs else alone
-
-    def row(
-        self, name: str, label: str, unit: str, values: list[Estimate] | None = None, direction: str = "lower"
-    ) -> Row:
-        best = self.order[0] if self.order[1:] else None
-        return Row(name, label, unit, values or self.amounts, best, best is not None and not self.doubt, direction)
-
-    def answer(self, word: str, amount: str, unit: str, verb: str) -> Answer:
-        """Say which machine is the ``word``: it takes the least, and by how much it is ahead of the second."""
-        first, second = self.order[:2]
-        label, other, ratio = self.labels[first], self.labels[second], self.ratios[second]
-        question, takes = f"Which is the {word}?", f"{self.amounts[first].text(unit)} for {amount}"
-        if (ratio.value, ratio.low, ratio.high) == (1, 1, 1):
-            both = f"{label} and {other}"
-            return Answer(question, both, f"{both} do not differ: {takes} each.", False)
-        ends = "" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})"
-        behind = f"{other} {verb.format(f'{ratio.value:.3g} times{ends}')}"
-        looks = f"{label} looks {word} ({takes}), but noise leaves it open; {behind}. {self.doubt}"
-        sentence = looks if self.doubt else f"{label} is the {word}: {takes}; {behind}. {self.sure}"
-        return Answer(question, label, sentence, not self.doubt)
+Estimates = Sequence[Estimate]  # one of each machine
 
 
-def _measured(sides: Sequence[Side | str]) -> tuple[list[Estimate], bool]:
+def ranked(machines: Sequence[Machine], amounts: Estimates) -> tuple[list[int], str]:
+    """Return the indices from the least amount on, those that are not known left out, and why this order is not certain."""
+    known = [place for place, amount in enumerate(amounts) if amount.value is not None]
+    order = sorted(known, key=lambda place: amounts[place].log)
+    ratios = {machines[place].label: amounts[place] / amounts[order[0]] for place in order[1:]}
+    if any(ratio.low is None for ratio in ratios.values()):
+        return order, f"{text.capitalized(NO_SAMPLES)}."
+    level = [label for label, ratio in ratios.items() if ratio.log <= ratio.below]
+    return order, f"{text.capitalized(text.listing(level))} may be as good." if level else ""
+
+
+def measured(machines: Sequence[Machine], prefix: str) -> tuple[list[Estimate], bool]:
     """Return what runs measured on each machine, and whether its intervals hold the spread between runs."""
+    sides = [machine.usable(prefix) for machine in machines]
     runs = {place: side.readings(LOG) for place, side in enumerate(sides) if isinstance(side, Side)}
-    estimates, bases = [Estimate(math.nan, reason=side if isinstance(side, str) else "") for side in sides], set[str]()
+    estimates, bases = [Estimate(reason=side if isinstance(side, str) else "") for side in sides], set[str]()
     for place, items in runs.items():
         change = compared(items, known=own_spread(*(other for at, other in runs.items() if at != place)))
         bases.add(change.basis)
         ends = (change.move - change.least, change.most - change.move) if change.basis != "none" else ()
         estimates[place] = Estimate(change.move, *ends)
     return estimates, bases == {"runs"}
+
+
+def costs(machines: Sequence[Machine], count: float, rates: Estimates) -> list[Estimate]:
+    return [machine.usd_per_s * (count / rate) for machine, rate in zip(machines, rates, strict=True)]
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -384,103 +480,143 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     # Without a common epoch a million items of each are compared.
     epoch = None if differences else machines[0].fact("epoch_items")
     amount, size = ("an epoch", epoch) if epoch else (f"a million {items}", 1e6)
-    rates, of_runs = _measured([machine.rate for machine in machines])
-    flops, _ = _measured([machine.usable("flops_per_s") for machine in machines])
-    watts, _ = _measured([machine.usable("power_w") for machine in machines])
+    (rates, of_runs), (flops, _), (watts, _) = (
+        measured(machines, prefix) for prefix in (spec_of(machines[0].first.benchmark).rate, "flops_per_s", "power_w")
+    )
+    time, usd = [size / rate for rate in rates], costs(machines, size, rates)
+    time_per_flop, usd_per_flop = [1e18 / rate for rate in flops], costs(machines, 1e18, flops)
+    energy = [1e6 / HOUR_S * (watt / rate) for rate, watt in zip(rates, watts, strict=True)]
+    cheapest, dearer = ranked(machines, usd)[0][:2]
+    prices = [machine.price.usd_per_device_hour for machine in machines]
+    even = [price / (cost / usd[cheapest]) for price, cost in zip(prices, usd, strict=True)]
+    even[cheapest] = Estimate(even[cheapest].log, reason="the cheapest")
+    # No item is worth another one: nothing per item has a best machine.
+    other_items = [name for name in differences if name not in SAME_ITEM]
 
-    def times(count: float, rates: Sequence[Estimate] = rates) -> Ranking:
-        return Ranking(machines, [count / rate for rate in rates], of_runs)
+    def row(
+        name: str, label: str, unit: str, least: Estimates, values: Estimates = (), comparable: bool = not other_items
+    ) -> Row:
+        order, doubt = ranked(machines, least)
+        best = order[0] if comparable and order[1:] else None
+        certain, direction = best is not None and not doubt, "higher" if values else "lower"
+        return Row(name, label, unit, list(values or least), best, certain, direction)
 
-    def costs(count: float, rates: Sequence[Estimate] = rates) -> Ranking:
-        pairs = zip(machines, rates, strict=True)
-        return Ranking(machines, [count * machine.usd_per_s / rate for machine, rate in pairs], of_runs)
-
-    time, price, useful = times(size), costs(size), costs(1e18, flops)
-    energy = times(1e6 / HOUR_S, [rate / watt for rate, watt in zip(rates, watts, strict=True)])
-    even = [machine.price.usd_per_device_hour / price.ratios[place] for place, machine in enumerate(machines)]
-    even[price.order[0]] = Estimate(even[price.order[0]].log, reason="the cheapest")
     rows = [
-        time.row("epoch_s", "Time per epoch", "s"),
-        time.row("rate", f"{items.capitalize()} per second", f"{items}/s", rates, "higher"),
-        price.row("usd_per_epoch", "Cost per epoch", "USD"),
-        price.row("usd_per_million", f"Cost per million {items}", "USD", costs(1e6).amounts),
-        useful.row("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD"),
-        energy.row("wh_per_million", f"Energy per million {items}", "Wh"),
+        row("rate", f"{items.capitalize()} per second", f"{items}/s", time, rates),
+        row("usd_per_million", f"Cost per million {items}", "USD", costs(machines, 1e6, rates)),
+        row("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD", usd_per_flop, comparable=True),
+        row("wh_per_million", f"Energy per million {items}", "Wh", energy),
         Row("break_even", "Break-even price", "USD per device hour", even, direction="none"),
     ]
-    rows = [row for row in rows if epoch or row.name not in ("epoch_s", "usd_per_epoch")]
-    same_price = f"costs {{}} as much, and would cost the same at {even[price.order[1]].text('USD')} per device hour"
-    fastest = time.answer("fastest", amount, "s", "takes {} as long")
-    answers = [fastest, price.answer("cheapest", amount, "USD", same_price)]
-    if other_items := [name for name in differences if name not in SAME_ITEM]:
-        # No item is worth another one: nothing per item has a best machine.
-        rows = [row if row.name == "usd_per_exaflop" else replace(row, best=None, certain=False) for row in rows]
-        if len(useful.order) == len(machines):
-            answers = [
-                times(1e18, flops).answer("fastest per FLOP", "1e18 useful FLOPs", "s", "takes {} as long"),
-                useful.answer("cheapest per FLOP", "1e18 useful FLOPs", "USD", "costs {} as much"),
-            ]
-        else:
-            why = f"Open: an item is other work in {text.listing(other_items)}, and not all runs state their FLOPs."
-            answers = [Answer(answer.question, "", why, None) for answer in answers]
+    if epoch:
+        rows.insert(0, row("epoch_s", "Time per epoch", "s", time))
+        rows.insert(2, row("usd_per_epoch", "Cost per epoch", "USD", usd))
+    questions: list[tuple[str, Estimates, str, str, str]] = [
+        ("fastest", time, amount, "s", "takes {} as long"),
+        (
+            "cheapest",
+            usd,
+            amount,
+            "USD",
+            f"costs {{}} as much, and would cost the same at {even[dearer].text('USD')} per device hour",
+        ),
+    ]
+    if per_flop := bool(other_items) and all(item.value is not None for item in flops):
+        questions = [
+            ("fastest per FLOP", time_per_flop, "1e18 useful FLOPs", "s", "takes {} as long"),
+            ("cheapest per FLOP", usd_per_flop, "1e18 useful FLOPs", "USD", "costs {} as much"),
+        ]
+    answers = [_answer(machines, of_runs, *question) for question in questions]
+    if other_items and not per_flop:
+        why = f"Open: an item is other work in {text.listing(other_items)}, and not all runs state their FLOPs."
+        answers = [Answer(answer.question, "", why, None) for answer in answers]
     if deadline_s is not None:
-        within = Answer("", "", "Open: the work differs or has no epochs, so no time for it is known.", None)
-        if epoch:
-            epochs = float(machines[0].config.get("epochs") or 1)
-            work = f"{epochs:g} epoch{'s' * (epochs != 1)}"
-            pairs = list(zip(times(epochs * epoch).amounts, costs(epochs * epoch).amounts, strict=True))
-            usd = [Estimate(math.nan) if (needs.value or 0.0) > deadline_s else cost for needs, cost in pairs]
-            within = _within(Ranking(machines, usd, of_runs), [needs for needs, _ in pairs], work, deadline_s)
-        answers.append(replace(within, question=f"Which is the cheapest within {amount_text(deadline_s, 's')}?"))
-    notes = list[str]()
-    if differences:
-        item = items.removesuffix("s")
-        only = f"only where a {item} is the same work"
-        notes.append(f"The work differs: no time or cost per epoch is compared, and what is per {item} {only}.")
-    elif not epoch:
-        notes.append(f"The runs do not say how many {items} an epoch has: nothing is compared per epoch.")
-    if not of_runs:
-        notes.append(
-            "Intervals rest on the samples within a run where no machine has three: how much runs differ "
-            "from each other is not in them. Three runs of each machine show it."
-        )
-    for machine in machines:
-        if (others := max(run.others for run in machine.runs.runs)) >= NOTICED:
-            notes.append(
-                f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
-            )
+        answers.append(_within(machines, of_runs, rates, epoch, deadline_s))
     return Worth(
         benchmark=machines[0].first.benchmark,
         tier=" and ".join(dict.fromkeys(machine.first.tier for machine in machines)),
         items=items,
         amount=amount,
         machines=list(machines),
-        seconds=time.amounts,
-        usd=price.amounts,
-        front=front([(first.log, second.log) for first, second in zip(time.amounts, price.amounts, strict=True)]),
+        seconds=time,
+        usd=usd,
+        front=front([(quick.log, cheap.log) for quick, cheap in zip(time, usd, strict=True)]),
         differences=differences,
         rows=rows,
         answers=answers,
-        notes=notes,
+        notes=list(_notes(machines, items, bool(differences), epoch, of_runs)),
     )
 
 
-def _within(ranks: Ranking, times: Sequence[Estimate], work: str, limit_s: float) -> Answer:
-    """Answer which machine does the whole work in time at the least cost; ``ranks`` are the costs of those that do."""
+def _sure(of_runs: bool) -> str:
+    alone = "Single runs show this order: three of each would also show how much runs differ."
+    return "Noise between runs does not explain the order." if of_runs else alone
+
+
+def _answer(
+    machines: Sequence[Machine], of_runs: bool, word: str, amounts: Estimates, amount: str, unit: str, behind: str
+) -> Answer:
+    """Say which machine is the ``word``: it takes the least, and by how much it is ahead of the second."""
+    (best, second, *_), doubt = ranked(machines, amounts)
+    label, ratio, takes = (
+        machines[best].label,
+        amounts[second] / amounts[best],
+        f"{amounts[best].text(unit)} for {amount}",
+    )
+    times = f"{ratio.value:.3g} times" + ("" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})")
+    behind = f"{machines[second].label} {behind.format(times)}"
+    sentence = f"{label} is the {word}: {takes}; {behind}. {_sure(of_runs)}"
+    if doubt:
+        sentence = f"{label} looks {word} ({takes}), but noise leaves it open; {behind}. {doubt}"
+    return Answer(f"Which is the {word}?", label, sentence, not doubt)
+
+
+def _within(
+    machines: Sequence[Machine], of_runs: bool, rates: Estimates, epoch: float | None, limit_s: float
+) -> Answer:
+    """Answer which machine does all epochs in time at the least cost."""
     limit = amount_text(limit_s, "s")
-    reach = [(item.low or item.value or 0.0, item.high or item.value or 0.0) for item in times]
-    near = [label for label, (low, high) in zip(ranks.labels, reach, strict=True) if low <= limit_s < high]
+    question = f"Which is the cheapest within {limit}?"
+    if epoch is None:
+        return Answer(question, "", "Open: the work differs or has no epochs, so no time for it is known.", None)
+    epochs = float(machines[0].config.get("epochs") or 1)
+    work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
+    needs = [epochs * epoch / rate for rate in rates]
+    pairs = list(zip(machines, needs, strict=True))
+    near = [
+        machine.label for machine, time in pairs if time.low is not None and time.low <= limit_s < (time.high or 0.0)
+    ]
     doubt = f" But {text.listing(near)} may or may not make it." if near else ""
-    if not ranks.order:
-        first = min(range(len(times)), key=lambda place: times[place].log)
-        fastest = f"the fastest, {ranks.labels[first]}, takes {times[first].text('s')}"
-        return Answer("", "", f"None finishes {work} within {limit}: {fastest}.{doubt}", not doubt)
-    best, s = ranks.order[0], "s" * (work == "1 epoch")
-    doubt = doubt or f" But {NO_SAMPLES}." * (times[best].low is None)
-    order = ranks.doubt or ranks.sure or f"No other finishes {work} in time."
-    takes = f"{work} take{s} {times[best].text('s')} and cost{s} {ranks.amounts[best].text('USD')}"
-    sentence = f"Within {limit}, {ranks.labels[best]} is the cheapest: {takes}. {order}{doubt}"
-    return Answer("", ranks.labels[best], sentence, not doubt and not ranks.doubt)
+    usd = [Estimate() if (time.value or 0.0) > limit_s else machine.usd_per_s * time for machine, time in pairs]
+    order, unsure = ranked(machines, usd)
+    if not order:
+        fastest = ranked(machines, needs)[0][0]
+        why = f"the fastest, {machines[fastest].label}, takes {needs[fastest].text('s')}"
+        return Answer(question, "", f"None finishes {work} within {limit}: {why}.{doubt}", not doubt)
+    label, time, cost = machines[order[0]].label, needs[order[0]], usd[order[0]]
+    doubt = doubt or f" But {NO_SAMPLES}." * (time.low is None)
+    why = unsure or (_sure(of_runs) if order[1:] else f"No other finishes {work} in time.")
+    takes = f"{work} take{s} {time.text('s')} and cost{s} {cost.text('USD')}"
+    return Answer(
+        question, label, f"Within {limit}, {label} is the cheapest: {takes}. {why}{doubt}", not doubt and not unsure
+    )
+
+
+def _notes(machines: Sequence[Machine], items: str, differ: bool, epoch: float | None, of_runs: bool) -> Iterator[str]:
+    if differ:
+        item = items.removesuffix("s")
+        only = f"only where a {item} is the same work"
+        yield f"The work differs: no time or cost per epoch is compared, and what is per {item} {only}."
+    elif not epoch:
+        yield f"The runs do not say how many {items} an epoch has: nothing is compared per epoch."
+    if not of_runs:
+        yield (
+            "Intervals rest on the samples within a run where no machine has three: how much runs differ "
+            "from each other is not in them. Three runs of each machine show it."
+        )
+    for machine in machines:
+        if (others := max(run.others for run in machine.runs.runs)) >= NOTICED:
+            yield f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
 
 
 def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
@@ -494,8 +630,7 @@ def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = No
     of_runs = replace(asked, named={name: usd for name, usd in asked.named.items() if name not in files})
     items = []
     for members in machines.values():
-        prices = assign(of_runs, [machine.names for machine in members])
-        item = worth([replace(machine, price=usd) for machine, usd in zip(members, prices, strict=True)], deadline_s)
+        item = worth(assign(of_runs, members), deadline_s)
         stated = {name: [*_published(file, item.items, asked.named.get(name))] for name, file in files.items()}
         apart = f"states no rate in {item.items}/s, which the {item.benchmark} runs are compared by"
         notes += [f"{name}: {apart}" for name, rows in stated.items() if not rows]
@@ -549,7 +684,7 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
     if prices and not named:
         raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
     asked = parse([prices] if prices else []) if named else Asked(plain=list(DEMO_USD.values()))
-    chosen = named or tuple(str(demo_worth() / name) for name in DEMO_USD)
+    chosen = named or tuple(str(home() / DEMO / name) for name in DEMO_USD)
     deadline_s = parse_deadline(deadline) if deadline else None
     return Offers(worths(chosen, asked, deadline_s)[0], chosen, asked, deadline_s, demo=not named)
 

@@ -26,8 +26,8 @@ from pydantic import RootModel
 from benchlib.benchmarks import spec_of
 from benchlib.core.files import read_model, write_json
 from benchlib.core.stats import MIN_FOR_INTERVAL, finite, median_ends, thinned
-from benchlib.core.text import quantity
-from benchlib.judge.changepoints import Disturbance, disturbance
+from benchlib.core.text import counted, quantity
+from benchlib.judge.changepoints import Disturbance, Levels, disturbance
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.metrics import RegressionLimit as RegressionLimit
 from benchlib.results.record import KEPT_SAMPLES, Record
@@ -98,6 +98,14 @@ class Spread:
         """
         return scale.size(normal((1 + BAND_COVERAGE) / 2) * math.sqrt(2) * self.s)
 
+    def band_text(self, scale: Scale, unit: str = "") -> str:
+        """Write the A/A band: ``-25.6% to +34.5%`` for the ratios from 1/1.345 to 1.345, ``±0.4`` for a difference."""
+        band = self.band(scale)
+        if scale is LINEAR:
+            return f"±{quantity(band, unit)}"
+        low = 1 / (1 + band) - 1
+        return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
+
 
 def pooled(*parts: Spread | None) -> Spread | None:
     """Return several estimates of one spread as one; None where there is none."""
@@ -115,6 +123,11 @@ def moderated(known: Spread | None, default: float | None, source: str = "defaul
     if default is None or lacking <= 0:
         return known
     return pooled(known, Spread(default, lacking, source))
+
+
+def spread_about(levels: Levels, scale: Scale, value: float, source: str = "") -> Spread:
+    """Return the spread of runs about their levels on another scale: levels of values above zero are compared in logarithms."""
+    return Spread(levels.spread * (abs(value) if levels.ratio and scale is LINEAR else 1.0), levels.free, source)
 
 
 @dataclass(frozen=True)
@@ -194,10 +207,12 @@ class Change:
     def sure(self) -> bool:
         return not self.least <= 0 <= self.most
 
+    def ends(self, unit: str) -> str:
+        return f"{self.scale.text(self.least, unit)} to {self.scale.text(self.most, unit)}"
+
     def text(self, unit: str) -> str:
         """Write the change with its interval: ``ratio 0.95, 98% interval 0.9 to 1.0``."""
-        text = "ratio " * (self.scale is LOG) + self.scale.text(self.move, unit)
-        interval = f"{self.scale.text(self.least, unit)} to {self.scale.text(self.most, unit)}"
+        text, interval = "ratio " * (self.scale is LOG) + self.scale.text(self.move, unit), self.ends(unit)
         if self.basis != "none":
             return f"{text}, 98% interval {interval}"
         return text if self.least == self.most else f"{text}, {interval} by too few samples for an interval"
@@ -436,20 +451,38 @@ def smallest_loss(limit: RegressionLimit, side: Side, measured: Spread | None, r
 
 
 def regression_check(
-    limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None, chance: float = CHANCE
+    limit: RegressionLimit, new: Side | None, old: Side | None, known: Spread | None = None, chance: float = CHANCE
 ) -> Check:
     """Compare a metric with its baseline by ``ruling``; the direction is the metric's.
 
     ``known`` is the spread between unchanged runs that a calibration or other stored runs tell, ``chance`` the probability
     with which an unchanged metric may fail. A value that is not finite fails.
     """
-    if new.metric.value is None and new.metric.provenance != "not_available":
-        return baseline_check(new.metric, status="FAIL", reason=f"{new.metric.name} is {new.metric.fault}")
+    if not new or not old:
+        which, metric = ("this run", new.metric) if new else ("the baseline", old.metric if old else None)
+        assert metric is not None
+        reason, value = f"only {which} has it ({metric.text})", metric.value if new else None
+        return baseline_check(metric, status="NOT_COMPARABLE", reason=reason, value=value)
+    metric = new.metric
+    if metric.value is None and metric.provenance != "not_available":
+        return baseline_check(metric, status="FAIL", reason=f"{metric.name} is {metric.fault}")
     for which, side in (("this run", new), ("the baseline", old)):
         if side.metric.value is None or not side.runs:
             reason = f"{which} has no value: {side.metric.reason}"
-            return baseline_check(new.metric, status="NOT_COMPARABLE", reason=reason, value=new.metric.value)
-    return check_of(limit, new, old, difference(limit, new, old, known, chance))
+            return baseline_check(metric, status="NOT_COMPARABLE", reason=reason, value=metric.value)
+    change = difference(limit, new, old, known, chance)
+    scale = change.scale
+    status, why = ruling(change, limit, metric.direction, old.value(scale))
+    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}"]
+    words += [*map(shift_text, change.disturbed), why]
+    return baseline_check(
+        metric,
+        status=status,
+        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and change.new_runs == 1),
+        value=metric.value if len(new.runs) == 1 else new.value(scale),
+        limit=f"{limit.text(metric.direction)} of {old.text(scale)}",
+        source=f"baseline of {counted(change.old_runs, 'run')}; {spread_text(change.spread, scale, metric.unit)}",
+    )
 
 
 def difference(
@@ -462,22 +495,6 @@ def difference(
     source = f"default where others take {others:.0%} of the processors" if busy else "default"
     sides = new.readings(scale), readings(old.runs, scale, faster(new.metric))
     return compared(*sides, scale, known=known, default=default, source=source, chance=chance)
-
-
-def check_of(limit: RegressionLimit, new: Side, old: Side, change: Change) -> Check:
-    metric, scale = new.metric, change.scale
-    status, why = ruling(change, limit, metric.direction, old.value(scale))
-    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}"]
-    words += [*map(shift_text, change.disturbed), why]
-    runs = f"baseline of {change.old_runs} run{'s' * (change.old_runs > 1)}"
-    return baseline_check(
-        metric,
-        status=status,
-        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and change.new_runs == 1),
-        value=metric.value if len(new.runs) == 1 else new.value(scale),
-        limit=f"{limit.text(metric.direction)} of {old.text(scale)}",
-        source=f"{runs}; {spread_text(change.spread, scale, metric.unit)}",
-    )
 
 
 def shift_text(shift: Disturbance) -> str:

@@ -11,6 +11,7 @@ newest run lie within its band, and did a level get worse while nothing that is 
 import datetime
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +27,7 @@ from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity, shortened
 from benchlib.judge.changepoints import COVERAGE, MIN_LEVEL_RUNS, Level, Levels, levels
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
-from benchlib.judge.regression import CHANCE, FALSE_ALARMS, LINEAR, RegressionLimit, Spread, moved, ruling, scale_of
+from benchlib.judge.regression import CHANCE, FALSE_ALARMS, RegressionLimit, moved, ruling, scale_of, spread_about
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import no_runs
@@ -75,12 +76,13 @@ class Trend:
     def last(self) -> Record:
         return self.runs[-1]
 
-    def side(self, index: int) -> str:
-        """Say how a run lies to its band: ``within``, or ``better``, ``worse`` or ``other`` outside it."""
-        if index not in self.outside:
-            return "within"
-        level = next(level for level in self.levels.levels if index < level.end)
-        return _word(self.values[index], level.median, self.direction)
+    @property
+    def side(self) -> str:
+        """How the newest run lies to its band: ``within``, or ``better``, ``worse`` or ``other`` outside it."""
+        last = len(self.values) - 1
+        return (
+            _word(self.values[-1], self.levels.levels[-1].median, self.direction) if last in self.outside else "within"
+        )
 
 
 def series(runs: Iterable[Record]) -> dict[str, list[Record]]:
@@ -137,16 +139,15 @@ def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
         if level.low < level.high and not level.low <= values[index] <= level.high
     ]
     changes = []
-    for before, after, at in ((old.median, new.median, new.start) for old, new in itertools.pairwise(split.levels)):
-        ratio, word = after / before if before else None, _word(after, before, newest.direction)
-        changes.append(LevelChange(members[at], at, before, after, ratio, word, _factors(members, at)))
+    for old, new in itertools.pairwise(split.levels):
+        ratio, word = new.median / old.median if old.median else None, _word(new.median, old.median, newest.direction)
+        factors = _factors(members, new.start)
+        changes.append(LevelChange(members[new.start], new.start, old.median, new.median, ratio, word, factors))
     return Trend(metric, label(metric), newest.unit, newest.direction, members, values, split, changes, outside)
 
 
 def _word(new: float, old: float, direction: Direction) -> str:
-    if direction == "none":
-        return "other"
-    return "better" if (new > old) == (direction == "higher") else "worse"
+    return "other" if direction == "none" else "better" if (new > old) == (direction == "higher") else "worse"
 
 
 def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
@@ -163,13 +164,7 @@ def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
     return []
 
 
-def demo_store() -> Path:
-    return home() / "notebooks" / "demo-runs"
-
-
-def demo_worth() -> Path:
-    """Return the folder of real runs of the same work on one rank and on two, a folder for each."""
-    return home() / "notebooks" / "demo-worth"
+DEMO = "notebooks/demo-runs"  # of the kit, below its home
 
 
 @dataclass(frozen=True)
@@ -248,7 +243,7 @@ def choose_store(store: str, **asked: str) -> tuple[Path, bool, Filter]:
             raise UserError(f"store = {store!r}: no such folder (looked in {Path.cwd()})")
         return folder, False, Filter(**asked)
     empty = next(store_folders(outputs()), None) is None
-    return (demo_store() if empty else outputs()), empty, Filter(**asked)
+    return (home() / DEMO if empty else outputs()), empty, Filter(**asked)
 
 
 def read_history(store: Path, demo: bool, asked: Filter) -> History:
@@ -298,7 +293,7 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     ask = Ask(f"level of {where}", "Did every level hold, unless a recorded change explains it?", "regression")
     if runs < 2 * MIN_LEVEL_RUNS:
         return ask.skipped(f"{runs} runs; a change needs {MIN_LEVEL_RUNS} before and {MIN_LEVEL_RUNS} after it")
-    failed, explained, within = list[str](), list[str](), list[str]()
+    texts = defaultdict[Status, list[str]](list)
     for trend in trends:
         lost, status = _lost(trend, limits)
         if not lost:
@@ -307,13 +302,20 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
         reason = f"{trend.label} from {values} since {lost[0].run.moment:%Y-%m-%d}"
         for name, before, after in lost[0].factors[:1]:
             reason += f" with {name} {before} → {after}"
-        (within if status == "PASS" else explained if lost[0].factors else failed).append(reason)
-    if failed:
-        return ask.answer("FAIL", "; ".join([*failed, *explained]))
-    if explained:
-        return ask.answer("AMBIGUOUS", f"a recorded change came with it: {'; '.join(explained)}; accept it or go back")
-    worse = f"; worse, but within the limit: {'; '.join(within)}" if within else ""
-    return ask.answer("PASS", f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}")
+            status = status if status == "PASS" else "AMBIGUOUS"
+        texts["FAIL" if status == "AMBIGUOUS" and not lost[0].factors else status].append(reason)
+    within = f"; worse, but within the limit: {'; '.join(texts['PASS'])}" if texts["PASS"] else ""
+    passed = f"no level got worse {'than its limit ' if within else ''}in {runs} runs{within}"
+    return _worst(ask, texts, passed, "a recorded change came with it, accept it or go back")
+
+
+def _worst(ask: Ask, texts: Mapping[Status, list[str]], passed: str, remedy: str) -> Check:
+    """Answer with the texts of the worst status, of AMBIGUOUS with what to do."""
+    if failed := texts.get("FAIL"):
+        return ask.answer("FAIL", "; ".join(failed))
+    if unsure := texts.get("AMBIGUOUS"):
+        return ask.answer("AMBIGUOUS", f"{'; '.join(unsure)}: {remedy}")
+    return ask.answer("PASS", passed)
 
 
 def _lost(trend: Trend, limits: Mapping[str, RegressionLimit]) -> tuple[list[LevelChange], Status]:
@@ -359,26 +361,21 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
         return ask.skipped("too few runs to estimate their spread")
     # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
-    texts: dict[Status, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
+    texts = defaultdict[Status, list[str]](list)
     for trend, level in shown:
         value, unit, limit = trend.values[-1], trend.unit, limits.get(trend.metric)
         if trend.direction == "none":
             continue
-        status: Status
         if limit:
             status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
             end = f"limit {limit.text(trend.direction)} of {quantity(level.median, unit)}"
         else:
             low, high = trend.levels.limits(level, coverage)
-            outside = value < low if trend.direction == "higher" else value > high
-            status, end = "AMBIGUOUS" if outside else "PASS", f"outside {spanned(low, high, unit)}"
+            status = "AMBIGUOUS" if (value < low if trend.direction == "higher" else value > high) else "PASS"
+            end = f"outside {spanned(low, high, unit)}"
         texts[status].append(f"{trend.label} {quantity(value, unit)}, {end}")
-    if texts["FAIL"]:
-        return ask.answer("FAIL", "; ".join(texts["FAIL"]))
-    if texts["AMBIGUOUS"]:
-        return ask.answer("AMBIGUOUS", "; ".join(texts["AMBIGUOUS"]) + ": repeat the run")
     good = f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
-    return ask.answer("PASS", good)
+    return _worst(ask, texts, good, "repeat the run")
 
 
 def _judged(
@@ -387,9 +384,7 @@ def _judged(
     """Return what the gate's rule says of a value of ``runs`` runs against a level; ``chance`` as in ``compared``."""
     limit = limits.get(trend.metric) or RegressionLimit(metric=trend.metric, share=0)
     scale = scale_of(limit, level.median, value)
-    # Levels of values above zero are compared in logarithms, whatever the limit is.
-    s = trend.levels.spread * (abs(level.median) if trend.levels.ratio and scale is LINEAR else 1.0)
     others = max(1, level.end - level.start - (runs == 1))
     move = float(scale.to(value) - scale.to(level.median))
-    change = moved(scale, move, Spread(s, trend.levels.free), (runs, others), chance)
+    change = moved(scale, move, spread_about(trend.levels, scale, level.median), (runs, others), chance)
     return ruling(change, limit, trend.direction, level.median)[0]

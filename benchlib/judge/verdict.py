@@ -10,12 +10,13 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
 from benchlib.core.text import moment
 from benchlib.judge import baselines
-from benchlib.judge.checks import UNREADABLE, Check, Status, Verdict, save_verdict, verdict_of
+from benchlib.judge.checks import UNREADABLE, Ask, Check, Verdict, save_verdict, verdict_of
 from benchlib.judge.regression import repeats
 from benchlib.launch import nodes
 from benchlib.results.record import READABLE, load
 from benchlib.results.run import Result, Run, save_result
 
+ENDED = Ask("run completed", "Did every rank finish its work?", "outcome")
 NOTEBOOK_ERROR = "logs/notebook.error.json"
 PLAIN = {"DeadKernelError": "its kernel died", "TimeoutError": ""}  # '' is an error's message alone
 
@@ -57,17 +58,14 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         return _broken([], broken, status is not None and status["outcome"] == "stopped")
     comparison, ranks = baselines.find(run, baselines_root), run.config.world_size
     ended = f"all {ranks} ranks exited normally" if ranks > 1 else "the rank exited normally"
-    checks = [_outcome("run completed", "Did every rank finish its work?", "PASS", ended), *_restart_check(run)]
+    checks = [ENDED.answer("PASS", ended), *_restart_check(run)]
     if (faults := run_folder.file_faults(run.path, verdict=False)) is not None:  # an older run has no files.json
         reason = "; ".join(faults) or "sizes and checksums match files.json"
         question = "Are the files unchanged since the run ended?"
-        checks.append(_outcome("files intact", question, "FAIL" if faults else "PASS", reason))
+        checks.append(Ask("files intact", question, "outcome").fact(not faults, reason))
     # A damaged file of the gate fails the run and leaves its other checks.
     if comparison.refused:
-        checks.append(_outcome(READABLE, "Can the accepted runs be used?", "FAIL", comparison.refused))
-    if comparison.damaged:
-        question = "Can the gate's calibration be read?"
-        checks.append(_outcome("calibration readable", question, "FAIL", comparison.damaged))
+        checks.append(Ask(READABLE, "Can the accepted runs be used?", "outcome").fact(False, comparison.refused))
     checks += _own_checks(run, comparison)
     if stopped := _notebook_error(run):
         return _broken(checks, f"the measurement is complete, but the notebook failed: {stopped['message']}")
@@ -75,10 +73,6 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     if measured := comparison.calibration:
         verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
     return verdict
-
-
-def _outcome(name: str, question: str, status: Status, reason: str, **more: Any) -> Check:
-    return Check(name=name, kind="outcome", question=question, status=status, reason=reason, **more)
 
 
 def _own_checks(run: Run, comparison: baselines.Comparison) -> list[Check]:
@@ -111,7 +105,7 @@ def _restart_check(run: Run) -> list[Check]:
         part = "the times are of a part of the work, so the run cannot become a baseline"
         reason = f"{how}{f': {failures}' if failures else ''}; {part}"
     count = {"value": float(baselines.restarts(run)), "limit": "= 0", "gates": False}
-    return [_outcome("no restart", question, "AMBIGUOUS" if how else "PASS", reason, **count)]
+    return [Ask("no restart", question, "outcome").answer("AMBIGUOUS" if how else "PASS", reason, **count)]
 
 
 def _notebook_error(run: Run) -> dict[str, Any] | None:
@@ -120,8 +114,7 @@ def _notebook_error(run: Run) -> dict[str, Any] | None:
 
 
 def _broken(checks: list[Check], reason: str, stopped: bool = False) -> Verdict:
-    outcome = _outcome("run completed", "Did every rank finish its work?", "FAIL", reason)
-    listed = [outcome, *(check for check in checks if check.name != outcome.name)]
+    listed = [ENDED.answer("FAIL", reason), *(check for check in checks if check.name != ENDED.name)]
     return verdict_of(listed, stopped=reason) if stopped else verdict_of(listed, broken=reason)
 
 

@@ -118,7 +118,7 @@ def bars(
         return None
     series = {ref.col.heading: _numbers(ref, rows, run) for ref in refs}
     errors = [abs(_numbers(end, rows, run) - series[refs[0].col.heading]) for end in ends] or None
-    first, *_ = on.grouped_bars(axes, series, across=True, xerr=errors)
+    first, *_ = on.grouped_bars(axes, series, xerr=errors)
     axes.bar_label(first, [refs[0].text(row, run) for row in rows], padding=5, fontsize=8)
     for bar, row in zip(first, rows, strict=True):
         if mute(row):

@@ -99,7 +99,7 @@ class Published:
     """A column whose numbers stand beside published figures of ``quantity``, in the unit of the registry.
 
     ``label`` is a format string over the row, ``conditions`` returns under which ones it was measured, by the names of
-    ``benchlib.judge.references.Conditions``.
+    ``assets/references.yaml``.
     """
 
     quantity: str
@@ -315,8 +315,9 @@ class Spec:
 
     def claims(self, numbers: Numbers) -> Iterator[Claim]:
         """Yield what the columns with roles state, one claim a row."""
-        tables = with_samples({**numbers.tables, "run": [numbers.facts]}, numbers.row_samples)
-        run = Rows(numbers.config, numbers.world_size, tables)
+        world = numbers.config.world_size if numbers.config else max(1, numbers.result.world_size)
+        tables = with_samples({**numbers.result.tables, "run": [numbers.result.facts]}, numbers.samples)
+        run = Rows(numbers.config, world, tables)
         for table in self.tables:
             refs = [table[col.name] for col in table.cols if col.role]
             for row in table.rows(run):

@@ -9,7 +9,6 @@ from benchlib.core.errors import UserError
 from benchlib.judge import baselines
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.verdict import judge
-from benchlib.results.run import fingerprint_key
 
 SMALL = {
     "precisions": "fp32", "matmul_sizes": "256", "allreduce_mib": "0.001", "copy_mib": "1", "seconds": "0.1", "nproc": "1", "threads": "1",
@@ -30,7 +29,7 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
     first = calibrate("machine", "smoke", "cpu", SMALL, {0.0: 3, 1.0: 1}, tmp_path / "out")
     by_name = {item.metric: item for item in first.metrics}
     (plant,) = by_name["matmul_fp32_alone_flops"].planted
-    assert plant.expected == 0.5
+    assert plant.share == 1.0
     assert plant.measured > 0  # how much one run lost is up to the machine's other work
     assert (first.runs, first.planted_runs) == (3, 1)
 
@@ -39,7 +38,7 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
     assert len(runs) == 4
     verdict = judge(runs[0], root)
     assert verdict.gate["sentence"] == first.sentence()
-    assert load_calibration(root, "machine", "smoke", fingerprint_key(first.fingerprint)) == first
+    assert load_calibration(root, "machine", "smoke", first.fingerprint) == first
 
 
 def test_the_runs_are_interleaved():

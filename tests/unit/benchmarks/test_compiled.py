@@ -12,7 +12,7 @@ from benchlib.core.events import Moment
 from benchlib.judge.baselines import Comparison
 from benchlib.results.run import Run
 
-NONE = Comparison(status="NO_BASELINE")
+NONE = Comparison()
 RUN = {
     "startup_s": 0.0, "total_s": 0.0, "collective": "gloo", "layout": "", "device": "cpu", "threads": 2, "torch": "2.13",
     "jax": "0.10", "stand_in": "tiny",

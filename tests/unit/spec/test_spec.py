@@ -10,7 +10,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.judge.impossible.claim import Claim, Collective
 from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.numbers import judged
-from benchlib.results.run import split_samples, with_samples
+from benchlib.results.run import Result, split_samples, with_samples
 from benchlib.spec import tables
 from benchlib.spec.charts import steps
 from benchlib.spec.checks import above, above_zero, below, judge, near, reached, rule, same, zero
@@ -166,7 +166,11 @@ def test_a_label_is_found_by_name(labels, expected):
 def test_a_row_may_claim_a_whole_and_its_parts():
     whole = {"wholes": [{"name": "a step", "whole": 2.0, "parts": {"forward": 3.0}}]}
     table = Table("t", "{name}", [Col("name"), Col("size", role="collective.size_bytes")], lambda row, run: whole)
-    (claim,) = Spec([table], [], []).claims(Numbers("b", [], 1, tables={"t": [{"name": "a", "size": 1}]}))
+    (claim,) = Spec([table], [], []).claims(
+        Numbers(
+            Result(benchmark="b", tier="smoke", backend="cpu", world_size=1, tables={"t": [{"name": "a", "size": 1}]})
+        )
+    )
     assert claim.wholes[0].parts == {"forward": 3.0} and claim.collective.size_bytes == 1
 
 
