@@ -8,7 +8,7 @@ import numpy as np
 import benchlib
 from benchlib.core.text import quantity
 from benchlib.judge.compare import Line, headline
-from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text
+from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text, judge_worth
 from benchlib.show import markup
 from benchlib.show.figures import (
     DASHED,
@@ -151,6 +151,7 @@ def shown(offers: Offers) -> Shown:
         {"time and cost": lambda: [front(offers.items[0])]},
         [*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
         origins,
+        lambda: judge_worth(offers.items),
     )
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 import benchlib
 from benchlib.core.stats import smoothed
 from benchlib.core.text import UNITS, counted, quantity, seconds
-from benchlib.judge.trends import History, Trend
+from benchlib.judge.trends import History, Trend, judge_history
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
@@ -193,6 +193,7 @@ def shown(past: History) -> Shown:
         {"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
         _reading(past),
         [{"": name, "value": value} for name, value in facts.items()],
+        lambda: judge_history(past),
     )
 
 

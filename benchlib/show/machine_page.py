@@ -16,14 +16,13 @@ from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import badness, capitalized, counted, duration, quantity
-from benchlib.judge.checks import Ask, Status, verdict_of
+from benchlib.judge.checks import Ask, Check, Status, verdict_of
 from benchlib.judge.prices import Names, Price, listed_price, read_sheet
 from benchlib.judge.reference_values import Compared, compared
 from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
-from benchlib.results.verdict import Verdict
 from benchlib.show.notebook import Shown
 
 NAME = "report.html"
@@ -193,13 +192,6 @@ def _header(runs: Sequence[Record]) -> list[str]:
     ]
 
 
-def judge(page: Page) -> Verdict:
-    """Judge a page by the verdicts of its runs."""
-    asks = [(Ask(run.benchmark, "Did the run pass?", "target"), run) for run in page.runs]
-    checks = [ask.answer(STATUS.get(run.word, "FAIL"), run.sentence, gates=run.word != "SKIPPED") for ask, run in asks]
-    return verdict_of(checks, remedy="")
-
-
 def shown(page: Page) -> Shown:
     """Return what the notebook shows."""
     right = [
@@ -223,7 +215,13 @@ def shown(page: Page) -> Shown:
             | {"benchlib": run.setup.get("benchlib", "")}
             for run in page.runs
         ],
+        lambda: verdict_of([_answer(run) for run in page.runs], remedy=""),
     )
+
+
+def _answer(run: Record) -> Check:
+    ask, status = Ask(run.benchmark, "Did the run pass?", "target"), STATUS.get(run.word, "FAIL")
+    return ask.answer(status, run.sentence, gates=status != "SKIPPED")
 
 
 def _share(row: Row) -> str:

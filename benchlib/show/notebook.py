@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchlib.config.schema import config_class
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.text import counted, quantity
+from benchlib.results.verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas
 
 
 class Shown(NamedTuple):
-    """What a notebook shows of stored runs: what was asked for, tables and pictures by name, sentences, where it is from."""
+    """What a notebook shows of stored runs: what was asked for, tables and pictures by name, sentences, where it is from.
+
+    ``judge`` gives the verdict on them.
+    """
 
     asked: Mapping[str, str]
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
     figures: Mapping[str, Callable[[], list[Any]]]
     reading: Sequence[str]
     provenance: Sequence[Mapping[str, str]]
+    judge: Callable[[], Verdict]
 
 
 # JupyterLab aligns the cells of tables right, also those with words, by a rule more specific than this one.

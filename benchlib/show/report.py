@@ -5,7 +5,8 @@ drawn from the records, so the report of a run that broke before its notebook co
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def _cut(words: str) -> str:
     return f"{words[:half]}\n… {len(words) - TEXT_LIMIT:,} characters left out; all of it is in notebook.ipynb …\n{words[-half:]}"
 
 
-def _drawn(name: str, picture: Picture) -> list[dict[str, str]]:
+def _drawn(name: str, draw: Callable[[Run], Picture], run: Run) -> list[dict[str, str]]:
+    picture = draw(run)
     return [] if picture.empty else [{"name": name, "alt": picture.alt, "src": data_url(picture)}]
 
 
@@ -89,7 +91,7 @@ def html(run: Run) -> str:
     content, pictures = digest(record, run, problems), list[dict[str, str]]()
     for name, draw in spec_of(record.benchmark).figures(True).items():
         about = f"the picture {name} could not be drawn: "
-        pictures += problems.part(lambda name=name, draw=draw: _drawn(name, draw(run)), [], about)
+        pictures += problems.part(partial(_drawn, name, draw, run), [], about)
     data = problems.part(lambda: link(record), None, "the data of the run cannot be carried by this report: ")
     notebook = nbformat.v4.new_notebook()
     if path.exists():

@@ -13,6 +13,7 @@ from benchlib.benchmarks.parallel import estimate, measure, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
+from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.judge import presets
 from benchlib.judge.references import registry, vendor_peak
@@ -209,7 +210,7 @@ def test_a_preset_is_not_overwritten(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_command, "content", lambda _: content)
 
     def init(*words):
-        return CliRunner().invoke(machine_command.command, ["init", str(tmp_path), *words])
+        return CliRunner().invoke(main, ["machine", "init", str(tmp_path), *words])
 
     assert init("--name", "mine").output == f"preset: {tmp_path / 'mine.yaml'}\n"
     assert presets.preset(str(tmp_path / "mine.yaml")).memory_gb.value == 1
