@@ -87,7 +87,7 @@ def _reach(value: Estimate, scale: float = 1.0) -> Any:
 @styled
 def front(item: Worth) -> Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
-    figure, axes = blank("front", of_many=True)
+    figure, axes = blank(of_many=True)
     longest = max(time.value or 0.0 for time in item.seconds)
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
     ends, words = list[End](), list[str]()

@@ -6,19 +6,17 @@ with an HTML form of its first state, which is what a stored notebook and a repo
 """
 
 import html
-import textwrap
 from typing import Any
 
 import pandas as pd
 
-from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.judge import trends
 from benchlib.judge.trends import History
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import history
-from benchlib.show.figures import Picture, blank, data_url, leave_empty, show
+from benchlib.show.figures import Picture, data_url, show
 from benchlib.show.widgets import interactive
 
 ALL = "all"
@@ -36,21 +34,20 @@ class View:
     def __init__(self, past: History) -> None:
         self.past = past
         self.tier, self.machine, self.curve = ALL, ALL, next(iter(history.CURVES))
-        counted = [run for run in past.runs if not trends.exclusion(run)]
         # A benchmark that records steps has curves to show; among those the one with the most runs.
-        names = [run.benchmark for run in counted if run.headline("step_s")] or [run.benchmark for run in past.runs]
-        self.benchmark = max(sorted(set(names)), key=names.count) if names else ALL
-        self.metrics: tuple[str, ...] = ()
-        self.picked: tuple[str, ...] = ()
+        steps = [run.benchmark for run in past.runs if run.headline("step_s") and not trends.exclusion(run)]
+        names = sorted(steps or [run.benchmark for run in past.runs])
+        self.benchmark = max(names, key=names.count, default=ALL)
+        self.metrics, self.picked = tuple[str, ...](), tuple[str, ...]()
         self.settle()
 
     def options(self, name: str) -> list[str]:
         return [ALL, *sorted({getattr(run, FILTERS[name]) for run in self.past.runs} - {""})]
 
     def runs(self) -> list[Record]:
-        asked = [(getattr(self, name), field) for name, field in FILTERS.items()]
-        passed = (run for run in self.past.runs if all(value in (ALL, getattr(run, field)) for value, field in asked))
-        return list(passed)[: -LISTED - 1 : -1]
+        asked = {field: value for name, field in FILTERS.items() if (value := getattr(self, name)) != ALL}
+        passed = [run for run in self.past.runs if all(getattr(run, field) == asked[field] for field in asked)]
+        return passed[: -LISTED - 1 : -1]
 
     def available_metrics(self) -> list[str]:
         members = [run for run in self.runs()[::-1] if run.measured]
@@ -84,13 +81,8 @@ class View:
         series = next((run.series for run in chosen if not trends.exclusion(run)), "")
         members = [run for run in self.past.runs if run.series == series and not trends.exclusion(run)]
         shown = [trends.trend(name, members) for name in self.metrics[:DRAWN]] if series else []
-        return [*(history.trend(trend, chosen) for trend in shown if trend), self._overlay(chosen)]
-
-    def _overlay(self, chosen: list[Record]) -> Picture:
-        try:
-            return history.overlay(self.curve, [(_label(run), Run(run.folder)) for run in chosen])
-        except (UserError, OSError) as error:  # a run was removed or damaged since the store was read
-            return leave_empty(*blank("overlay"), textwrap.fill(str(error), 56))
+        overlay = history.overlay(self.curve, [(_label(run), Run(run.folder)) for run in chosen])
+        return [*(history.trend(trend, chosen) for trend in shown if trend), overlay]
 
     def table(self) -> pd.DataFrame:
         rows = []

@@ -237,7 +237,7 @@ def _picture(rows: Sequence[Row]) -> Any:
 
     bounded = [row for row in rows if row["share"] is not None]
     with on.in_style():
-        figure, axes = on.blank("machine")
+        figure, axes = on.blank()
         if not bounded:
             return on.leave_empty(figure, axes, "No bound was measured.")
         on.label_rows(axes, [row["work"] for row in bounded])

@@ -39,11 +39,11 @@ class Chart:
         from benchlib.show import figures as on
 
         with on.in_style():
-            figure, axes = on.blank(self.name, of_many=True)
+            figure, axes = on.blank(of_many=True)
             try:
                 return self.paint(on, run, figure, axes) or on.leave_empty(figure, axes, self.empty)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                figure, axes = on.blank(self.name, of_many=True)
+                figure, axes = on.blank(of_many=True)
                 words = f"The numbers of this picture are damaged ({type(error).__name__})."
                 on.leave_empty(figure, axes, words).empty = False  # a reader has to see it
                 return figure

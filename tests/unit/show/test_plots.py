@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize(("low", "high"), [(120, 130), (110, 4600), (300, 980), (0.004, 1000)])
 def test_a_logarithmic_axis_has_more_than_one_tick(low, high):
-    figure, axes = figures.blank("x", figures.PALETTE)
+    figure, axes = figures.blank()
     axes.plot([1, 2], [low, high])
     figures.log_values(axes)
     figure.canvas.draw()
