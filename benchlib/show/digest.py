@@ -108,14 +108,13 @@ def cards(record: Record) -> list[dict[str, str]]:
 
 def _with_limits(cards: list[dict[str, str]], rows: Rows) -> list[dict[str, str]]:
     """Add target or limit to the key numbers: those of the checks that compared the same value with one."""
+    judged = [row for row in rows if row["limit"] and row["word"] not in (*UNJUDGED, "INCOMPLETE")]
     for card in cards:
-        for row in rows:
+        for row in judged[::-1]:  # the first counts
             same = row["exact"] == card["exact"] and row["kind"] in ("target", "reference", "budget")
-            judged = row["word"] not in (*UNJUDGED, "INCOMPLETE")
-            if row["limit"] and judged and (same or row["name"] == card["name"] + GATE):
+            if same or row["name"] == card["name"] + GATE:
                 word = {"regression": "baseline", "reference": "published"}.get(row["kind"], row["kind"])
                 card["limit"] = f"{look(row['word']).mark} {word} {row['limit']}"
-                break
     return cards
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchlib.benchmarks import loadable
 from benchlib.config.schema import nearest
-from benchlib.core.errors import StorageError, UserError
+from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, write_text
 from benchlib.core.text import counted
 from benchlib.results.record import Record
@@ -72,12 +72,7 @@ def export(runs: Sequence[Record], name: str, output: str = "", samples: bool = 
         raise UserError(f"{name} needs {', '.join(missing)}: pip install -e '.[export]' in the checkout")
     module, _, function = chosen.write.partition(":")
     write = getattr(importlib.import_module(module), function)
-    try:
-        return str(write(runs, output, samples) if chosen.has_samples else write(runs, output))
-    except StorageError:
-        raise
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename or output}: {error.strerror or error}") from None
+    return str(write(runs, output, samples) if chosen.has_samples else write(runs, output))
 
 
 def put(text: str, output: str, what: str) -> str:
