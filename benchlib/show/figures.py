@@ -173,18 +173,13 @@ def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
     axes.minorticks_off()
 
 
-class _Ticks(LogLocator):
-    """Powers of ten; below two decades 1, 2 and 5 of each, so that an axis has more than one tick."""
-
-    def tick_values(self, vmin: float, vmax: float) -> Any:
-        few = vmax < 100 * vmin
-        self.set_params(subs=(1.0, 2.0, 5.0) if few else (1.0,))
-        return super().tick_values(vmin, vmax)
-
-
 def plain_numbers(axis: Axis) -> None:
-    """Write plain numbers along a logarithmic axis: 0.01, 1, 100; with 2 and 5 where it spans few decades."""
-    axis.set_major_locator(_Ticks(10, numticks=8))
+    """Write plain numbers along a logarithmic axis: 0.01, 1, 100; below two decades 2 and 5 as well.
+
+    To be called when its limits are final.
+    """
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"))
     axis.set_minor_locator(NullLocator())
 
@@ -198,8 +193,8 @@ def short_numbers(axis: Axis) -> None:
 def log_values(axes: Axes) -> None:
     """Make y logarithmic with plain numbers."""
     axes.set_yscale("log")
-    plain_numbers(axes.yaxis)
     axes.margins(y=0.06)
+    plain_numbers(axes.yaxis)
 
 
 def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], words: str, colour: str, **looks: Any) -> End:
