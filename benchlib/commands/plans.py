@@ -59,14 +59,12 @@ def show(planned: Sequence[Plan], out: Path | None, everything: bool = False) ->
 def _overview(planned: Sequence[Plan]) -> None:
     config, rows = planned[0].config, list[dict[str, str | Text]]()
     for plan in planned:
-        work: str | Text = Text.assemble(("SKIPPED", "yellow"), f": {plan.unavailable}")
-        limits = ["", ""]
+        skipped = Text.assemble(("SKIPPED", "yellow"), f": {plan.unavailable}")
+        row = {"benchmark": plan.config.benchmark, "work": skipped, "budget": "", "ended after": ""}
         if not plan.unavailable:
-            work, limits = (
-                plan.config.expected_work(),
-                [f"{plan.config.budget_s:.0f} s", f"{plan.config.hard_limit_s:.0f} s"],
-            )
-        rows.append({"benchmark": plan.config.benchmark, "work": work, **dict(zip(NUMBERS, limits, strict=True))})
+            limits = {"budget": f"{plan.config.budget_s:.0f} s", "ended after": f"{plan.config.hard_limit_s:.0f} s"}
+            row |= {"work": plan.config.expected_work(), **limits}
+        rows.append(row)
     say((f"tier {config.tier}", "bold"), f", backend {config.backend}: {len(rows)} benchmarks")
     show_table(rows, right=NUMBERS, whole=NUMBERS)
     say(f"at most {duration(sum(plan.config.budget_s for plan in planned if not plan.unavailable))} by the budgets")
