@@ -6,6 +6,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.show import figures
 from tests.fixtures.make_smoke import unpack
 
+
 @pytest.mark.parametrize(("low", "high"), [(120, 130), (110, 4600), (300, 980), (0.004, 1000)])
 def test_a_logarithmic_axis_has_more_than_one_tick(low, high):
     figure, axes = figures.blank()
