@@ -4,7 +4,6 @@ A folder that cannot be read is listed as what it is. The page stays small howev
 ones and says how to see the others.
 """
 
-import os
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,6 @@ PAGES = 6  # of the machine, one for each tier and day
 LISTED = 250  # runs on the page
 
 
-def row(run: Record) -> dict[str, Any]:
-    place = os.fsencode(f"{'/'.join(Path(run.folder).parts[-2:])}/report.html")
-    return {
-        "run": run,
-        "link": quote(place) if run.report else "",
-        "numbers": run.key_numbers[:SHOWN],
-        "took": duration(run.ended_at - run.started_at) if run.ended_at else "",
-        "sentence": f"Copy of {run.copy_of}: excluded. " * bool(run.copy_of) + run.sentence,
-    }
-
-
 def groups(runs: list[Record]) -> list[dict[str, Any]]:
     """Return the series of runs (the oldest first) with the trends of their key numbers, sorted by name.
 
@@ -46,7 +34,7 @@ def groups(runs: list[Record]) -> list[dict[str, Any]]:
     apart = [words for _, alike in groupby((members[-1] for members in listed), _seen) for words in _apart(list(alike))]
     return [
         {
-            "last": row(members[-1]),
+            "last": members[-1],
             "runs": len(members),
             "trends": list(filter(None, (trends.trend(key, members) for key in trends.key_metrics(members)[:SHOWN]))),
             "apart": words,
@@ -81,22 +69,24 @@ def render(outputs: Path | str) -> Path:
     path, runs = Path(outputs) / NAME, load_all(outputs)
     series = groups(runs)
     happened = lines.events((trend for group in series for trend in group["trends"]), runs)
-    by_day = groupby(map(row, runs[: -LISTED - 1 : -1]), key=lambda row: row["run"].moment.strftime("%Y-%m-%d"))
+    by_day = groupby(runs[: -LISTED - 1 : -1], key=lambda run: run.moment.strftime("%Y-%m-%d"))
     page = markup.page(
         "runs.html.j2",
         count=len(runs),
         day_count=len({run.moment.date() for run in runs}),
-        days={day: list(rows) for day, rows in by_day},
+        days={day: list(of_day) for day, of_day in by_day},
         older=max(0, len(runs) - LISTED),
         groups=series,
         series_left=len(trends.series(runs)) - len(series),
-        events=[(event, row(event.run)) for event in happened[:EVENTS]],
+        events=happened[:EVENTS],
         events_left=max(0, len(happened) - EVENTS),
         machines=lines.machines(runs),
         pages=[quote(f"{page.parent.name}/{page.name}") for page in _pages(Path(outputs))],
         lines=lines,
         spanned=trends.spanned,
         quantity=quantity,
+        duration=duration,
+        shown=SHOWN,
     )
     write_text(path, page)
     return path

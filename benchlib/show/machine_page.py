@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import read_params, tier_names
@@ -23,6 +22,7 @@ from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
+from benchlib.show.lines import link
 from benchlib.show.notebook import Shown
 
 NAME = "report.html"
@@ -42,7 +42,6 @@ class Page:
     word: str
     sentence: str
     hardware: str
-    header: list[str]
     right: list[Row]
     fast: list[Row]
     peaks: str
@@ -78,7 +77,7 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
     whole = [run for run in runs if run.complete and not run.problems]
     right, fast = list[Row](), list[Row]()
     for run in runs:
-        verified, values, about = list[str](), list[Compared](), {"run": run, "link": _link(run)}
+        verified, values, about = list[str](), list[Compared](), {"run": run, "link": link(run, 1)}
         if run in whole:
             verified, qualities, reached = spec_of(run.benchmark).page(stored := Run(run.folder))
             values = sorted(compared(stored, qualities), key=lambda value: value.agrees)  # what differs first
@@ -95,7 +94,6 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         word=min((run.word for run in runs if run.word != "SKIPPED"), key=badness, default="SKIPPED"),
         sentence=_sentence(right, fast),
         hardware=runs[0].hardware if runs else "",
-        header=_header(runs),
         right=right,
         fast=fast,
         peaks="; ".join(bounds),
@@ -103,10 +101,6 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         price=price,
         undone=list(_undone(runs)),
     )
-
-
-def _link(run: Record) -> str:
-    return quote(os.fsencode(f"{Path(run.folder).name}/report.html")) if run.report else ""
 
 
 def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
@@ -127,7 +121,7 @@ def _worth(runs: Sequence[Record], price: Price) -> Iterator[Row]:
                 devices = int(run.fingerprint.get("nodes" if run.backend == "cpu" else "world_size") or 1)
                 usd = price.usd_per_device_hour * devices / HOUR_S * MILLION / metric.value
                 work = f"1 million {metric.unit.removesuffix('/s')}, {run.benchmark}"
-                yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": _link(run)}
+                yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": link(run, 1)}
 
 
 def _undone(runs: Sequence[Record]) -> Iterator[Row]:
@@ -174,22 +168,6 @@ def _sentence(right: Sequence[Row], fast: Sequence[Row]) -> str:
     if (others := max((row["run"].others for row in right), default=0.0)) >= NOTICED:
         words.append(f"Others took up to {others:.0%} of the processors meanwhile: speeds are what the rest gave")
     return f"{'. '.join(words)}." if words else "There is no run to show."
-
-
-def _header(runs: Sequence[Record]) -> list[str]:
-    if not runs:
-        return []
-    first, versions = runs[0], runs[0].machine.get("versions", {})
-    ended = [run.ended_at for run in runs if run.ended_at]
-    took = duration(max(ended) - min(run.started_at for run in runs)) if ended else ""
-    ranks = max(run.ranks for run in runs)
-    return [
-        f"{first.tier} tier",
-        f"{first.backend}, {counted(ranks, 'rank')}",
-        f"torch {versions.get('torch', '?')}, transformers {versions.get('transformers', '?')}",
-        first.moment.strftime("%Y-%m-%d %H:%M"),
-        f"{counted(len(runs), 'benchmark')}{f' in {took}' if took else ''}",
-    ]
 
 
 def shown(page: Page) -> Shown:
@@ -260,5 +238,10 @@ def render(folder: Path, folders: Sequence[Path] | None = None, usd_per_hour: fl
 
     page = content(newest(folder) if folders is None else folders, usd_per_hour)
     path = folder / NAME
-    write_text(path, markup.page("machine.html.j2", page=page, share_text=share_text, values=VALUES, counted=counted))
+    write_text(
+        path,
+        markup.page(
+            "machine.html.j2", page=page, share_text=share_text, values=VALUES, counted=counted, duration=duration
+        ),
+    )
     return path

@@ -43,10 +43,10 @@ def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
     assert "batch_size" not in rendered(tmp_path).text, "no series looks like another one"
     place(tmp_path, START - 4 * DAY, metrics=f1(50.0), config={"batch_size": 16})
     groups = index.groups(load_all(tmp_path))
-    seen = sorted((group["last"]["run"].tier, group["runs"], group["apart"]) for group in groups)
+    seen = sorted((group["last"].tier, group["runs"], group["apart"]) for group in groups)
     assert seen == [("nightly", 1, ""), ("quick", 1, "batch_size 16"), ("quick", 3, "batch_size 8")]
     of_three = next(group for group in groups if group["runs"] == 3)
-    assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three["trends"][0])
+    assert "last 2 runs: from 90.00 to 91.00" in lines.describe_trend(of_three["trends"][0])
 
 
 def test_a_change_is_drawn_said_and_explained(tmp_path):
