@@ -5,7 +5,6 @@ with an HTML form of its first state, which is what a stored notebook and a repo
 (``BENCHLIB_HEADLESS``, no kernel, no ipywidgets) the pictures and the table of that state are displayed as they are.
 """
 
-import html
 from typing import Any
 
 import pandas as pd
@@ -15,7 +14,7 @@ from benchlib.judge import trends
 from benchlib.judge.trends import History
 from benchlib.results.record import Record
 from benchlib.results.run import Run
-from benchlib.show import history
+from benchlib.show import history, markup
 from benchlib.show.figures import Picture, data_url, show
 from benchlib.show.widgets import interactive
 
@@ -24,7 +23,6 @@ LISTED = 300  # runs that can be picked, the newest of those that pass the filte
 DRAWN = 3  # metrics with a picture
 PICKED = 3  # runs at the beginning
 SPEED = "train_samples_per_s"  # the metric at the beginning, where a benchmark has it
-SPACED = '<table style="border-spacing:1.4em .1em;border-collapse:separate"'
 FILTERS = {"benchmark": "benchmark", "tier": "tier", "machine": "hardware"}  # and the field of a run
 
 
@@ -84,20 +82,17 @@ class View:
         overlay = history.overlay(self.curve, [(_label(run), Run(run.folder)) for run in chosen])
         return [*(history.trend(trend, chosen) for trend in shown if trend), overlay]
 
-    def table(self) -> pd.DataFrame:
+    def rows(self) -> list[dict[str, Any]]:
         rows = []
         for run in self.chosen():
             facts = {"run": _label(run), "verdict": run.word, "machine": run.hardware, "ranks": run.ranks}
             metrics = {self.words(name): run.headline(name) for name in self.metrics}
             values = {label: metric.text if metric else "" for label, metric in metrics.items()}
             rows.append(facts | {"torch": run.setup.get("torch", "")} | values)
-        return pd.DataFrame(rows or {"no run is picked": []})
+        return rows or [{"run": "no run is picked"}]
 
     def html(self) -> str:
-        looks = 'width="520" style="max-width:100%;margin:4px"'
-        images = [f'<img src="{data_url(item)}" alt="{html.escape(item.alt)}" {looks}>' for item in self.pictures()]
-        table = self.table().to_html(border=0, escape=True, index=False, justify="left")
-        return f"<div>{''.join(images)}</div>{table.replace('<table', SPACED, 1)}"
+        return markup.page("explorer.html.j2", pictures=self.pictures(), rows=self.rows(), data_url=data_url)
 
 
 def _label(run: Record) -> str:
@@ -158,7 +153,7 @@ def explore(past: History) -> None:
         for picture in view.pictures():
             if not picture.empty:  # a benchmark without steps has no curve
                 show(picture)
-        display(view.table().set_index("run") if view.picked else view.table())  # type: ignore[no-untyped-call]
+        display(pd.DataFrame(view.rows()).set_index("run"))  # type: ignore[no-untyped-call]
         return
     live = {"version_major": 2, "version_minor": 0, "model_id": Explorer(view).box.model_id}
     words = " ".join(picture.alt for picture in view.pictures())
