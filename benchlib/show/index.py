@@ -30,16 +30,15 @@ def groups(runs: list[Record]) -> list[dict[str, Any]]:
     Only the ``SERIES`` with the newest runs are looked at.
     """
     newest = sorted(trends.series(runs).values(), key=lambda members: -members[-1].started_at)[:SERIES]
-    listed = sorted(newest, key=lambda members: _seen(members[-1]))
-    apart = [words for _, alike in groupby((members[-1] for members in listed), _seen) for words in _apart(list(alike))]
+    lasts = [members[-1] for members in newest]
     return [
         {
             "last": members[-1],
             "runs": len(members),
             "trends": list(filter(None, (trends.trend(key, members) for key in trends.key_metrics(members)[:SHOWN]))),
-            "apart": words,
+            "apart": _apart(members[-1], lasts),
         }
-        for members, words in zip(listed, apart, strict=True)
+        for members in sorted(newest, key=lambda members: _seen(members[-1]))
     ]
 
 
@@ -47,16 +46,12 @@ def _seen(run: Record) -> tuple[str, ...]:
     return run.benchmark, run.tier, run.backend, run.hardware, str(run.ranks)
 
 
-def _apart(alike: list[Record]) -> list[str]:
-    factors = [
-        {name: value.strip('"') for name, value in run.fingerprint.items() if name not in VERSIONS} for run in alike
-    ]
-    names = sorted(name for name in set().union(*factors) if len({each.get(name) for each in factors}) > 1)
-    more = ["…"] * (len(names) > FACTORS)
-    return [
-        ", ".join([f"{name.removeprefix('config.')} {each.get(name, 'absent')}" for name in names[:FACTORS]] + more)
-        for each in factors
-    ]
+def _apart(run: Record, others: list[Record]) -> str:
+    """Return the factors in which the series of a run differs from those that look like it."""
+    alike, own = [other.fingerprint for other in others if _seen(other) == _seen(run)], run.fingerprint
+    names = sorted(name for name in set().union(*alike) if len({each.get(name) for each in alike}) > 1)
+    words = [f"{name.removeprefix('config.')} {own.get(name, 'absent')}" for name in names if name not in VERSIONS]
+    return ", ".join(words[:FACTORS] + ["…"] * (len(words) > FACTORS)).replace('"', "")
 
 
 def _pages(store: Path) -> list[Path]:
