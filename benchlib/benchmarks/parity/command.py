@@ -15,7 +15,7 @@ import click
 
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.commands import OUT, SET, user_errors
+from benchlib.commands import OUT, SET
 from benchlib.commands.output import place, say
 from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
@@ -42,7 +42,6 @@ def command() -> None:
 @click.option("--no-weights", is_flag=True, help="Leave the weights out: the other machine has the same ones.")
 @click.option("--slim", is_flag=True, help="Inputs, logits and layers alone: a recording that can be shipped.")
 @OUT
-@user_errors
 def record(
     folder: Path,
     tier: str,
@@ -88,7 +87,6 @@ def record(
 @SET
 @OUT
 @click.option("--strict", is_flag=True, help="Exit with 3 where a gated member was not compared.")
-@user_errors
 def verify(
     folder: Path, tier: str | None, backend: str, members: str, pairs: Iterable[str], out: Path | None, strict: bool
 ) -> int:
@@ -180,7 +178,6 @@ def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) ->
     "--as", "machine", default="", metavar="NAME", help="Name the runs' machine so, instead of by its host name."
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 where a gated result fails, 3 where nothing was compared.")
-@user_errors
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
     """Merge results of all backends and machines into files that can be committed. [default: all parity runs]
 
