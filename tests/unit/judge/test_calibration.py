@@ -3,20 +3,13 @@
 import math
 
 import pytest
+from series import record
 
 from benchlib.judge import baselines
 from benchlib.judge.calibration import Calibration, calibrate_metric, load_calibration, save_calibration
 from benchlib.judge.regression import RegressionLimit
-from benchlib.results.metrics import measured
-from benchlib.results.record import Record
-from benchlib.results.run import Result
 
 LIMIT = RegressionLimit(metric="rate", share=0.10)
-
-
-def record(value, name="rate", unit="samples/s", direction="higher"):
-    metrics = [measured(name, value, unit, direction)]
-    return Record(run="r", result=Result(benchmark="b", tier="t", backend="cpu", world_size=1, metrics=metrics))
 
 
 def test_the_counts_are_those_of_the_gate():
