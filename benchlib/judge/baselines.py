@@ -49,7 +49,6 @@ from benchlib.results.run import Run, fingerprint_key
 from benchlib.results.verdict import Verdict
 
 SCHEMA: Final = 3
-MAX_RUNS = 20
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 MIN_STORED = 4  # of which one may be odd
@@ -64,7 +63,7 @@ class Baseline(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     schema_version: Literal[3] = SCHEMA
-    runs: list[Record] = Field(min_length=1, max_length=MAX_RUNS)
+    runs: list[Record] = Field(min_length=1)
     limits: list[RegressionLimit] = []
 
     @property
@@ -373,12 +372,9 @@ def accept(
             twice = "is in the baseline already" if other.run == record.run else f"is a copy of {other.run}"
             raise UserError(f"{record.run} {twice}: accept runs of their own")
         accepted.append(record)
-    compared = limits if if_improved and current else []
-    if worse := [item.metric for item in compared if current and _worse(item.metric, accepted, current)]:
+    better_than = current.runs if current and if_improved else []
+    if worse := [limit.metric for limit in limits if _worse(limit.metric, accepted, better_than)]:
         raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
-    if len(accepted) > MAX_RUNS:
-        many = f"a baseline holds {MAX_RUNS} runs at most, these would be {len(accepted)}"
-        raise UserError(f"{many}: accept fewer, or leave out --add")
     baseline = Baseline(runs=accepted, limits=limits)
     try:
         baseline.require_possible()
@@ -389,9 +385,9 @@ def accept(
     return path
 
 
-def _worse(name: str, runs: Sequence[Record], current: Baseline) -> bool:
+def _worse(name: str, runs: Sequence[Record], current: Sequence[Record]) -> bool:
     """Compare the undisturbed runs of both sides; a run that lost the metric is worse."""
-    new, old = side_of(runs, name), side_of(current.runs, name)
+    new, old = side_of(runs, name), side_of(current, name)
     if old is None or not old.runs:
         return False
     if new is None or len(new.runs) < len(runs):

@@ -253,8 +253,6 @@ class Machine:
             work["items of an epoch"] = f"{items:,.0f}, cut to {used:,.0f} by the budget"
         if sizes := [config[name] for name in own.batch if name in config]:
             work["effective batch"] = math.prod(sizes) * self._factor("world_size")
-        if isinstance(self.rate, Side):
-            work["scope of the rate"] = self.rate.metric.name.removeprefix(own.rate).strip("_") or "the real thing"
         work |= {name: value for name, value in config.items() if name not in (*PLACE, *own.ways, *own.batch)}
         stated = self.first.result.facts.get("precision") if self.first.result else None
         return work | ({"precision": stated} if isinstance(stated, str) else {})  # what an automatic choice came to

@@ -109,22 +109,25 @@ def accept(
     root: Path | None = None,
 ) -> Path:
     """Write what runs computed as the reference of their work, or ``add`` it. Raises ``UserError`` for runs of different work."""
-    path, factors = path_of(runs[0], root), _factors(runs[0])
-    accepted = list[Accepted]()
+    path, factors, accepted = path_of(runs[0], root), _factors(runs[0]), dict[str, Accepted]()
     if add and path.exists():
         reference = load(path)
-        factors, accepted = reference.factors, reference.runs
+        factors, accepted = reference.factors, {run.run: run for run in reference.runs}
     for run, qualities in zip(runs, values, strict=True):
         for name, here, there in differences(_factors(run), factors)[:1]:
             differs = f"{name} is {here} here, {there} there"
             raise UserError(f"{run.path} cannot be in one reference with the others: {differs}")
         if not qualities:
             raise UserError(f"{run.path}: {run.config.benchmark} computes nothing that is the same on any machine")
-        about = {"run": run.path.name, "cpu": str(run.machine.get("cpu", {}).get("model"))}
+        about = {
+            "run": run.path.name,
+            "cpu": str(run.machine.get("cpu", {}).get("model")),
+            "backend": run.config.backend,
+        }
         computed = {name: quality.value for name, quality in qualities.items()}
-        new = Accepted(**about, backend=run.config.backend, accepted_at=time.time(), values=computed)
-        accepted = [*(item for item in accepted if item.run != new.run), new]
-    write_json(path, Reference(factors=factors, reason=reason, runs=accepted).model_dump(mode="json"))
+        accepted[run.path.name] = Accepted(**about, accepted_at=time.time(), values=computed)
+    kept = Reference(factors=factors, reason=reason, runs=[*accepted.values()])
+    write_json(path, kept.model_dump(mode="json"))
     return path
 
 

@@ -77,7 +77,6 @@ class Scale:
 
 LOG = Scale("ratio", np.log, lambda move: math.exp(max(-700.0, min(move, 700.0))))
 LINEAR = Scale("difference", np.asarray, float)
-SCALES = {scale.name: scale for scale in (LOG, LINEAR)}
 
 
 @dataclass(frozen=True)

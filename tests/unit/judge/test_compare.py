@@ -20,7 +20,7 @@ from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import baselines
-from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
+from benchlib.judge.calibration import Calibration, save_calibration
 from benchlib.judge.compare import Contrast, Factor, Row, RunSet, headline, read_argument
 from benchlib.judge.compare import line as line_of
 from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, regression_check, side_of
@@ -271,10 +271,9 @@ def test_the_spread_of_a_calibration_and_of_the_runs_beside_a_run_count_as_in_it
     old, new = make("20261119", 100), make("20261120", 70)
     assert row(only(old, new)).word == "regression"
     limit = RegressionLimit(metric="train_samples_per_s_minisquad_tiny", share=0.2)
-    apart = [record(value, limit.metric) for value in (100.0, 80.0, 125.0, 90.0)]
-    place = {"benchmark": "squad", "tier": "quick", "fingerprint": load(new).fingerprint, "made_at": 0.0}
-    metrics = [calibrate_metric(limit, apart, {})]
-    path = save_calibration(baselines.folder(), Calibration(**place, runs=4, planted_runs=0, metrics=metrics))
+    about = {"benchmark": "squad", "tier": "quick", "fingerprint": load(new).fingerprint}
+    apart = [record(value, limit.metric).model_copy(update=about) for value in (100.0, 80.0, 125.0, 90.0)]
+    path = save_calibration(baselines.folder(), Calibration(made_at=0.0, runs=apart, limits=[limit]))
     logs = np.log([100.0, 80.0, 125.0, 90.0])  # three degrees of freedom, and three of the default
     s = math.sqrt((3 * logs.var(ddof=1) + 3 * 0.05**2) / 6)
     told = row(only(old, new))
