@@ -247,7 +247,6 @@ def test_unlike_work_is_compared_per_item_and_the_difference_is_named(other, nam
     ways = machine("b", 1, [200.0], ranks=2, batch_size=4, threads=3, compile=True, seed=9)
     assert worth_of(machine("a", 1, [100.0]), ways).differences == {}
     assert item.answers[2].certain is None
-    assert "work differs" in " ".join(item.notes)
 
 
 def test_items_that_are_other_work_are_compared_by_their_flops_alone():
