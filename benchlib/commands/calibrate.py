@@ -52,7 +52,7 @@ def calibrate(
     plans = {share: plan(target, tier, base.config.backend, values, base.probe) for share, values in slowed.items()}
     store = (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = _run_all(store, {0.0: base, **plans}, _schedule(kinds))
-    calibration = Calibration(made_at=time.time(), runs=runs, limits=runs[0].limits)
+    calibration = Calibration(runs=runs, limits=runs[0].limits)
     path = save_calibration(baselines.folder(), calibration)
     rows = calibration.rows()
     show_table(rows, whole=[name for row in rows for name in row if name != "injected"])
@@ -84,7 +84,7 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
         except (UserError, RuntimeError) as error:
             raise UserError(f"{run_dir}: {str(error).strip().splitlines()[-1]}") from error
         kept = {"config": {"planted_slowdown": share}, "limits": run.limits}
-        runs.append(run.kept(run.limits).model_copy(update=kept))
+        runs.append(run.kept(run.limits, accepted_at=time.time()).model_copy(update=kept))
     return sorted(runs, key=lambda run: run.planted)
 
 

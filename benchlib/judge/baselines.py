@@ -9,14 +9,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.files import home, read_model, write_json
+from benchlib.core.files import home, read_model
 from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.changepoints import levels
@@ -26,6 +25,8 @@ from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import (
     LINEAR,
+    SCHEMA,
+    KeptRuns,
     RegressionLimit,
     Spread,
     allowed_loss,
@@ -48,31 +49,13 @@ from benchlib.results.record import Record, load
 from benchlib.results.run import Run, fingerprint_key
 from benchlib.results.verdict import Verdict
 
-SCHEMA: Final = 3
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 MIN_STORED = 4  # of which one may be odd
 
 
-class Baseline(BaseModel):
-    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs.
-
-    ``limits`` are those that the runs were accepted with.
-    """
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
-
-    schema_version: Literal[3] = SCHEMA
-    runs: list[Record] = Field(min_length=1)
-    limits: list[RegressionLimit] = []
-
-    @property
-    def latest(self) -> Record:
-        return self.runs[-1]
-
-    @property
-    def key(self) -> str:
-        return fingerprint_key(self.latest.fingerprint)
+class Baseline(KeptRuns):
+    """The accepted runs of one fingerprint; several tell the spread between unchanged runs."""
 
     def claims(self) -> list[Claim]:
         """Return what the accepted runs state, under the config that the fingerprint holds. Raises ``UserError``."""
@@ -380,9 +363,7 @@ def accept(
         baseline.require_possible()
     except UserError as error:
         raise UserError(f"not accepted: {error}") from None
-    path = (root or folder()) / accepted[0].benchmark / accepted[0].tier / f"{baseline.key}.json"
-    write_json(path, {"schema_version": SCHEMA, "limits": []} | baseline.model_dump(mode="json", exclude_defaults=True))
-    return path
+    return baseline.save((root or folder()) / accepted[0].benchmark / accepted[0].tier / f"{baseline.key}.json")
 
 
 def _worse(name: str, runs: Sequence[Record], current: Sequence[Record]) -> bool:

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import BaseModel, Field
-
-from benchlib.core.files import read_model, write_json
+from benchlib.core.files import read_model
 from benchlib.core.text import day
 from benchlib.judge.regression import (
     LOG,
+    SCHEMA,
+    KeptRuns,
     RegressionLimit,
     Scale,
     Side,
@@ -31,7 +31,6 @@ from benchlib.judge.regression import (
 from benchlib.results.record import Record
 from benchlib.results.run import fingerprint_key
 
-SCHEMA: Final = 5
 MIN_RUNS = 3  # unchanged runs that a spread can be estimated from
 METHOD = (
     "False alarms and undecided: each of the {runs} unchanged runs against all others, with the one-sided 95% bound of as many "
@@ -83,13 +82,8 @@ class Calibrated(NamedTuple):
         }
 
 
-class Calibration(BaseModel):
-    """Runs of one fingerprint, the unchanged ones first, and the limits that the gate judges them by."""
-
-    schema_version: Literal[5] = SCHEMA
-    made_at: float
-    runs: list[Record] = Field(min_length=MIN_RUNS)
-    limits: list[RegressionLimit]
+class Calibration(KeptRuns):
+    """Runs of one fingerprint, the unchanged ones first; those that were slowed say by how much in their config."""
 
     @cached_property
     def found(self) -> dict[str, Calibrated]:
@@ -136,7 +130,7 @@ class Calibration(BaseModel):
         effects = sorted(item.effect for item in items if item.scale is LOG and is_timed(item.side.metric.unit))
         span = " to ".join(dict.fromkeys(f"{effect:.1%}" for effect in (effects[:1] + effects[-1:])))
         return (
-            f"The gate was calibrated here on {day(self.made_at)} with {count} unchanged and {len(self.runs) - count} slowed runs: "
+            f"The gate was calibrated here on {day(self.runs[0].accepted_at or 0)} with {count} unchanged and {len(self.runs) - count} slowed runs: "
             f"{failed} failed in a metric against the others"
             + (f"; it finds losses of speed of {span}, by metric, with 99% power." if span else ".")
         )
@@ -164,6 +158,4 @@ def load_calibration(root: Path, benchmark: str, tier: str, fingerprint: dict[st
 
 def save_calibration(root: Path, calibration: Calibration) -> Path:
     first = calibration.runs[0]
-    path = path_of(root, first.benchmark, first.tier, first.fingerprint)
-    write_json(path, {"schema_version": SCHEMA} | calibration.model_dump(mode="json", exclude_defaults=True))
-    return path
+    return calibration.save(path_of(root, first.benchmark, first.tier, first.fingerprint))

@@ -14,7 +14,7 @@ LIMIT = RegressionLimit(metric="rate", share=0.10)
 
 def calibration(*runs, limits=(LIMIT,), slowed=()):
     slower = [run.model_copy(update={"config": {"planted_slowdown": 0.25}}) for run in slowed]
-    return Calibration(made_at=0.0, runs=[*runs, *slower], limits=limits)
+    return Calibration(runs=[*runs, *slower], limits=limits)
 
 
 def rates(*values, **more):

@@ -273,7 +273,7 @@ def test_the_spread_of_a_calibration_and_of_the_runs_beside_a_run_count_as_in_it
     limit = RegressionLimit(metric="train_samples_per_s_minisquad_tiny", share=0.2)
     about = {"benchmark": "squad", "tier": "quick", "fingerprint": load(new).fingerprint}
     apart = [record(value, limit.metric).model_copy(update=about) for value in (100.0, 80.0, 125.0, 90.0)]
-    path = save_calibration(baselines.folder(), Calibration(made_at=0.0, runs=apart, limits=[limit]))
+    path = save_calibration(baselines.folder(), Calibration(runs=apart, limits=[limit]))
     logs = np.log([100.0, 80.0, 125.0, 90.0])  # three degrees of freedom, and three of the default
     s = math.sqrt((3 * logs.var(ddof=1) + 3 * 0.05**2) / 6)
     told = row(only(old, new))
