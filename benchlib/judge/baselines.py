@@ -143,10 +143,7 @@ def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> t
 
 def by_key(key: str) -> Baseline:
     """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
-    sound, refused = stored()
-    matches = [baseline for baseline in sound if baseline.key.startswith(key)]
-    if reasons := [reason for path, reason in refused.items() if path.stem.startswith(key) and not matches]:
-        raise UserError(reasons[0])
+    matches = [baseline for baseline in stored()[0] if baseline.key.startswith(key)]
     if len(matches) != 1:
         raise UserError(f"{len(matches)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
     return matches[0]
@@ -270,7 +267,7 @@ def stored_runs(run: Record) -> list[Record]:
             continue
         other = load(folder, whole=False)
         alike = other.complete and not other.problems and other.fingerprint == run.fingerprint
-        if alike and other.started_at < run.started_at and not planted(Run(folder)) and not continued(other):
+        if alike and other.started_at < run.started_at and not other.planted and not continued(other):
             records.append(load(folder))
     return records[::-1]
 

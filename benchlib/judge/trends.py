@@ -103,7 +103,7 @@ def exclusion(run: Record) -> str:
     if run.planted:
         return f"a slow-down of {run.planted:.0%} was injected into it"
     if run.word not in COUNTED:
-        return run.sentence or {"BROKEN": "it broke", "SKIPPED": "nothing ran"}.get(run.word, "it has not ended")
+        return run.sentence
     return "" if run.series else "this version cannot read its config or its machine"
 
 
