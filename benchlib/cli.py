@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from itertools import pairwise
 from typing import Any
 
 import click
@@ -11,7 +10,6 @@ from benchlib import __version__
 from benchlib.commands import user_errors
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
-MAY_BE_EMPTY = "--planted"  # of calibrate: no injected slow-down
 VERBS = (  # by their modules in ``commands``
     *("baseline", "calibrate", "compare", "doctor", "export", "history", "inspect"),
     *("judge", "list", "page", "references", "report", "run", "serve"),
@@ -20,16 +18,6 @@ VERBS = (  # by their modules in ``commands``
 
 class _Verbs(click.Group):
     """The verbs above, and those that benchmarks bring along; these are imported when they are asked for."""
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Refuse empty words: ``--out "$DIR"`` without DIR would mean the working folder, and nobody asks for that so."""
-        for before, word in pairwise(["", *args]):
-            option, sign, value = word.partition("=")
-            empty = not word or (word.startswith("-") and sign and not value)
-            if empty and MAY_BE_EMPTY not in (before, option):
-                remedy = "give one, or leave it out (is a variable of your shell not set?)"
-                raise click.UsageError(f"{option or before}: an empty value: {remedy}")
-        return super().parse_args(context, args)
 
     def list_commands(self, context: click.Context) -> list[str]:
         from benchlib.benchmarks import loadable

@@ -21,8 +21,8 @@ from benchlib.judge.checks import Verdict
 from benchlib.judge.cost import Offers, judge_worth, read_offers
 from benchlib.judge.trends import History, judge_history, read_history
 from benchlib.launch.plan import plan, prepare, prepare_again
-from benchlib.results.record import load
-from benchlib.results.run import Run, find_runs
+from benchlib.results.record import DAY, load
+from benchlib.results.run import Run
 from benchlib.results.verdict import GATE
 from benchlib.show import machine_page, notebook
 from benchlib.show.machine_page import Page
@@ -136,8 +136,8 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
 
 
 def _lists(run: Run) -> Path | None:
-    store = run.path.resolve().parents[1]
-    return store if run.path.resolve() in {item.resolve() for item in find_runs(store)} else None
+    day = run.path.resolve().parent
+    return day.parent if DAY.match(day.name) else None
 
 
 def _places(run: Run, verdict: Verdict) -> Any:
@@ -159,10 +159,12 @@ def _places(run: Run, verdict: Verdict) -> Any:
 # What the cells show.
 
 
-def _about(subject: History | Offers | Page) -> Any:
+def _shown(subject: Any) -> notebook.Shown:
     from benchlib.show import cost, history  # with matplotlib: only who shows it pays
 
-    return {History: history, Offers: cost, Page: machine_page}[type(subject)]
+    about: dict[type, Any] = {History: history, Offers: cost, Page: machine_page}
+    shown: notebook.Shown = about[type(subject)].shown(subject)
+    return shown
 
 
 def _markdown(*lines: str) -> Any:
@@ -192,7 +194,7 @@ def config_table(run: Subject) -> "pandas.DataFrame":
     Of a history and of offers, what was asked for.
     """
     if not isinstance(run, Run):
-        return _frame({"": name, "asked for": value} for name, value in _about(run).asked(run).items())
+        return _frame({"": name, "asked for": value} for name, value in _shown(run).asked.items())
     rows = [
         {
             "parameter": name,
@@ -256,7 +258,7 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
     if isinstance(run, Run):
         pictures = [_named(BENCHMARKS[run.config.benchmark].spec.figures(), name, "picture")(run)]
     else:
-        pictures = _named(_about(run).figures(run), name, "picture")()
+        pictures = _named(_shown(run).figures, name, "picture")()
     for picture in pictures:
         if always or not picture.empty:
             show(picture)
@@ -264,8 +266,10 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
 
 def table(run: Subject, name: str) -> "pandas.DataFrame":
     if not isinstance(run, Run):
-        return _frame(_named(_about(run).tables(run), name, "table"))
-    return _named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")()  # type: ignore[no-any-return]
+        return _frame(_named(_shown(run).tables, name, "table"))
+    import pandas as pd
+
+    return pd.DataFrame(_named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")())
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":
@@ -284,7 +288,7 @@ def reading(run: Subject) -> Any:
     if isinstance(run, Run):
         sentences = BENCHMARKS[run.config.benchmark].spec.reading(run)
     else:
-        sentences = [html.escape(sentence, quote=False) for sentence in _about(run).reading(run)]
+        sentences = [html.escape(sentence, quote=False) for sentence in _shown(run).reading]
     return _markdown(*(f"- {sentence}" for sentence in sentences))
 
 
@@ -297,7 +301,7 @@ def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
 def provenance(run: Subject) -> "pandas.DataFrame":
     """Return machine and versions of the run, and the command that repeats it; of others what they were made from."""
     if not isinstance(run, Run):
-        return _frame(_about(run).provenance(run))
+        return _frame(_shown(run).provenance)
     from benchlib.show.digest import machine_rows
 
     facts = [("run", run.path.name), ("command", command(run.config)), *machine_rows(run.machine)]

@@ -24,7 +24,7 @@ from typing import Any
 from measuring import interleaved, machine, options_of, ratio, spread
 
 from benchlib.config.schema import build, save_config
-from benchlib.results.run import load_result
+from benchlib.results.run import Run
 
 GLOBAL_BATCH, RANKS = 16, 2  # a rank has cores / ranks threads
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ def run(name: str, options: argparse.Namespace, work: Path) -> dict[str, float]:
         codes = [process.wait() for process in processes]
         if any(codes):
             raise SystemExit(f"{name} failed")
-        result = load_result(Path(folder))
+        result = Run(folder).result
     row = result.facts
     windows_per_question = row["epoch_items"] / row["train_questions"]
     questions_per_s = sum(row["samples_seen"]) / windows_per_question / (result.value("train_s") or float("nan"))

@@ -14,7 +14,7 @@ from measuring import options_of
 from pydantic import BaseModel
 
 from benchlib.core.files import home, write_text
-from benchlib.judge.impossible.claim import PARTS, Claim, ClaimFile
+from benchlib.judge.impossible.claim import Claim, ClaimFile, Part
 from benchlib.judge.impossible.rules import RULES
 
 PAGE = home() / "docs" / "claims.md"
@@ -51,8 +51,10 @@ def tables() -> str:
     """Return what stands between the two comments of the page."""
     lines = ["", "| rule | refuses |", "|---|---|", *(f"| {rule.name} | {rule.catches} |" for rule in RULES.values())]
     lines += [*fields("The file", ClaimFile), *fields("A claim", Claim)]
-    for name, model in PARTS.items():
-        lines += fields(f"`{name}`", model, " ".join((model.__doc__ or "").replace("``", "`").split()))
+    for name, field in Claim.model_fields.items():
+        for model in typing.get_args(field.annotation):
+            if isinstance(model, type) and issubclass(model, Part):
+                lines += fields(f"`{name}`", model, " ".join((model.__doc__ or "").replace("``", "`").split()))
     return "\n".join([*lines, "", ""])
 
 

@@ -141,7 +141,7 @@ def content(name: str) -> str:
     folder = Path("/outputs/example") / f"{benchmark}-{Path(name).stem}"
     job = LAUNCHERS[config.launcher](config, folder)
     # The interpreter is the one of whoever submits; the example names any.
-    return job.files[job.submits].replace(sys.executable, PYTHON)
+    return next(iter(job.files.values())).replace(sys.executable, PYTHON)
 
 
 def main() -> None:

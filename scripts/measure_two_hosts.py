@@ -26,7 +26,7 @@ from measuring import machine, options_of, spread  # noqa: E402
 from benchlib.config.schema import resolve, save_config  # noqa: E402
 from benchlib.core.definitions import busbw_gbps  # noqa: E402
 from benchlib.core.files import read_json  # noqa: E402
-from benchlib.results.run import Result, load_result  # noqa: E402
+from benchlib.results.run import Result, Run  # noqa: E402
 
 MIN_BYTES = 64 * 2**10  # below it the times are those of a message, not of a cable
 END_S = 600
@@ -44,7 +44,7 @@ def run(hosts: tuple[Host, Host], folder: Path, benchmark: str, values: dict[str
         status = read_json(run_dir / "status.json")
         if status["outcome"] != "complete":
             raise SystemExit(f"{run_dir}: {status['reason']}")
-    return next(load_result(path) for path in run_dirs if (path / "result.json").exists())
+    return next(result for path in run_dirs if (result := Run(path).result))
 
 
 def iperf3_gbps(first: Host, second: Host, seconds: float = 1.0) -> float:

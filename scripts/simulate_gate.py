@@ -44,8 +44,8 @@ from benchlib.judge.regression import (
     side_of,
 )
 from benchlib.results.metrics import Direction, measured
-from benchlib.results.record import limits_of, load
-from benchlib.results.run import Run, find_runs
+from benchlib.results.record import limits_of, load, load_all
+from benchlib.results.run import Run
 
 LIMIT = RegressionLimit(metric="rate", share=0.2)
 ACCEPTED = (1, 2, 3, 4, 5, 7, 10)
@@ -109,8 +109,8 @@ class Gated:
 def stored_nights(store: Path, tier: str) -> dict[str, list[Run]]:
     """Return the complete runs of a tier by benchmark, the oldest first; all have the fingerprint of the newest."""
     runs: dict[str, list[Run]] = {}
-    for path in find_runs(store):
-        run = Run(path)
+    for record in load_all(store)[::-1]:
+        run = Run(record.folder)
         if run.config.tier == tier and run.result is not None and run.result.status == "complete":
             members = runs.setdefault(run.config.benchmark, [])
             if not members or members[0].fingerprint == run.fingerprint:

@@ -1,6 +1,5 @@
 """One file per verb of the command line, and what all of them share."""
 
-import errno
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -35,15 +34,10 @@ def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sentence(error: Exception) -> str:
-    from benchlib.core.files import is_storage_error, not_written
+    from benchlib.core.files import storage_error
 
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename)[:60]}…: the name is too long: shorten it"
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, OSError) and is_storage_error(error):
-        return str(not_written(error.filename or "a file", error))
-    return unexpected(error)
+    understood = error if isinstance(error, UserError) else storage_error(error)
+    return str(understood) if understood else unexpected(error)
 
 
 # Made absolute here: the notebooks are executed in another folder.

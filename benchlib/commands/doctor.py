@@ -1,6 +1,5 @@
 """``benchlib doctor``: what this machine can run, which sensors and optional parts are there, and how to get what is missing."""
 
-import contextlib
 import importlib.util
 import os
 import shutil
@@ -73,8 +72,8 @@ def examine() -> Iterator[Finding]:
 def _sensors() -> Iterator[Finding]:
     from benchlib.core.sensors import Sensors
 
-    with contextlib.closing(Sensors([os.getpid()])) as sensors:
-        readings, missing = sensors.read(), sensors.availability()
+    sensors = Sensors([os.getpid()])
+    readings, missing = sensors.read(), sensors.reasons
     yield Finding("sensors", True, ", ".join(sorted(readings.keys() - missing.keys())) or "none")
     for name, reason in sorted(missing.items()):
         yield Finding(f"sensor {name}", False, reason)

@@ -11,7 +11,7 @@ from rich.text import Text
 from benchlib.commands.output import errors, say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
-from benchlib.judge.foreign.readers import UnknownFormat, expected, not_read, read_claims
+from benchlib.judge.foreign.readers import not_read, read_claims
 from benchlib.judge.impossible.rules import Judgement, judge_claims
 
 POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
@@ -22,66 +22,57 @@ COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
 
 def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
     """Judge each file, print the findings, and return the worst exit code: 2, else 1, else 3, else 0."""
-    documents, unknown = list[dict[str, Any]](), False
-    for path in paths:
-        try:
-            name, claims = read_claims(path)
-            judgements, unread = judge_claims(claims), not_read(path, name)
-        except (UserError, OverflowError) as error:
-            reason = str(error) if isinstance(error, UserError) else f"{path}: a number too large ({error})"
-            documents.append({"file": str(path), "exit_code": UNREADABLE, "error": reason})
-            unknown |= isinstance(error, UnknownFormat)
-            if not as_json:
-                errors.print(Text.assemble(("error: ", "bold red"), reason), soft_wrap=True)
-            continue
-        code, sentence = _conclusion(judgements, len(claims))
-        if any(claim.loadgen and claim.loadgen.valid is False for claim in claims):
-            sentence += " LoadGen calls the run INVALID: it is no result."
-        sentence += f" Not read: {', '.join(unread)}." if unread else ""
-        document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
-        documents.append(document | {"findings": [_finding(judgement) for judgement in judgements]})
-        if not as_json:
-            _show(path, name, judgements, sentence, code)
-    if unknown and not as_json:
-        errors.print(Text(f"Files that can be judged: {expected()}."), soft_wrap=True)
+    documents = [_judged(path, as_json) for path in paths]
     if as_json:
         print(json.dumps(documents, indent=2, ensure_ascii=False))
     return min((document["exit_code"] for document in documents), key=WORST.index)
 
 
-def _finding(judgement: Judgement) -> dict[str, Any]:
-    named = {"rule": judgement.rule.name, "catches": judgement.rule.catches}
-    return named | {name: getattr(judgement, name) for name in ("status", "passed", "failures", "skipped")}
-
-
-def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]:
+def _judged(path: Path, quiet: bool) -> dict[str, Any]:
+    """Judge a file, show the findings unless ``quiet``, and return them."""
+    try:
+        name, claims = read_claims(path)
+        judgements, unread = judge_claims(claims), not_read(path, name)
+    except UserError as error:
+        if not quiet:
+            errors.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+        return {"file": str(path), "exit_code": UNREADABLE, "error": str(error)}
     failed = [judgement.rule.name for judgement in judgements if judgement.failures]
     applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
-    of, rules = counted(statements, "statement"), f"{counted(applied, 'rule')} applied"
-    if failed:
-        return IMPOSSIBLE, f"Impossible: {', '.join(failed)}. {rules} to {of}."
-    if applied:
-        return POSSIBLE, f"Nothing impossible in {of}; {rules}."
-    return NO_RULE, f"No rule could be applied to {of}: the file does not state enough to judge it."
-
-
-def _show(path: Path, name: str, judgements: list[Judgement], sentence: str, code: int) -> None:
-    say((str(path), "bold"), f"  {name}")
-    rows = [
-        {"rule": item.rule.name, "status": Text(item.status, COLOURS[item.status]), "finding": _reason(item)}
-        for item in sorted(judgements, key=lambda item: item.status)
+    of, rules = counted(len(claims), "statement"), counted(applied, "rule")
+    code = IMPOSSIBLE if failed else POSSIBLE if applied else NO_RULE
+    sentence = {
+        IMPOSSIBLE: f"Impossible: {', '.join(failed)}. {rules} applied to {of}.",
+        POSSIBLE: f"Nothing impossible in {of}; {rules} applied.",
+        NO_RULE: f"No rule could be applied to {of}: the file does not state enough to judge it.",
+    }[code]
+    if any(claim.loadgen and claim.loadgen.valid is False for claim in claims):
+        sentence += " LoadGen calls the run INVALID: it is no result."
+    sentence += f" Not read: {', '.join(unread)}." if unread else ""
+    if not quiet:
+        say((str(path), "bold"), f"  {name}")
+        rows = [
+            {"rule": item.rule.name, "status": Text(item.status, COLOURS[item.status]), "finding": _reason(item)}
+            for item in sorted(judgements, key=lambda item: item.status)
+        ]
+        show_table(rows, whole=("rule", "status"))
+        say(sentence, "\n", style={POSSIBLE: "green", IMPOSSIBLE: "red"}.get(code, "yellow"))
+    findings = [
+        {"rule": item.rule.name, "catches": item.rule.catches, "status": item.status, "passed": item.passed}
+        | {"failures": item.failures, "skipped": item.skipped}
+        for item in judgements
     ]
-    show_table(rows, whole=("rule", "status"))
-    say(sentence, "\n", style={POSSIBLE: "green", IMPOSSIBLE: "red"}.get(code, "yellow"))
+    document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
+    return document | {"findings": findings}
 
 
-def _reason(judgement: Judgement) -> str:
-    failures, passed = judgement.failures, judgement.passed
-    if failures:
-        more = [f"and {len(failures) - MAX_REASONS:,} more (--json lists all)"] * (len(failures) > MAX_REASONS)
-        others = [f"{passed:,} other{'s are' if passed != 1 else ' is'} possible"] * (passed > 0)
-        return "\n".join([*failures[:MAX_REASONS], *more, *others])
-    first, count = (judgement.example, passed) if passed else (judgement.skipped[0], len(judgement.skipped))
+def _reason(item: Judgement) -> str:
+    if item.failures:
+        more = f"and {len(item.failures) - MAX_REASONS:,} more (--json lists all)"
+        passed = f"{item.passed:,} other{'s are' if item.passed != 1 else ' is'} possible"
+        lines = [*item.failures[:MAX_REASONS], more * (len(item.failures) > MAX_REASONS), passed * (item.passed > 0)]
+        return "\n".join(filter(None, lines))
+    first, count = (item.example, item.passed) if item.passed else (item.skipped[0], len(item.skipped))
     return first + (f" (and {count - 1:,} more)" if count > 1 else "")
 
 

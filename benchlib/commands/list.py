@@ -19,7 +19,6 @@ from benchlib.core.terminal import one_line
 from benchlib.core.text import duration
 from benchlib.results.record import Record, load_all
 from benchlib.results.run import no_runs
-from benchlib.show.index import key_numbers
 
 
 def budget_s(tier: dict[str, Any]) -> float:
@@ -39,11 +38,6 @@ def show_kit() -> None:
     words = {name: read_params("backends", name).get("description", "") for name in BACKENDS}
     show_table({"backend": name, "what it is": words[name], "needs": BACKENDS[name].install} for name in BACKENDS)
     show_table({"cluster": name, "what it is": cluster.load(name).description} for name in cluster.names())
-    for benchmark in BENCHMARKS.values():
-        if not benchmark.fault and benchmark.spec.listing:
-            for title, listed in benchmark.spec.listing().items():
-                say("\n", (title, "bold"))
-                show_table(listed)
     say("\n`benchlib doctor` tells which of them this machine has.")
 
 
@@ -66,8 +60,8 @@ def show_runs(folder: Path) -> None:
     names = [one_line(run.path) for run in runs]
     width, words = max(map(len, names)), max(len(run.word) for run in runs)
     for run, name in zip(runs[::-1], names[::-1], strict=True):
-        label, value = next(iter(key_numbers(run)), ("", ""))
-        say(f"{name:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  {one_line(f'{label} {value}')}".rstrip())
+        number = "".join(f"{label} {metric.text}" for label, metric in run.key_numbers[:1])
+        say(f"{name:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  {one_line(number)}".rstrip())
         if run.word != "PASS" or run.copy_of:
             console.print(Padding(Text(one_line(_sentence(run)), "dim"), (0, 0, 0, 4), expand=False))
 

@@ -34,10 +34,10 @@ def submission(planned: Plan, out: Path | None) -> str:
     """
     config = planned.config
     job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
-    if not job.submits:
+    if not job.files:
         remedy = "--manifest needs --set launcher=kubernetes, slurm or torchx"
         raise UserError(f"launcher={config.launcher} hands nothing to a cluster: {remedy}")
-    return job.files[job.submits]
+    return next(iter(job.files.values()))
 
 
 def check_launchers(planned: Sequence[Plan]) -> None:

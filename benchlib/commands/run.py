@@ -18,7 +18,6 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.status import Status
 from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS
@@ -29,7 +28,7 @@ from benchlib.commands.output import place, say, show_table
 from benchlib.config import cluster as clusters
 from benchlib.config.schema import tier_names
 from benchlib.core import run_folder
-from benchlib.core.errors import StorageError, UserError
+from benchlib.core.errors import UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
 from benchlib.core.interrupts import EXIT_INTERRUPTED, Interrupts
@@ -44,7 +43,7 @@ from benchlib.launch.plan import Plan, prepare
 from benchlib.results.record import Record, load
 from benchlib.results.run import Run, check_place
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
-from benchlib.show.digest import cards, messages
+from benchlib.show.digest import messages
 from benchlib.show.headless import NOTEBOOK_S, execute
 from benchlib.show.widgets import Lines
 
@@ -77,25 +76,24 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
     A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most. The benchmarks
     take turns, so that a disturbance of minutes does not hit all repetitions of one of them.
     """
+    from benchlib.show import index
+
     store, done = out or outputs(), dict[int, Outcome]()
     earlier = [list[Record]() for _ in planned]
     for turn, number in itertools.product(range(repeat), range(len(planned))):
-        if turn and done[number].verdict.verdict != "AMBIGUOUS":
-            continue
         if turn:
+            if done[number].verdict.verdict != "AMBIGUOUS":
+                continue
             say(("undecided", "yellow"), f"  repetition {turn + 1} of at most {repeat}")
             record = load(done[number].run_dir)
             earlier[number].append(record.kept(record.limits))
-        try:
-            done[number] = run_one(planned[number], store, earlier[number])
-        except StorageError as error:  # no place for the next run either
-            return max(not_stored(error, "BROKEN"), write_index(store, quiet=True))
+        done[number] = run_one(planned[number], store, earlier[number])
         if done[number].interrupted:
             break
-    written = write_index(store, quiet=True)
-    if len(planned) > 1 and written == EXIT_PASS:
+    index.render(store)
+    if len(planned) > 1:
         summarise_tier(done.values(), store)
-    return max([written, *(outcome.exit_code(strict) for outcome in done.values())], key=CODES.index)
+    return max((outcome.exit_code(strict) for outcome in done.values()), key=CODES.index)
 
 
 def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome:
@@ -118,20 +116,18 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
             judging.mark_skipped(Run(run_dir), planned.unavailable)
         else:
             _work(config, run_dir, interrupts)
-        verdict, report = judging.final(Run(run_dir)), None
-        try:
-            with at_work("drawing the report"):
-                report = keep(run_dir, verdict)
-        finally:
-            summarise(run_dir, verdict, report)
+        verdict = judging.final(Run(run_dir))
+        summarise(run_dir, verdict)
+        with console.status("drawing the report"):
+            say(f"report: {place(keep(run_dir, verdict))}\n")
         return Outcome(run_dir, verdict, interrupts.seen, _missed(planned, run_dir, verdict))
 
 
 def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
     """Execute the notebook of a run until all has ended, and write down how where nothing else did."""
-    from benchlib.launch.launch import blame_notebook, write_stopped
+    from benchlib.launch.launch import blame_notebook, write_lost
 
-    began, blame = time.time(), None
+    blame = None
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
     parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
     # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
@@ -151,7 +147,7 @@ def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
     if blame:
         blame_notebook(run_dir, *blame)
     if interrupts.seen and not (run_dir / "status.json").exists() and not run_folder.is_running(run_dir):
-        write_stopped(run_dir, began)
+        write_lost(run_dir, "stopped by the user before a rank was started", "stopped")
 
 
 def settled(run_dir: Path) -> None:
@@ -180,10 +176,6 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
     return bool(named)
 
 
-def at_work(words: str) -> contextlib.AbstractContextManager[Status | None]:
-    return console.status(words) if console.is_terminal else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def _progress(run_dir: Path) -> Iterator[None]:
     """Show the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
@@ -199,15 +191,14 @@ def _progress(run_dir: Path) -> Iterator[None]:
 
 def _follow(run_dir: Path, ended: threading.Event) -> None:
     follower, progress, lines = EventFollower(run_dir), Progress(), Lines(lambda line: say(f"  {line}"))
-    with at_work("starting") as status:
+    with console.status("starting") as status:
         while not ended.wait(0.25):
             for event in follower.poll():
                 progress.update(event)
             if progress.phase == "done":  # for the ranks; the notebook goes on
                 progress.text = "checking and drawing"
-            if status:
-                status.update(escape(progress.line()))
-            else:
+            status.update(escape(progress.line()))
+            if not console.is_terminal:
                 lines.show(progress)
 
 
@@ -219,24 +210,7 @@ def keep(run_dir: Path, verdict: Verdict) -> Path:
     return report.render(run_dir)
 
 
-def write_index(store: Path, quiet: bool = False) -> int:
-    from benchlib.show import index
-
-    try:
-        path = index.render(store)
-    except StorageError as error:
-        return not_stored(error)
-    if not quiet:
-        say(f"index: {place(path)}")
-    return EXIT_PASS
-
-
-def not_stored(error: StorageError, word: str = "error") -> int:
-    say((word, "red"), f"  {error}")
-    return EXIT_BROKEN
-
-
-def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
+def summarise(run_dir: Path, verdict: Verdict) -> None:
     """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
     checks, record, run = verdict.checks, load(run_dir, False, verdict), Run(run_dir)
     # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
@@ -251,7 +225,6 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
         if check.word in OPEN
     )
     passed = sum(check.status == "PASS" for check in checks)
-    numbers = cards(record.result) if record.result else []  # a damaged one is in the verdict already
     skipped = [
         item.name + (f" (measured {quantity(item.value, item.unit)})" if item.value is not None else "")
         for item in checks
@@ -262,7 +235,7 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     lines = [
         ("passed", "green", counted(passed, "check") if passed else ""),
         *(("note", "yellow", message) for message in messages(run)),
-        ("key numbers", "", "; ".join(f"{row['label']} {row['value']} {row['unit']}".strip() for row in numbers)),
+        ("key numbers", "", "; ".join(f"{label} {metric.text}" for label, metric in record.key_numbers)),
         ("not evaluated", "yellow", ", ".join(skipped)),
         ("not compared", "blue", f"{counted(len(uncompared), 'metric')}: {causes[0]}" if causes else ""),
     ]
@@ -279,8 +252,6 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     if verdict.gate:
         say(verdict.gate["sentence"], style="dim")
     say((record.word, f"bold {look(record.word).colour}"), f"  {verdict.sentence}")
-    if report is not None:
-        say(f"report: {place(report)}\n")
 
 
 def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
@@ -293,20 +264,12 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
         if run.verdict
     )
     folders = [Path(run.folder) for run in records]
-    try:
-        say(("page", "bold"), f"  {place(machine_page.render(folders[0].parent, folders))}")
-    except (StorageError, UserError) as error:  # the runs and their reports are whole without it
-        say(("no page", "red"), f"  {error}")
+    say(("page", "bold"), f"  {place(machine_page.render(folders[0].parent, folders))}")
     say(f"index: {place(store / 'index.html')}")
-
-
-def shown(path: Path) -> str:
-    return escape(place(path))
 
 
 @click.command()
 @click.argument("target")
-@click.argument("words", nargs=-1, metavar="")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
 @BACKEND
 @SET
@@ -318,27 +281,21 @@ def shown(path: Path) -> str:
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
 @click.option("--dry-run", is_flag=True, help="Show what would run: a tier as a table, a benchmark in full.")
-@click.option("--all", "everything", is_flag=True, help="With --dry-run: every benchmark and parameter in full.")
+@click.option("--all", "everything", is_flag=True, help="As --dry-run, with every benchmark and parameter in full.")
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-def verb(target: str, words: tuple[str, ...], pairs: tuple[str, ...], out: Path | None, **options: Any) -> None:
+def verb(target: str, pairs: tuple[str, ...], out: Path | None, everything: bool, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
-    for word in words:
-        name, sign, value = word.partition("=")
-        remedy = f"write --{name} {value}" if name in ("tier", "backend") else f"write --set {word}"
-        raise UserError(f"{word}: {remedy if sign else 'one run has one target'}")
-    dry_run, manifest, max_restarts = options["dry_run"], options["manifest"], options["max_restarts"]
-    if options["everything"] and not dry_run:
-        raise UserError("--all: shows every parameter of a plan, with --dry-run")
+    dry_run, manifest, max_restarts = options["dry_run"] or everything, options["manifest"], options["max_restarts"]
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or outputs())
-    with at_work("asking torch for the devices"):
+    with console.status("asking torch for the devices"):
         plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"])
     if manifest:
         click.echo("---\n".join(planning.submission(planned, out) for planned in plans), nl=False)
     elif dry_run:
-        planning.show(plans, out, options["everything"])
+        planning.show(plans, out, everything)
     else:
         planning.check_launchers(plans)
         code = run_all(plans, out, options["strict"], options["repeat"])

@@ -1,19 +1,14 @@
 """Addresses of servers as users write them: http://HOST:PORT, or dns+http://NAME:PORT for every address of a name."""
 
-import http.client
 import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from urllib.parse import SplitResult, urlsplit
-
-from benchlib.core.errors import UserError
 
 DNS = "dns+"  # before a URL: each address of the name is a worker, as of a headless service
 PORTS = {"http": 80, "https": 443}
 TOKEN = "BENCHLIB_TOKEN"  # the environment's variable; a command line can be read by everybody on the machine
 REDIRECTS = range(300, 400)  # statuses; nobody follows them: the token is for the server that was named
 REDIRECTED = "it redirects to another address, which gets no token; name the server itself in workers="
-ASK_S = 2.0  # for an answer before the run; who is not there yet is waited for by the run
 
 
 def checked(given: str) -> SplitResult:
@@ -56,30 +51,3 @@ def workers(given: Iterable[str]) -> list[str]:
 def bearer_token() -> str:
     """Return the token for workers that were started elsewhere; '' where none is set."""
     return os.environ.get(TOKEN, "").strip()
-
-
-def check_token(urls: Sequence[str]) -> None:
-    """Raise ``UserError`` for servers that are there and refuse our token or redirect, before anything starts."""
-    token = bearer_token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-
-    def status(url: str) -> int:
-        parts = urlsplit(url.removeprefix(DNS))
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=ASK_S)
-        try:  # it follows no redirect, which would carry the token elsewhere
-            connection.request("GET", "/v1/models", headers=headers)
-            return connection.getresponse().status
-        except (OSError, http.client.HTTPException):  # not there, or no HTTP: the run says what it is
-            return 0
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(len(urls) or 1) as pool:
-        codes = dict(zip(urls, pool.map(status, urls), strict=True))
-    for url, code in codes.items():
-        if code in REDIRECTS:
-            raise UserError(f"workers: {url}: {REDIRECTED}")
-        if code in (401, 403):
-            reason = f"the token in {TOKEN} is not its own" if token else f"{TOKEN} is not set here"
-            raise UserError(f"workers: {url}: it refuses the bearer token, {reason}; set it to the workers' token")

@@ -24,14 +24,8 @@ def _one_line(text: str) -> str:
     return text
 
 
-# Texts that become words of a script or of a manifest.
+# Texts that become words of a script or of a manifest; whoever reads them says what else is wrong with them.
 Line = Annotated[str, AfterValidator(_one_line)]
-Word = Annotated[str, Field(pattern=r"^([^\s-]\S*)?$")]
-Quantity = Annotated[str, Field(pattern=r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
-# Names of objects in Kubernetes: RFC 1123.
-Name = Annotated[str, Field(pattern=r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
-Mount = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$")]
-Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Line]
 
 
 class _Section(BaseModel):
@@ -72,25 +66,25 @@ class Toleration(_Section):
 class Kubernetes(_Section):
     """How a run becomes a job of a Kubernetes cluster, and what its pods ask for."""
 
-    image: Word = Field("benchlib:cpu", min_length=1)  # container image with benchlib, see deploy/Dockerfile
-    resource: Word = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
+    image: Line = Field("benchlib:cpu", min_length=1)  # container image with benchlib, see deploy/Dockerfile
+    resource: Line = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
     devices: int = Field(0, ge=0, le=1024)  # of a pod; 0: the ranks on a node
-    cpu: Quantity = ""  # CPUs that a pod asks for, as in 8 or 500m
-    memory: Quantity = ""  # that a pod asks for and may use, as in 64Gi
-    shm: Quantity = "1Gi"  # size of /dev/shm, which collective libraries and loaders use
+    cpu: Line = ""  # CPUs that a pod asks for, as in 8 or 500m
+    memory: Line = ""  # that a pod asks for and may use, as in 64Gi
+    shm: Line = "1Gi"  # size of /dev/shm, which collective libraries and loaders use
     node_selector: dict[Line, Line] = {}  # labels that the node must have
     tolerations: tuple[Toleration, ...] = ()  # taints that the pods accept
-    env: Env = {}  # environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0
-    namespace: Name = Field("benchlib", min_length=1)
-    service_account: Name = Field("benchlib-run", min_length=1)  # account of the pods; it needs no permission
+    env: dict[Line, Line] = {}  # environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0
+    namespace: Line = Field("benchlib", min_length=1)
+    service_account: Line = Field("benchlib-run", min_length=1)  # account of the pods; it needs no permission
     context: Line = ""  # of kubectl; '': the current one
-    queue: Name = ""  # of Kueue (label kueue.x-k8s.io/queue-name); '': none
+    queue: Line = ""  # of Kueue (label kueue.x-k8s.io/queue-name); '': none
     python: Line = Field("python3", min_length=1)  # interpreter in the image
-    claim: Name = ""  # volume claim that all pods share for the run folder; '': folders of their own
-    claim_path: Mount = "/outputs"  # where pods mount the claim
-    data_claim: Name = ""  # volume claim with data sets and models; '': none
-    data_path: Mount = "/data"  # where pods mount the data claim; HF_HOME lies there
-    token_secret: Name = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
+    claim: Line = ""  # volume claim that all pods share for the run folder; '': folders of their own
+    claim_path: Line = "/outputs"  # where pods mount the claim
+    data_claim: Line = ""  # volume claim with data sets and models; '': none
+    data_path: Line = "/data"  # where pods mount the data claim; HF_HOME lies there
+    token_secret: Line = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
     host_network: bool = False  # pods use the node's network: for RDMA without a device plug-in
 
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -22,6 +22,7 @@ from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_json, read_yaml, write_json
 from benchlib.core.machine import BACKENDS, MOVES
 
+Model = TypeVar("Model", bound=BaseModel)
 _ENDPOINT = re.compile(r"(?:[^\s/:\[\]]+|\[[^\s/\[\]]*:[^\s/\[\]]*\]):(\d{1,5})", re.ASCII)
 EMBEDDED_MODEL = "tiny"  # the value of ``model`` that stands for the kit's own small encoder
 
@@ -245,28 +246,28 @@ def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
     for name in names:
         if name in cls.GONE:
             raise UserError(f"{where}{benchmark} has no {name} any more: {cls.GONE[name]}")
-        if name not in fields and not str(name).startswith("limits."):  # one metric's limit
+        if name not in fields:
             raise UserError(f"{where}unknown parameter {name!r} for {benchmark}: {nearest(str(name), fields)}")
 
 
-class _Values(BaseModel, extra="allow", allow_inf_nan=False):
-    """A section of a parameter file. Tiers are sorted by their budget, before a benchmark's config checks it."""
+class _All(BaseConfig):
+    """What a parameter file says of every benchmark."""
 
-    budget_s: float = Field(1.0, gt=0, strict=True)
+    benchmark: str = ""
 
 
 class _File(BaseModel, extra="allow"):
     """A parameter file: ``all`` is for every benchmark, other sections for one."""
 
     description: str = ""
-    all: _Values = _Values()
-    __pydantic_extra__: dict[str, _Values | None]
+    all: _All = _All()
+    __pydantic_extra__: dict[str, dict[str, Any] | None]
 
 
 def tier_names() -> list[str]:
     """Return the tiers, the smallest budget first."""
     names = (path.stem for path in (home() / "params" / "tiers").glob("*.yaml"))
-    return sorted(names, key=lambda name: read_params("tiers", name)["all"]["budget_s"])
+    return sorted(names, key=lambda name: read_params("tiers", name).get("all", {}).get("budget_s", 0.0))
 
 
 def read_params(kind: str, name: str) -> dict[str, Any]:
@@ -277,25 +278,15 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
     available = {path.stem: path for path in (home() / "params" / kind).glob("*.yaml")}
     if name not in available:
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}")
-    content = check_params(available[name], available[name].stat().st_mtime_ns)
-    if kind == "tiers" and "budget_s" not in content.get("all", {}):
-        raise UserError(f"{available[name]}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
-    return content
+    return check_params(available[name])
 
 
 @functools.cache
-def check_params(path: Path, _changed_at: int = 0) -> dict[str, Any]:
-    try:
-        content = _File.model_validate(read_yaml(path) or {}).model_dump(exclude_unset=True)
-    except ValidationError as error:
-        raise UserError(f"{path}: {explained(error)}") from None
+def check_params(path: Path) -> dict[str, Any]:
+    content = validated(_File, read_yaml(path) or {}, f"{path}: ").model_dump(exclude_unset=True)
     sections = ("description", "all", *BENCHMARKS)
     for section in (name for name in content if name not in sections):
         raise UserError(f"{path}: unknown section {section!r}: {nearest(section, sections)}")
-    for name in (name for name in content.get("all", {}) if name not in BaseConfig.model_fields):
-        raise UserError(
-            f"{path}: `all` has {name!r}, which not every benchmark knows: move it to a benchmark's section"
-        )
     for benchmark in (name for name in BENCHMARKS if name in content):
         check_names(benchmark, content[benchmark] or {}, f"{path}: ")
     return content
@@ -321,25 +312,19 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
-    """Read ``name=value`` texts of the command line. The last of a name counts; ``limits.METRIC`` stays as it is."""
-    overrides = {}
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
+    """Read ``name=value`` texts of the command line. The last of a name counts; each ``limits.METRIC`` adds to ``limits``."""
+    overrides: dict[str, Any] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name.strip():
             raise UserError(f"--set {pair!r}: expected NAME=VALUE, as in --set epochs=2")
-        overrides[name.strip()] = value.strip()
+        table, _, metric = name.strip().partition("limits.")
+        if metric and not table:
+            overrides["limits"] = {**overrides.get("limits", {}), metric: value.strip()}
+        else:
+            overrides[name.strip()] = value.strip()
     return overrides
-
-
-def _gathered(layer: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layer with its ``limits.METRIC`` in one table, which adds to those of the layers below."""
-    dotted = {name.removeprefix("limits."): value for name, value in layer.items() if name.startswith("limits.")}
-    values = {name: value for name, value in layer.items() if not name.startswith("limits.")}
-    stated = values.get("limits", {})
-    if not isinstance(stated, Mapping):
-        raise UserError(f"limits = {stated!r}: expected a table METRIC: VALUE, or --set limits.METRIC=VALUE")
-    return values | ({"limits": {**below, **stated, **dotted}} if stated or dotted else {})
 
 
 def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
@@ -349,11 +334,12 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     return validated(cls, values)
 
 
-def validated(cls: type[BaseConfig], values: Mapping[str, Any]) -> BaseConfig:
+def validated(cls: type[Model], values: Any, where: str = "") -> Model:
+    """Return the values as such a model; ``UserError`` with all that is wrong, after the words ``where``."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise UserError(explained(error, cls)) from None
+        raise UserError(f"{where}{explained(error, cls)}") from None
 
 
 def resolve(
@@ -371,13 +357,14 @@ def resolve(
         layers[f"params/{kind}/{name}.yaml"] = {**content.get("all", {}), **(content.get(benchmark) or {})}
     fixed = {"benchmark": benchmark, "tier": tier, "backend": backend}
     values, origins = dict[str, Any](fixed), dict[str, str]()
-    for origin, stated in {**layers, BY_HAND: overrides or {}}.items():
-        layer = _gathered(stated, values.get("limits", {}))
+    for origin, layer in {**layers, BY_HAND: overrides or {}}.items():
         for name in fixed.keys() & layer.keys():
             if str(layer[name]) != fixed[name]:
                 contradiction = f"{name} = {layer[name]!r} contradicts the {name} {fixed[name]!r} of this run"
                 raise UserError(f"{origin}: {contradiction}: use --{name}")
-        values |= layer
+        below, limits = values.get("limits", {}), layer.get("limits", {})
+        added = {"limits": {**below, **limits}} if limits and isinstance(limits, Mapping) else {}
+        values |= {**layer, **added}
         origins |= dict.fromkeys(layer, origin)
     config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():

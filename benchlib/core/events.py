@@ -81,20 +81,15 @@ class EventWriter:
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. ``fields`` must be plain JSON values; NaN and infinity are written as text.
 
-        A full disk is a ``StorageError``, and the file ends with the last whole line.
+        A full disk is a ``StorageError``; of the event there may be a part, which no reader takes.
         """
         line = json.dumps({"t": time.time(), "source": self.name, "kind": kind, **fields})
         if "NaN" in line or "Infinity" in line:  # JSON has no such numbers
             line = json.dumps(json.loads(line, parse_constant=str))
-        data, done = line.encode() + b"\n", 0
+        data = line.encode() + b"\n"
         with writing(self.path):
-            try:
-                while done < len(data):  # the disk may take a part: the next call gets the rest in, or the reason
-                    done += os.write(self._descriptor, data[done:])
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - done)
-                raise
+            while data:  # the disk may take a part: the next call gets the rest in, or the reason
+                data = data[os.write(self._descriptor, data) :]
 
     def close(self) -> None:
         """Close the file; further events raise ``OSError``."""
@@ -165,36 +160,32 @@ class Progress:
     began: float = field(default_factory=time.monotonic)
     _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
 
-    def update(self, event: Event) -> bool:
-        """Take one event in, or skip it where it is malformed; return whether something that is shown has changed."""
-        kind = event["kind"]
-        if kind != "plan" and (kind not in ("phase", "step", "progress") or event["source"] != "rank0"):
-            return False
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            getattr(self, f"_{kind}")(event)
-        return True
+    def update(self, event: Event) -> None:
+        """Take one event in; one that is malformed, or says nothing about progress, changes nothing."""
+        if event["kind"] == "plan" or event["source"] == "rank0":
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._update(event)
 
-    def _plan(self, event: Event) -> None:
-        self.planned = int(event["planned_steps"])
-
-    def _phase(self, event: Event) -> None:
-        self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
-        self.began = time.monotonic()
-        self.text = str(event.get("text") or PHASES.get(self.phase, self.phase))
-        self.total = self.planned if self.phase == "train" else 0
-        self._recent.clear()
-
-    def _step(self, event: Event) -> None:
-        loss, samples = event.get("loss"), float(event.get("samples") or 0)
-        # A loss that is not finite was written as text, since JSON has no such number.
-        self.done, self.loss = int(event["step"]), None if loss is None else float(loss)
-        self._timed(event["t"], samples)
-
-    def _progress(self, event: Event) -> None:
-        part = f"{event['member']}: {event['unit']}" if "member" in event else ""
-        self.done, self.total, self.part = int(event["done"]), int(event["total"]), part
-        if not part:  # the time left of a part says nothing about the phase
-            self._timed(event["t"], 0.0)
+    def _update(self, event: Event) -> None:
+        match event["kind"]:
+            case "plan":
+                self.planned = int(event["planned_steps"])
+            case "phase":
+                self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
+                self.began = time.monotonic()
+                self.text = str(event.get("text") or PHASES.get(self.phase, self.phase))
+                self.total = self.planned if self.phase == "train" else 0
+                self._recent.clear()
+            case "step":
+                loss, samples = event.get("loss"), float(event.get("samples") or 0)
+                # A loss that is not finite was written as text, since JSON has no such number.
+                self.done, self.loss = int(event["step"]), None if loss is None else float(loss)
+                self._timed(event["t"], samples)
+            case "progress":
+                part = f"{event['member']}: {event['unit']}" if "member" in event else ""
+                self.done, self.total, self.part = int(event["done"]), int(event["total"]), part
+                if not part:  # the time left of a part says nothing about the phase
+                    self._timed(event["t"], 0.0)
 
     def _timed(self, now: float, samples: float) -> None:
         if self._recent and self.done < self._recent[-1][1]:

@@ -52,17 +52,20 @@ def writing(path: Path | str) -> Iterator[None]:
         raise not_written(path, error) from error
 
 
-def is_storage_error(error: OSError) -> bool:
-    """Whether an error says that the disk is full, read-only, too small for the file or failing."""
-    return error.errno in _STORAGE
+def storage_error(error: BaseException, path: Path | str = "a file") -> StorageError | None:
+    """Return what an error says of a disk that is full, read-only, too small for the file or failing; None for another one.
+
+    ``path`` is what was written where the error does not know it.
+    """
+    if isinstance(error, StorageError):
+        return error
+    if not isinstance(error, OSError) or error.errno not in _STORAGE:
+        return None
+    return not_written(error.filename or path, error)
 
 
-def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no space, on the disk or in the user's quota."""
-    return error.errno in _FULL
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Put the bytes of a file, or the names in a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -88,18 +91,18 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         yield temporary
         with writing(target):
             temporary.chmod(mode)  # a writer may have put a private file in its place
-            _sync(temporary)
+            sync(temporary)
             os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and is_storage_error(error):
+        if isinstance(error, OSError) and storage_error(error):
             raise not_written(target, error) from error
         raise
     # Without this a power cut may forget the rename although the file's bytes are on disk. Not every file system
     # lets a folder be opened or synced (Windows, some network mounts); the rename itself is still atomic there.
     with contextlib.suppress(OSError):
-        _sync(target.parent)
+        sync(target.parent)
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
@@ -117,19 +120,15 @@ def write_json(path: Path | str, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
-
-
 def read_bytes(path: Path | str, most: int = MAX_BYTES, start: int = 0) -> bytes:
     """Read a regular file of at most ``most`` bytes; ``UserError`` for a folder, a pipe, a device, and what cannot be read."""
     try:
-        with open(path, "rb", opener=_at_once) as handle:
-            status = os.fstat(handle.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UserError(f"{path}: expected a file, found a pipe or a device")
-            if status.st_size > most:
-                raise UserError(f"{path}: {status.st_size / 2**20:,.0f} MiB; the limit is {most / 2**20:,.0f} MiB")
+        status = Path(path).stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):  # a pipe would wait for its writer
+            raise UserError(f"{path}: expected a file, found a pipe or a device")
+        if status.st_size > most:
+            raise UserError(f"{path}: {status.st_size / 2**20:,.0f} MiB; the limit is {most / 2**20:,.0f} MiB")
+        with open(path, "rb") as handle:
             handle.seek(start)
             return handle.read()
     except OSError as error:

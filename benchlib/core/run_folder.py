@@ -10,6 +10,7 @@ elsewhere. Notebook and report are not in it: they can be made again.
 """
 
 import contextlib
+import fcntl
 import fnmatch
 import hashlib
 import os
@@ -18,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.core.events import read_events
 from benchlib.core.files import read_bytes, read_object, sha256, write_json, writing
 
 LOCK = ".lock"
-HEARTBEAT_S = 10.0  # the supervisor writes what its sensors say every second
 TRY_S = 0.5  # ``is_running`` holds the lock for a moment as well
 FILES = "files.json"
 VERDICT = "verdict.json"
@@ -34,16 +33,13 @@ KEPT = (
 SCHEMA = 2  # of files.json
 
 
-def _lock(descriptor: int, shared: bool = False) -> bool | None:
-    """Lock a file, or return False where another process has it, None on a file system without locks."""
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
+def _lock(descriptor: int, shared: bool = False) -> bool:
+    """Lock a file, or return False where another process has it; a file system without locks gives one to everybody."""
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 
@@ -55,7 +51,7 @@ def claim(run_dir: Path | str) -> int:
     path, end = Path(run_dir) / LOCK, time.monotonic() + TRY_S
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    while _lock(descriptor) is False:  # without locks only the files of an earlier launch tell of it
+    while not _lock(descriptor):
         if time.monotonic() > end:
             os.close(descriptor)
             raise UserError(
@@ -66,26 +62,10 @@ def claim(run_dir: Path | str) -> int:
 
 
 def is_running(run_dir: Path | str) -> bool:
-    """Whether the ranks of a run folder are at work, or their supervisor still writes how they ended.
-
-    Where no lock tells (never claimed, or a file system without locks), whether the supervisor still writes events.
-    """
-    try:
-        descriptor = os.open(Path(run_dir) / LOCK, os.O_RDONLY)
-    except OSError:
-        return _beats(run_dir)
-    try:
-        free = _lock(descriptor, shared=True)
-        return _beats(run_dir) if free is None else not free
-    finally:
-        os.close(descriptor)
-
-
-def _beats(run_dir: Path | str) -> bool:
-    if (Path(run_dir) / "status.json").exists():
-        return False
-    events = read_events(run_dir)
-    return bool(events) and abs(time.time() - events[-1]["t"]) < HEARTBEAT_S
+    """Whether the ranks of a run folder are at work, or their supervisor still writes how they ended."""
+    with contextlib.suppress(OSError), open(Path(run_dir) / LOCK, "rb") as handle:  # never claimed: no such file
+        return not _lock(handle.fileno(), shared=True)
+    return False
 
 
 def record_files(run_dir: Path) -> None:

@@ -1,6 +1,6 @@
 """Readings of a running machine: memory, load, power, energy, temperature, utilisation. No torch.
 
-Every library is optional. What cannot be read is None, with its reason in ``availability()``; nothing is estimated
+Every library is optional. What cannot be read is None, with its reason in ``reasons``; nothing is estimated
 from constants. Legend of the names:
 
 - ``rss_bytes_per_pid`` resident bytes of each rank's own process (a dict by process id as text)
@@ -53,7 +53,6 @@ class Devices:
 
     handles: Sequence[Any]
     questions: dict[str, Question]
-    close: Callable[[], object] = lambda: None
 
     def read(self) -> list[Reading]:
         return [{name: _answer(ask, handle) for name, ask in self.questions.items()} for handle in self.handles]
@@ -80,7 +79,7 @@ def nvidia(devices: int, nv: Any) -> Devices:
         "utilization_percent": lambda handle: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
         "device_memory_bytes": lambda handle: nv.nvmlDeviceGetMemoryInfo(handle).used,
     }
-    return Devices(handles, questions, nv.nvmlShutdown)
+    return Devices(handles, questions)
 
 
 def amd(devices: int, smi: Any) -> Devices:
@@ -108,7 +107,7 @@ def amd(devices: int, smi: Any) -> Devices:
         "utilization_percent": lambda handle: smi.amdsmi_get_gpu_activity(handle)["gfx_activity"],
         "device_memory_bytes": lambda handle: smi.amdsmi_get_gpu_memory_usage(handle, smi.AmdSmiMemoryType.VRAM),
     }
-    return Devices([handles[int(name)] for name in _visible("rocm", devices)], questions, smi.amdsmi_shut_down)
+    return Devices([handles[int(name)] for name in _visible("rocm", devices)], questions)
 
 
 class Package:
@@ -216,32 +215,27 @@ def _busy_s() -> float:
 
 
 class Sensors:
-    """Reads everything at once. ``pids`` are the ranks' processes and may be changed between readings."""
+    """Reads everything at once. ``pids`` are the ranks' processes and may be changed between readings.
+
+    ``reasons`` says of every name that the last reading had no value for why.
+    """
 
     def __init__(
         self, pids: Sequence[int], backend: str = "cpu", devices: int = 1, library: ModuleType | Any | None = None
     ) -> None:
         self.pids = list(pids)
         self.devices = devices_of(backend, devices, library)
-        self._reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self._cpu_s: dict[int, float] = {}
         self._cpu_at: float | None = None
         self._busy_s = 0.0
         self.read()
 
-    def availability(self) -> dict[str, str]:
-        """Return the reason for every name that the last reading had no value for."""
-        return dict(self._reasons)
-
     def read(self) -> dict[str, Any]:
         """Return all names of the module's legend; None where there is no value."""
         answers = self._cpu_percent() | _together(self.devices.read())
-        self._reasons = {name: value for name, value in answers.items() if isinstance(value, str)}
-        return {"rss_bytes_per_pid": self._rss(), **answers, **dict.fromkeys(self._reasons)}
-
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self.devices.close()
+        self.reasons = {name: value for name, value in answers.items() if isinstance(value, str)}
+        return {"rss_bytes_per_pid": self._rss(), **answers, **dict.fromkeys(self.reasons)}
 
     def _rss(self) -> dict[str, int]:
         resident = {}

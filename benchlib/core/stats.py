@@ -140,11 +140,9 @@ def drift(samples: Sequence[float]) -> str:
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
     """Return the trailing mean over ``smoothing_window`` samples, as many as went in."""
-    array = np.asarray(values, dtype=float)
-    width = smoothing_window(len(array))
-    sums, ends = np.concatenate([[0.0], np.cumsum(array)]), np.arange(1, len(array) + 1)
-    starts = np.maximum(ends - width, 0)
-    return (sums[ends] - sums[starts]) / (ends - starts)  # type: ignore[no-any-return]
+    import pandas as pd  # here: the terminal reads statistics and no frames
+
+    return pd.Series(values, dtype=float).rolling(smoothing_window(len(values)), min_periods=1).mean().to_numpy()  # type: ignore[no-any-return]
 
 
 def smoothing_window(n: int) -> int:

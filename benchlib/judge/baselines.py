@@ -63,11 +63,11 @@ class Baseline(KeptRuns):
         # All fields that do not change the work have their defaults.
         work = {name[7:]: json.loads(text) for name, text in factors.items() if name.startswith("config.")}
         config = config_of(benchmark, work | {"backend": factors.get("backend", ""), "tier": self.latest.tier})
-        ranks = int(factors.get("world_size", "1"))
         return [
             claim.model_copy(update={"subject": ", ".join(filter(None, (run.run, claim.subject)))})
             for run in self.runs
-            for claim in own_claims(Numbers(benchmark, run.metrics, ranks, samples=run.samples, config=config))
+            if run.result
+            for claim in own_claims(Numbers(run.result, run.samples, config))
         ]
 
     def require_possible(self) -> None:

@@ -15,7 +15,7 @@ from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 from benchlib.judge.references import Strict, registry
 
-Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 class Given(Strict):
@@ -35,7 +35,7 @@ class Line(Strict):
 
 
 class Preset(Strict):
-    """One machine: nodes of equal devices."""
+    """One machine: nodes of equal devices. What the registry has of its ``device`` counts, whatever the file states."""
 
     description: str = Field(min_length=8)
     device: str = Field("", description="id of `devices` in references.yaml; '': not in there")
@@ -47,33 +47,45 @@ class Preset(Strict):
     link: Line | None = Field(None, description="between the devices of a node")
     network: Line | None = Field(None, description="between nodes")
 
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "Preset":
-        device, registered, link = self.device, _registered(self.device), self.link.gbytes_per_s if self.link else None
-        claimed = [name for name, given in self.peak_tflops.items() if given.kind == "claimed"]
-        twice = [f"peak_tflops.{name}" for name in claimed if name in registered]
-        twice += ["link.gbytes_per_s"] * bool(link and link.kind == "claimed" and _registered_link(device))
-        unknown = device and device not in registry().devices
-        no_link = self.devices > 1 and not self.link_bytes_per_s
-        no_network = self.nodes > 1 and not (self.network and self.network.gbytes_per_s)
-        wrong = {
-            f"device {device!r} is not in `devices` of references.yaml: leave it out or add it there": unknown,
-            f"{' and '.join(twice)} of {device} stands in references.yaml: leave it out here": twice,
-            f"no peak of matrix products: references.yaml has none of {device or 'it'}, so state one": not self.peaks,
-            f"devices = {self.devices} need `link` with gbytes_per_s, or a device whose link is registered": no_link,
-            f"nodes = {self.nodes} need `network` with gbytes_per_s": no_network,
+    @model_validator(mode="before")
+    @classmethod
+    def _registered(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or not (device := content.get("device")):
+            return content
+        if device not in registry().devices:
+            raise ValueError(f"device {device!r} is not in `devices` of references.yaml: leave it out or add it there")
+        # Its id, and those of the chips that it is a kind of: ``a100-sxm-80gb`` is an ``a100``.
+        families = set(itertools.accumulate(device.split("-"), "{}-{}".format))
+        known = [item for name, item in registry().devices.items() if name in families]
+        rate = max((item.link_gbytes_per_s or 0.0 for item in known), default=0.0)
+        peaks = {
+            item.conditions.get("precision", "bf16"): {
+                "value": item.in_kit_unit()[1] / 1e12,
+                "source": registry().cite(item),
+            }
+            for item in registry().dense_peaks(families)
         }
-        if why := next((why for why, holds in wrong.items() if holds), ""):
-            raise ValueError(why)
+        content = content | {"peak_tflops": {**(content.get("peak_tflops") or {}), **peaks}}
+        if rate and isinstance(content.get("link"), dict):
+            content["link"] = content["link"] | {
+                "gbytes_per_s": {"value": rate, "source": "references.yaml, `devices`"}
+            }
+        return content
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Preset":
+        if not self.peak_tflops:
+            raise ValueError(
+                f"no peak of matrix products: references.yaml has none of {self.device or 'it'}, so state one"
+            )
+        for name, count, line in (("link", self.devices, self.link), ("network", self.nodes, self.network)):
+            if count > 1 and not (line and line.gbytes_per_s):
+                raise ValueError(f"{count} devices or nodes need `{name}` with gbytes_per_s")
         return self
 
     @property
     def world(self) -> int:
         return self.devices * self.nodes
-
-    @property
-    def peaks(self) -> dict[str, Given]:
-        return {**_registered(self.device), **{str(name): given for name, given in self.peak_tflops.items()}}
 
     def peak_flops(self, precision: str) -> tuple[float, str]:
         """Return the dense FLOP/s of one device, and in which precision: the nearest lower rate where it has none of its own.
@@ -81,51 +93,22 @@ class Preset(Strict):
         A machine without bf16 units is asked for fp16, and the other way round; at last fp32 (or what there is) is taken.
         """
         order = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32"), "tf32": ("tf32", "fp32")}
-        peaks = self.peaks
+        peaks = self.peak_tflops
         for name in (*order.get(precision, (precision,)), "fp32"):
             if name in peaks:
-                return 1e12 * peaks[name].value, name
+                return 1e12 * peaks[name].value, name  # type: ignore[index]
         slowest = min(peaks, key=lambda name: peaks[name].value)
         return 1e12 * peaks[slowest].value, slowest
 
     @property
-    def link_bytes_per_s(self) -> float | None:
-        """Bytes per second one way between devices of a node; None where a node has one device."""
-        stated = self.link.gbytes_per_s if self.link else None
-        rate = stated.value if stated else _registered_link(self.device)
-        return 1e9 * rate if rate and self.link else None
-
-    @property
     def sources(self) -> dict[str, Given]:
         """Every figure by what it is, for a reader."""
-        figures = {f"peak {name} (TFLOP/s)": given for name, given in self.peaks.items()}
+        figures = {f"peak {name} (TFLOP/s)": given for name, given in self.peak_tflops.items()}
         figures |= {"memory (GB)": self.memory_gb, "memory bandwidth (GB/s)": self.memory_gbytes_per_s}
         for line in filter(None, (self.link, self.network)):
-            listed = (self.link_bytes_per_s or 0) / 1e9 if line is self.link else 0
-            rate = line.gbytes_per_s or (Given(value=listed, source="references.yaml, `devices`") if listed else None)
-            figures |= {f"{line.name} (GB/s one way)": rate} if rate else {}
+            figures |= {f"{line.name} (GB/s one way)": line.gbytes_per_s} if line.gbytes_per_s else {}
             figures |= {f"{line.name} hop (us)": line.latency_us}
         return figures
-
-
-def _registered(device: str) -> dict[str, Given]:
-    """Return the peaks of a device that vendors specify, from the registry, in TFLOP/s by precision."""
-    return {
-        item.conditions.precision or "bf16": Given(value=item.in_kit_unit()[1] / 1e12, source=registry().cite(item))
-        for item in registry().dense_peaks(_families(device))
-    }
-
-
-def _registered_link(device: str) -> float | None:
-    """Return what the registry says of the links of a device, GB/s one way; None where it says nothing."""
-    devices = registry().devices
-    rates = [devices[name].link_gbytes_per_s for name in _families(device) if name in devices]
-    return max((rate for rate in rates if rate), default=None)
-
-
-def _families(device: str) -> set[str]:
-    """Return a device's id and those of the chips that it is a kind of: ``a100-sxm-80gb`` is an ``a100``."""
-    return set(itertools.accumulate(device.split("-"), "{}-{}".format)) - {""}
 
 
 def folder() -> Path:
@@ -142,14 +125,6 @@ def preset(name: str) -> Preset:
     if not path.is_file():
         raise UserError(f"unknown machine {name!r}: {nearest(name, names())}; `benchlib machine init` writes one")
     try:
-        return parse(read_yaml(path))
-    except ValueError as error:
-        raise error if isinstance(error, UserError) else UserError(f"{path}: {error}") from None
-
-
-def parse(content: Any) -> Preset:
-    """Check the content of a file; ``ValueError`` names the first thing that is wrong."""
-    try:
-        return Preset.model_validate(content)
+        return Preset.model_validate(read_yaml(path))
     except ValidationError as error:
-        raise ValueError(explained(error, Preset)) from None
+        raise UserError(f"{path}: {explained(error, Preset)}") from None

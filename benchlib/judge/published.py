@@ -10,8 +10,8 @@ from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.definitions import size_text
-from benchlib.core.text import quantity, with_unit
-from benchlib.judge.references import UNITS, Figure, registry
+from benchlib.core.text import capitalized, quantity
+from benchlib.judge.references import Figure, registry
 from benchlib.results.run import Run
 
 LARGE_BYTES = 2**29  # from here on the bandwidth of a collective hardly depends on the size of the message
@@ -31,7 +31,7 @@ KINDS = {"measured": "", "specified": "specified by the vendor", "limit": "a lim
 
 @dataclass(frozen=True)
 class Measured:
-    """A value that a run measured, and under which conditions: fields of ``references.Conditions`` by name.
+    """A value that a run measured, and under which conditions, by the names that the registry's figures use.
 
     ``quantity`` is one of the registry's ``quantities`` and the value is in its unit. ``device`` is the name that torch
     gives, or the processor's; ``label`` is how a reader knows the metric.
@@ -42,10 +42,6 @@ class Measured:
     value: float
     device: str = ""
     conditions: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def title(self) -> str:
-        return self.label[:1].upper() + self.label[1:]
 
 
 def device_name(machine: Mapping[str, Any], backend: str, count: int) -> str:
@@ -68,15 +64,9 @@ class Place:
     remarks: tuple[str, ...] = ()
 
     @property
-    def published(self) -> tuple[str, str]:
-        """The published value for a reader in the run's unit, and what else was published: a range, another unit."""
-        low, value, high = self.figure.in_kit_unit()
-        unit, ends = self.figure.quantity.unit, f"{quantity(low)} to {quantity(high)}"
-        if UNITS.get((self.figure.unit, unit), 1.0) not in (1.0, 1e12):
-            more = self.figure.text
-        else:
-            more = "" if low == high or self.figure.value is None else ends
-        return with_unit(ends, unit) if self.figure.value is None else quantity(value, unit), more
+    def here(self) -> str:
+        """The measured value in the published unit."""
+        return quantity(self.measured.value / self.figure.factor, self.figure.unit or self.figure.quantity.unit)
 
     @property
     def compared(self) -> str:
@@ -87,16 +77,12 @@ class Place:
         return f"{here / high:.3g} to {here / low:.3g}" if self.figure.value is None else f"{here / value:.3g}"
 
     def sentence(self) -> str:
-        kind, (value, more) = self.figure.quantity, self.published
-        here, source = quantity(self.measured.value, kind.unit), registry().cite(self.figure)
-        text = f"{self.measured.title}: {here}, published {value}{f' ({more})' if more else ''} in {source}"
+        kind, source = self.figure.quantity, registry().cite(self.figure)
+        end = "" if kind.points else " of it"
         if kind.spread:
-            seed = f"a seed alone moves {self.measured.label} by about {registry().figure(kind.spread).value}"
-            return f"{text}: {self.compared}; {seed}."
-        if kind.direction == "none":
-            same = self.measured.value == self.figure.in_kit_unit()[1]
-            return f"{text}: {'the same' if same else 'not the same'}."
-        return f"{text}: {self.compared}{'' if kind.points else ' of it'}."
+            end = f"; a seed alone moves {self.measured.label} by about {registry().figure(kind.spread).value}"
+        title = capitalized(self.measured.label)
+        return f"{title}: {self.here}, published {self.figure.text} in {source}: {self.compared}{end}."
 
 
 def comparable(measured: Measured) -> list[Place]:
@@ -107,9 +93,10 @@ def comparable(measured: Measured) -> list[Place]:
 def _placed(measured: Measured, item: Figure) -> Place | None:
     """Place a value beside a figure; None for one that is invalid, or where a condition that has to agree does not."""
     stated, remarks = {**measured.conditions, "device": measured.device}, list[str]()
-    here = {name: value for name, value in stated.items() if value != ""}
-    for name, there in item.conditions:
-        must, may, own = name in item.quantity.match, name in item.quantity.where_stated, here.get(name)
+    here, kind = {name: value for name, value in stated.items() if value not in ("", None)}, item.quantity
+    for name in dict.fromkeys([*item.conditions, *kind.match, *kind.where_stated]):
+        there, own = item.conditions.get(name), here.get(name)
+        must, may = name in kind.match, name in kind.where_stated
         agree = may or there is own is None if there is None or own is None else _agree(name, there, own)
         if (must or may) and not agree:
             return None
@@ -139,7 +126,7 @@ def shown(name: str, value: Any) -> str:
 
 def conditions_text(item: Figure) -> str:
     """Write the conditions of a figure in one line: ``8 x NVIDIA H100 SXM, NVLS, bus bandwidth``."""
-    stated = item.conditions.model_dump(exclude_none=True)
+    stated = dict(item.conditions)
     device, count = stated.pop("device", None), stated.pop("devices", 0)
     name = registry().devices[device].name if device else "devices"
     words = [f"{count} x {name}" if count else name] if device or count else []
@@ -176,10 +163,8 @@ def section(run: Run) -> dict[str, Any] | None:
     rows = [
         {
             **_described(place.figure),
-            "label": item.title,
-            "here": quantity(item.value, place.figure.quantity.unit),
-            "published": place.published[0],
-            "more": place.published[1],
+            "label": capitalized(item.label),
+            "here": place.here,
             "compared": place.compared,
             "remarks": "; ".join(place.remarks),
         }
@@ -207,7 +192,7 @@ def listed(metric: str = "", device: str = "") -> Iterator[tuple[Figure, dict[st
     figures = registry()
     order = list(figures.quantities)
     for item in sorted(figures.figures, key=lambda figure: order.index(figure.metric)):
-        name = figures.devices[item.conditions.device].name if item.conditions.device else ""
-        named = f" {name} {item.conditions.device or ''}".lower()
+        known = item.conditions.get("device", "")
+        named = f" {figures.devices[known].name if known else ''} {known}".lower()
         if item.metric.startswith(metric) and (not device or f" {device.lower()}" in named):
             yield item, _described(item)

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,7 +26,7 @@ class Strict(BaseModel):
 
 
 class Quantity(Strict):
-    """What a figure is of: its unit here, which way is better, and the conditions that change it.
+    """What a figure is of: its unit here, and the conditions that change it.
 
     Those of ``match`` have to be stated on both sides and to agree; those of ``where_stated`` have to agree where both
     sides state them. ``points`` marks scores, which are compared by their difference; everything else by its ratio.
@@ -34,37 +34,10 @@ class Quantity(Strict):
     """
 
     unit: str = ""
-    direction: Literal["higher", "lower", "none"] = "none"
     match: tuple[str, ...] = ()
     where_stated: tuple[str, ...] = ()
     points: bool = False
     spread: str = ""
-
-
-class Conditions(Strict):
-    """What a figure holds for; None where the source does not say. ``batch`` is per device, ``devices`` over all nodes."""
-
-    model: str | None = None
-    data: str | None = None
-    training: str | None = None
-    tokenizer: str | None = None
-    sequence_length: int | None = Field(None, gt=0)
-    doc_stride: int | None = Field(None, ge=0)
-    padding: str | None = None
-    epochs: float | None = Field(None, gt=0)
-    batch: int | None = Field(None, gt=0)
-    learning_rate: float | None = Field(None, gt=0)
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] | None = None
-    device: str | None = None
-    devices: int | None = Field(None, gt=0)
-    nodes: int | None = Field(None, gt=0)
-    link: str | None = None
-    algorithm: str | None = None
-    definition: str | None = None
-    message_bytes: int | None = Field(None, gt=0)
-    window: str | None = None
-    setting: str | None = None
-    software: str | None = None
 
 
 class Source(Strict):
@@ -88,7 +61,11 @@ class Device(Strict):
 
 
 class Figure(Strict):
-    """A published number. ``value`` is in the published ``unit``, ``low`` and ``high`` are the published range."""
+    """A published number. ``value`` is in the published ``unit``, ``low`` and ``high`` are the published range.
+
+    ``conditions`` are what it holds for, by the names that ``quantities`` use, and more for a reader; one that is absent is
+    one that the source does not state. ``batch`` is per device, ``devices`` over all nodes.
+    """
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.\-]*$")
     metric: str
@@ -98,19 +75,12 @@ class Figure(Strict):
     high: float | None = None
     unit: str = ""
     kind: Literal["measured", "specified", "limit"] = "measured"
-    conditions: Conditions = Conditions()
+    conditions: dict[str, Any] = {}
     source: str
     place: str = Field(min_length=1)
     validity: Literal["trusted", "unconfirmed", "invalid"] = "trusted"
     reason: str = ""
     note: str = ""
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The published range, or the value twice, in the published unit."""
-        low, high = (self.value if end is None else end for end in (self.low, self.high))
-        assert low is not None and high is not None
-        return low, high
 
     @property
     def text(self) -> str:
@@ -119,12 +89,17 @@ class Figure(Strict):
         value = ends if self.value is None else f"{self.value:,.7g}" + (f" ({ends})" if ends else "")
         return f"{value} {self.unit or self.quantity.unit}".strip()
 
+    @property
+    def factor(self) -> float:
+        """What the published unit is in the unit of the quantity."""
+        return UNITS.get((self.unit, self.quantity.unit), 1.0)
+
     def in_kit_unit(self) -> tuple[float, float, float]:
         """Return low, value and high in the unit of the quantity; the value of a mere range is its middle."""
-        factor = UNITS.get((self.unit, self.quantity.unit), 1.0)
-        low, high = self.ends
+        low, high = (self.value if end is None else end for end in (self.low, self.high))
+        assert low is not None and high is not None
         value = (low + high) / 2 if self.value is None else self.value
-        return low * factor, value * factor, high * factor
+        return low * self.factor, value * self.factor, high * self.factor
 
 
 class Registry(Strict):
@@ -149,7 +124,7 @@ class Registry(Strict):
     def dense_peaks(self, devices: Collection[str]) -> list[Figure]:
         """Return what vendors specify for matrix products of these devices, without sparsity."""
         peaks = [item for item in self.figures if (item.metric, item.kind) == ("matmul_flops", "specified")]
-        return [item for item in peaks if item.conditions.device in devices]
+        return [item for item in peaks if item.conditions.get("device") in devices]
 
     def cite(self, item: Figure) -> str:
         """Return document and place of a figure: ``google-research/bert, README, SQuAD 1.1``."""
@@ -157,8 +132,8 @@ class Registry(Strict):
 
     def cite_value(self, metric: str, value: float) -> str:
         """Return the sources that publish exactly this value of a metric; '' where none does."""
-        same = [item for item in self.figures if item.metric == metric and item.value == value]
-        return "; ".join(f"{self.cite(item)} ({item.conditions.model})" for item in same if item.validity == "trusted")
+        same = [item for item in self.figures if (item.metric, item.value, item.validity) == (metric, value, "trusted")]
+        return "; ".join(f"{self.cite(item)} ({item.conditions['model']})" for item in same)
 
     def dated(self, item: Figure) -> str:
         """Return when a figure was published, else when it was collected."""
@@ -175,7 +150,8 @@ def registry() -> Registry:
         common = {name: value for name, value in group.items() if name != "figures"}
         for item in group["figures"]:
             conditions = {**group.get("conditions", {}), **item.get("conditions", {})}
-            figure = common | item | {"conditions": conditions}
+            known = {name: value for name, value in conditions.items() if value is not None}
+            figure = common | item | {"conditions": known}
             figures.append(figure | {"quantity": content["quantities"][figure["metric"]]})
     return Registry.model_validate(content | {"figures": figures})
 
@@ -195,7 +171,7 @@ def vendor_peak(device: str) -> VendorPeak | None:
     """Return what the vendor claims of a device, by the name that its driver reports; None for an unknown device."""
     matching, rates = registry().devices_of(device), dict[str, float]()
     for item in registry().dense_peaks(matching):
-        precision = item.conditions.precision or "bf16"
+        precision = item.conditions.get("precision", "bf16")
         # Two tables may differ: what exceeds the higher one exceeds both.
         rates[precision] = max(item.in_kit_unit()[1], rates.get(precision, 0.0))
     if "bf16" in rates:

@@ -5,23 +5,19 @@ cause is the earliest failure that is not an echo of another one; without any fa
 wait for others.
 """
 
-import contextlib
 import linecache
-import os
 import re
 import signal
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchlib.launch.processes import signal_name
 
 # Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
 # torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
-_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]workloads[/\\]collectives[/\\]mpi\.py$")
+_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]runtime[/\\]mpi\.py$")
 # gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP,
 # raises a RuntimeError that states the type of the first one.
 _EXCHANGE_TEXT = re.compile(
@@ -248,11 +244,10 @@ def _rank_list(ranks: list[int]) -> str:
 # Python stacks
 
 
-STACKS_S = 1.0  # that the ranks get to write their stacks
 _FRAME = re.compile(r'^\s+File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _WAITING_FILES = re.compile(
     r"torch[/\\](distributed[/\\]|autograd[/\\]graph\.py|futures[/\\]|cuda[/\\]__init__\.py|xpu[/\\]__init__\.py)"
-    r"|benchlib[/\\](runtime[/\\]group|workloads[/\\]collectives[/\\]mpi)\.py"
+    r"|benchlib[/\\]runtime[/\\](group|mpi)\.py"
 )
 # The innermost Python line of a rank that waits for its device or for its peers in C++ code.
 _WAITING_LINE = re.compile(
@@ -295,26 +290,3 @@ def own_frame(frames: list[Frame]) -> Frame | None:
     foreign = ("site-packages", "/lib/python", "<frozen")
     own = (frame for frame in frames if not any(place in frame.file for place in foreign))
     return next(own, frames[0] if frames else None)
-
-
-def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
-    """Ask processes (id, file of their stacks) for their Python stacks and return the new text of each.
-
-    The text is empty for a process that does not answer: it has no handler yet, or is stopped. The worker makes the
-    file after it has installed the handler; without one the signal would end the process, so it is not sent then.
-    """
-
-    def texts() -> list[str]:
-        return [path.read_text(errors="replace") if path.exists() else "" for _, path in asked]
-
-    earlier = now = texts()
-    for pid, path in asked:
-        with contextlib.suppress(OSError):
-            if path.exists():
-                os.kill(pid, signal.SIGUSR1)
-    end, answered = time.monotonic() + STACKS_S, False
-    while not answered and time.monotonic() < end:
-        time.sleep(0.05)
-        before, now = now, texts()
-        answered = now == before and all(len(new) > len(old) for new, old in zip(now, earlier, strict=True))
-    return [new[len(old) :] for new, old in zip(now, earlier, strict=True)]

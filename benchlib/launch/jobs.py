@@ -1,6 +1,5 @@
 """Jobs: what a launcher makes of a config, what the supervisor starts and a dry run shows; and torchrun's command."""
 
-import dataclasses
 import re
 import shutil
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the supervisor reads jobs and no configs
+    from benchlib.config.cluster import Cluster
     from benchlib.config.schema import BaseConfig
 
 # A node that is silent for HEARTBEAT_S x HEARTBEATS is out of the rendezvous, and only then can another take its place.
@@ -18,6 +18,7 @@ HEARTBEAT_S, HEARTBEATS = 2, 5
 # (https://github.com/pytorch/pytorch/issues/135712).
 TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
+STOP_S = 20.0  # for an agent to cancel a job, and for the ranks to go
 NAME_MAX = 48  # characters after "benchlib-": with an index a host name has at most 63
 
 
@@ -27,7 +28,7 @@ class Job:
     rank.
 
     ``ranks`` are those on this machine: 0 for a job that runs elsewhere. ``files`` (path in the run folder: content)
-    are written before the start; ``submits`` is the one of them that is handed to a cluster. ``needs`` are programs
+    is what is handed to a cluster, written before the start. ``needs`` are programs
     of this machine, each with how to get it. Limits are in seconds, 0 is none: ``startup_s`` until every rank is at
     work, ``stall_s`` without a sign of life, ``wall_s`` in all, ``queue_s`` until a job elsewhere has its first rank,
     from which the others count. ``stop_s`` is what the agent gets to take a job back. ``endpoint`` is where the nodes
@@ -40,7 +41,6 @@ class Job:
     agent: bool = True
     ranks: int = 0
     files: dict[str, str] = field(default_factory=dict)
-    submits: str = ""
     needs: dict[str, str] = field(default_factory=dict)
     startup_s: float = 0.0
     stall_s: float = 0.0
@@ -52,7 +52,12 @@ class Job:
     backend: str = "cpu"
 
     @classmethod
-    def of(cls, config: "BaseConfig", name: str, command: list[str], **more: Any) -> "Job":
+    def of(
+        cls, config: "BaseConfig", name: str, command: list[str], profile: "Cluster | None" = None, **more: Any
+    ) -> "Job":
+        """Describe a job with the limits of a config; ``profile`` is of the cluster that runs it elsewhere."""
+        if profile:
+            more |= {"queue_s": profile.queue_s, "stop_s": STOP_S}
         more |= {"startup_s": config.startup_timeout_s, "stall_s": config.stall_timeout_s}
         more |= {"wall_s": config.hard_limit_s, "restarts": config.max_restarts, "backend": config.backend}
         return cls(name, command, **more)
@@ -66,9 +71,6 @@ class Job:
         """Return what this machine lacks to start the job, with the remedy; '' where nothing."""
         missing = (name for name in self.needs if not shutil.which(name))
         return "; ".join(f"{name} is not on the PATH: {self.needs[name]}" for name in missing)
-
-    def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def job_name(run_dir: Path | str) -> str:

@@ -23,7 +23,6 @@ USER = 1000  # of the image, see deploy/Dockerfile
 COLLECT_S = 120  # that a pod waits after its ranks for the results to be fetched
 KEEP_S = 3600  # that a finished job stays when it is not removed
 WEEK_S = 7 * 86400
-STOP_S = 20.0  # for kubectl to remove a job
 KUBECTL = "install kubectl (https://kubernetes.io/docs/tasks/tools/) and give it a context of the cluster"
 
 
@@ -35,8 +34,7 @@ def kubernetes(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> 
     command += ["--pods", str(config.nnodes), *(["--shared"] if _shared(k8s, run_dir) else [])]
     command += ["--", "kubectl", "--namespace", k8s.namespace, *(["--context", k8s.context] if k8s.context else [])]
     files = {MANIFEST: manifest(objects(config, profile, run_dir, benchmark))}
-    cluster = {"needs": {"kubectl": KUBECTL}, "queue_s": profile.queue_s, "stop_s": STOP_S}
-    return Job.of(config, "kubernetes", command, files=files, submits=MANIFEST, **cluster)
+    return Job.of(config, "kubernetes", command, profile, files=files, needs={"kubectl": KUBECTL})
 
 
 def manifest(items: list[dict[str, Any]]) -> str:

@@ -7,9 +7,9 @@ supervisor ends the ranks. When the supervisor goes, the ranks die with it, and 
 """
 
 import contextlib
+import dataclasses
 import os
 import platform
-import signal
 import subprocess
 import sys
 import threading
@@ -107,7 +107,7 @@ class Launch:
         logs.mkdir(exist_ok=True)
         for name, content in job.files.items():
             files.write_text(self.run_dir / name, content)
-        files.write_json(self.run_dir / "job.json", job.as_json())
+        files.write_json(self.run_dir / "job.json", dataclasses.asdict(job))
         env = {**os.environ, MARK: str(self.run_dir), "PYTHONUNBUFFERED": "1"}
         package = Path(__file__).resolve().parents[2]
         if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
@@ -140,7 +140,6 @@ class Launch:
         try:
             while running:
                 running = self.running  # asked before reading, so that the last events are not missed
-                self._continue()
                 new = follower.poll()
                 if not new and time.monotonic() - last >= TICK_S:
                     new = [{"t": time.time(), "source": "launch", "kind": "tick"}]
@@ -159,7 +158,6 @@ class Launch:
         process = self._process
         if process is None:
             return None
-        self._continue()
         self._send_stop()
         try:
             process.wait(self._stop_s)
@@ -174,11 +172,6 @@ class Launch:
                 self.stop()
         finally:
             self._send_stop()
-
-    def _continue(self) -> None:
-        """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end nothing."""
-        if self._process:
-            self._process.send_signal(signal.SIGCONT)
 
     def _send_stop(self) -> None:
         with self._lock, contextlib.suppress(OSError, ValueError):  # it is gone, or was told before
@@ -239,27 +232,15 @@ def settle(run_dir: Path | str) -> Status | None:
     """Return the status of a run; for one whose supervisor died without writing it, end its ranks and write it from
     the events.
 
-    None while the run is going on, and for a folder in which no run was started, or one on another machine. A
-    supervisor that was stopped (SIGSTOP) goes on: then it sees that its launching process is gone, and ends.
+    None while the run is going on, and for a folder in which no run was started, or one on another machine.
     """
     path = Path(run_dir).resolve()
     if status := _status(path):
         return status
     launched = read_events(path, {"launched"}, "supervisor")
-    if not launched or launched[-1].get("host") != platform.node():
-        return None
-    if run_folder.is_running(path):
-        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-            os.kill(int(launched[-1]["supervisor"]), signal.SIGCONT)
+    if not launched or launched[-1].get("host") != platform.node() or run_folder.is_running(path):
         return None
     return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
-
-
-def write_stopped(run_dir: Path, started_at: float) -> None:
-    """Write the ``status.json`` of a run that was interrupted before its ranks were started."""
-    reason = "stopped by the user before a rank was started"
-    status: Status = {"outcome": "stopped", "reason": reason, "culprit": None, "ranks": []}
-    files.write_json(run_dir / "status.json", {**status, "started_at": started_at, "ended_at": time.time()})
 
 
 def blame_notebook(run_dir: Path, outcome: str, reason: str) -> None:
@@ -279,7 +260,7 @@ def blame_notebook(run_dir: Path, outcome: str, reason: str) -> None:
         run_folder.record_files(run_dir)
 
 
-def write_lost(run_dir: Path, reason: str) -> Status:
+def write_lost(run_dir: Path, reason: str, outcome: str = "failed") -> Status:
     """End what is left of a run and write its ``status.json`` from the events; return it even where nothing can be
     written."""
     left = kill_marked(run_dir)
@@ -295,7 +276,7 @@ def write_lost(run_dir: Path, reason: str) -> Status:
     reason += "".join(f"; rank {record.rank} was last heard of{record.where()}" for record in ranks)
     reason += f"; processes {left} could not be ended" if left else ""
     times = [event["t"] for event in events] or [time.time()]
-    status: Status = {"outcome": "failed", "reason": reason, "culprit": None, "ranks": table.as_json()}
+    status: Status = {"outcome": outcome, "reason": reason, "culprit": None, "ranks": table.as_json()}
     status |= {"started_at": times[0], "ended_at": times[-1]}
     with contextlib.suppress(StorageError):  # the caller has it, and the next reader works it out again
         files.write_json(run_dir / "status.json", status)

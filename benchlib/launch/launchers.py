@@ -28,8 +28,7 @@ def torchrun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Jo
     Who opens the store of the rendezvous, and the address that this node gives the others, follow from the addresses of
     the machine that this is called on.
     """
-    env = {**TORCHRUN_ENV, "TORCHELASTIC_ERROR_FILE": str(Path(run_dir) / "logs" / "agent.error.json")}
-    endpoint, options = config.rdzv_endpoint, list[str]()
+    env, endpoint, options = dict(TORCHRUN_ENV), config.rdzv_endpoint, list[str]()
     if endpoint:
         host, port = nodes.split_endpoint(endpoint)
         opens_store = nodes.hosts_store(host)
@@ -81,7 +80,6 @@ def mpirun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
 
 SCRIPT = "slurm.sh"
 LOG = "logs/slurm.out"
-SLURM_STOP_S = 15.0  # for scancel, and for the ranks to go
 SLURM = "log in to a node that submits jobs, or install SLURM's client (apt-get install slurm-client)"
 END_S = 120  # that SLURM grants beyond the run's own limit
 SUBMIT = [sys.executable, "-m", "benchlib.launch.agents.submit"]
@@ -99,9 +97,8 @@ def slurm(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     command = [*SUBMIT, "--id", r"^(\d+)", "--cancel", "scancel {id}", "--left", "squeue --noheader --jobs {id}"]
     command += ["--log", str(Path(run_dir) / LOG), "--", "sbatch", "--parsable", "--wait", str(Path(run_dir) / SCRIPT)]
     needs = dict.fromkeys(("sbatch", "squeue", "scancel"), SLURM)
-    cluster = {"needs": needs, "queue_s": profile.queue_s, "stop_s": SLURM_STOP_S}
-    files = {SCRIPT: _script(config, profile, str(run_dir), benchmark)}
-    return Job.of(config, "slurm", command, files=files, submits=SCRIPT, **cluster)
+    script = _script(config, profile, str(run_dir), benchmark)
+    return Job.of(config, "slurm", command, profile, files={SCRIPT: script}, needs=needs)
 
 
 def _script(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> str:
@@ -162,7 +159,6 @@ def _in_bash(settings: dict[str, str], command: list[str], dollar: str = "$") ->
 
 
 COMPONENT = "torchx_app.py"
-TORCHX_STOP_S = 20.0  # for TorchX to cancel, and for the ranks to go
 TORCHX = "install it in an environment of its own (its urllib3 is not benchlib's): pipx install torchx==0.7.0"
 
 
@@ -182,8 +178,7 @@ def torchx(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     command += ["--wait", "--log", "--workspace", "", "--scheduler", own.scheduler, *cfg]
     command.append(f"{Path(run_dir) / COMPONENT}:app")
     component = _component(config, profile, str(run_dir), benchmark)
-    cluster = {"needs": {"torchx": TORCHX}, "queue_s": profile.queue_s, "stop_s": TORCHX_STOP_S}
-    return Job.of(config, "torchx", command, files={COMPONENT: component}, submits=COMPONENT, **cluster)
+    return Job.of(config, "torchx", command, profile, files={COMPONENT: component}, needs={"torchx": TORCHX})
 
 
 def _component(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> str:

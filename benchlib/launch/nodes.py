@@ -123,10 +123,6 @@ def local_address(host: str, port: int = DEFAULT_PORT) -> str:
     return ""
 
 
-def interface(address: str) -> str:
-    return own_addresses().get(address, "")
-
-
 def hosts_store(host: str) -> bool | None:
     """Whether torchrun's rendezvous store is to be opened here. None where torchrun finds that out by itself.
 

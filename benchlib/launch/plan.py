@@ -77,8 +77,7 @@ def _check_limits(overrides: Mapping[str, Any], benchmarks: Iterable[str]) -> No
     """Raise ``UserError`` for a limit of the gate that no metric of these benchmarks has: who sets one believes that it gates."""
     specs = [BENCHMARKS[name].spec for name in benchmarks]
     stated = overrides.get("limits")
-    names = [name.removeprefix("limits.") for name in overrides if name.startswith("limits.")]
-    for name in [*names, *(stated if isinstance(stated, Mapping) else ())]:
+    for name in stated if isinstance(stated, Mapping) else ():
         if not any(spec.has_limit(name) for spec in specs):
             limited = [item for spec in specs for item in spec.limited]
             raise UserError(f"limits.{name}: no metric with a limit has this name: {nearest(name, limited)}")
@@ -138,7 +137,7 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
 def _of_tier(tier: str, overrides: Mapping[str, Any]) -> list[str]:
     """Return the benchmarks of a tier that know all overrides; over several nodes without those of one process."""
     names = [name for name in BENCHMARKS if name in schema.read_params("tiers", tier)]
-    wanted, several = {name.partition(".")[0] for name in overrides}, str(overrides.get("nnodes", "1")) != "1"
+    wanted, several = set(overrides), str(overrides.get("nnodes", "1")) != "1"
     left = dict[str, str]()
     for name in names:
         if lacking := sorted(wanted - set(config_class(name).model_fields)):

@@ -45,12 +45,6 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def go_on_without_parent() -> None:
-    """Go on, if stopped (SIGSTOP), when the process that started this one dies: to end in order (Linux)."""
-    if sys.platform.startswith("linux"):
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-
-
 def leave_with_parent() -> None:
     """Leave by ``SystemExit`` on a polite signal and when the parent dies, so that what has to be taken back is.
 

@@ -31,6 +31,7 @@ from benchlib.launch.processes import (
 
 TERM_S = 1.0  # between SIGTERM and SIGKILL
 KILL_S = 6.0  # for killed processes to disappear
+STACKS_S = 1.0  # that the ranks get to write their stacks
 AGENT_NAMES = {"torchrun": "torchrun's agent", "mpirun": "mpirun"}
 BROKEN = ("failed", "timeout", "stalled")  # outcomes of a run or an attempt
 REGROUPED = "regrouped"  # an attempt that ended because a node came or went; torchrun does not count it as a failure
@@ -101,9 +102,7 @@ class Children:
         if agent_s is not None:
             kill((process for process in descendants() if process.pid in self.living), signal.SIGTERM)
             self._wait(agent_s)
-        family = descendants()
-        kill(family, signal.SIGTERM)
-        kill(family, signal.SIGCONT)  # one that was stopped ends only when it goes on
+        kill(descendants(), signal.SIGTERM)
         self._wait(TERM_S)
         end = time.monotonic() + KILL_S
         while (left := descendants()) and time.monotonic() < end:
@@ -153,7 +152,6 @@ class RankTable:
     def __init__(self, logs: Path, launch: str = "") -> None:
         self.logs, self.launch, self.host = logs, launch, platform.node()
         self.records: dict[int, RankRecord] = {}
-        self._processes: dict[int, RankRecord] = {}  # by the id that the system gave: what a rank says may differ
 
     def all(self) -> list[RankRecord]:
         return list(self.records.values())
@@ -164,13 +162,12 @@ class RankTable:
 
     def started(self, pids: list[int]) -> None:
         for rank, pid in enumerate(pids):
-            self.records[rank] = self._processes[pid] = RankRecord(rank, pid, self.host, self.launch)
+            self.records[rank] = RankRecord(rank, pid, self.host, self.launch)
 
     def reaped(self, pid: int, code: int) -> int | None:
         """Take in the end of a process that the supervisor started; return its rank, None for an agent."""
-        if record := self._processes.get(pid):
-            record.end(code)
-        return record.rank if record else None
+        self.ended({pid: code})
+        return next((record.rank for record in self.here() if record.pid == pid), None)
 
     def hear(self, rank: int, event: Event, agent: bool) -> RankRecord:
         """Take in an event of a rank; ``agent``: an agent reaps it, so its events have to tell its end.
@@ -221,12 +218,30 @@ class RankTable:
             record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
 
     def dump_stacks(self) -> None:
-        """Keep the newest Python stacks of all living ranks of this machine."""
+        """Keep the newest Python stacks of all living ranks of this machine; '' of one that does not answer.
+
+        That has no handler yet, or is stopped. The worker makes the file after it has installed the handler; without one the
+        signal would end the process, so it is not sent then.
+        """
         family = {process.pid for process in descendants()}
         asked = [record for record in self.here() if record.alive and record.pid in family]
-        files = [(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked]
-        for record, text in zip(asked, diagnosis.collect_stacks(files), strict=True):
-            record.stacks = text
+        paths = [self.logs / f"rank{record.rank}.stacks" for record in asked]
+
+        def texts() -> list[str]:
+            return [path.read_text(errors="replace") if path.exists() else "" for path in paths]
+
+        earlier = now = texts()
+        for record, path in zip(asked, paths, strict=True):
+            with contextlib.suppress(OSError):
+                if path.exists():
+                    os.kill(record.pid or 0, signal.SIGUSR1)
+        end, answered = time.monotonic() + STACKS_S, False
+        while not answered and time.monotonic() < end:
+            time.sleep(0.05)
+            before, now = now, texts()
+            answered = now == before and all(len(new) > len(old) for new, old in zip(now, earlier, strict=True))
+        for record, new, old in zip(asked, now, earlier, strict=True):
+            record.stacks = new[len(old) :]
 
     def as_json(self) -> list[dict[str, Any]]:
         return [self.records[rank].as_json() for rank in sorted(self.records)]

@@ -35,7 +35,7 @@ from benchlib.core.sensors import Sensors
 from benchlib.launch import diagnosis, nodes
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
 from benchlib.launch.jobs import Job
-from benchlib.launch.processes import descendants, go_on_without_parent, kill, signal_name
+from benchlib.launch.processes import descendants, kill, signal_name
 from benchlib.launch.ranks import BROKEN, AgentReport, Attempts, Children, Ending, RankTable, rank_of
 
 GRACE_S = 1.0  # after the first failure, for the peers' error files
@@ -60,29 +60,8 @@ class State(Enum):
 UNDER_WAY = (State.STARTING, State.WORKING)
 
 
-class Lifeline:
-    """What tells a supervisor to stop: its standard input, whose other end the launching process holds, and signals.
-
-    ``stop_reason`` is empty as long as the run may go on.
-    """
-
-    def __init__(self) -> None:
-        """Install the signal handlers of this process; for its main thread."""
-        self.stop_reason = ""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self.stop_reason = self.stop_reason or f"stopped: the supervisor received {signal_name(number)}"
-
-    def listen(self, timeout_s: float) -> None:
-        """Wait ``timeout_s``, or until the launching process says that the run is to stop, or is gone."""
-        if select.select([0], [], [], timeout_s)[0] and not self.stop_reason:
-            self.stop_reason = "stopped by the user" if os.read(0, 1) else "stopped: the launching process is gone"
-
-
 class Supervisor:
-    """Holds the processes of one run. ``run`` returns the exit code."""
+    """Holds the processes of one run. ``run`` returns the exit code. ``stop_reason`` is '' as long as the run may go on."""
 
     def __init__(self, run_dir: Path, job: Job) -> None:
         self.run_dir, self.job, self.id = run_dir, job, uuid.uuid4().hex[:16]
@@ -96,10 +75,12 @@ class Supervisor:
         self.began = self.since  # from when on the wall limit counts
         self.writer = EventWriter(run_dir, "supervisor")
         self.follower = EventFollower(run_dir)
-        self.lifeline = Lifeline()
+        self.stop_reason = ""
 
     def run(self) -> int:
-        """Start the job, watch it to its end, end what is left of it and write ``status.json``."""
+        """Start the job, watch it to its end, end what is left of it and write ``status.json``; for the main thread."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
         try:
             self._start()
             threading.Thread(target=self._sample_sensors, daemon=True).start()
@@ -136,13 +117,21 @@ class Supervisor:
 
     def _watch(self) -> Ending:
         while True:
-            self.lifeline.listen(TICK_S)
+            self._listen()
             self._reap()
             self._follow()
             self._look()
             ending = self._ending()
             if ending and not self._again(ending):
                 return ending
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.stop_reason = self.stop_reason or f"stopped: the supervisor received {signal_name(number)}"
+
+    def _listen(self) -> None:
+        """Wait a moment, or until the launching process says that the run is to stop, or is gone: it holds the other end."""
+        if select.select([0], [], [], TICK_S)[0] and not self.stop_reason:
+            self.stop_reason = "stopped by the user" if os.read(0, 1) else "stopped: the launching process is gone"
 
     def _enter(self, state: State, *before: State) -> None:
         """Enter a state from one of those ``before``; from another one nothing changes: a late rank is none in a failing run."""
@@ -192,7 +181,7 @@ class Supervisor:
 
     def _again(self, ending: Ending) -> bool:
         """Whether the agent will start the ranks again after this; a rank that hangs is killed, so that it does."""
-        hopeless = self._hopeless() or self._wall_is_reached() or not self.run_dir.is_dir() or not self.children.living
+        hopeless = self._hopeless() or self._wall_is_reached() or not self.children.living
         if hopeless or ending.outcome not in BROKEN or not self.attempts.left or self.attempts.ending:
             return False
         if ending.outcome != "failed":
@@ -220,10 +209,8 @@ class Supervisor:
 
     def _ending(self) -> Ending | None:
         """Return how the run, or this attempt, ends now; None while it goes on."""
-        if self.lifeline.stop_reason:
-            return Ending("stopped", self.lifeline.stop_reason)
-        if not self.run_dir.is_dir():
-            return Ending("failed", f"{self.run_dir} was deleted or moved during the run")
+        if self.stop_reason:
+            return Ending("stopped", self.stop_reason)
         if self.job.restarts and self._hopeless():
             return self._failed()
         if not self.children.living:
@@ -329,7 +316,7 @@ class Supervisor:
         """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
         sensors, remote = Sensors([], backend=self.job.backend, devices=self.job.ranks), self.job.remote
         reason = "the ranks are on other machines: their sensors are not read"
-        available = dict.fromkeys(sensors.read(), reason) if remote else sensors.availability()
+        available = dict.fromkeys(sensors.read(), reason) if remote else sensors.reasons
         self.writer.emit("sensors", availability=available)
         while not (remote or self.state is State.OVER):
             sensors.pids = [record.pid for record in self.ranks.here() if record.pid and record.alive]
@@ -357,7 +344,6 @@ class Supervisor:
 
 def main(argv: list[str]) -> int:
     run_dir = Path(argv[0]).resolve()
-    go_on_without_parent()
     try:
         # CLAIM is the descriptor by which the launching process claimed the folder.
         os.set_inheritable(int(argv[1]), False) if len(argv) > 1 else run_folder.claim(run_dir)

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib import __version__
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import BENCHMARKS, spec_of
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -171,6 +171,12 @@ class Record(BaseModel):
         """The metrics that have a value of this run."""
         return [metric for metric in self.metrics if metric.value is not None and metric.provenance != "claimed"]
 
+    @property
+    def key_numbers(self) -> list[tuple[str, Metric]]:
+        """Its key numbers with their labels, in the order of the report."""
+        measured = {metric.name: metric for metric in self.measured}
+        return [(label, measured[name]) for name, label in spec_of(self.benchmark).first(measured).items()]
+
     def metric(self, name: str) -> Metric | None:
         return self.result.metric(name) if self.result else None
 
@@ -189,13 +195,12 @@ class Record(BaseModel):
         """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
         return bool(self.metrics) and (self.started_at, self.metrics) == (other.started_at, other.metrics)
 
-    def thin(self, kept: int = KEPT_SAMPLES, most_bytes: int | None = None) -> "Record":
-        """Return the run with at most ``kept`` samples of each metric and, with ``most_bytes``, without longer tables and facts.
+    def thin(self, kept: int = KEPT_SAMPLES, most_bytes: int = 0) -> "Record":
+        """Return the run with at most ``kept`` samples of each metric and without longer tables and facts than ``most_bytes``.
 
         Of its status only the outcome stays.
         """
-        result = self.result
-        if result is not None and most_bytes is not None:
+        if result := self.result:
             parts = {"tables": result.tables, "facts": result.facts}
             short = {
                 name: {key: value for key, value in part.items() if len(repr(value)) <= most_bytes}
@@ -208,7 +213,7 @@ class Record(BaseModel):
 
     def kept(self, limits: Iterable[RegressionLimit], reason: str = "", accepted_at: float | None = None) -> "Record":
         """Return what a baseline, or a later repetition, keeps of the run: its metrics, with the samples of those with a limit."""
-        thin, limited = self.thin(most_bytes=0), {limit.metric for limit in limits}
+        thin, limited = self.thin(), {limit.metric for limit in limits}
         samples = {name: values for name, values in thin.samples.items() if name in limited}
         verdict = self.verdict.model_copy(update={"checks": [], "gate": None}) if self.verdict else None
         update = {"samples": samples, "verdict": verdict, "reason": reason, "accepted_at": accepted_at}
@@ -266,9 +271,6 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
     parts["verdict"] = verdict or parts["verdict"]
     if parts["config"] is None and not problems:
         problems.append("the folder has no config.json")
-    elif parts["config"] is not None and (lacks := [name for name in NAMING if name not in parts["config"]]):
-        problems.append(f"config.json: not a config of benchlib, it has no {' and no '.join(lacks)}")
-        parts["config"] = None
     samples = read(lambda: Run(path).samples) if whole else {}
     faults = read(lambda: run_folder.file_faults(path)) or []
     named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more

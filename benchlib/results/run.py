@@ -1,6 +1,5 @@
 """Results and run folders: what a run left, read and written as a whole."""
 
-import errno
 import functools
 import hashlib
 import json
@@ -8,6 +7,7 @@ import math
 import os
 import re
 import statistics
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from pydantic_core import from_json
 from benchlib.config.schema import BaseConfig, load_config
 from benchlib.core.errors import UserError, explained
 from benchlib.core.events import Event, read_events
-from benchlib.core.files import atomic_path, check_schema, not_written, read_bytes, write_text, writing
+from benchlib.core.files import atomic_path, check_schema, read_bytes, write_text, writing
 from benchlib.core.terminal import harmless
 from benchlib.results.metrics import Metric
 from benchlib.results.verdict import Verdict
@@ -119,11 +119,12 @@ _Devices = Annotated[_Object, _with(backends=_Backends, versions=_Texts)]
 _HARDWARE = {"cpu": _Object, "memory_bytes": float, "load_average": list[float] | None, "devices": _Devices}
 _TIMES = {"started_at": Moment | None, "ended_at": Moment | None}
 _ATTEMPTS = {"ranks": list[_Object], "earlier_attempts": list[_Object], "restarts": int}
-Config: TypeAlias = Annotated[_Object, _with(benchmark=str, tier=str, backend=str, planted_slowdown=float)]
+_CONFIG = {"benchmark": str, "tier": str, "backend": str, "planted_slowdown": float}
+Config: TypeAlias = Annotated[_Object, _with(**_CONFIG)]
 Machine: TypeAlias = Annotated[_Object, _with(host=str, system=str, versions=_Texts, drivers=_Texts, **_HARDWARE)]
 Status: TypeAlias = Annotated[_Object, _with("outcome", "reason", outcome=str, reason=str, **_TIMES, **_ATTEMPTS)]
 READ: dict[str, TypeAdapter[Any]] = {
-    "config.json": TypeAdapter(Config),
+    "config.json": TypeAdapter(Annotated[_Object, _with("benchmark", "tier", "backend", **_CONFIG)]),
     "machine.json": TypeAdapter(Machine),
     "status.json": TypeAdapter(Status),
     "result.json": TypeAdapter(Result),
@@ -181,14 +182,6 @@ def save_result(run_dir: Path | str, result: Result, of_rows: Mapping[str, Seque
         with atomic_path(Path(run_dir) / "samples.parquet") as temporary:
             parquet.write_table(table, temporary)
     write_text(Path(run_dir) / "result.json", result.model_dump_json(indent=2) + "\n")
-
-
-def load_result(run_dir: Path | str) -> Result:
-    """Read ``result.json``; ``UserError`` where it is missing, cut or of another version."""
-    result: Result | None = read_part(Path(run_dir) / "result.json")
-    if result is None:
-        raise UserError(f"{Path(run_dir) / 'result.json'}: no such file")
-    return result
 
 
 def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
@@ -282,17 +275,13 @@ class Run:
         return fingerprint(self.config, self.machine, self.result.facts if self.result else {})
 
     @functools.cached_property
-    def _all_samples(self) -> dict[str, list[float]]:
-        return load_samples(self.path)
-
-    @functools.cached_property
     def samples(self) -> dict[str, list[float]]:
-        return {name: values for name, values in self._all_samples.items() if "[" not in name}
+        return {name: values for name, values in load_samples(self.path).items() if "[" not in name}
 
     @functools.cached_property
     def row_samples(self) -> dict[str, list[float]]:
         """Raw samples of the rows of tables, by ``table[row].column``."""
-        return {name: values for name, values in self._all_samples.items() if "[" in name}
+        return {name: values for name, values in load_samples(self.path).items() if "[" in name}
 
     @functools.cached_property
     def status(self) -> Status | None:
@@ -325,20 +314,10 @@ def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path
 
 
 def check_place(out: Path) -> None:
-    """Raise ``StorageError`` where no run can be stored below ``out``; makes nothing."""
-    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    if not place.is_dir():
-        raise not_written(out, NotADirectoryError(errno.ENOTDIR, ""))
-    if not os.access(place, os.W_OK | os.X_OK):
-        read_only = bool(os.statvfs(place).f_flag & os.ST_RDONLY)
-        number = errno.EROFS if read_only else errno.EACCES
-        raise not_written(out, OSError(number, os.strerror(number)))
-
-
-def find_runs(outputs: Path) -> Iterable[Path]:
-    """Return the run folders below ``outputs``, the newest first by name of day and time."""
-    runs = [path.parent for path in outputs.glob("*-*/*/config.json")]
-    return sorted(runs, key=lambda path: (path.parent.name[-8:], path.name.rsplit("-", 2)[-2:]), reverse=True)
+    """Raise ``StorageError`` where no run can be stored in the folder ``out``, which is made."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
 
 
 def no_runs(folder: Path) -> str:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from benchlib.core.errors import RunBroken, UserError
-from benchlib.core.files import is_storage_error, not_written, read_json, read_object, sha256, write_json
+from benchlib.core.files import not_written, read_json, read_object, sha256, storage_error, sync, write_json
 from benchlib.runtime.group import all_gather_objects
 
 MANIFEST = "manifest.json"
@@ -48,9 +48,8 @@ def save(
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
     state: Mapping[str, Any],
     extra: Callable[[Path], None] = lambda folder: None,
-    keep: int = KEEP,
 ) -> None:
-    """Write checkpoint ``step`` below ``folder`` and remove all but the newest ``keep``.
+    """Write checkpoint ``step`` below ``folder`` and remove all but the newest ``KEEP``.
 
     ``tensors`` are groups by file name, ``extra`` may add files of its own to the given folder. One process of each node
     writes. Raises ``StorageError`` where the disk is full; older checkpoints then stay as they are.
@@ -71,21 +70,21 @@ def save(
             _publish(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in _folders(folder)[keep:]:
+    for old in _folders(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _publish(temporary: Path, target: Path) -> None:
     """Give a complete checkpoint its name, by one rename after its bytes are on the disk."""
     for path in temporary.iterdir():
-        _sync(path)
+        sync(path)
     shutil.rmtree(target, ignore_errors=True)  # of the same step before a restart, which went on from an earlier one
     try:
         temporary.rename(target)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # a node that shares the disk was faster
             raise
-    _sync(target.parent)
+    sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -97,17 +96,9 @@ def naming_storage_errors(target: Path) -> Iterator[None]:
         number = re.search(r"os error (\d+)", str(error))  # which safetensors keeps in its text only
         code = error.errno if isinstance(error, OSError) else int(number[1]) if number else 0
         cause = OSError(code, "")  # what the error says of the temporary folder is of no use
-        if is_storage_error(cause) or code == errno.EACCES:
+        if storage_error(cause) or code == errno.EACCES:
             raise not_written(target, cause) from error
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchlib.core.errors import BackendUnavailable, StorageError
-from benchlib.core.files import is_storage_error, not_written
+from benchlib.core.files import storage_error
+from benchlib.launch.diagnosis import main_stack
 from benchlib.launch.processes import kill_marked, signal_name
 
 MARK = "BENCHLIB_CHILD"  # in the environment of all that a child starts: how it is identified
 SILENT_S = 3.0  # between signs of life of a child that reports no progress
 STACKS_S = 3.0  # for a child whose time is over to write where it is
-STACK = "most recent call first"  # how faulthandler begins the stack of a thread
+STACK = "(most recent call first)"  # how faulthandler begins the stack of a thread
 LAST_LINES = 3
 BLAS = "OPENBLAS_NUM_THREADS"
 SERVER = threading.Lock()  # held while the fork server starts in an environment of its own
@@ -77,7 +78,7 @@ def run(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
             end = time.monotonic() + STACKS_S
-            while log and not any(STACK in line for line in _lines(err)) and time.monotonic() < end:
+            while log and STACK not in _text(err) and time.monotonic() < end:
                 time.sleep(0.02)
             value = f"not done after {timeout_s:g} s{_last(err)}"
         elif status == "died":
@@ -131,19 +132,15 @@ def _watch(here: Connection, sentinel: int, end: float, tell: Callable[[Any], No
     return "timeout", None
 
 
-def _lines(err: Path) -> list[str]:
-    text = err.read_text(encoding="utf-8", errors="replace") if err.exists() else ""
-    return [line.strip() for line in text.splitlines() if line.strip()]
+def _text(err: Path) -> str:
+    return err.read_text(encoding="utf-8", errors="replace") if err.exists() else ""
 
 
 def _last(err: Path) -> str:
     """Return the last words as the end of a sentence: where a crash or a hang was, else the last lines."""
-    lines = _lines(err)
-    stacks = [number for number, line in enumerate(lines) if STACK in line and line.startswith(("Current", "Thread"))]
-    if stacks:
-        fatal = [line for line in lines[: stacks[0]] if line.startswith("Fatal Python error")]
-        current = next((number for number in stacks if lines[number].startswith("Current")), stacks[-1])
-        lines = [*fatal, *lines[current + 1 : current + 2]]
+    lines = [line.strip() for line in _text(err).splitlines() if line.strip()]
+    if frames := main_stack(_text(err)):
+        lines = [*(line for line in lines if line.startswith("Fatal Python error")), str(frames[0])]
     return ": " + " | ".join(lines[-LAST_LINES:])[-500:] if lines else ""
 
 
@@ -164,8 +161,7 @@ def _main(
         message = "unavailable", " ".join(str(error).split())
     except BaseException as error:
         message = "crashed", " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        if isinstance(error, OSError) and (isinstance(error, StorageError) or is_storage_error(error)):
-            full = not_written(error.filename or "a file", error)
+        if full := storage_error(error):
             message = "storage", (" ".join(str(full).split()), full.errno, full.strerror)
         with contextlib.suppress(OSError):
             traceback.print_exc()

@@ -29,6 +29,7 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.files import read_json, write_json
 from benchlib.core.machine import BACKENDS
+from benchlib.core.text import shortened
 from benchlib.launch import nodes
 from benchlib.launch.nodes import Place, place
 from benchlib.launch.processes import SUPERVISOR_PID
@@ -106,10 +107,9 @@ def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
     chosen = {}
     if where.one_node:
         chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    else:
-        if name := nodes.interface(_address(config)):
-            # "=": this interface, and not all whose names begin so
-            chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    elif name := nodes.own_addresses().get(_address(config)):
+        # "=": this interface, and not all whose names begin so
+        chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
     os.environ.update(ours)
     try:
@@ -160,9 +160,7 @@ def _join(
     backend, bound = library.backend, {"device_id": device} if device.type in ("cuda", "xpu") else {}
     common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
     common |= library.options(config, where.rank) or bound  # bound to its device, a barrier need not guess one
-    if backend == "xla":
-        dist.init_process_group("xla", init_method="xla://")
-    elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         dist.init_process_group(backend, init_method="env://", **common)
     else:
         store = dist.PrefixStore("benchlib", _store(where, run_dir, config.startup_timeout_s))
@@ -222,17 +220,8 @@ def weight_checksum(model: torch.nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def checksums_equal(world: World, model: torch.nn.Module) -> tuple[list[str], bool]:
-    """Return the weight checksums of all ranks, and whether they are the same. A collective: all ranks call it."""
-    checksums = all_gather_objects(weight_checksum(model))
-    if len(checksums) != world.size:
-        raise RunBroken(f"{len(checksums)} checksums from {world.size} ranks")
-    return checksums, len(set(checksums)) == 1
-
-
 # Not part of the work by which results are compared, but of what the ranks do together.
 _TOGETHER = ("benchmark", "tier", "checkpoint_every", "max_restarts", "planted_slowdown")
-_SHOWN = 3  # differences that are listed in full
 
 
 def statement(config: BaseConfig, torch_version: str) -> dict[str, str]:
@@ -253,11 +242,8 @@ def difference(statements: Sequence[dict[str, str]], hosts: Sequence[str]) -> st
         values = [item.get(name, "missing") or "''" for item in statements]
         if others := [(host, value) for host, value in zip(hosts, values, strict=True) if value != values[0]]:
             differences.append(f"{name} is {values[0]} on {hosts[0]} and {others[0][1]} on {others[0][0]}")
-    if not differences:
-        return ""
-    more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
-    listed = f"{'; '.join(differences[:_SHOWN])}{more}"
-    return f"the nodes of this run do not do the same work: {listed}; start it with the same parameters and versions on all of them"
+    why = f"the nodes of this run do not do the same work: {shortened(differences, between='; ')}"
+    return f"{why}; start it with the same parameters and versions on all of them" if differences else ""
 
 
 def _sized(text: str) -> str:

@@ -3,7 +3,8 @@
     LIBRARIES["mpi"].unavailable()     # '' where it can be used, else the reason with the steps that help
     dist.new_group(backend=LIBRARIES["mpi"].register())
 
-gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla. torch's wheels have no
+gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla, and no benchmark of several
+ranks was tried with it. torch's wheels have no
 MPI: that one is a backend of this kit, under a name of its own beside torch's; so is ``hierarchical``, which joins ranks of
 several libraries.
 """
@@ -31,7 +32,6 @@ _UCC_STEPS = (
     "of UCC (https://github.com/openucx/ucc) and UCX, or use an image with such a torch"
 )
 _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever starts the ranks of an MPI job
-_OWN = "benchlib.workloads.collectives"
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,11 @@ def _of_torch(name: str, steps: str = "") -> Callable[[], str]:
     return missing
 
 
-def _no_xla() -> str:
-    if importlib.util.find_spec("torch_xla") is None:
-        return "torch_xla is not installed: pip install torch_xla[tpu] on a TPU machine"
-    return ""
-
-
 def _no_mpi() -> str:
     if importlib.util.find_spec("mpi4py") is None:
         return f"mpi4py is not installed: {_MPI_STEPS}"
     try:
-        importlib.import_module(f"{_OWN}.mpi")
+        importlib.import_module("benchlib.runtime.mpi")
     except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
         return f"mpi4py does not find an MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
     if not mpirun_path():
@@ -115,10 +109,10 @@ LIBRARIES: dict[str, Library] = {
         Library("gloo", "gloo", _of_torch("gloo")),
         Library("nccl", "nccl", _of_torch("nccl")),  # also RCCL
         Library("xccl", "xccl", _of_torch("xccl")),
-        Library("mpi", "mpi4py", _no_mpi, f"{_OWN}.mpi"),
+        Library("mpi", "mpi4py", _no_mpi, "benchlib.runtime.mpi"),
         Library("ucc", "ucc", _of_torch("ucc", _UCC_STEPS)),
-        Library("xla", "xla", _no_xla, "torch_xla.distributed.xla_backend"),
-        Library("hierarchical", "hierarchical", _no_hierarchy, f"{_OWN}.hierarchy"),
+        Library("xla", "xla", _of_torch("xla")),
+        Library("hierarchical", "hierarchical", _no_hierarchy, "benchlib.workloads.collectives.hierarchy"),
     )
 }
 

@@ -37,16 +37,14 @@ class Rank:
 
 
 def executed(benchmark: Benchmark) -> Callable[..., None]:
-    """Return what a rank executes: ``run(config, run_dir, events)`` of a benchmark, or what measures in the process group."""
-    own = benchmark.part("run", "run", None)
-    return own or measured(benchmark.part("run", "measure"), benchmark.spec.save)
+    """Return what a rank executes: ``run(config, run_dir, events)`` of a benchmark, or its ``measure(rank)`` in the process group.
 
-
-def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``measure(rank)`` in the process group; ``save`` gets the rows of rank 0.
-
-    A benchmark of one process joins none and opens no device: those are for the processes that it starts.
+    The spec saves the rows of rank 0. A benchmark of one process joins no group and opens no device: those are for the processes
+    that it starts.
     """
+    if own := benchmark.part("run", "run", None):
+        return own  # type: ignore[no-any-return]
+    measure, save = benchmark.part("run", "measure"), benchmark.spec.save
 
     def run(config: Any, run_dir: Path, events: EventWriter) -> None:
         import torch  # a benchmark whose ranks form no group needs none

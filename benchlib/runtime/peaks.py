@@ -190,11 +190,9 @@ def _unsupported(device: torch.device, precision: str) -> str:
     if precision == "tf32":
         if device.type != "cuda" or torch.version.hip:
             return f"tf32 is a mode of NVIDIA's tensor cores, and the device is {'rocm' if torch.version.hip else device.type}"
-        if torch.cuda.get_device_capability(device) < (8, 0):
-            return f"{torch.cuda.get_device_name(device)} is older than tf32 (compute capability 8.0)"
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return f"{torch.cuda.get_device_name(device)} has no bf16"
-    return ""
+        old = torch.cuda.get_device_capability(device) < (8, 0)
+        return f"{torch.cuda.get_device_name(device)} is older than tf32 (compute capability 8.0)" if old else ""
+    return devices.supports(precision, device)[1] if device.type == "cuda" else ""
 
 
 @contextlib.contextmanager

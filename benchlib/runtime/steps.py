@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.core.events import EventWriter, Moment, read_events
-from benchlib.runtime.group import World, barrier, checksums_equal
+from benchlib.runtime.group import World, all_gather_objects, weight_checksum
 
 COLUMNS = (
     "loss", "samples", "tokens", "padded_tokens", "flops",
@@ -45,10 +45,9 @@ def comm_device(world: World) -> torch.device:
 
 def compare_ranks(model: torch.nn.Module, world: World, events: EventWriter, epoch: int) -> list[str]:
     """Gather the checksum of every rank's weights, tell whether they are equal, and return them by rank."""
-    barrier()
-    checksums, equal = checksums_equal(world, model)
+    checksums = all_gather_objects(weight_checksum(model))
     if world.main:
-        events.emit("epoch", epoch=epoch, checksums=checksums, equal=equal)
+        events.emit("epoch", epoch=epoch, checksums=checksums, equal=len(set(checksums)) == 1)
     return checksums
 
 

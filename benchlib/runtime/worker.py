@@ -15,13 +15,10 @@ error is in ``logs/rankK.error.json``.
 import argparse
 import atexit
 import contextlib
-import errno
 import faulthandler
 import gc
 import importlib
-import itertools
 import json
-import math
 import os
 import platform
 import signal
@@ -34,14 +31,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchlib.config.cluster import ELSEWHERE
-from benchlib.core.errors import BackendUnavailable, StorageError
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter
-from benchlib.core.files import is_full, is_storage_error, not_written, read_json, write_json
+from benchlib.core.files import read_json, storage_error, write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_echo
 from benchlib.launch.nodes import Place, attempt, launch_id, place
 from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
-
-KEPT = ("out", "err", "error.json", "stacks")  # what a rank leaves in logs/
 
 
 def _tie_to_parent() -> None:
@@ -50,19 +45,6 @@ def _tie_to_parent() -> None:
         die_with_parent(int(os.environ[SUPERVISOR_PID]))
     elif "TORCHELASTIC_RUN_ID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ or "MPI_LOCALRANKID" in os.environ:
         die_with_parent(os.getppid())
-
-
-def _keep_earlier(logs: Path, rank: int) -> None:
-    """Move what an earlier attempt of this rank wrote to ``logs/attempt-N/``, N from 1: torchrun starts ranks again."""
-    if not attempt():
-        return
-    earlier = [path for kind in KEPT if (path := logs / f"rank{rank}.{kind}").exists()]
-    number = next(
-        number for number in itertools.count(1) if not any((logs / f"attempt-{number}").glob(f"rank{rank}.*"))
-    )
-    for path in earlier:
-        path.parent.joinpath(f"attempt-{number}").mkdir(exist_ok=True)
-        path.rename(logs / f"attempt-{number}" / path.name)
 
 
 def _redirect(logs: Path, rank: int) -> None:
@@ -104,14 +86,6 @@ def _load(reference: str) -> tuple[Callable[..., None], Callable[[dict[str, Any]
     return getattr(module, name), config
 
 
-def _describe_machine(run_dir: Path) -> None:
-    """Write the facts of rank 0's machine: those of whoever submitted the run say nothing about its numbers."""
-    from benchlib.core import machine
-    from benchlib.runtime import devices
-
-    write_json(run_dir / "machine.json", machine.describe(devices.probe()))
-
-
 def _registered(config: Any) -> Callable[..., None]:
     from benchlib.benchmarks import BENCHMARKS
 
@@ -128,8 +102,11 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
     values, config = read_json(path), None
     gc.disable()  # a fifth of the time that it takes to load torch
     _set_threads(where.threads(int(values.get("threads", 0))))
-    if where.rank == 0 and values.get("launcher") in ELSEWHERE:
-        _describe_machine(run_dir)
+    if where.rank == 0 and values.get("launcher") in ELSEWHERE:  # the facts of who submitted the run say nothing here
+        from benchlib.core import machine
+        from benchlib.runtime import devices
+
+        write_json(run_dir / "machine.json", machine.describe(devices.probe()))
     try:
         if benchmark:
             function, read = _load(benchmark)
@@ -149,7 +126,7 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
 
 
 def _report(error: BaseException, run_dir: Path, where: Place, events: EventWriter, exit_code: int) -> None:
-    """Write the error for the supervisor, and for torchrun's agent in its own form."""
+    """Write the error for the supervisor."""
     text = "".join(traceback.format_exception(error))
     record: dict[str, Any] = {
         "rank": where.rank,
@@ -163,32 +140,10 @@ def _report(error: BaseException, run_dir: Path, where: Place, events: EventWrit
     }
     with contextlib.suppress(OSError):  # on a full disk only the exit code remains
         write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # torchrun takes the smallest whole second for the cause: an echo of another rank's failure is rounded up.
-        whole = math.ceil(record["t"]) if record["echo"] else math.floor(record["t"])
-        extra = {"py_callstack": text, "timestamp": str(whole)}
-        with contextlib.suppress(OSError):
-            write_json(path, {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-        names = ("type", "message", "traceback", "echo", "exit_code")
-        events.emit("error", **{name: record[name] for name in names})
-
-
-def _not_stored(error: OSError) -> bool:
-    return isinstance(error, StorageError) or is_storage_error(error)
-
-
-def _explained(error: BaseException, run_dir: Path) -> BaseException:
-    """Return the bare error of a full or read-only disk as the sentence that says what to do; others as they are."""
-    if not isinstance(error, OSError) or isinstance(error, StorageError):
-        return error
-    if not is_full(error) and error.errno != errno.EROFS:
-        return error
-    explained = not_written(error.filename or f"a file of the run {run_dir}", error)
-    explained.__cause__ = error
-    return explained
+        events.emit("error", **record)
 
 
 def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:
@@ -203,7 +158,6 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     where = place()
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    _keep_earlier(logs, where.rank)
     _redirect(logs, where.rank)
     _install_stacks(logs / f"rank{where.rank}.stacks")
     events = EventWriter(run_dir, f"rank{where.rank}")
@@ -227,8 +181,11 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     ) as error:  # not only Exception: torch's CheckpointException and SystemExit are not subclasses of it
         if isinstance(error, SystemExit) and not error.code:
             return 0
-        code = EXIT_STORAGE if isinstance(error, OSError) and _not_stored(error) else 1
-        _report(_explained(error, run_dir), run_dir, where, events, code)
+        full = storage_error(error, f"a file of the run {run_dir}")
+        if full and full is not error:
+            full.__cause__ = error
+        code = EXIT_STORAGE if full else 1
+        _report(full or error, run_dir, where, events, code)
         return code
     events.emit("phase", name="done")
     return 0
@@ -257,10 +214,10 @@ def main() -> int:
     try:
         return work(options.run_dir.resolve(), options.benchmark)
     except OSError as error:  # before there was a place to report to
-        if not _not_stored(error):
+        if not (full := storage_error(error, options.run_dir)):
             raise
         with contextlib.suppress(OSError):
-            print(not_written(options.run_dir, error), file=sys.stderr, flush=True)
+            print(full, file=sys.stderr, flush=True)
         return EXIT_STORAGE
 
 

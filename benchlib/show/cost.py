@@ -1,6 +1,6 @@
 """What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from benchlib.show.figures import (
     plain_numbers,
     styled,
 )
+from benchlib.show.notebook import Shown
 
 BEST = PALETTE.series[2]
 MAX_LABEL = 26  # characters of a machine's label in a picture
@@ -120,46 +121,19 @@ def page(items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, S
     return markup.page("cost.html.j2", rows=rows, published=published, data_url=data_url, **shown)
 
 
-# What the notebook shows, by `session`.
-
-
-def asked(offers: Offers) -> dict[str, str]:
+def shown(offers: Offers) -> Shown:
+    """Return what the notebook shows."""
     stated = [f"{usd:g}" for usd in offers.asked.plain]
     stated += [f"{name} {usd:g}" for name, usd in offers.asked.named.items()]
     runs, prices = ", ".join(offers.runs), ", ".join(stated) or f"price sheet, {offers.asked.kind}"
     if offers.demo:
         runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
     deadline = "none" if offers.deadline_s is None else amount_text(offers.deadline_s, "s")
-    return {"runs": runs, "USD per device hour": prices, "deadline": deadline}
-
-
-def tables(offers: Offers) -> dict[str, list[dict[str, Any]]]:
     others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
-    stated = [row for item in offers.items for row in published(item)]
-    shown = {"comparison": _table(offers.items[0]), "other benchmarks": others}
-    return shown | ({"published": stated} if stated else {})
-
-
-def _table(item: Worth) -> list[dict[str, str]]:
-    labels, written = [machine.label for machine in item.machines], list[tuple[str, Sequence[str]]]()
-    for name, cells in rows(item):
-        parts = [(words.value, f"({words.below})" * bool(words.below), words.mark) for words in cells]
-        written.append((name, [" ".join(filter(None, words)) for words in parts]))
-    written += [(f"Differs: {name}", values) for name, values in item.differences.items()]
-    return [{"": name} | dict(zip(labels, cells, strict=True)) for name, cells in written]
-
-
-def figures(offers: Offers) -> dict[str, Callable[[], list[Picture]]]:
-    return {"time and cost": lambda: [front(offers.items[0])]}
-
-
-def reading(offers: Offers) -> list[str]:
+    claimed = [row for item in offers.items for row in published(item)]
+    tables = {"comparison": _table(offers.items[0]), "other benchmarks": others}
     answers = [f"**{answer.question}** {answer.sentence}" for item in offers.items for answer in item.answers]
-    return [*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)]
-
-
-def provenance(offers: Offers) -> list[dict[str, str]]:
-    return [
+    origins = [
         {
             "machine": machine.label,
             "benchmark": item.benchmark,
@@ -171,3 +145,19 @@ def provenance(offers: Offers) -> list[dict[str, str]]:
         for item in offers.items
         for machine in item.machines
     ]
+    return Shown(
+        {"runs": runs, "USD per device hour": prices, "deadline": deadline},
+        tables | ({"published": claimed} if claimed else {}),
+        {"time and cost": lambda: [front(offers.items[0])]},
+        [*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
+        origins,
+    )
+
+
+def _table(item: Worth) -> list[dict[str, str]]:
+    labels, written = [machine.label for machine in item.machines], list[tuple[str, Sequence[str]]]()
+    for name, cells in rows(item):
+        parts = [(words.value, f"({words.below})" * bool(words.below), words.mark) for words in cells]
+        written.append((name, [" ".join(filter(None, words)) for words in parts]))
+    written += [(f"Differs: {name}", values) for name, values in item.differences.items()]
+    return [{"": name} | dict(zip(labels, cells, strict=True)) for name, cells in written]

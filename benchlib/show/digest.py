@@ -23,38 +23,35 @@ STACKS_SHOWN = 8
 Rows = list[dict[str, Any]]
 
 
-def digest(record: Record, run: Run) -> dict[str, Any]:
-    """Return what the report of a run says, by the names that its template uses.
+class Problems(list[str]):
+    """What a report could not show, a sentence each."""
 
-    What the result of a foreign or partial run cannot show is named in ``problems`` and costs nothing else.
-    """
-    problems = list[str]()
-
-    def part(make: Callable[[], Any], otherwise: Any) -> Any:
+    def part(self, make: Callable[[], Any], otherwise: Any = None, about: str = "") -> Any:
         try:
             return make()
-        except Exception as error:  # foreign numbers break what is said of them in many ways
-            problems.append(str(error).strip() or type(error).__name__)
+        except Exception as error:  # foreign files and numbers break what is said of them in many ways
+            self.append(about + (str(error).strip() or type(error).__name__).splitlines()[0][:400])
             return otherwise
 
-    result, own, rows = record.result, of_run(record.benchmark), check_rows(record.verdict)
-    config: BaseConfig | None = part(lambda: run.config, None)
+
+def digest(record: Record, run: Run, problems: Problems) -> dict[str, Any]:
+    """Return what the report of a run says, by the names that its template uses.
+
+    What the result of a foreign or partial run cannot show is among the ``problems`` and costs nothing else.
+    """
+    result, own, rows, part = record.result, of_run(record.benchmark), check_rows(record.verdict), problems.part
+    config: BaseConfig | None = part(lambda: run.config)
     skipped = result is not None and result.status == "skipped"  # nothing ran: no results to limit, no ranks to repeat
     spec, facts = spec_of(record.benchmark), result.facts if result else {}
-    content = {
-        "name": record.run,
-        "benchmark": record.benchmark,
-        "tier": record.tier,
-        "backend": record.backend,
-        "word": record.word,
-        "sentence": record.sentence,
+    return {
+        "record": record,
         "world_size": config.world_size if config else record.ranks,
         "started": moment(record.started_at),
         "duration": duration(record.ended_at - record.started_at) if record.ended_at else "",
         "question": own.question if own else "",
         "hardware": "; ".join(record.components),
         "gate": (record.verdict.gate if record.verdict else None) or {},
-        "cards": _with_limits(cards(result), rows) if result else [],
+        "cards": _with_limits(cards(record), rows),
         "checks": _by_kind(rows, {row["word"] for row in rows} - {"PASS", *UNJUDGED}),  # what needs a reader
         "passed": _by_kind(rows, ("PASS",)),
         "unjudged": _by_kind(rows, UNJUDGED),
@@ -68,16 +65,12 @@ def digest(record: Record, run: Run) -> dict[str, Any]:
         "ranks": (ranks := part(lambda: rank_rows(record.status or {}), [])),
         "stacks": part(lambda: stack_groups(ranks), []),
         "tables": part(lambda: spec.report(run), {}) if result else {},
-        "published": part(lambda: section(run), None) if config and result else None,
+        "published": part(lambda: section(run)) if config and result else None,
         "config": part(lambda: changes(config, run.origins), []) if config else [],
         "command": part(lambda: command(config, ranks=not skipped), "") if config else "",
         "warnings": part(lambda: warnings(config, record), []) if config and not skipped else [],
         "reading": part(lambda: spec.reading(run)[:READ_FIRST], []) if config and record.complete else [],
     }
-    problems = [problem.replace(f"{run.path}/", "") for problem in problems]
-    damaged = tuple(problem.partition(" ")[0].rstrip(":") for problem in record.problems)  # the sentence names these
-    content["problems"] = [problem for problem in problems if not (damaged and problem.startswith(damaged))]
-    return content
 
 
 def check_rows(verdict: Verdict | None) -> Rows:
@@ -102,17 +95,14 @@ def _by_kind(rows: Rows, words: Collection[str]) -> list[tuple[str, Rows]]:
     return [(title, members) for title, members in groups.items() if members]
 
 
-def cards(result: Result) -> list[dict[str, str]]:
-    present = {metric.name: metric for metric in result.metrics if metric.value is not None}
+def cards(record: Record) -> list[dict[str, str]]:
     rows = []
-    for name, label in spec_of(result.benchmark).first(present).items():
-        metric = present[name]
+    for label, metric in record.key_numbers:
         value, _, unit = metric.text.partition(" ")
         count, ends = f", n = {metric.n}" * (metric.n > 1), interval(metric)
         note = f"95%: {ends}{count}" if ends else "one value" if metric.n == 1 else metric.provenance + count
-        rows.append(
-            {"label": label, "value": value, "unit": unit, "note": note, "name": name, "exact": str(metric.value)}
-        )
+        row = {"label": label, "value": value, "unit": unit, "note": note}
+        rows.append(row | {"name": metric.name, "exact": str(metric.value)})
     return rows
 
 

@@ -10,7 +10,7 @@ import base64
 import functools
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -87,21 +87,19 @@ def blank(name: str, of_many: bool = False) -> tuple[Picture, Axes]:
     return figure, axes
 
 
-@styled
-def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "", wide: int = 50) -> Picture:
-    """Write title and axes. ``wide`` is how many letters of the title fit right of the left edge of the axes."""
+def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "") -> Picture:
+    """Write title and axes; 50 letters of the title fit right of the left edge of the axes."""
     title = title[:1].upper() + title[1:]
-    axes.set_title(textwrap.fill(title, wide))
+    axes.set_title(textwrap.fill(title, 50))
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
 
-@styled
-def head(figure: Picture, title: str, alt: str = "", wide: int = 54) -> Picture:
+def head(figure: Picture, title: str, alt: str = "") -> Picture:
     """Write the title over the whole figure: for several axes, and for long names left of them."""
-    figure.suptitle(textwrap.fill(title, wide), x=0.012, ha="left")
+    figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
@@ -134,22 +132,22 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="x")
 
 
-def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]], across: bool = False) -> list[BarContainer]:
-    """Draw the bars of several series side by side, at 0, 1, 2 ... of the axis; ``across`` lays them to the right.
+def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]], **looks: Any) -> list[BarContainer]:
+    """Draw bars to the right, those of several series one below the other, at 0, 1, 2 ... of the axis; NaN is none.
 
-    Values are numbers, NaN where a series has none.
+    ``looks`` goes to ``Axes.barh``: ``xerr`` ...
     """
-    thick, drawn = 0.8 / max(1, len(series)), []
-    for number, (name, values) in enumerate(series.items()):
-        places = [place - 0.4 + (number + 0.5) * thick for place in range(len(values))]
-        drawn.append((axes.barh if across else axes.bar)(places, values, thick, label=name))
-    return drawn
+    thick = 0.8 / max(1, len(series))
+    return [
+        axes.barh(np.arange(len(values)) - 0.4 + (number + 0.5) * thick, values, thick, label=name, **looks)
+        for number, (name, values) in enumerate(series.items())
+    ]
 
 
 @styled
-def png(figure: Figure) -> bytes:
-    """Encode a figure as PNG with a palette; same figure, same bytes."""
-    canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
+def png(figure: Picture) -> bytes:
+    """Encode a picture as PNG with a palette; same picture, same bytes."""
+    canvas: Any = figure.canvas
     canvas.draw()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
@@ -161,14 +159,13 @@ def data_url(picture: Picture) -> str:
     return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
 
 
-def show(figure: Figure, alt: str = "") -> None:
-    """Display a figure in a notebook as PNG with its alt text, which is also the text/plain form of the output."""
+def show(picture: Picture) -> None:
+    """Display a picture in a notebook as PNG with its alt text, which is also the text/plain form of the output."""
     from IPython.display import display
 
-    words = alt or str(getattr(figure, "alt", "")) or "a figure"
-    data: dict[str, Any] = {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": words}
-    width = int(figure.get_figwidth() * 110)
-    display(data, raw=True, metadata={"image/png": {"alt": words, "width": width}})  # type: ignore[no-untyped-call]
+    data = {"image/png": base64.b64encode(png(picture)).decode(), "text/plain": picture.alt}
+    looks = {"image/png": {"alt": picture.alt, "width": int(WIDTH_IN * 110)}}
+    display(data, raw=True, metadata=looks)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -181,8 +178,8 @@ class End:
     colour: str
 
 
-def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
-    """Make x logarithmic with at most ``MAX_TICKS`` of the sizes written; one size stands in the middle."""
+def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text) -> None:
+    """Make x logarithmic with at most ``MAX_TICKS`` of the sizes written as ``text``; one size stands in the middle."""
     positive = sorted({size for size in sizes if size > 0})
     axes.set_xscale("log", base=2)
     if not positive:
@@ -193,7 +190,7 @@ def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
     for size in positive[-2::-1]:
         if size * apart <= written[-1]:
             written.append(size)
-    axes.set_xticks(written, [size_text(size) for size in written])
+    axes.set_xticks(written, [text(size) for size in written])
     axes.minorticks_off()
 
 
@@ -219,11 +216,11 @@ def short_numbers(axis: Axis) -> None:
         axis.set_major_formatter(EngFormatter())
 
 
-def log_values(axes: Axes, room: float = 0.06) -> None:
-    """Make y logarithmic with plain numbers and ``room`` (a share of the height) above and below."""
+def log_values(axes: Axes) -> None:
+    """Make y logarithmic with plain numbers."""
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
-    axes.margins(y=room)
+    axes.margins(y=0.06)
 
 
 def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], words: str, colour: str, **looks: Any) -> End:

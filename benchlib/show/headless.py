@@ -1,6 +1,5 @@
 """Executing notebooks headless: papermill's Python API with an orderly end, and kernels that can be ended from outside."""
 
-import ast
 import contextlib
 import logging
 import os
@@ -11,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
 HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended: judgement, pictures
@@ -20,32 +17,11 @@ NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended: judgement, pictu
 END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
 
 
-def parameters_of(path: Path) -> dict[str, Any]:
-    """Return the names and default values of the cell that is tagged ``parameters``, as papermill reads them."""
+def parameters_of(path: Path) -> list[str]:
+    """Return the names in the cell that is tagged ``parameters``, as papermill reads them."""
     import papermill
 
-    inferred = papermill.inspect_notebook(str(path))
-    return {name: ast.literal_eval(parameter["default"]) for name, parameter in inferred.items()}
-
-
-class Kernel:
-    """The kernel of one notebook, so that it can be ended from outside, whatever it does or does not answer."""
-
-    def __init__(self) -> None:
-        self._process: psutil.Process | None = None
-        self._ending = False
-
-    def started(self, pid: int) -> None:
-        with contextlib.suppress(psutil.Error):
-            self._process = psutil.Process(pid)
-        if self._ending:
-            self.send(signal.SIGKILL)
-
-    def send(self, number: signal.Signals) -> None:
-        self._ending = True
-        if self._process is not None:
-            with contextlib.suppress(psutil.Error):
-                self._process.send_signal(number)
+    return list(papermill.inspect_notebook(str(path)))
 
 
 def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
@@ -56,19 +32,25 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
     failing cell's error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
     (output.parent / "logs").mkdir(exist_ok=True)
-    kernel, failures = Kernel(), list[BaseException]()
+    kernels, failures = list[int](), list[BaseException]()
 
     def work() -> None:
         from jupyter_core.utils import ensure_event_loop
 
         try:
-            _execute(path, output, parameters, kernel)
+            _execute(path, output, parameters, kernels.append)
         except BaseException as error:
             failures.append(error)
         finally:
             with contextlib.suppress(RuntimeError):
                 ensure_event_loop().close()  # nbclient leaves the loop of its thread open
             ended.set()
+
+    def end(number: signal.Signals) -> None:
+        for pid in kernels:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        ended.wait(END_S[number])
 
     # In a thread of its own: whatever it waits for, this one sees signals and the time.
     # It is waited for by an event: a join that a signal interrupts takes the thread for ended (CPython 3.11).
@@ -77,54 +59,36 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
         try:
             threading.Thread(target=work, name="notebook", daemon=True).start()
             if not ended.wait(timeout_s):
-                kernel.send(signal.SIGKILL)
-                ended.wait(END_S[signal.SIGKILL])
+                end(signal.SIGKILL)
                 limit = f"no end within {timeout_s:.0f} s, the limit for the whole run"
                 raise TimeoutError(f"{limit}; its kernel was killed")
         finally:
-            for number, wait_s in END_S.items():
+            for number in END_S:
                 if not ended.is_set():
-                    kernel.send(number)
-                    ended.wait(wait_s)
+                    end(number)
     if failures:
         raise failures[0]
 
 
-def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: Kernel) -> None:
+def _execute(path: Path, output: Path, parameters: Mapping[str, Any], started: Callable[[int], None]) -> None:
     import papermill
 
-    logs = output.parent / "logs"
-    _log_to(logs / "notebook.log")
+    for name in ("papermill", "traitlets"):  # the verdict says it in a sentence
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     papermill.execute_notebook(
-        _literal(path),
-        _literal(output),
+        str(path),
+        str(output),
         parameters=dict(parameters),
         kernel_name="python3",
         language="python",
         progress_bar=False,
         log_output=False,
         cwd=str(path.parent),
-        kernel_manager_class=kernel_manager(logs / "kernel.err", kernel.started),
+        kernel_manager_class=kernel_manager(output.parent / "logs" / "kernel.err", started),
         autosave_cell_every=30,
         start_timeout=120,
         coalesce_streams=True,
     )
-
-
-def _literal(path: Path) -> str:
-    """Return a path as papermill takes it: braces would be places for parameters."""
-    return str(path).replace("{", "{{").replace("}", "}}")
-
-
-def _log_to(path: Path) -> None:
-    """Send what papermill and nbclient log to a file that the first line makes: the verdict says it in a sentence."""
-    for name in ("papermill", "traitlets"):
-        logger = logging.getLogger(name)
-        for handler in [item for item in logger.handlers if isinstance(item, logging.FileHandler)]:
-            logger.removeHandler(handler)  # of an earlier run
-            handler.close()
-        logger.addHandler(logging.FileHandler(path, encoding="utf-8", delay=True))
-        logger.propagate = False
 
 
 def kernel_manager(log: Path | None = None, started: Callable[[int], None] | None = None) -> type:

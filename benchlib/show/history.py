@@ -16,6 +16,7 @@ from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
 from benchlib.show.figures import DASHED, PALETTE, Picture, blank, finish, leave_empty, note, short_numbers, styled
+from benchlib.show.notebook import Shown
 
 MAX_DAYS = 6  # written along the axis of a trend
 MAX_CHANGES = 6  # marked in the picture of a trend, the newest
@@ -147,20 +148,19 @@ def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
     return finish(figure, axes, f"{title} of {counted(len(drawn), 'run')}", x, y, "; ".join(drawn[:OVERLAID]))
 
 
-# What the notebook shows, by `session`.
-
-
-def asked(past: History) -> dict[str, str]:
+def shown(past: History) -> Shown:
+    """Return what the notebook shows: trends with changes first, then one of each series in turn."""
+    store = "the demo runs of the kit" if past.demo else past.store.name
     filters = {name: value or "all" for name, value in vars(past.asked).items()}
-    store = "the demo runs of the kit, since no run is stored yet" if past.demo else past.store.name
-    return filters | {"metric": past.asked.metric or "key numbers", "store": store}
-
-
-def _when(run: Record) -> str:
-    return run.moment.strftime("%Y-%m-%d %H:%M")
-
-
-def tables(past: History) -> dict[str, list[dict[str, Any]]]:
+    runs, trends = past.runs, past.trends
+    facts = {
+        "store": store,
+        "runs": f"{len(runs):,} of {past.stored:,}",
+        "from": _when(runs[0]) if runs else "",
+        "to": _when(runs[-1]) if runs else "",
+        "read by": f"benchlib {benchlib.__version__}",
+        "again": "benchlib history" + "".join(f" --set {k}={v}" for k, v in vars(past.asked).items() if v),
+    }
     series = [
         {
             "series": f"{members[-1].benchmark}, {members[-1].tier}, {members[-1].backend}",
@@ -175,31 +175,41 @@ def tables(past: History) -> dict[str, list[dict[str, Any]]]:
     ]
     happened = [
         {"when": _when(event.run), "run": event.run.run, "metric": event.metric, "what happened": event.text}
-        for event in lines.events(past.trends, past.runs)[:ROWS]
+        for event in lines.events(trends, runs)[:ROWS]
     ]
     excluded = [
         {"when": _when(run), "run": run.run, "verdict": run.word, "reason": why}
         for run, why in past.excluded[: -ROWS - 1 : -1]
     ]
-    machines = lines.machines(past.runs)
-    return {"series": series, "machines": machines, "changes and regressions": happened, "excluded runs": excluded}
+    return Shown(
+        filters
+        | {"metric": past.asked.metric or "key numbers", "store": store + ", since no run is stored yet" * past.demo},
+        {
+            "series": series,
+            "machines": lines.machines(runs),
+            "changes and regressions": happened,
+            "excluded runs": excluded,
+        },
+        {"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
+        _reading(past),
+        [{"": name, "value": value} for name, value in facts.items()],
+    )
 
 
-def figures(past: History) -> dict[str, Callable[[], list[Picture]]]:
-    """Return the trends, those with changes first, then one of each series in turn."""
-    return {"trends": lambda: [trend(item) for item in _informative(past)[:PICTURES]]}
+def _when(run: Record) -> str:
+    return run.moment.strftime("%Y-%m-%d %H:%M")
 
 
-def _informative(past: History) -> list[Trend]:
+def _informative(trends: Sequence[Trend]) -> list[Trend]:
     turns, ranked = Counter[str](), list[tuple[bool, bool, int, Trend]]()
-    for trend in past.trends:
+    for trend in trends:
         turns[trend.last.series] += 1
         # Quality hardly ever moves; where nothing changed, the numbers that scatter tell more.
         ranked.append((not trend.changes, trend.levels.spread < MIN_SPREAD, turns[trend.last.series], trend))
     return [trend for *_, trend in sorted(ranked, key=lambda item: item[:-1])]
 
 
-def reading(past: History) -> list[str]:
+def _reading(past: History) -> list[str]:
     demo = "These are the demo runs of the kit: no run is stored yet. `benchlib run quick` makes the first."
     words = [demo] * past.demo + [f"{len(past.runs):,} of {past.stored:,} stored runs in {len(past.series)} series."]
     for trend in past.trends:
@@ -218,15 +228,3 @@ def reading(past: History) -> list[str]:
         f"{trend.label} of {trend.last.benchmark}, {trend.last.tier}: {lines.describe_change(change, trend.unit)}."
         for trend, change in newest
     ]
-
-
-def provenance(past: History) -> list[dict[str, str]]:
-    facts = {
-        "store": "the demo runs of the kit" if past.demo else past.store.name,
-        "runs": f"{len(past.runs):,} of {past.stored:,}",
-        "from": _when(past.runs[0]) if past.runs else "",
-        "to": _when(past.runs[-1]) if past.runs else "",
-        "read by": f"benchlib {benchlib.__version__}",
-        "again": "benchlib history" + "".join(f" --set {k}={v}" for k, v in vars(past.asked).items() if v),
-    }
-    return [{"": name, "value": value} for name, value in facts.items()]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchlib.benchmarks import spec_of
 from benchlib.core.files import write_text
 from benchlib.core.text import duration, quantity
 from benchlib.judge import trends
@@ -26,17 +25,12 @@ PAGES = 6  # of the machine, one for each tier and day
 LISTED = 250  # runs on the page
 
 
-def key_numbers(run: Record) -> list[tuple[str, str]]:
-    first = spec_of(run.benchmark).first(metric.name for metric in run.measured)
-    return [(label, metric.text) for name, label in first.items() if (metric := run.metric(name))]
-
-
 def row(run: Record) -> dict[str, Any]:
     place = os.fsencode(f"{'/'.join(Path(run.folder).parts[-2:])}/report.html")
     return {
         "run": run,
         "link": quote(place) if run.report else "",
-        "numbers": key_numbers(run)[:SHOWN],
+        "numbers": run.key_numbers[:SHOWN],
         "took": duration(run.ended_at - run.started_at) if run.ended_at else "",
         "sentence": f"Copy of {run.copy_of}: excluded. " * bool(run.copy_of) + run.sentence,
     }

@@ -24,16 +24,11 @@ SVG = Markup(
 )
 
 
-def svg(values: Sequence[float], words: str) -> Markup:
-    if len(values) < 2:
-        return Markup("")
+def sparkline(trend: Trend) -> Markup:
+    values = trend.values[-NEWEST:]
     low, span = min(values), (max(values) - min(values)) or 1.0
     points = " ".join(f"{place},{100 - 100 * (value - low) / span:.1f}" for place, value in enumerate(values))
-    return SVG.format(len(values) - 1, words, points)
-
-
-def sparkline(trend: Trend) -> Markup:
-    return svg(trend.values[-NEWEST:], describe_trend(trend))
+    return SVG.format(len(values) - 1, describe_trend(trend), points) if len(values) > 1 else Markup("")
 
 
 def describe_change(change: LevelChange, unit: str = "") -> str:

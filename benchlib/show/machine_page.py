@@ -4,8 +4,8 @@ What differs stands first. Each row links to the report of its run.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +24,7 @@ from benchlib.judge.trends import choose_store
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
 from benchlib.results.verdict import Verdict
+from benchlib.show.notebook import Shown
 
 NAME = "report.html"
 VALUES = 3  # of a reference that a row shows
@@ -43,12 +44,12 @@ class Page:
     sentence: str
     hardware: str
     header: list[str]
-    right: list[Row] = field(default_factory=list)
-    fast: list[Row] = field(default_factory=list)
-    peaks: str = ""
-    worth: list[Row] = field(default_factory=list)
-    price: Price | None = None
-    undone: list[Row] = field(default_factory=list)
+    right: list[Row]
+    fast: list[Row]
+    peaks: str
+    worth: list[Row]
+    price: Price | None
+    undone: list[Row]
     demo: bool = False
 
 
@@ -78,24 +79,27 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
     whole = [run for run in runs if run.complete and not run.problems]
     right, fast = list[Row](), list[Row]()
     for run in runs:
-        verified, values, reached = _stated(run) if run in whole else ([], [], [])
-        about = {"run": run, "link": _link(run)}
+        verified, values, about = list[str](), list[Compared](), {"run": run, "link": _link(run)}
+        if run in whole:
+            verified, qualities, reached = spec_of(run.benchmark).page(stored := Run(run.folder))
+            values = sorted(compared(stored, qualities), key=lambda value: value.agrees)  # what differs first
+            fast += [item | {"work": capitalized(item["work"])} | about for item in reached]
         right.append(about | {"verified": "; ".join(verified), "values": values})
-        fast += [item | {"work": capitalized(item["work"])} | about for item in reached]
-    worst = min((run.word for run in runs if run.word != "SKIPPED"), key=badness, default="SKIPPED")
-    price = _price(whole, usd_per_hour)
     right.sort(key=lambda row: (badness(row["run"].word), all(value.agrees for value in row["values"])))
     fast.sort(key=lambda row: row["share"] is None)
+    price = _price(whole, usd_per_hour)
+    of_machine = [number for run in whole if run.benchmark == "machine" for number in run.key_numbers]
+    bounds = [f"{label} {metric.text}" for label, metric in of_machine if metric.name != "total_s"]
     return Page(
         folder=folders[0].parent if folders else Path(),
         runs=runs,
-        word=worst,
+        word=min((run.word for run in runs if run.word != "SKIPPED"), key=badness, default="SKIPPED"),
         sentence=_sentence(right, fast),
         hardware=runs[0].hardware if runs else "",
         header=_header(runs),
         right=right,
         fast=fast,
-        peaks=_peaks(whole),
+        peaks="; ".join(bounds),
         worth=list(_worth(whole, price)) if price else [],
         price=price,
         undone=list(_undone(runs)),
@@ -104,26 +108,6 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
 
 def _link(run: Record) -> str:
     return quote(os.fsencode(f"{Path(run.folder).name}/report.html")) if run.report else ""
-
-
-def _stated(run: Record) -> tuple[list[str], list[Compared], list[Row]]:
-    """Return what a run verified, its values beside the reference, what differs first, and how near it came to its bounds."""
-    stored = Run(run.folder)
-    verified, qualities, reached = spec_of(run.benchmark).page(stored)
-    return verified, sorted(compared(stored, qualities), key=lambda value: value.agrees), reached
-
-
-def _peaks(runs: Sequence[Record]) -> str:
-    """Say what the machine itself reached: the bounds that the shares are of."""
-    words = []
-    for run in (run for run in runs if run.benchmark == "machine"):
-        first = spec_of(run.benchmark).first(metric.name for metric in run.measured)
-        words = [
-            f"{label} {metric.text}"
-            for name, label in first.items()
-            if name != "total_s" and (metric := run.metric(name))
-        ]
-    return "; ".join(words)
 
 
 def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
@@ -164,15 +148,10 @@ def _undone(runs: Sequence[Record]) -> Iterator[Row]:
             yield {"what": benchmark.question, "why": why, "command": command}
     uncompared = [run for run in runs if run.verdict and any(c.status == "NO_BASELINE" for c in run.verdict.checks)]
     if uncompared:
-        folder = Path(uncompared[0].folder).parent.absolute()
-        place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else folder
-        why = "no earlier run of this machine was accepted; of each benchmark"
-        command = f'benchlib baseline accept {place}/BENCHMARK-* --reason "first"'
-        yield {
-            "what": f"Speed against earlier runs, {counted(len(uncompared), 'benchmark')}",
-            "why": why,
-            "command": command,
-        }
+        what = f"Speed against earlier runs, {counted(len(uncompared), 'benchmark')}"
+        why, place = "no earlier run of this machine was accepted; of each benchmark", Path(uncompared[0].folder).parent
+        command = f'benchlib baseline accept {os.path.relpath(place)}/BENCHMARK-* --reason "first"'
+        yield {"what": what, "why": why, "command": command}
 
 
 def _sentence(right: Sequence[Row], fast: Sequence[Row]) -> str:
@@ -214,22 +193,13 @@ def _header(runs: Sequence[Record]) -> list[str]:
 
 def judge(page: Page) -> Verdict:
     """Judge a page by the verdicts of its runs."""
-    words = [(run, STATUS.get(run.word, "FAIL")) for run in page.runs]
-    asks = [(Ask(run.benchmark, "Did the run pass?", "target"), run, status) for run, status in words]
-    return verdict_of(
-        [ask.answer(status, run.sentence, gates=status != "SKIPPED") for ask, run, status in asks], remedy=""
-    )
+    asks = [(Ask(run.benchmark, "Did the run pass?", "target"), run) for run in page.runs]
+    checks = [ask.answer(STATUS.get(run.word, "FAIL"), run.sentence, gates=run.word != "SKIPPED") for ask, run in asks]
+    return verdict_of(checks, remedy="")
 
 
-# What the notebook shows, by `session`.
-
-
-def asked(page: Page) -> dict[str, str]:
-    place = "the demo runs of the kit" if page.demo else str(page.folder)
-    return {"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"}
-
-
-def tables(page: Page) -> dict[str, list[dict[str, Any]]]:
+def shown(page: Page) -> Shown:
+    """Return what the notebook shows."""
     right = [
         {"benchmark": row["run"].benchmark, "verified": row["verified"], "value": value.name if value else ""}
         | {"here": value.here.text if value else "", "reference": value.text if value else "none"}
@@ -240,7 +210,18 @@ def tables(page: Page) -> dict[str, list[dict[str, Any]]]:
     heads = {"work": "work", "rate": "rate", "of": "of", "says": "what holds it back"}
     fast = [{"share": _share(row)} | {head: row[name] for name, head in heads.items()} for row in page.fast]
     worth = [{"work": row["work"], "rate": row["rate"], "price": row["usd"]} for row in page.worth]
-    return {"right": right, "fast": fast, "worth": worth, "not done": page.undone}
+    place = "the demo runs of the kit" if page.demo else str(page.folder)
+    return Shown(
+        {"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
+        {"right": right, "fast": fast, "worth": worth, "not done": page.undone},
+        {"fast": lambda: [_picture(page.fast)]},
+        [page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
+        [
+            {name: getattr(run, name) for name in ("run", "benchmark", "hardware")}
+            | {"benchlib": run.setup.get("benchlib", "")}
+            for run in page.runs
+        ],
+    )
 
 
 def _share(row: Row) -> str:
@@ -248,10 +229,6 @@ def _share(row: Row) -> str:
         return "–"
     ends = f" ({share_text(row['low'])} to {share_text(row['high'])})" if row["low"] is not None else ""
     return share_text(row["share"]) + ends
-
-
-def figures(page: Page) -> dict[str, Callable[[], list[Any]]]:
-    return {"fast": lambda: [_picture(page.fast)]}
 
 
 def _picture(rows: Sequence[Row]) -> Any:
@@ -263,35 +240,18 @@ def _picture(rows: Sequence[Row]) -> Any:
         figure, axes = on.blank("machine")
         if not bounded:
             return on.leave_empty(figure, axes, "No bound was measured.")
-        bars = on.grouped_bars(axes, {"share": [row["share"] for row in bounded]}, across=True)[0]
-        for place, (bar, row) in enumerate(zip(bars, bounded, strict=True)):
+        on.label_rows(axes, [row["work"] for row in bounded])
+        for place, row in enumerate(bounded):
+            axes.barh(place, row["share"], color=on.PALETTE.series[0])
             if row["low"] is not None:
                 axes.plot([row["low"], row["high"]], [place, place], color=on.PALETTE.text, linewidth=1.4)
-            end = max(row["share"], row["high"] or 0.0)
-            on.note(axes, share_text(row["share"]), (end, bar.get_y() + bar.get_height() / 2), (5, 0), fontsize=8)
+            on.note(axes, share_text(row["share"]), (max(row["share"], row["high"] or 0.0), place), (5, 0), fontsize=8)
         axes.axvline(1.0, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
-        on.label_rows(axes, [row["work"] for row in bounded])
         axes.set_xlim(0, 1.15 * max(1.0, *(row["share"] for row in bounded)))
         axes.set_xlabel("share of the measured bound")
         least = min(bounded, key=lambda row: row["share"])
         alt = "; ".join(f"{row['work']}: {_share(row)} {row['of']}" for row in bounded)
         return on.head(figure, f"{least['work']} is farthest from its bound: {share_text(least['share'])}", f"{alt}.")
-
-
-def reading(page: Page) -> list[str]:
-    return [page.sentence, *([f"This machine: {page.peaks}."] if page.peaks else [])]
-
-
-def provenance(page: Page) -> list[dict[str, str]]:
-    return [
-        {
-            "run": run.run,
-            "benchmark": run.benchmark,
-            "hardware": run.hardware,
-            "benchlib": run.setup.get("benchlib", ""),
-        }
-        for run in page.runs
-    ]
 
 
 def render(folder: Path, folders: Sequence[Path] | None = None, usd_per_hour: float | None = None) -> Path:

@@ -1,9 +1,10 @@
 """What notebooks need around their cells: parameters that exist, and tables that can be read."""
 
-import ast
 import json
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchlib.config.schema import config_class
 from benchlib.core.errors import UserError, nearest
@@ -11,6 +12,16 @@ from benchlib.core.text import counted, quantity
 
 if TYPE_CHECKING:
     import pandas
+
+
+class Shown(NamedTuple):
+    """What a notebook shows of stored runs: what was asked for, tables and pictures by name, sentences, where it is from."""
+
+    asked: Mapping[str, str]
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    figures: Mapping[str, Callable[[], list[Any]]]
+    reading: Sequence[str]
+    provenance: Sequence[Mapping[str, str]]
 
 
 # JupyterLab aligns the cells of tables right, also those with words, by a rule more specific than this one.
@@ -30,13 +41,7 @@ def refuse_unknown_parameters(benchmark: str = "") -> None:
     variables: dict[str, Any] = getattr(_kernel(), "user_ns", {})
     defined: set[str] = set()
     for cell in list(variables.get("In", [])):
-        try:
-            statements = ast.parse(cell).body
-        except SyntaxError:  # a magic, which defines no parameter
-            continue
-        targets = [node.target for node in statements if isinstance(node, ast.AnnAssign)]
-        targets += [target for node in statements if isinstance(node, ast.Assign) for target in node.targets]  # type: ignore[misc]
-        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        names = set(re.findall(r"^(\w+)(?:: \w+)? = ", cell, re.MULTILINE))
         unknown = sorted(names - defined) if cell.startswith("# Parameters\n") and defined else []
         if unknown:
             fields = [name for name in unknown if benchmark and name in config_class(benchmark).model_fields]

@@ -11,14 +11,14 @@ from typing import Any
 
 import nbformat
 
-from benchlib.benchmarks import of_run
+from benchlib.benchmarks import spec_of
 from benchlib.core.files import read_bytes, write_text
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.results.shared import link
 from benchlib.show import markup
-from benchlib.show.digest import digest
-from benchlib.show.figures import data_url
+from benchlib.show.digest import Problems, digest
+from benchlib.show.figures import Picture, data_url
 
 NAME = "report.html"
 TEXT_LIMIT = 20_000  # characters of one output of a cell
@@ -73,47 +73,34 @@ def _cut(words: str) -> str:
     return f"{words[:half]}\n… {len(words) - TEXT_LIMIT:,} characters left out; all of it is in notebook.ipynb …\n{words[-half:]}"
 
 
-def _pictures(run: Run, benchmark: str, problems: list[str]) -> list[dict[str, str]]:
-    """Draw the pictures of a run, those that are not empty; what cannot be drawn is a problem."""
-    registered, drawn = of_run(benchmark), []
-    for name, draw in (registered.spec.figures(True) if registered else {}).items():
-        try:
-            picture = draw(run)
-            if not picture.empty:
-                drawn.append({"name": name, "alt": picture.alt, "src": data_url(picture)})
-        except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
-            problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
-    return drawn
+def _drawn(name: str, picture: Picture) -> list[dict[str, str]]:
+    return [] if picture.empty else [{"name": name, "alt": picture.alt, "src": data_url(picture)}]
 
 
-def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
-    if path.exists():
-        try:
-            notebook = nbformat.reads(read_bytes(path).decode(), as_version=4)
-            nbformat.validate(notebook)
-            return notebook
-        except Exception as error:  # nbformat refuses a damaged notebook in many ways
-            reason = (str(error).replace(f"{path}: ", "") or type(error).__name__).splitlines()[0][:200]
-            problems.append(f"{path.name}: not a readable notebook ({reason})")
-    return nbformat.v4.new_notebook()
+def _notebook(path: Path) -> nbformat.NotebookNode:
+    notebook = nbformat.reads(read_bytes(path).decode(), as_version=4)
+    nbformat.validate(notebook)
+    return notebook
 
 
 def html(run: Run) -> str:
     """Return the report of a run folder, whole, partial or damaged, as one HTML document."""
-    record = load(run.path)
-    content = digest(record, run)
-    problems, data = list(content["problems"]), None
-    pictures = _pictures(run, record.benchmark, problems)
-    notebook = _notebook(run.path / "notebook.ipynb", problems)
-    try:
-        data = link(record)
-    except ValueError as error:  # what cannot be written as JSON
-        problems.append(f"the data of the run cannot be carried by this report: {str(error).splitlines()[0]}")
-    content["problems"] = list(dict.fromkeys(problems))  # once, whichever reader met them
+    record, problems, path = load(run.path), Problems(), run.path / "notebook.ipynb"
+    content, pictures = digest(record, run, problems), list[dict[str, str]]()
+    for name, draw in spec_of(record.benchmark).figures().items():
+        about = f"the picture {name} could not be drawn: "
+        pictures += problems.part(lambda name=name, draw=draw: _drawn(name, draw(run)), [], about)
+    data = problems.part(lambda: link(record), None, "the data of the run cannot be carried by this report: ")
+    notebook = nbformat.v4.new_notebook()
+    if path.exists():
+        notebook = problems.part(lambda: _notebook(path), notebook, f"{path.name}: not a readable notebook: ")
+    damaged = tuple(problem.partition(" ")[0].rstrip(":") for problem in record.problems)  # the sentence names these
+    sentences = [problem.replace(f"{run.path}/", "") for problem in problems]
+    left = [problem for problem in dict.fromkeys(sentences) if not (damaged and problem.startswith(damaged))]
     limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - sum(len(picture["src"]) for picture in pictures)))
     seen = {picture["src"].partition(",")[2]: picture["name"] for picture in pictures}
-    shown = Outputs(limit, seen).shown
-    return markup.page("index.html.j2", nb=notebook, shown=shown, run=content, pictures=pictures, data=data)
+    values = {"run": content | {"problems": left}, "pictures": pictures, "data": data, "nb": notebook}
+    return markup.page("index.html.j2", shown=Outputs(limit, seen).shown, **values)
 
 
 def render(run_dir: Path | str) -> Path:

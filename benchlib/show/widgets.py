@@ -12,20 +12,18 @@ there, as everywhere, interrupting the kernel stops the ranks as well.
 import dataclasses
 import functools
 import html
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from benchlib.core.events import Progress
-from benchlib.show import lines
 
 LINE_EVERY_S = 10.0
 REFRESH_S = 0.25
-CURVE_POINTS = 120
 PRINT = functools.partial(print, flush=True)
 ENDS = {"complete": "finished", "timeout": "ended at its time limit", "stalled": "ended: a rank hung"}
 
@@ -59,17 +57,11 @@ def headless() -> bool:
 
 def interactive() -> bool:
     """Tell whether a widget can be shown: in a kernel, with ipywidgets, and not declared headless."""
-    if headless() or "IPython" not in sys.modules:
+    if headless() or "IPython" not in sys.modules or find_spec("ipywidgets") is None:
         return False
     from IPython import get_ipython
 
-    if getattr(get_ipython(), "kernel", None) is None:  # type: ignore[no-untyped-call]
-        return False
-    try:
-        import ipywidgets  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return getattr(get_ipython(), "kernel", None) is not None  # type: ignore[no-untyped-call]
 
 
 class Lines:
@@ -90,29 +82,23 @@ class Lines:
 
 
 class Panel:
-    """Progress as a widget with a bar, the numbers, a small loss curve and a Stop button."""
+    """Progress as a widget with a bar, the numbers and a Stop button."""
 
     def __init__(self, launch: Any) -> None:
         import ipywidgets
         from IPython.display import display
 
-        self.launch, self.refreshed, self.losses = launch, 0.0, list[float]()
+        self.launch, self.refreshed, self.text = launch, 0.0, ipywidgets.HTML()
         self.bar = ipywidgets.FloatProgress(min=0, max=1, layout={"flex": "1 1 auto"})
-        self.stop = ipywidgets.Button(
-            description="Stop",
-            icon="stop",
-            button_style="warning",
-            tooltip="End all ranks; what was measured so far is kept",
-            layout={"width": "8em"},
-        )
+        looks = {"icon": "stop", "button_style": "warning", "layout": {"width": "8em"}}
+        self.stop = ipywidgets.Button(description="Stop", tooltip="End all ranks and keep what was measured", **looks)
         self.stop.on_click(self._stop)
         _answer_at_once(self.stop)
-        self.text, self.curve = ipywidgets.HTML(), ipywidgets.HTML()
-        top = ipywidgets.HBox([self.bar, self.stop], layout={"align_items": "center"})
-        self.box = ipywidgets.VBox([top, self.text, self.curve], layout={"max_width": "46em"})
+        self.top = ipywidgets.HBox([self.bar, self.stop], layout={"align_items": "center"})
+        self.box = ipywidgets.VBox([self.top, self.text], layout={"max_width": "46em"})
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         bundle = {"application/vnd.jupyter.widget-view+json": view, **_forms(Progress(), "running")}
-        self.handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        self.handle: Any = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def _stop(self, _button: Any) -> None:
         self.stop.disabled, self.stop.description = True, "Stopping"
@@ -120,22 +106,15 @@ class Panel:
         threading.Thread(target=self.launch.stop, name="stop-button", daemon=True).start()
 
     def show(self, progress: Progress) -> None:
-        loss = progress.loss
-        if loss is not None and math.isfinite(loss) and [loss] != self.losses[-1:]:
-            self.losses.append(loss)
         now = time.monotonic()
-        if now - self.refreshed < REFRESH_S:
-            return
-        self.refreshed = now
-        self.bar.value = progress.done / progress.total if progress.total else 0.0
-        self.text.value = _sentence(progress)
-        curve = lines.svg(self.losses[:: max(1, len(self.losses) // CURVE_POINTS)], "loss so far")
-        self.curve.value = f'<div style="width:300px;height:60px;color:#3d8fc4">{curve}</div>'
+        if now - self.refreshed >= REFRESH_S:
+            self.refreshed, self.bar.value = now, _share(progress)
+            head, *rest = map(html.escape, progress.line().split("  "))
+            self.text.value = " &nbsp;·&nbsp; ".join([f"<b>{head}</b>", *rest])
 
     def close(self, progress: Progress, ending: str) -> None:
-        if self.handle is not None:
-            self.handle.update(_forms(progress, ending), raw=True)
-        for widget in (self.bar, self.stop, self.text, self.curve, *self.box.children[:1], self.box):
+        self.handle.update(_forms(progress, ending), raw=True)
+        for widget in (self.bar, self.stop, self.text, self.top, self.box):
             widget.close()
 
 
@@ -150,9 +129,8 @@ def _answer_at_once(widget: Any) -> None:
         widget.comm._reply_subshell_for = lambda _data, addressed: addressed
 
 
-def _sentence(progress: Progress) -> str:
-    head, *rest = progress.line().split("  ")
-    return f"<b>{html.escape(head)}</b>" + "".join(f" &nbsp;·&nbsp; {html.escape(part)}" for part in rest)
+def _share(progress: Progress) -> float:
+    return progress.done / progress.total if progress.total else 0.0
 
 
 def _forms(progress: Progress, ending: str) -> dict[str, str]:
@@ -163,6 +141,6 @@ def _forms(progress: Progress, ending: str) -> dict[str, str]:
     line = progress.line() if progress.phase != "done" else progress.text
     where = "" if ending == "finished" else f": {line}"
     text = f"{ending} after {took:.0f} s{where}" if ending != "running" else line
-    share = progress.done / progress.total if progress.total else (1.0 if ending == "finished" else 0.0)
+    share = _share(progress) or float(ending == "finished" and not progress.total)
     page = f'<p><progress max="1" value="{share:.3f}">{100 * share:.0f}%</progress> {html.escape(text)}</p>'
     return {"text/html": page, "text/plain": text}

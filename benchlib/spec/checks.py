@@ -15,28 +15,32 @@ from benchlib.judge.checks import Ask, Kind, Status
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.rules import ask
-from benchlib.judge.numbers import InvalidNumber, number
+from benchlib.judge.numbers import InvalidNumber
 from benchlib.spec.tables import Col, Ref, Row, Rows, write
 
 NAMED = 3  # rows that a check names one by one
 Limit = float | Ref | Callable[[Any], float | None]  # a number, a column of the same row, or of the config
 
 
+HOLDS = {"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
 @dataclass(frozen=True)
 class Check:
     """One question. A name with columns in braces makes a check for each name, over the rows of that name.
 
-    ``over`` are the columns that gate, each with its limit; ``miss`` tells how far a number is from its limit: up to 1
-    passes. ``unless`` returns why a run leaves the question open (SKIPPED), ``when`` whether a config asks it at all.
-    ``asked`` is the field of the config that sets a target, ``rule`` the rule of impossible numbers that the check shows. One
-    that ``informs`` gates nothing.
+    ``over`` are the columns that gate, each with its limit, with which a number is compared by ``sign``; up to a ``share`` of
+    the limit it may miss an equal one, and none may be above ``most``. ``unless`` returns why a run leaves the question open
+    (SKIPPED), ``when`` whether a config asks it at all. ``asked`` is the field of the config that sets a target, ``rule`` the
+    rule of impossible numbers that the check shows. One that ``informs`` gates nothing.
     """
 
     name: str
     question: str
     over: Sequence[tuple[Ref, Limit]] = ()
-    miss: Callable[[float, float], float] = lambda value, limit: 0.0
-    sign: str = ""
+    sign: str = "="
+    share: float = 0.0
+    most: float = math.inf
     judge: "Callable[[Check, Rows], Judged] | None" = None
     unless: Callable[[Rows], str] = lambda run: ""
     when: Callable[[Any], bool] = lambda config: True
@@ -51,44 +55,43 @@ class Check:
         more = {"gates": status != "SKIPPED" and not self.informs, "source": self.source} | more
         return Judged(name=self.name, kind=self.kind, question=self.question, status=status, reason=reason, **more)
 
+    def miss(self, value: float, limit: float) -> float:
+        """Return how far a number is from its limit: up to 1 passes."""
+        if self.share:
+            return _off(value, limit) / self.share
+        if self.sign == "<=" and limit > 0:
+            return value / limit
+        return 0.0 if HOLDS[self.sign](value, limit) and value <= self.most else math.inf
 
-def _outside(holds: Callable[[float, float], bool]) -> Callable[[float, float], float]:
-    return lambda value, limit: 0.0 if holds(value, limit) else math.inf
+    def bound(self, limit: float, ref: Ref) -> str:
+        most = f"<= {self.most:g}, " if self.most < math.inf else ""
+        sign = f"within {self.share:.0%} of" if self.share else self.sign
+        return f"{most}{sign} {write(limit, ref.col.unit)}"
 
 
 def zero(name: str, question: str, *refs: Ref, **more: Any) -> Check:
     """Every number is 0."""
-    return Check(name, question, [(ref, 0.0) for ref in refs], _outside(lambda value, _: value == 0), "=", **more)
+    return Check(name, question, [(ref, 0.0) for ref in refs], **more)
 
 
 def above_zero(name: str, question: str, *refs: Ref, **more: Any) -> Check:
     """Every number is above 0."""
-    return Check(name, question, [(ref, 0.0) for ref in refs], _outside(lambda value, _: value > 0), ">", **more)
+    return Check(name, question, [(ref, 0.0) for ref in refs], ">", **more)
 
 
 def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
     """Every number is at most its limit."""
-
-    def miss(value: float, limit: float) -> float:
-        return value / limit if limit > 0 else 0.0 if value <= limit else math.inf
-
-    return Check(name, question, over, miss, "<=", **more)
+    return Check(name, question, over, "<=", **more)
 
 
-def above(name: str, question: str, *over: tuple[Ref, Limit], most: float = math.inf, **more: Any) -> Check:
+def above(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
     """Every number is at least its limit, and at most ``most``."""
-    sign = ">=" if most == math.inf else f"<= {most:g}, >="
-    return Check(name, question, over, _outside(lambda value, least: least <= value <= most), sign, **more)
+    return Check(name, question, over, ">=", **more)
 
 
-def near(name: str, question: str, *over: tuple[Ref, Ref], share: float = 0.0, **more: Any) -> Check:
-    """Every number is that of another column of its row, up to a share of it."""
-
-    def miss(value: float, other: float) -> float:
-        apart = abs(value / other - 1) if other else abs(value)
-        return apart / share if share else math.inf if apart else 0.0
-
-    return Check(name, question, over, miss, f"within {share:.0%} of" if share else "=", **more)
+def near(name: str, question: str, *over: tuple[Ref, Ref], **more: Any) -> Check:
+    """Every number is that of another column of its row, up to a ``share`` of it."""
+    return Check(name, question, over, **more)
 
 
 def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any) -> Check:
@@ -111,11 +114,15 @@ def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any
     return below(name, question, (error, share), unless=alone, **more)
 
 
+def _off(value: float, other: float) -> float:
+    return abs(value / other - 1) if other else abs(value)
+
+
 def _apart(series: list[float], others: list[float]) -> float:
     """Return the largest relative difference; infinite where one has more numbers, or one that is not finite."""
     if len(series) != len(others) or not all(map(math.isfinite, [*series, *others])):
         return math.inf
-    return max(abs(value / other - 1) if other else abs(value) for value, other in zip(series, others, strict=True))
+    return max(map(_off, series, others))
 
 
 def reached(name: str, question: str, ref: Ref, asked: str, sign: str = ">=", **more: Any) -> Check:
@@ -123,13 +130,9 @@ def reached(name: str, question: str, ref: Ref, asked: str, sign: str = ">=", **
 
     Without a target what was measured is told, once; a target that nothing was measured for is INCOMPLETE.
     """
-
-    def target(config: Any) -> float | None:
-        return getattr(config, asked)  # type: ignore[no-any-return]
-
-    holds = _outside({"<": operator.lt, ">": operator.gt, ">=": operator.ge}[sign])
+    target = operator.attrgetter(asked)
     asks: dict[str, Any] = {"when": lambda config: "{" not in name or target(config) is not None, "kind": "target"}
-    return Check(name, question, [(ref, target)], holds, sign, _target, asked=asked, **(asks | more))
+    return Check(name, question, [(ref, target)], sign, judge=_target, asked=asked, **(asks | more))
 
 
 def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -> Check:
@@ -183,46 +186,40 @@ def _limit(given: Limit, row: Row, run: Rows) -> float | None:
 
 def compare(check: Check, run: Rows) -> Judged:
     """Judge every row: the one comparison of all kinds."""
-    wrong, skipped, good, worst = list[str](), list[str](), 0, (-1.0, "", 0.0, "", "")
+    wrong, skipped, good, worst = list[str](), list[str](), 0, (-1.0, "", 0.0, "", "", "")
     for ref, given in check.over:
         for row in ref.table.rows(run):
-            title, unit = ref.table.name_of(row, run), ref.col.unit
-            value, limit = ref.number(row, run), _limit(given, row, run)
+            title, value, limit = ref.table.name_of(row, run), ref.number(row, run), _limit(given, row, run)
             numbers = [value] if ref.col.samples and value is not None else ref.numbers(row, run)
             if not numbers or limit is None:
-                lacking = given if numbers and isinstance(given, Ref) else ref
-                reason = lacking.why(row)
-                text = f"{title}: no {lacking.col.heading if lacking is given or not numbers else 'limit'}"
-                (skipped if reason else wrong).append(f"{title}: {reason}" if reason else text)
+                lacking = given if numbers else ref
+                reason = lacking.why(row) if isinstance(lacking, Ref) else ""
+                text = reason or f"no {lacking.col.heading if isinstance(lacking, Ref) else 'limit'}"
+                (skipped if reason else wrong).append(f"{title}: {text}")
                 continue
             shares = [(check.miss(item, limit) if math.isfinite(item) else math.inf, item) for item in numbers]
             share, item = max(shares, key=lambda pair: (pair[0], not math.isfinite(pair[1])))
-            measured, bound = f"{ref.col.heading} {write(item, unit)}", f"{check.sign} {write(limit, unit)}"
+            measured, bound = f"{ref.col.heading} {write(item, ref.col.unit)}", check.bound(limit, ref)
             if share > 1 or not math.isfinite(limit):
                 note = f" ({text})" if (text := ref.table.text(ref.table.note, row, run)) else ""
                 wrong.append(f"{title}: {measured}, not {bound}{note}")
             good += share <= 1
             if share > worst[0]:
-                worst = (share, title, item, measured, bound)
-    share, title, value, measured, bound = worst
-    plain = [(ref, limit) for ref, limit in check.over if isinstance(limit, (int, float))]
-    limits = dict.fromkeys(f"{check.sign} {write(limit, ref.col.unit)}" for ref, limit in plain)
-    more: dict[str, Any] = {"limit": ", ".join(limits) or bound, "unit": _unit(check)}
-    more |= {"value": value} if title and math.isfinite(value) else {}
+                worst = (share, title, item, measured, bound, _unit(ref))
+    share, title, value, measured, bound, unit = worst
+    more: dict[str, Any] = {"limit": bound, "unit": unit} | ({"value": value} if title and math.isfinite(value) else {})
     tail = f"; skipped: {listed(skipped)}" if skipped else ""
     if wrong:
         return check.answer("FAIL", listed(wrong) + tail, **more)
     if not good:
         return check.answer("SKIPPED" if skipped else "FAIL", listed(skipped) or "there is no row to judge", **more)
     farthest = f", at the most {measured} ({title})" if share else ""
-    return check.answer(
-        "PASS", (f"{title}: {measured}" if good == 1 else f"{good:,} compared{farthest}") + tail, **more
-    )
+    text = f"{title}: {measured}" if good == 1 else f"{good:,} compared{farthest}"
+    return check.answer("PASS", text + tail, **more)
 
 
-def _unit(check: Check) -> str:
-    units = {ref.col.unit for ref, _ in check.over} - {"count", "number", "error", "ratio"}
-    return units.pop() if len(units) == 1 else ""
+def _unit(ref: Ref) -> str:
+    return "" if ref.col.unit in ("count", "number", "error", "ratio") else ref.col.unit
 
 
 def _target(check: Check, run: Rows) -> Judged:
@@ -233,11 +230,10 @@ def _target(check: Check, run: Rows) -> Judged:
         measured = ", ".join(ref.text(row, run) for row in rows if ref.number(row, run) is not None)
         unset = f"the {run.config.tier} tier sets no target for {run.config.backend}"
         reason = f"measured {measured}; {unset}" if measured else unset
-        return replace(check, source=check.source or unset).answer("SKIPPED", reason, unit=_unit(check))
+        return check.answer("SKIPPED", reason, unit=_unit(ref))
     check = replace(check, source=check.source or f"target of the {run.config.tier} tier")
     judged = compare(check, run) if rows else check.answer("SKIPPED", "nothing that the target is for was measured")
-    limit = f"{check.sign} {write(number(wanted, check.asked), ref.col.unit)}"
-    return judged.model_copy(update={"limit": limit, "gates": True})
+    return judged.model_copy(update={"limit": check.bound(wanted, ref), "gates": True})
 
 
 def _rule(check: Check, claims: Sequence[Claim]) -> Judged:

@@ -1,7 +1,6 @@
 """A spec: all that a benchmark states, said once; and what follows from it for the report, the gate and the notebook."""
 
 import functools
-import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,13 +63,6 @@ class Metric:
     percentile: float | None = None
     ends: tuple[Ref, Ref] | None = None
 
-    def number(self, row: Row, run: Rows) -> float | None:
-        """Return the value in a row; None where it is missing or not finite."""
-        median = self.of.finite(row, run)
-        if median is None or self.percentile is None:
-            return median
-        return percentile(self.of.numbers(row, run), self.percentile)
-
     def rows(self, run: Rows) -> Iterator[tuple[str, Row]]:
         """Yield the name of each metric with its row; of several rows of one name the first counts."""
         named: dict[str, Row] = {}
@@ -84,14 +76,16 @@ class Metric:
         unit, samples = self.of.col.stated_unit, self.of.numbers(row, run)
         if reason := self.unless(row, run) or ("" if samples else self.of.why(row)):
             return not_available(name, unit, self.better, reason)
-        derived = self.of.col.of is not None if self.of.col.derived is None else self.of.col.derived
-        basis = self.of.table.text(self.basis, row, run)
-        value = self.number(row, run)
-        if value is None or not (self.ends or self.percentile):
-            return measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis)
-        stated = measured(name, value, unit, self.better, derived=True, reason=basis)
-        ends = [end.finite(row, run) for end in self.ends or ()] or percentile_interval(samples, self.percentile or 0.0)
-        return stated.model_copy(update={"n": len(samples), "ci_low": ends[0], "ci_high": ends[1], "samples": []})
+        computed = self.of.col.of is not None if self.of.col.derived is None else self.of.col.derived
+        derived, basis = computed or bool(self.ends or self.percentile), self.of.table.text(self.basis, row, run)
+        stated = measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis)
+        if stated.value is None or not (self.ends or self.percentile):
+            return stated
+        low, high = [end.finite(row, run) for end in self.ends or ()] or percentile_interval(
+            samples, self.percentile or 0
+        )
+        value = percentile(samples, self.percentile) if self.percentile else stated.value
+        return stated.model_copy(update={"stored": value, "ci_low": low, "ci_high": high, "samples": []})
 
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -103,7 +97,7 @@ class Published:
     """A column whose numbers stand beside published figures of ``quantity``, in the unit of the registry.
 
     ``label`` is a format string over the row, ``conditions`` returns under which ones it was measured, by the names of
-    ``benchlib.judge.references.Conditions``.
+    ``assets/references.yaml``.
     """
 
     quantity: str
@@ -134,14 +128,13 @@ class Show:
         rows = self.table.rows(run)
         if not self.across:
             return [{ref.col.heading: ref.text(row, run) for ref in refs} for row in rows]
-        *keys, cell = refs
-        at, grouped = self.table[self.across], dict[tuple[str, ...], dict[str, str]]()
+        at, cell, lines = self.table[self.across], refs.pop(), dict[str, dict[str, str]]()
         heads = [at.text(row, run) for row in sorted(rows, key=lambda row: at.finite(row, run) or 0.0)]
         for row in rows:
-            own = {key.col.heading: key.text(row, run) for key in keys}
-            group = grouped.setdefault(tuple(own.values()), own | dict.fromkeys(heads, MISSING))
-            group[at.text(row, run)] = cell.text(row, run)
-        return list(grouped.values())
+            keys = {ref.col.heading: ref.text(row, run) for ref in refs}
+            line = lines.setdefault(str(keys), keys | dict.fromkeys(heads, MISSING))
+            line[at.text(row, run)] = cell.text(row, run)
+        return list(lines.values())
 
 
 @dataclass(frozen=True)
@@ -182,9 +175,8 @@ class Spec:
 
     ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config
     names and that cannot be used, ``missed`` returns by parameter what was not done. ``recorded(events)`` returns the
-    rows that pictures of a run without a result can show. ``listing()`` gives tables of what it can run for `benchlib
-    list`, ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``. ``rate`` makes its runs
-    comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
+    rows that pictures of a run without a result can show. ``exports`` are formats of the benchmark alone: name, what it is,
+    ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts items per second;
     ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do,
     ``whole`` whether a run did the work that its config says, without which its values are not compared with a reference;
     ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
@@ -202,7 +194,6 @@ class Spec:
     refuse: Callable[[Any], None] = lambda config: None
     missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
     recorded: Callable[[Sequence[Event]], Tables] = lambda events: {}
-    listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
     exports: Sequence[tuple[str, str, str]] = ()
     verified: Callable[[Rows], Iterable[str]] = lambda run: []
     bounds: Sequence[Bound] = ()
@@ -210,15 +201,6 @@ class Spec:
     rate: str = ""
     batch: Sequence[str] = ()
     ways: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        """Raise ``KeyError`` for a format string with a column that its table does not have."""
-        forms = [(table, form) for table in self.tables for form in (table.title, table.note)]
-        forms += [(metric.of.table, form) for metric in self.metrics for form in (metric.name, metric.basis)]
-        forms += [(ref.table, check.name) for check in self.checks for ref, _ in check.over]
-        forms += [(show.table, name) for show in self.shows for name in map("{{{}}}".format, show.columns.split())]
-        for table, form in forms:
-            _ = [table[name] for name in fields(form)]
 
     def metric(self, name: str) -> Metric | None:
         """Return what declares a metric: of several names with columns in braces the one with most letters of its own."""
@@ -233,30 +215,31 @@ class Spec:
     def first(self, names: Iterable[str]) -> dict[str, str]:
         """Return the words for the key metrics among ``names``, in the order of the spec."""
         places = {name: self.metrics.index(one) for name in names if (one := self.metric(name)) and one.headline}
-        return {name: self.label(name) for name in sorted(places, key=lambda name: places[name])}
+        return {name: self.label(name) for name in sorted(places, key=places.__getitem__)}
 
     def stated(self, run: Rows) -> list[Stated]:
         """Return the metrics of a run, each once."""
         return [metric.state(name, row, run) for metric in self.metrics for name, row in metric.rows(run)]
 
     @functools.cached_property
-    def limited(self) -> dict[str, str]:
-        """The names of the metrics with a limit: without their columns in braces, and as they are declared."""
-        names = [item.name for item in self.metrics if (item.may_lose, item.amount) != (None, None)]
-        return {re.sub(r"{\w+}", "", name).strip("_"): name for name in names}
+    def limited(self) -> dict[str, Metric]:
+        """The metrics with a limit, by their names without columns in braces."""
+        limited = [metric for metric in self.metrics if (metric.may_lose, metric.amount) != (None, None)]
+        return {re.sub(r"{\w+}", "", metric.name).strip("_"): metric for metric in limited}
 
     def has_limit(self, name: str) -> bool:
         """Tell whether a metric with a limit has this name, or one that begins so."""
-        metric = self.metric(name)
-        declared = metric is not None and metric.name in self.limited.values()
-        return declared or any(item.startswith(f"{name}_") for item in self.limited)
+        return self.metric(name) in self.limited.values() or any(item.startswith(f"{name}_") for item in self.limited)
 
     def limits(self, run: Run) -> list[RegressionLimit]:
         """Return how much worse each metric may get than the baseline."""
         assert run.result is not None
-        declared = [(stated.name, metric) for stated in run.result.metrics if (metric := self.metric(stated.name))]
-        limited = [(name, metric) for name, metric in declared if (metric.may_lose, metric.amount) != (None, None)]
-        return [RegressionLimit(metric=name, share=metric.may_lose, amount=metric.amount) for name, metric in limited]
+        stated = [(metric.name, self.metric(metric.name)) for metric in run.result.metrics]
+        return [
+            RegressionLimit(metric=name, share=metric.may_lose, amount=metric.amount)
+            for name, metric in stated
+            if metric and metric in self.limited.values()
+        ]
 
     def judge(self, run: Run, comparison: Comparison) -> list[Judged]:
         """Judge a run by its own checks, by what all runs are judged by, and against the baseline."""
@@ -296,20 +279,20 @@ class Spec:
         for metric in self.metrics:
             held = metric.of.col.of is None and metric.percentile is None
             for name, row in metric.rows(rows) if held else ():
-                stated, number = rows.metrics.get(name), metric.number(row, rows)
+                stated, number = rows.metrics.get(name), metric.of.finite(row, rows)
                 if stated and stated.value is not None and number is not None:
                     yield stated, number
 
     def _disagreements(self, run: Rows) -> list[str]:
         """Return which metrics are not what their rows give: altered or left out."""
-        derived = {name: (metric, row) for metric in self.metrics for name, row in metric.rows(run)}
+        derived = {metric.name: metric for metric in reversed(self.stated(run))}
         wrong = [f"the row of the metric {name} is missing" for name in run.metrics if name not in derived]
-        for name, (metric, row) in derived.items():
-            stated, number = run.metrics.get(name), None if metric.unless(row, run) else metric.number(row, run)
+        for name, metric in derived.items():
+            value, stated = metric.value, run.metrics.get(name)
             if stated is None:
                 wrong.append(f"the metric {name} is missing")
-            elif (stated.value is None) != (number is None) or not math.isclose(stated.value or 0.0, number or 0.0):
-                wrong.append(f"{name} is {stated.text}, its row says {metric.of.text(row, run)}")
+            elif (stated.value is None) != (value is None) or not math.isclose(stated.value or 0.0, value or 0.0):
+                wrong.append(f"{name} is {stated.text}, its row says {metric.text}")
         return wrong
 
     def undone(self, run: Run) -> dict[str, list[str]]:
@@ -329,8 +312,9 @@ class Spec:
 
     def claims(self, numbers: Numbers) -> Iterator[Claim]:
         """Yield what the columns with roles state, one claim a row."""
-        tables = with_samples({**numbers.tables, "run": [numbers.facts]}, numbers.row_samples)
-        run = Rows(numbers.config, numbers.world_size, tables)
+        world = numbers.config.world_size if numbers.config else max(1, numbers.result.world_size)
+        tables = with_samples({**numbers.result.tables, "run": [numbers.result.facts]}, numbers.samples)
+        run = Rows(numbers.config, world, tables)
         for table in self.tables:
             refs = [table[col.name] for col in table.cols if col.role]
             for row in table.rows(run):
@@ -353,15 +337,13 @@ class Spec:
         shown = {show.heading: show.rows(undamaged(run)) for show in self.shows if show.report}
         return {heading: lines for heading, lines in shown.items() if lines}
 
-    def frames(self, run: Run) -> dict[str, Callable[[], Any]]:
-        """Return the tables of the notebook by heading, each as a function that makes the frame."""
-        pandas = functools.partial(importlib.import_module, "pandas")
-        return {show.heading: lambda show=show: pandas().DataFrame(show.rows(undamaged(run))) for show in self.shows}  # type: ignore[misc]
+    def frames(self, run: Run) -> dict[str, Callable[[], list[dict[str, str]]]]:
+        """Return the tables of the notebook by heading, each as a function that makes its rows."""
+        return {show.heading: functools.partial(show.rows, undamaged(run)) for show in self.shows}
 
-    def figures(self, report: bool | None = None) -> dict[str, Callable[..., Any]]:
-        """Return the pictures by name, ``draw(run) -> Picture``: of the ``report``, of the notebook alone, or all."""
-        charts = [chart for chart in self.charts if report in (None, chart.report)]
-        return {chart.name: lambda run, chart=chart: chart.draw(self._drawn(run)) for chart in charts}
+    def figures(self) -> dict[str, Callable[..., Any]]:
+        """Return the pictures by name, ``draw(run) -> Picture``."""
+        return {chart.name: lambda run, chart=chart: chart.draw(self._drawn(run)) for chart in self.charts}
 
     def _drawn(self, run: Run) -> Rows:
         """Return the rows of a run for pictures: of one that left no result what its events recorded."""

@@ -129,8 +129,8 @@ class Table:
     picks: tuple[Callable[[Rows, list[Row]], list[Row]], ...] = ()
 
     def col(self, name: str) -> Col:
-        """Return a column; ``KeyError`` for one that is not declared."""
-        for col in self.cols:
+        """Return a column, also one that any row may have; ``KeyError`` for one that is not declared."""
+        for col in (*self.cols, *map(Col, NOT_COLUMNS)):
             if col.name == name:
                 return col
         raise KeyError(f"table {self.name} has no column {name}; it has {', '.join(col.name for col in self.cols)}")
@@ -143,7 +143,7 @@ class Table:
         return replace(self, picks=(*self.picks, choose))
 
     def _chosen(self, values: Mapping[str, Any], keep: bool) -> "Table":
-        refs = [(self._cell(name), value) for name, value in values.items()]
+        refs = [(self[name], value) for name, value in values.items()]
 
         def choose(run: Rows, rows: list[Row]) -> list[Row]:
             return [row for row in rows if all(_is(ref.raw(row, run), value) for ref, value in refs) is keep]
@@ -164,14 +164,15 @@ class Table:
 
     def most(self, column: str, per: str = "", least: bool = False) -> "Table":
         """Keep the first row with the largest (``least``: smallest) value of a column, of each group of ``per``."""
-        ref, best = self[column], min if least else max
+        ref, sign = self[column], -1 if least else 1
 
         def choose(run: Rows, rows: list[Row]) -> list[Row]:
-            groups: dict[tuple[Any, ...], list[tuple[float, Row]]] = {}
+            best: dict[tuple[Any, ...], tuple[float, Row]] = {}
             for row in rows:
-                if (value := ref.number(row, run)) is not None:
-                    groups.setdefault(tuple(row.get(name) for name in per.split()), []).append((value, row))
-            return [best(group, key=lambda pair: pair[0])[1] for group in groups.values()]
+                group, value = tuple(map(row.get, per.split())), ref.number(row, run)
+                if value is not None and (group not in best or sign * value > sign * best[group][0]):
+                    best[group] = (value, row)
+            return [row for _, row in best.values()]
 
         return self.pick(choose)
 
@@ -189,13 +190,10 @@ class Table:
 
     def text(self, form: str, row: Row, run: Rows) -> str:
         """Write a format string over the columns of a row, each number with its unit."""
-        return tidy(form.format_map({name: self._cell(name).text(row, run) for name in fields(form)}))
+        return tidy(form.format_map({name: self[name].text(row, run) for name in fields(form)}))
 
     def name_of(self, row: Row, run: Rows) -> str:
         return self.text(self.title, row, run)
-
-    def _cell(self, name: str) -> "Ref":
-        return Ref(self, Col(name)) if name in NOT_COLUMNS else self[name]
 
 
 def _is(value: Any, wanted: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.workloads.features import Features
-from benchlib.workloads.squad_text import Example
+from benchlib.workloads.squad_data import Example
 
 # What the usual recipe predicts where no span is possible; kept, so that predictions compare equal.
 NO_SPAN = "empty"

@@ -8,7 +8,6 @@ Notation: F windows, T tokens of all windows, G samples of a global batch, B sam
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.squad_text import Example
+from benchlib.workloads.squad_data import Example
 
 BATCH = 1024  # questions that are tokenised together
 # A question so long that its windows would advance by fewer tokens is cut: one context could give hundreds of windows.
@@ -73,46 +72,39 @@ def build(
 ) -> Features:
     """Cut ``examples`` into windows of at most ``max_length`` tokens, special ones too, that share ``doc_stride``.
 
-    ``tokenizer`` is a fast tokenizer of transformers; it is not changed. ``training`` asks for answer positions (of the
-    first gold answer), else the characters of the tokens are kept. ``progress`` is told how many questions
-    are ``done`` of the ``total``. Raises ``UserError`` when the windows leave no room for
-    a context, and for a tokenizer that does not join a question and a context as BERT's does.
+    ``tokenizer`` is a fast tokenizer of transformers. ``training`` asks for answer positions (of the first gold answer), else the
+    characters of the tokens are kept. ``progress`` is told how many questions are ``done`` of the ``total``. Raises ``UserError``
+    when the windows leave no room for a context, and for a tokenizer that does not join a question and a context as BERT's does.
     """
-    # Without the truncation and padding that the tokenizer's last user left in it.
-    content = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
-    joining = Tokenizer.from_str(json.dumps(content))
-    layout = _layout(tokenizer, joining)
-    special = joining.num_special_tokens_to_add(True)
+    layout = _layout(tokenizer)
+    special = tokenizer.num_special_tokens_to_add(pair=True)
     budget = max_length - special - doc_stride
     if budget < 4:
         raise UserError(
             f"max_length = {max_length} with doc_stride = {doc_stride} and {special} special tokens leaves {budget} tokens "
             f"for the question and new context: set max_length to {doc_stride + special + 4} or more, or a smaller doc_stride"
         )
-    joining.enable_truncation(max_length, stride=doc_stride, strategy="only_second")
     longest = budget - min(MIN_ADVANCE, budget // 4)
-    # Without its post-processor, which is for the joined text and would trim offsets twice.
-    plain = Tokenizer.from_str(json.dumps(content | {"post_processor": None}))
-
-    rows: list[Row] = []
-    questions_cut = 0
+    rows, questions_cut = list[Row](), 0
     for low in range(0, len(examples), BATCH):
         part = examples[low : low + BATCH]
         # White space before a question is no information, and there are questions with thousands of blanks.
-        questions = plain.encode_batch_fast([example.question.lstrip() for example in part])
-        # About five questions share a context: each is tokenised once.
-        texts = list(dict.fromkeys(example.context for example in part))
-        contexts = dict(zip(texts, plain.encode_batch(texts), strict=True))
-        for index, (example, question) in enumerate(zip(part, questions, strict=True), low):
-            if len(question) > longest:
-                text, questions_cut = example.question.lstrip(), questions_cut + 1
-                question = plain.encode(text)  # with offsets
-                while len(question) > longest:
-                    text = text[: question.offsets[longest][0]]  # pieces of one character share their offsets
-                    question = plain.encode(text)
-            joined = joining.post_process(question, contexts[example.context])
-            windows = [_window(item, example, layout, training) for item in (joined, *joined.overflowing)]
-            rows += [window | {"example_index": index} for window in windows]
+        questions = [example.question.lstrip() for example in part]
+        alone = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
+        for place, offsets in enumerate(alone["offset_mapping"]):
+            if len(offsets) > longest:
+                questions[place], questions_cut = questions[place][: offsets[longest][0]], questions_cut + 1
+        windows = tokenizer(
+            questions,
+            [example.context for example in part],
+            truncation="only_second",
+            max_length=max_length,
+            stride=doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        for index, window in zip(windows["overflow_to_sample_mapping"], windows.encodings, strict=True):
+            rows.append(_window(window, part[index], layout, training) | {"example_index": low + index})
         progress(done=low + len(part), total=len(examples))
     arrays: Row = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end"))
     for name, value in rows[0].items():
@@ -122,9 +114,9 @@ def build(
     return Features(starts=starts, **arrays, max_length=max_length, questions_cut=questions_cut, **layout)
 
 
-def _layout(tokenizer: Any, joining: Tokenizer) -> Row:
+def _layout(tokenizer: Any) -> Row:
     """Find out how ``tokenizer`` joins two texts, by letting it join two."""
-    pair = joining.encode("who is it", "it is me")
+    (pair,) = tokenizer("who is it", "it is me").encodings
     order = [key for key, _ in itertools.groupby(pair.sequence_ids) if key is not None]
     if order != [0, 1]:
         raise UserError(

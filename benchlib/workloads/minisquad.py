@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from benchlib.core.files import read_yaml
-from benchlib.workloads.squad_text import Example
+from benchlib.workloads.squad_data import Example
 
 FACTS = (6, 8)
 SUBJECT = re.compile(r"\bS\b")

@@ -14,7 +14,6 @@ import hashlib
 import json
 import mmap
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,10 +23,8 @@ import filelock
 import numpy as np
 import torch
 
-from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, not_written
-from benchlib.core.text import counted
 from benchlib.workloads.training import prefetched
 
 FORMAT = 2
@@ -66,31 +63,24 @@ def generate(pairs: Pairs, indices: np.ndarray) -> np.ndarray:
     pseudorandom number generators", OOPSLA 2014) at the counter i S + j gives token j of both sequences of sample i. Raises
     ``IndexError`` for an index beyond the samples.
     """
-    indices = np.ascontiguousarray(indices, np.int64)
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < pairs.samples:
         raise IndexError(f"samples {indices.min()} to {indices.max()} of {pairs.samples}")
     tokens = np.empty((len(indices), 2, pairs.sequence), np.int64)
+    places = np.arange(1, pairs.sequence + 1, dtype=np.uint64)
     start = _mixed(np.array([pairs.seed % (1 << 64)], np.uint64) * _GOLDEN)  # neighbouring seeds start far apart
     rows = max(1, _BLOCK // pairs.sequence)
     for low in range(0, len(indices), rows):
         counters = indices[low : low + rows].astype(np.uint64)[:, None] * np.uint64(pairs.sequence)
-        draws = _mixed((counters + np.arange(1, pairs.sequence + 1, dtype=np.uint64)) * _GOLDEN + start)
-        for part, uniform in enumerate((draws >> _HALF, np.bitwise_and(draws, _LOW, out=draws))):
-            np.multiply(uniform, uniform, out=uniform)
-            np.right_shift(uniform, _HALF, out=uniform)
-            np.multiply(uniform, np.uint64(pairs.vocabulary), out=uniform)
-            np.right_shift(uniform, _HALF, out=tokens[low : low + rows, part].view(np.uint64))
+        draws = _mixed((counters + places) * _GOLDEN + start)
+        for part, uniform in enumerate((draws >> _HALF, draws & _LOW)):
+            tokens[low : low + rows, part] = (uniform * uniform >> _HALF) * np.uint64(pairs.vocabulary) >> _HALF
     return tokens
 
 
 def _mixed(state: np.ndarray) -> np.ndarray:
-    scratch = np.empty_like(state)
     for shift, factor in _MIX:
-        np.right_shift(state, shift, out=scratch)
-        np.bitwise_xor(state, scratch, out=state)
-        np.multiply(state, factor, out=state)
-    np.right_shift(state, _LAST, out=scratch)
-    return np.bitwise_xor(state, scratch, out=state)
+        state = (state ^ (state >> shift)) * factor
+    return state ^ (state >> _LAST)  # type: ignore[no-any-return]
 
 
 def entropy(vocabulary: int) -> float:
@@ -100,14 +90,38 @@ def entropy(vocabulary: int) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-class Shards:
-    """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter.
+class Source:
+    """The samples of ``pairs``, generated while they are asked for, ``read_ahead`` batches ahead."""
+
+    def __init__(self, pairs: Pairs, read_ahead: int = 4) -> None:
+        self.pairs, self.read_ahead = pairs, read_ahead
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples, int64 (n,), as int64 (n, 2, S)."""
+        return generate(self.pairs, indices)
+
+    def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
+        """Yield int64 (n, 2, S) for each array of indices, ``read_ahead`` of them being made on threads meanwhile.
+
+        ``pin`` puts them in page-locked memory, from where an accelerator copies them in the background.
+        """
+
+        def make(indices: np.ndarray) -> torch.Tensor:
+            tokens = torch.from_numpy(self.read(indices))
+            return tokens.pin_memory() if pin else tokens
+
+        return prefetched(make, orders, self.read_ahead)
+
+
+class Shards(Source):
+    """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter. They have to be prepared before they are read.
 
     ``page_cache`` is the state to put the page cache into, "warm" or "cold".
     """
 
-    def __init__(self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm") -> None:
-        self.pairs, self.page_cache = pairs, page_cache
+    def __init__(self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm", read_ahead: int = 4) -> None:
+        super().__init__(pairs, read_ahead)
+        self.page_cache = page_cache
         self.each = max(1, SHARD_BYTES // pairs.sample_bytes)
         content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
         key = hashlib.sha256(json.dumps([content, self.each]).encode()).hexdigest()[:16]
@@ -120,8 +134,7 @@ class Shards:
         """Write the shards that are missing or too short, and leave the others alone.
 
         Any number of processes may call this at once, of one run or of several: one works, the others wait. Raises
-        ``UserError`` before the first byte is written where the disk has too little space, ``StorageError`` where it
-        cannot be written.
+        ``StorageError`` where they cannot be written.
         """
         if not self._missing():
             return
@@ -131,13 +144,6 @@ class Shards:
                 for left in self.folder.glob(".*.tmp"):
                     left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
                 missing = self._missing()  # after the process that held the lock
-                needed = sum(self.samples[number] for number in missing) * self.pairs.sample_bytes
-                if needed > (free := shutil.disk_usage(self.folder).free):
-                    raise UserError(
-                        f"{self.folder} has {size_text(free)} free and needs {size_text(needed)} for "
-                        f"{counted(len(missing), 'shard')} of samples: free some space, set fewer samples, "
-                        "token_bytes=2 or another data_dir"
-                    )
                 for done, number in enumerate(missing, 1):
                     self._write(number)
                     progress(done=done, total=len(missing))
@@ -172,7 +178,7 @@ class Shards:
         return residency(self.paths)
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples, int64 (n,), as int64 (n, 2, S), neighbours by one read. Any thread may call it."""
+        """See ``Source``: neighbours come by one read. Any thread may call it."""
         owners, places = np.divmod(indices, self.each)
         tokens = np.empty((len(indices), 2, self.pairs.sequence), self._dtype)
         cuts = (np.flatnonzero((np.diff(indices) != 1) | np.diff(owners)) + 1).tolist()
@@ -227,44 +233,8 @@ def raw_rate(paths: Iterable[Path], seconds: float) -> float:
     return total / (time.perf_counter() - began)
 
 
-class Source:
-    """The samples of ``pairs``: generated while they are asked for, or with ``data_dir`` from ``shards``, written if need be.
-
-    Raises what :meth:`Shards.prepare` does.
-    """
-
-    def __init__(
-        self,
-        pairs: Pairs,
-        data_dir: Path | str = "",
-        page_cache: str = "warm",
-        read_ahead: int = 4,
-        **progress: Progress,
-    ) -> None:
-        self.pairs, self.read_ahead = pairs, read_ahead
-        self.shards = Shards(pairs, data_dir, page_cache) if data_dir else None
-        if self.shards:
-            self.shards.prepare(**progress)
-
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples, int64 (n,), as int64 (n, 2, S)."""
-        return self.shards.read(indices) if self.shards else generate(self.pairs, indices)
-
-    def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Iterator[torch.Tensor]:
-        """Yield int64 (n, 2, S) for each array of indices, ``read_ahead`` of them being made on threads meanwhile.
-
-        ``pin`` puts them in page-locked memory, from where an accelerator copies them in the background.
-        """
-
-        def make(indices: np.ndarray) -> torch.Tensor:
-            tokens = torch.from_numpy(self.read(indices))
-            return tokens.pin_memory() if pin else tokens
-
-        return prefetched(make, orders, self.read_ahead)
-
-
 def disk_rates(
-    source: Source,
+    shards: Shards,
     batch: int,
     order: np.ndarray,
     seconds: float,
@@ -274,15 +244,14 @@ def disk_rates(
     """Read the shards raw, and by the loader in batches as they come in ``order``, interleaved, each for ``seconds`` or to
     the end.
 
-    Before each pass the page cache is put into the state of ``source``. Ranks that share a disk call it together: one
+    Before each pass the page cache is put into the state that was asked for. Ranks that share a disk call it together: one
     of each host with ``raw`` while the others wait at ``barrier``, then all load at once, and their rates add up.
     """
-    shards, by_kind = source.shards, dict[str, list[float]](raw=[], loader=[])
-    assert shards is not None
+    by_kind: dict[str, list[float]] = {"raw": [], "loader": []}
 
     def load() -> float:
         began, elapsed, samples = time.perf_counter(), 0.0, 0
-        batches = source.batches(order[low : low + batch] for low in range(0, len(order), batch))
+        batches = shards.batches(order[low : low + batch] for low in range(0, len(order), batch))
         while elapsed < seconds and (tokens := next(batches, None)) is not None:
             samples += len(tokens)
             elapsed = time.perf_counter() - began

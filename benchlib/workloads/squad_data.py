@@ -1,58 +1,111 @@
-"""Question answering data: one loader with three sources.
-
-``minisquad`` is generated, ``squad`` comes from the Hugging Face hub through ``datasets`` (which caches it), ``files``
-are two files in the official SQuAD v1.1 format.
-"""
+"""Questions with their paragraphs: of a file in the official SQuAD v1.1 JSON format, or of the Hugging Face hub; every rule is checked."""
 
 import hashlib
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.errors import UserError
-from benchlib.workloads import minisquad
-from benchlib.workloads.squad_text import Example, check_examples, content_sha256, read_squad
+from benchlib.core.files import read_model
 
 HUB_NAME = "rajpurkar/squad"
 
 
-@dataclass(frozen=True)
-class Split:
-    """Questions to train on and to evaluate on, after the caps.
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question, the paragraph that holds its answer, and the gold answers.
 
-    ``shared`` counts ids that are in both lists: such questions do not measure generalisation. ``sha256`` is of the
-    content of both lists: equal means equal questions in equal order.
+    ``answers`` holds (text, start) pairs; ``start`` counts characters (code points) of ``context``, so
+    ``context[start:start + len(text)] == text`` for each of them.
     """
 
-    train: list[Example]
-    eval: list[Example]
-    description: str
-    shared: int
-    sha256: str
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+    title: str = ""
 
 
-def load(
-    data: str, train_questions: int, eval_questions: int, seed: int, train_file: str = "", eval_file: str = ""
-) -> Split:
-    """Load the questions of a source, at most ``train_questions`` and ``eval_questions`` of them (0: all).
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)  # further keys are ignored
 
-    ``data`` is "minisquad" (generated from ``seed``, needs both counts), "squad" (the hub's) or "files" (the two given
-    ones). Raises ``UserError`` where a source cannot be reached or its content breaks the format.
+
+class _Answer(_Part):
+    text: str
+    answer_start: int
+
+
+class _Question(_Part):
+    id: str
+    question: str
+    answers: list[_Answer]
+    is_impossible: Literal[False] = False  # SQuAD 2.0 has unanswerable questions, which this benchmark does not score
+
+
+class _Paragraph(_Part):
+    context: str
+    qas: list[_Question]
+
+
+class _Article(_Part):
+    title: str
+    paragraphs: list[_Paragraph]
+
+
+class _File(_Part):
+    version: Literal["1.1"]
+    data: list[_Article]
+
+
+def read_squad(path: Path | str) -> list[Example]:
+    """Read a SQuAD v1.1 file, in the order of the file.
+
+    Raises ``UserError`` that names the file and the place where the format is broken.
     """
-    if data == "minisquad":
-        source = "minisquad, the embedded generator"
-        whole = (minisquad.generate(train_questions, seed, "train"), minisquad.generate(eval_questions, seed, "eval"))
-    elif data == "squad":
-        source, whole = HUB_NAME, load_hub()
-    else:
-        source, whole = f"{train_file}, {eval_file}", (read_squad(train_file), read_squad(eval_file))
-    train, evaluation = take(whole[0], train_questions, seed), take(whole[1], eval_questions, seed)
-    description = (
-        f"{source}: {_counts(train, len(whole[0]))} to train on, {_counts(evaluation, len(whole[1]))} to evaluate on"
-    )
-    shared = len({example.id for example in train} & {example.id for example in evaluation})
-    return Split(train, evaluation, description, shared, content_sha256([*train, *evaluation]))
+    examples = []
+    for article in read_model(path, _File, "a SQuAD v1.1 file").data:
+        for paragraph in article.paragraphs:
+            for item in paragraph.qas:
+                answers = tuple((answer.text, answer.answer_start) for answer in item.answers)
+                examples.append(Example(item.id, item.question, paragraph.context, answers, article.title))
+    return check_examples(examples, str(path))
+
+
+def check_examples(examples: Iterable[Example], source: str) -> list[Example]:
+    """Return ``examples`` as a list; ``UserError`` names ``source``, article and question where a rule is broken."""
+    titles: dict[str, str] = {}
+    checked = []
+    for example in examples:
+        problem = _problem(example)
+        if example.id in titles:
+            problem = f"duplicate id: a question of article {titles[example.id]!r} has it too; ids must be unique"
+        if problem:
+            raise UserError(f"{source}: article {example.title!r}, question {example.id!r}: {problem}")
+        titles[example.id] = example.title
+        checked.append(example)
+    if not checked:
+        raise UserError(f"{source}: no questions in it")
+    return checked
+
+
+def _problem(example: Example) -> str:
+    parts = {"id": example.id, "question": example.question, "context": example.context.strip()}
+    if empty := next((name for name, text in parts.items() if not text), ""):
+        return f"the {empty} is empty"
+    if not example.answers:
+        return "no answers: SQuAD v1.1 has at least one gold answer for each question"
+    for text, start in example.answers:
+        if not text.strip():
+            return "the text of an answer is empty"
+        if start < 0 or not example.context.startswith(text, start):
+            first = example.context.find(text)
+            place = f"it first occurs at {first}" if first >= 0 else "it does not occur in the context"
+            return f"answer {text[:60]!r} is not at its offset, answer_start {start}: {place}"
+    return ""
 
 
 def load_hub(name: str = HUB_NAME) -> tuple[list[Example], list[Example]]:
@@ -80,6 +133,12 @@ def load_hub(name: str = HUB_NAME) -> tuple[list[Example], list[Example]]:
     return check_examples(parts[0], f"{name} (train)"), check_examples(parts[1], f"{name} (validation)")
 
 
+def _example(row: Any) -> Example:
+    answers = row["answers"]
+    pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
+    return Example(row["id"], row["question"], row["context"], pairs, row["title"])
+
+
 def take(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
     """Return ``count`` of ``examples`` in their order; all of them for 0 or when there are no more.
 
@@ -93,13 +152,3 @@ def take(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
         return hashlib.sha256(f"{seed}:{examples[index].id}".encode()).digest()
 
     return [examples[index] for index in sorted(heapq.nsmallest(count, range(len(examples)), key=rank))]
-
-
-def _example(row: Any) -> Example:
-    answers = row["answers"]
-    pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
-    return Example(row["id"], row["question"], row["context"], pairs, row["title"])
-
-
-def _counts(examples: list[Example], available: int) -> str:
-    return f"{len(examples)} questions" if len(examples) == available else f"{len(examples)} of {available} questions"

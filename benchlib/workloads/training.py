@@ -6,12 +6,13 @@ neither the number of ranks nor the size of their shares changes what is compute
 Notation: K steps, W ranks, C columns.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +26,9 @@ from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import COLUMNS, Columns, Step, StepLog, agree, compare_ranks
-from benchlib.runtime.timing import GradientExchange, StepTimer, sum_hook
+from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, sum_hook
 
 Row = dict[str, Any]
-Mark = Callable[[str], None]  # is told where a phase of a step ends
 Cost = tuple[int, int, int, float]  # samples, tokens, tokens with padding and FLOPs
 Part = TypeVar("Part")
 Made = TypeVar("Made")
@@ -80,28 +80,47 @@ def begin(rank: Rank, plan: Plan) -> None:
     devices.reset_peak_memory(rank.world.device)
 
 
-class Work(Protocol):
-    """What is trained. ``unknown`` are the columns of a step's time that it cannot tell."""
+class Work:
+    """What a rank trains. ``unknown`` are the columns of a step's time that it cannot tell.
 
-    model: Any
-    optimizer: Any
-    exchange: GradientExchange
+    The ranks tell each other their steps at least once in ``every`` (0: about twice a second). ``save`` is called after
+    every ``save_every`` steps and at the end (0: only then, -1: never).
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
     unknown: tuple[str, ...] = ()
+    every, save_every = 0, -1
+
+    def __init__(self, rank: Rank) -> None:
+        clock = Clock(rank.world.device)
+        self.exchange = GradientExchange(clock)
+        self.timer = StepTimer(clock, self.exchange, rank.config.planted_slowdown, alike=True)
 
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[Any, float, bool]]:
         """Yield micro-batches on the device, the weight of their summed loss, whether it is a step's last."""
+        raise NotImplementedError
 
-    def differentiate(self, batch: Any, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
+    def differentiate(self, batch: Any, weight: float, last: bool, step: int) -> torch.Tensor:
         """Add the gradients of ``weight`` times the summed loss of a micro-batch; return that product, a scalar.
 
-        After the step's last micro-batch they are the sum over the ranks.
+        After the step's last micro-batch they are the sum over the ranks. ``timer`` is told where the passes end.
         """
+        raise NotImplementedError
 
     def update(self) -> None:
         """Let the optimizer take its step and zero the gradients."""
+        raise NotImplementedError
 
     def cost(self, batch: Any, weight: float) -> Cost:
         """Return the cost of a micro-batch; of the weight 0 it has no samples."""
+        raise NotImplementedError
+
+    def follow(self, table: np.ndarray, next_open: int) -> None:
+        """See all steps, when the ranks have told each other theirs; a change from step ``next_open`` on takes effect."""
+
+    def save(self, plan: Plan, step: int, table: np.ndarray) -> None:
+        """Write a checkpoint after ``step`` steps, which are those of ``table``."""
 
 
 @dataclass
@@ -124,28 +143,13 @@ class Trained:
 
 
 def train(
-    rank: Rank,
-    work: Work,
-    plan: Plan,
-    rates: Sequence[float],
-    per_epoch: int,
-    table: np.ndarray | None = None,
-    every: int = 0,
-    follow: Callable[[np.ndarray, int], None] = lambda table, next_open: None,
-    save_every: int = -1,
-    save: Callable[[int, np.ndarray], None] = lambda step, table: None,
+    rank: Rank, work: Work, plan: Plan, rates: Sequence[float], per_epoch: int, table: np.ndarray | None = None
 ) -> Trained:
-    """Take the steps of ``plan`` at the learning ``rates``, those of ``table`` are done; all ranks call it.
-
-    ``follow(table, next_open)`` sees all steps whenever the ranks have told each other theirs, at least once in ``every``
-    steps: a change for the step ``next_open`` or later takes effect. ``save`` is called after every ``save_every`` steps and
-    at the end (0: only then, -1: never).
-    """
-    world, config = rank.world, rank.config
+    """Take the steps of ``plan`` at the learning ``rates``, those of ``table`` are done; all ranks call it."""
+    world, timer = rank.world, work.timer
     begin(rank, plan)
     log = StepLog(world, rank.events, plan.step_s, table)
-    log.every = min(log.every, every or log.every)
-    timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown, alike=True)
+    log.every = min(log.every, work.every or log.every)
     first = len(log.table)
     trained = Trained(plan, rates, Moment.now(), log.table, first)
     for epoch in range(first // per_epoch, -(-plan.planned_steps // per_epoch)):
@@ -162,7 +166,7 @@ def train(
             while not last:
                 batch, weight, last = next(stream)
                 timer.mark("data")
-                loss = loss + work.differentiate(batch, weight, last, step, timer.mark)
+                loss = loss + work.differentiate(batch, weight, last, step)
                 costs.append(work.cost(batch, weight))
             trained.bucket_bytes = trained.bucket_bytes or [size for *_, size in work.exchange.intervals]
             work.update()
@@ -170,13 +174,13 @@ def train(
             timer.end_step()
             done = step + 1
             due = log.add(Step(done, epoch, rates[step], loss, *map(sum, zip(*costs, strict=True))))
-            saves = save_every >= 0 and (done == plan.planned_steps or (save_every > 0 and done % save_every == 0))
+            saves = work.save_every >= 0 and (done == plan.planned_steps or not done % (work.save_every or math.inf))
             if due or saves or done == steps.stop:
                 log.gather([{name: row[name] for name in row if name not in work.unknown} for row in timer.take()])
                 timer.mark("report")  # where ranks wait for each other: no rank's own work
-                follow(log.table, done + 1)  # the first micro-batch of the next step may be made already
+                work.follow(log.table, done + 1)  # the first micro-batch of the next step may be made already
             if saves:
-                save(done, log.table)
+                work.save(plan, done, log.table)
                 timer.begin()  # a checkpoint is no part of a step's time
         trained.epoch_s.append(agree(time.perf_counter() - epoch_began, world))
         trained.checksums.append(compare_ranks(work.model, world, rank.events, epoch + 1))

@@ -99,11 +99,10 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
 
 
 def strange(config: Config, run_dir: Path, events: EventWriter) -> None:
-    """Events that benchlib does not know, without their keys or with values of other types, and a start of another process."""
+    """Events that benchlib does not know, without their keys or with values of other types."""
     for kind in ("start", "plan", "step", "progress", "news"):
         events.emit(kind)
-        events.emit(kind, pid="7", planned_steps="all", step=[1], done=None, total={}, loss="low", member="a")
-    events.emit("start", pid=1, host="elsewhere")
+        events.emit(kind, pid="seven", planned_steps="all", step=[1], done=None, total={}, loss="low", member="a")
     steps(config, events)
 
 
@@ -133,12 +132,16 @@ def checksums(config: Config, run_dir: Path, events: EventWriter) -> None:
         events.emit("phase", name="train")
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
-        same = group.checksums_equal(world, model)
-        wrapped = group.checksums_equal(world, torch.nn.parallel.DistributedDataParallel(model))
+
+        def compared(model: Any) -> tuple[list[str], bool]:
+            checksums = group.all_gather_objects(group.weight_checksum(model))
+            return checksums, len(set(checksums)) == 1
+
+        same, wrapped = compared(model), compared(torch.nn.parallel.DistributedDataParallel(model))
         if world.rank == 1:
             with torch.no_grad():
                 model[0].bias.view(torch.int16)[0] ^= 1
-        other = group.checksums_equal(world, model)
+        other = compared(model)
         facts = {
             "place": [world.rank, world.size, world.local_rank, str(world.device), world.collective],
             "threads": torch.get_num_threads(),

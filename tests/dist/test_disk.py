@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import END_S, HERE, none_left, pid_at_step, prepare, status
+from harness import END_S, HERE, prepare, status
 from small_disk import on_small_disk
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.launch.launch import Launch, execute, settle
-from benchlib.launch.processes import marked
+from benchlib.launch.launch import execute
 
 ROOT = HERE.parents[1]
 
@@ -57,28 +56,6 @@ def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run")
-    with Launch(run_dir, "faulty:run").start() as launch:
-        pid_at_step(run_dir, 1)
-        before = {process.pid for process in marked(run_dir)}
-        with pytest.raises(UserError, match="is in use: another process works on this run"):
-            Launch(run_dir, "faulty:run").start()
-        command = [sys.executable, "-m", "benchlib.launch.supervise", str(run_dir)]
-        second = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
-        )
-        assert second.returncode == 2
-        assert "is in use" in second.stderr
-        assert settle(run_dir) is None
-        assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
-        assert launch.stop()
-    none_left(run_dir)
-    assert not run_folder.is_running(run_dir)
-    with pytest.raises(UserError, match="already executed"):
-        Launch(run_dir, "faulty:run").start()
-
-
 def test_launches_that_race_for_a_folder(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run", steps=20)
     outcomes: list[str] = []
@@ -103,7 +80,7 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path) -> None:
     # Only the supervisor's clock can be set from here: it is the one that limits and durations are taken by.
     run_dir = prepare(tmp_path / "run", steps=30, step_s=0.05, wall_limit_s=600, stall_timeout_s=600)
     code = f"""
-        import sys, time
+        import dataclasses, sys, time
         from pathlib import Path
         real, began = time.time, Path({str(run_dir / "events-rank0.jsonl")!r})
         time.time = lambda: real() + (7200 if began.exists() else 0)
@@ -112,7 +89,8 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path) -> None:
         from benchlib.launch import supervise
         from benchlib.core.files import write_json
         config = BaseConfig(benchmark="faulty", nproc=2, wall_limit_s=600, stall_timeout_s=600)
-        write_json({str(run_dir / "job.json")!r}, LAUNCHERS["local"](config, {str(run_dir)!r}, "faulty:run").as_json())
+        job = LAUNCHERS["local"](config, {str(run_dir)!r}, "faulty:run")
+        write_json({str(run_dir / "job.json")!r}, dataclasses.asdict(job))
         sys.exit(supervise.main([{str(run_dir)!r}]))
     """
     began = time.monotonic()

@@ -18,7 +18,7 @@ from benchlib.runtime.group import World
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import COLUMNS
 from benchlib.workloads import shards, training
-from benchlib.workloads.shards import Pairs, Source
+from benchlib.workloads.shards import Pairs, Shards, Source
 
 # 27 samples in batches of 8: the last has 3, so that the shares of two ranks differ.
 SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 1, "decoder_layers": 1, "dim_feedforward": 32, "vocabulary": 50}
@@ -36,7 +36,10 @@ def task_of(config, folder, batch, data_dir="", rank=0):
     size = config.nproc
     here = World(rank, size, rank, size, torch.device("cpu"), "gloo")
     of_rank = Rank(config, folder, here, EventWriter(folder, f"rank{rank}"), Moment.now())
-    source = Source(Pairs(config.samples, 6, 50, 4), data_dir)
+    pairs = Pairs(config.samples, 6, 50, 4)
+    source = Shards(pairs, data_dir) if data_dir else Source(pairs)
+    if data_dir:
+        source.prepare()
     return Task(of_rank, source, "fp32", batch)
 
 

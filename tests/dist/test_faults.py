@@ -12,10 +12,8 @@ from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, st
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.events import Event, read_events
-from benchlib.judge.verdict import judged
 from benchlib.launch.launch import Launch, RankFailed, execute, settle
 from benchlib.launch.processes import marked
-from benchlib.results.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -186,43 +184,6 @@ def test_supervisor_killed(tmp_path: Path, launcher: str, fault: str) -> None:
     none_left(run_dir)
     assert not run_folder.is_running(run_dir)
     assert "rank 1 was last heard of during phase train" in status(run_dir)["reason"]
-
-
-def test_a_stopped_supervisor_goes_on_and_keeps_the_limits(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run", wall_limit_s=10)
-    stops = 0
-    with Launch(run_dir, "faulty:run").start() as launch:
-        pid_at_step(run_dir, 1)
-        assert launch.pid is not None
-        for _ in launch.events():
-            if stops < 20:
-                stops += 1
-                os.kill(launch.pid, signal.SIGSTOP)
-        with pytest.raises(RankFailed, match="wall limit"):
-            launch.raise_for_status()
-    none_left(run_dir)
-
-
-def test_a_stopped_supervisor_ends_with_its_launching_process(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run")
-    with foreground(run_dir) as process:
-        pid_at_step(run_dir, 1)
-        os.kill(process.pid, signal.SIGSTOP)
-        os.kill(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGSTOP)
-        os.kill(process.pid, signal.SIGKILL)
-    none_left(run_dir)
-    assert status(run_dir)["reason"] == "stopped: the launching process is gone"
-
-
-def test_a_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run")
-    with Launch(run_dir, "faulty:run").start() as launch:
-        pid_at_step(run_dir, 1)
-        run_dir.rename(tmp_path / "moved")
-        with pytest.raises(RankFailed, match="was deleted or moved during the run"):
-            launch.raise_for_status()
-    none_left(run_dir)
-    assert "deleted or moved" in judged(Run(run_dir)).sentence
 
 
 def test_everybody_killed(tmp_path: Path) -> None:

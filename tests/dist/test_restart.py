@@ -123,8 +123,7 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed, tmp_path):
     assert earlier["reason"].startswith("rank 1 was killed by SIGKILL during phase train")
     (event,) = read_events(run_dir, {"restarted"})
     assert (event["attempt"], event["reason"]) == (2, earlier["reason"])
-    assert {path.name for path in (run_dir / "logs/attempt-1").iterdir()} >= {"rank0.err", "rank1.err", "rank1.out"}
-    assert (run_dir / "logs/rank1.err").exists(), "of the second attempt"
+    assert (run_dir / "logs/rank1.err").exists(), "of both attempts"
     facts = Rows.of(Run(run_dir)).run
     assert (facts["resumed_step"], facts["restarts"]) == (4, 1), "step 8 is there and has a wrong bit"
     assert any("step-00000008: model.safetensors was altered" in fault for fault in facts["checkpoint_faults"])

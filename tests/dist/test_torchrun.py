@@ -1,6 +1,5 @@
 """The same worker under torchrun: one agent with a failing rank, and two nodes that were started with different work."""
 
-import json
 import re
 from pathlib import Path
 
@@ -24,10 +23,7 @@ def test_failing_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     none_left(run_dir)
     assert caught.value.status["reason"] == "rank 1 raised ValueError during phase train, step 3: boom <script>"
     assert "in boom" in str(caught.value)
-    agent = json.loads((run_dir / "logs/agent.error.json").read_text())
-    assert "boom" in agent["message"]["message"], "torchrun itself names the same cause"
     assert not list((tmp_path / "temporary").glob("torchelastic_*")), "all that it leaves is in the run's folder"
-    assert list((run_dir / "logs/torchrun").glob("*/attempt_0/1/error.json"))
 
 
 def test_nodes_that_differ_end_as_a_user_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from worlds import in_ranks
 from benchlib.config.schema import save_config
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.results.run import load_result
+from benchlib.results.run import Run
 from benchlib.runtime import checkpoint
 
 
@@ -109,7 +109,7 @@ def by_the_trainer(model, tmp_path_factory):
 @pytest.mark.parametrize("padding", cases.PADDINGS)
 def test_the_trainer_runs_the_same_benchmark(by_the_trainer, padding):
     folder = by_the_trainer / padding
-    result = load_result(folder)
+    result = Run(folder).result
     row = result.facts
     assert result.status == "complete"
     # The Trainer fills the last batch of an epoch (33 samples, 16 a step) from the epoch's start.
@@ -130,5 +130,5 @@ def test_xla_runs_the_same_benchmark(model, tmp_path, monkeypatch):
     config = cases.config_of(model, 1, engine="compiled", max_length=128, doc_stride=32, max_steps=2)
     save_config(config, tmp_path)
     in_ranks(1, tmp_path, cases.whole)
-    assert load_result(tmp_path).status == "complete" and (tmp_path / "predictions.json").exists()
+    assert Run(tmp_path).result.status == "complete" and (tmp_path / "predictions.json").exists()
     assert any("dropout is off" in event["message"] for event in read_events(tmp_path, {"log"}))

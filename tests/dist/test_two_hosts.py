@@ -14,7 +14,7 @@ from benchlib.core.definitions import busbw_gbps
 from benchlib.core.events import read_events
 from benchlib.launch import nodes
 from benchlib.launch.processes import kill_marked
-from benchlib.results.run import Result, load_result
+from benchlib.results.run import Result, Run
 
 MISSING = why_not()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -50,7 +50,7 @@ def _finish(
 
 def _result(run_dirs: list[Path]) -> Result:
     """Return the result of a run, which only the node of rank 0 has."""
-    (result,) = [load_result(path) for path in run_dirs if (path / "result.json").exists()]
+    (result,) = [result for path in run_dirs if (result := Run(path).result)]
     assert (result.status, result.world_size) == ("complete", 2)
     return result
 

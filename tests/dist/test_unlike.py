@@ -20,7 +20,7 @@ from benchlib.benchmarks.squad.train import Native
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
-from benchlib.results.run import load_result, load_samples
+from benchlib.results.run import Run
 from benchlib.runtime import checkpoint
 from benchlib.runtime.group import world
 from benchlib.runtime.steps import COLUMNS, Columns
@@ -217,10 +217,10 @@ def test_two_heterogeneous_hosts_train_to_the_f1_of_one(tmp_path):
     in_ranks(1, folders["alone"], cases.whole)
 
     together = next(folders[name] for name in ("first", "second") if (folders[name] / "result.json").exists())
-    results = [load_result(folder) for folder in (together, folders["alone"])]
+    results = [Run(folder).result for folder in (together, folders["alone"])]
     rows = results[0].tables["shares"]
     assert sum(row["samples"] for row in rows) == 16
-    losses = [load_samples(folder)["loss"] for folder in (together, folders["alone"])]
+    losses = [Run(folder).samples["loss"] for folder in (together, folders["alone"])]
     np.testing.assert_allclose(*losses, rtol=1e-3)
     first, second = (result.value("f1_minisquad_tiny") or 0.0 for result in results)
     assert second > 50

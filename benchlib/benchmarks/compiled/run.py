@@ -1,6 +1,5 @@
 """The compiled path: DDP's gradients on all ranks, then everything else on rank 0, which has the machine to itself."""
 
-import contextlib
 import copy
 import tempfile
 import time
@@ -207,7 +206,7 @@ class _Path:
         double = models.doubled(export.Answers(models.bert(config.timed_model, config.seed)))
         exact = {shape: models.eager(double, tensors) for shape, tensors in inputs.items()}
         del double
-        with tempfile.TemporaryDirectory(prefix="benchlib-compiled-") as folder, contextlib.ExitStack() as closing:
+        with tempfile.TemporaryDirectory(prefix="benchlib-compiled-") as folder:
             executors: dict[str, Any] = {}
             ready: dict[str, float] = {}
             for name in config.executors:
@@ -221,7 +220,6 @@ class _Path:
                     row = {"executor": name, "status": "skipped", "reason": str(error)}
                     rows += [row | {"batch": batch, "length": length} for batch, length in config.shapes]
                     continue
-                closing.callback(executors[name].close)
                 self.rank.progress(len(executors), len(config.executors), "executors")
             for shape in config.shapes:
                 rows += _of_shape(config, executors, ready, inputs[shape], exact[shape])

@@ -15,7 +15,6 @@ from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.text import duration
-from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.workloads.llm import mininews
 
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
@@ -50,6 +49,18 @@ RULES = {
     "SingleStream": Rule("SingleStream", 100, 90, samples=5_000, model="llama3_1-8b-edge", slack=2),
     "MultiStream": Rule("MultiStream", 662, streams=8, of_model=False),
 }
+
+
+def queries_needed(percentile: float, over_latency: int) -> int:
+    """Return the least queries that prove ``percentile`` (0 to 1, open) with ``over_latency`` of them above the limit.
+
+    The early stopping of MLPerf LoadGen (confidence 99%, tolerance 0): of h + t queries t may be over the latency if
+    P(Binomial(h + t, 1 - p) <= t) <= 0.01. Source: mlcommons/inference, loadgen/early_stopping.cc.
+    """
+    from scipy.stats import nbinom
+
+    # As many as bring one more over the limit with 99%.
+    return int(nbinom.ppf(0.99, over_latency + 1, 1 - percentile)) + over_latency + 1
 
 
 class InferenceConfig(BaseConfig):

@@ -13,6 +13,7 @@ import array
 import contextlib
 import gc
 import json
+import math
 import queue
 import threading
 import time
@@ -26,12 +27,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule
+from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule, queries_needed
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import Event
 from benchlib.core.stats import percentile
-from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.runtime import child
 from benchlib.workloads.llm import load
 from benchlib.workloads.llm.engines import COMPUTING, Query, Settings, make
@@ -95,14 +95,13 @@ class Sut:
         self.lg, self.test, self.engine = lg, test, engine
         self.log = QueryLog()
         self.expired: set[int] = set()
-        self.lengths = np.array([len(prompt) for prompt in test.prompts])
         self.needs_first = test.scenario != "Offline"
         self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]]] = queue.SimpleQueue()
         threading.Thread(target=self._submit, name="submit", daemon=True).start()
 
     def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
         """Take queries from LoadGen."""
-        self.log.issue(ids, samples, time.monotonic(), self.lengths[samples])
+        self.log.issue(ids, samples, time.monotonic(), [len(self.test.prompts[sample]) for sample in samples])
         self._queue.put((ids, samples))
 
     def _submit(self) -> None:
@@ -123,7 +122,7 @@ class Sut:
         """Report a completion to LoadGen, once; a failure with filler tokens."""
         if rid in self.expired or not self.log.done(rid, time.monotonic(), len(ids), error):
             return
-        if error and self.needs_first and not self.log.has_first(rid):
+        if error and self.needs_first and math.isnan(self.log.queries[rid].first_s):
             self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
         self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids)
 
@@ -277,7 +276,7 @@ def with_schedule(table: np.ndarray, folder: Path) -> np.ndarray:
     keys = ("sample_seq", "sample_idx", "issue_start_ns")
     rows = [(*(record["args"][key] for key in keys), record["ts"]) for record in records]
     _, sample, late_ns, due_us = np.array(sorted(rows), float).reshape(-1, 4).T
-    if np.array_equal(sample, table["sample"]):
+    if len(table) and np.array_equal(sample, table["sample"]):
         table["scheduled_s"] = 1e-6 * due_us + np.min(table["issued_s"] - 1e-6 * due_us - 1e-9 * late_ns)
     return table
 

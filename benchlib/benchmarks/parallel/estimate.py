@@ -190,8 +190,8 @@ class Rates:
         def line(op: str, ranks: int, stride: int) -> tuple[float, float]:
             link, network = machine.link, machine.network
             if link and (ranks * stride <= machine.devices or network is None):
-                assert machine.link_bytes_per_s is not None
-                return link.latency_us.value / 1e6, 1 / machine.link_bytes_per_s
+                assert link.gbytes_per_s is not None
+                return link.latency_us.value / 1e6, 1 / (1e9 * link.gbytes_per_s.value)
             assert network is not None and network.gbytes_per_s is not None
             # So many groups share the adapters of a node, and such a share of a ring's hops leaves it.
             groups = min(stride, machine.devices)

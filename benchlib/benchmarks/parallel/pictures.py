@@ -1,9 +1,13 @@
-"""Pictures of their own kind: the waterfall of a step, kernels under the roofline, and the stages of a pipeline."""
+"""Pictures of their own kind: the waterfall of a step, kernels under the roofline, and the stages of a pipeline.
+
+``benchlib.spec.charts.Chart`` calls them and says what they return.
+"""
 
 from typing import Any
 
 from benchlib.benchmarks.parallel.analysis import PARTS
 from benchlib.core.text import quantity, seconds
+from benchlib.show import figures as on
 from benchlib.spec.tables import Rows, Table
 
 # Colours of the parts of a step: the work in the first ones, waste in those that stand out; others are grey.
@@ -11,7 +15,7 @@ COLOURS = {"compute": 0, "elementwise": 5, "optimizer": 2, "data": 4, "communica
 PHASES = {"forward": "Forward", "backward": "Backward", "weight": "Gradients of weights"}
 
 
-def waterfall(table: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
+def waterfall(run: Rows, axes: Any, table: Table) -> Any:
     row, left, words = next(iter(table.whole(run)), None), 0.0, list[str]()
     if row is None:
         return None
@@ -27,14 +31,14 @@ def waterfall(table: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
         left += value
     labels = [PARTS[part].removeprefix("the ").capitalize() for part in shown]
     on.label_rows(axes, labels)
-    axes.set(xlabel="time of a step (ms)", xlim=(0, step))
+    axes.set_xlim(0, step)
     title = f"{row['model']} {row['way']}: {parts[worst] / step:.0%} of a step is {PARTS[worst]}"
     title += f"; at most {row['faster_without']:.2f} × without" if worst != "compute" else ""
     alt = "; ".join(map(" ".join, zip(labels, words, strict=True)))
-    return on.head(figure, title, f"{alt}.", 62)
+    return title, "time of a step (ms)", "", f"{alt}."
 
 
-def roofline(table: Table, kernels: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
+def roofline(run: Rows, axes: Any, table: Table, kernels: Table) -> Any:
     """Draw the roofs of memory and matrix products, both measured, and the kernels of the first row under them."""
     keys = [row["key"] for row in table.rows(run)][:1]
     timed = [item for item in kernels.rows(run) if item["key"] in keys and item["flops"] and item["time_s"]]
@@ -64,10 +68,10 @@ def roofline(table: Table, kernels: Table, on: Any, run: Rows, figure: Any, axes
     on.name_ends(axes, ends)
     title = f"{drawn[0]['class']} kernels take most of the time and reach {shares[0]:.0%} of their roof"
     alt = "; ".join(f"{quantity(end.y, 'FLOP/s')}: {' '.join(end.words.split())}" for end in ends)
-    return on.finish(figure, axes, title, "operational intensity (FLOP per byte)", "GFLOP/s of a rank", alt, 40)
+    return title, "operational intensity (FLOP per byte)", "GFLOP/s of a rank", alt
 
 
-def stages(table: Table, steps: Table, on: Any, run: Rows, figure: Any, axes: Any) -> Any:
+def stages(run: Rows, axes: Any, table: Table, steps: Table) -> Any:
     """Draw one step of a pipeline: which micro-batch each rank works on and when; what is empty is the bubble."""
     # A pipeline alone before a hybrid.
     piped = sorted((row for row in table.whole(run) if row["schedule"]), key=lambda row: row["strategy"] != "pipeline")
@@ -87,7 +91,8 @@ def stages(table: Table, steps: Table, on: Any, run: Rows, figure: Any, axes: An
             ]
             axes.bar_label(bars, numbers, label_type="center", color=on.PALETTE.card, fontsize=7.5)
     on.label_rows(axes, [f"rank {rank}" for rank in ranks])
-    axes.set(xlabel="time of a step (ms); numbers: micro-batches", xlim=(0, span))
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
+    axes.set_xlim(0, span)
+    axes.figure.legend(loc="outside lower center", ncols=3, fontsize=7.5)
     title = f"{piped[0]['way']}: the bubble is {piped[0]['bubble_share']:.0%} of the step"
-    return on.head(figure, title, f"{len(passes)} bars: micro-batches on {len(ranks)} ranks by phase; gaps: idle time.")
+    alt = f"{len(passes)} bars: micro-batches on {len(ranks)} ranks by phase; gaps: idle time."
+    return title, "time of a step (ms); numbers: micro-batches", "", alt

@@ -6,7 +6,7 @@ from operator import attrgetter, mul, truediv
 from statistics import median
 from typing import Any
 
-from benchlib.benchmarks.parallel import analysis, pictures
+from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.analysis import MAX_ERROR, PARTS, PLANTED
 from benchlib.benchmarks.parallel.estimate import bubble_share
 from benchlib.core.stats import summary
@@ -25,6 +25,7 @@ MEMORY = [f"estimated_{part}_gb" for part in ("parameters", "gradients", "optimi
 STEP_PARTS = [f"{part}_part_s" for part in PARTS]
 SUMMARY = "key configuration hardware samples_per_s tokens_per_s steps_s forward_s backward_s peak_gb mfu bottleneck"
 NAMED = "Is the injected slow-down named as the bottleneck?"
+PICTURES = f"{__package__}.pictures"
 SLOWEST, PEAK = "slowest rank of {world}", "{precision}, all ranks"
 STEPS, RATE, NONE = "batch_size steps_s", "samples/s", "No strategy was measured."
 
@@ -297,8 +298,8 @@ SPEC = Spec(
             mute=lambda row: row["strategy"] == "single",
             empty=NONE,
         ),
-        Chart("waterfall", NONE, partial(pictures.waterfall, spread)),
-        Chart("roofline", NONE, partial(pictures.roofline, spread, kernels)),
+        Chart(f"{PICTURES}:waterfall", "waterfall", spread, empty=NONE),
+        Chart(f"{PICTURES}:roofline", "roofline", spread, kernels, empty=NONE),
         stacked("memory", *memory, title=_explained, x="GB of the fullest rank", mark=main["peak_gb"], empty=NONE),
         lines(
             "scaling",
@@ -310,7 +311,7 @@ SPEC = Spec(
             empty="Scaling was not measured: scaling=both does.",
             log=False,
         ),
-        Chart("stages", "No pipeline was measured.", partial(pictures.stages, main, stages)),
+        Chart(f"{PICTURES}:stages", "stages", main, stages, empty="No pipeline was measured."),
     ],
     verified=each(fastest, "every strategy against one device in fp64, every timed exchange"),
     bounds=[

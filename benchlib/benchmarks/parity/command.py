@@ -70,9 +70,9 @@ def record(
     pairs = [*(f"{name}={value}" for name, value in named.items() if value is not None), *pairs]
     overrides = _overrides(pairs, *OWN, "members") | {"record": "true", "keep": "true"}
     planned = plan("parity", tier, backend, overrides)
-    outcome, index = _run(planned, out)
+    outcome = _run(planned, out)
     # A recording compares nothing, and is what was asked for.
-    recorded, code = outcome.run_dir / "golden", index or dataclasses.replace(outcome, missed=False).exit_code()
+    recorded, code = outcome.run_dir / "golden", dataclasses.replace(outcome, missed=False).exit_code()
     if outcome.interrupted or outcome.verdict.broken or not (recorded / golden.NAME).exists():
         say(("nothing was published", "yellow"), "  the run has no complete recording")
         return code or (EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN)
@@ -108,8 +108,8 @@ def verify(
     planned = plan("parity", tier or str(manifest["work"].get("tier") or "smoke"), backend, overrides)
     what = ", ".join(str(manifest["model"][name]) for name in ("name", "description") if manifest["model"].get(name))
     say(("golden", "bold"), f"  {place(folder)}  {what}")
-    outcome, index = _run(planned, out)
-    code = index or outcome.exit_code()
+    outcome = _run(planned, out)
+    code = outcome.exit_code()
     missed = (
         strict
         and code == EXIT_PASS
@@ -118,15 +118,16 @@ def verify(
     return EXIT_NOTHING_TO_COMPARE if missed else code
 
 
-def _run(planned: Any, out: Path | None) -> tuple[Any, int]:
-    """Run a plan; return its outcome, and an exit code where the index of the store could not be written."""
+def _run(planned: Any, out: Path | None) -> Any:
     from benchlib.commands import run
     from benchlib.results.run import check_place
+    from benchlib.show import index
 
     store = out or outputs()
     check_place(store)
-    outcome, index = run.run_one(planned, store), run.write_index(store, quiet=True)
-    return outcome, EXIT_PASS if outcome.interrupted else index
+    outcome = run.run_one(planned, store)
+    index.render(store)
+    return outcome
 
 
 def _compared(rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> bool:

@@ -80,7 +80,6 @@ def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
         executor = make(model, member, where, inputs.tensors("layer"), Path(folder))
         results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)
         description = {**executor.description, "switches": switched}
-        executor.close()
     device, software = device_name(where), versions()
     meta: dict[str, Any] = {
         "member": name,

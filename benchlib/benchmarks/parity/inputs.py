@@ -31,8 +31,7 @@ from benchlib.core.files import atomic_path, read_json, write_json
 from benchlib.runtime import checkpoint
 from benchlib.workloads import answers, encoders, features, minisquad
 from benchlib.workloads.features import collate
-from benchlib.workloads.squad_data import load_hub, take
-from benchlib.workloads.squad_text import Example, read_squad
+from benchlib.workloads.squad_data import Example, load_hub, read_squad, take
 
 MAX_EDGE = 2048  # tokens of the edge case, where a model has more positions: attention grows with the square
 DEFAULT_EDGE = 512  # where a model's config has no limit

@@ -122,17 +122,13 @@ def write(runs: Sequence[Record], output: str) -> str:
         device = re.sub(r"[^A-Za-z0-9.]+", "-", about.device).strip("-.") or "device"
         name = f"bench_{device}_{about.gpus}gpu_{about.started_at:%Y%m%dT%H%M%SZ}.json"
         texts[name] = content.model_dump_json(indent=1) + "\n"
-    if output == "-" and len(files) > 1:
-        raise UserError(f"bench: {len(files)} runs do not fit one output: name a folder with --output FOLDER")
     if output == "-":
-        return put(next(iter(texts.values())), "-", "")
+        if len(files) > 1:
+            raise UserError(f"bench: {len(files)} runs do not fit one output: name a folder with --output FOLDER")
+        return put("".join(texts.values()), "-", "")
     folder = Path(output or ".").expanduser()
     if not folder.is_dir():
         raise UserError(f"--output {output}: bench writes files named after device and time: name a folder that exists")
-    if len(texts) < len(files):
-        raise UserError(
-            "bench: two runs of one device began in the same second and would share a file: export them apart"
-        )
     for name, text in texts.items():
         write_text(folder / name, text)
     return f"{', '.join(texts)} written to {folder}"

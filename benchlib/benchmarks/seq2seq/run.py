@@ -26,11 +26,10 @@ from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.largest import Trial, free_bytes, largest_batch, tried
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import Columns, agree, comm_device
-from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads import training
 from benchlib.workloads.encdec import ENGINES, Plain
-from benchlib.workloads.shards import SHARD_BYTES, Pairs, Source, disk_rates, entropy, generate
-from benchlib.workloads.training import Cost, Mark, Plan, Row, Trained, Work, data_parallel
+from benchlib.workloads.shards import SHARD_BYTES, Pairs, Shards, Source, disk_rates, entropy, generate
+from benchlib.workloads.training import Cost, Plan, Row, Trained, Work, data_parallel
 
 # Neighbouring samples that an epoch's order keeps together, in small and in large sets: one read of a disk, whose rate
 # falls with small ones. Their tokens are independent anyway.
@@ -87,10 +86,10 @@ class Engine(Work):
     """An engine at work. ``cached`` is the share of the shards in the page cache before each epoch."""
 
     def __init__(self, name: str, task: Task) -> None:
+        super().__init__(task.rank)
         self.name, self.task, self.device = name, task, task.rank.world.device
-        self.exchange = GradientExchange(Clock(self.device))
         self.cached: list[float | None] = []
-        self.model = self._fresh()
+        self.model: Plain = self._fresh()
         if name == "tuned" and task.config.compile:
             self.model.hidden = torch.compile(self.model.hidden)  # type: ignore[method-assign]
         alone = task.rank.world.size == 1
@@ -117,21 +116,21 @@ class Engine(Work):
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[torch.Tensor, float, bool]]:
         """Yield this rank's samples on its device; the page cache is put into its state before."""
         source = self.task.source
-        if source.shards and self.task.rank.world.local_rank == 0:
-            self.cached.append(source.shards.settle())
+        if isinstance(source, Shards) and self.task.rank.world.local_rank == 0:
+            self.cached.append(source.settle())
         parts, again = itertools.tee(share(self.task, epoch, steps))
         loaded = zip(source.batches((own for own, _ in parts), pin=self.device.type == "cuda"), again, strict=True)
         return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, (_, weight) in loaded)
 
-    def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
+    def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int) -> torch.Tensor:
         """See ``Work``; ``batch`` is int64 (n, 2, S)."""
         if self.device.type == "cpu":
             devices.keep_freed_memory(self.name == "tuned")  # of the whole process, and the engines take turns in it
         with devices.autocast(self.task.precision, self.device):
             loss = self.module(batch[:, 0], batch[:, 1]) * weight
-        mark("forward")
+        self.timer.mark("forward")
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        mark("backward")
+        self.timer.mark("backward")
         return loss.detach()  # type: ignore[no-any-return]
 
     def update(self) -> None:
@@ -176,11 +175,10 @@ def _timed(engine: Engine, batch: torch.Tensor, weight: float, update: bool = Tr
     devices.synchronize(device)
     agree(0.0, world)  # begin together
     began = time.perf_counter()
-    loss = engine.differentiate(batch, weight, True, 0, lambda phase: None)
+    loss = engine.differentiate(batch, weight, True, 0)
     (engine.update if update else engine.forget)()
     devices.synchronize(device)
     seconds = agree(time.perf_counter() - began, world)
-    engine.exchange.take()
     total = loss.cpu().double().to(comm_device(world))
     dist.all_reduce(total)
     return seconds, float(total)
@@ -317,10 +315,12 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     """Open the samples; of all processes one writes the shards that are missing, the others wait for it."""
     config = rank.config
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
-    data_dir = "" if in_memory else config.data_dir
-    progress = partial(rank.events.emit, "progress", phase="data", unit="shards")
+    if in_memory or not config.data_dir:
+        return Source(pairs, config.read_ahead)
+    shards = Shards(pairs, config.data_dir, config.page_cache, config.read_ahead)
     with keep_alive(rank.events, config.budget_s):
-        return Source(pairs, data_dir, config.page_cache, config.read_ahead, progress=progress)
+        shards.prepare(partial(rank.events.emit, "progress", phase="data", unit="shards"))
+    return shards
 
 
 def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
@@ -335,6 +335,7 @@ def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
 def _disk(task: Task, trained: Trained, per_epoch: int) -> Row:
     """Read the shards raw and by the loaders of all ranks; ``compute_s`` is a step without its waiting for data."""
     rank, source = task.rank, task.source
+    assert isinstance(source, Shards)
     order = np.concatenate([own for own, _ in share(task, 1, range(task.steps(source.pairs.samples)))])
     with keep_alive(rank.events, rank.config.startup_timeout_s):
         seconds, reads_raw = min(2.0, rank.config.budget_s / 100), rank.world.local_rank == 0

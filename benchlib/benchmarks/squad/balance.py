@@ -36,7 +36,6 @@ from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
-from benchlib.runtime.timing import StepTimer
 from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Row, Trained, own_work
 
@@ -54,11 +53,7 @@ USABLE = 0.8  # of the memory that is free: other programs and fragments need so
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank can do.
-
-    ``held_bytes`` are weights, gradients and optimizer state, ``token_bytes`` what the backward pass keeps of each token,
-    ``limit_bytes`` what both may fill; ``most`` is how many samples of the longest window fit one micro-batch beside what is held.
-    """
+    """What a rank can do. ``most`` is how many samples of the longest window fit one micro-batch in its memory."""
 
     device: str = ""
     threads: int = 1
@@ -66,9 +61,6 @@ class Member:
     batch_s: float = 0.0
     sample_s: float = 0.0
     token_s: float = 0.0
-    held_bytes: float = 0.0
-    token_bytes: float = 0.0
-    limit_bytes: float | None = None
     most: int = 0
 
     def micro_batches(self, samples: Any) -> Any:
@@ -128,11 +120,9 @@ def optimum(members: Sequence[Member], samples: int, tokens: float) -> list[int]
     """
     able = [place for place, member in enumerate(members) if member.most]
     if not able:
-        limits = ", ".join(f"{(member.limit_bytes or 0) / 1e9:.3g}" for member in members)
-        held = max(member.held_bytes for member in members) / 1e9
         raise UserError(
-            f"no rank has memory for one sample: weights, gradients and optimizer state hold {held:.3g} GB of {limits} GB: "
-            "raise memory_limits_gb, or take a smaller model or max_length"
+            "no rank has memory for one sample beside weights, gradients and optimizer state: raise memory_limits_gb, or take a "
+            "smaller model or max_length"
         )
     counts, owners = (
         np.arange(1, samples + 1),
@@ -142,13 +132,6 @@ def optimum(members: Sequence[Member], samples: int, tokens: float) -> list[int]
     ends = [np.maximum.accumulate(members[place].seconds(counts, counts * tokens)) for place in able[::-1]]
     soonest = np.argsort(np.concatenate(ends), kind="stable")[:samples]
     return np.bincount(owners[soonest], minlength=len(members)).tolist()  # type: ignore[no-any-return]
-
-
-def fitting(limit_bytes: float | None, held_bytes: float, token_bytes: float, length: int, samples: int) -> int:
-    """Return how many samples of ``length`` tokens fit one micro-batch, at most ``samples``."""
-    if limit_bytes is None:
-        return samples
-    return int(min(samples, max(0.0, limit_bytes - held_bytes) // max(token_bytes * length, 1.0)))
 
 
 def replanned(split: Split, ratios: np.ndarray, from_step: int) -> Split | None:
@@ -204,20 +187,20 @@ class Balance:
     """The splits of a training, the newest last, and the steps that they are held against."""
 
     def __init__(self, work: Any) -> None:  # of ``benchlib.benchmarks.squad.train.Native``
-        self.task, self.work, self.world, self.splits = work.task, work, work.task.rank.world, work.splits
+        self.task, self.work, self.world = work.task, work, work.task.rank.world
+        self.splits: list[Split] = []
         self.calibration_s: float | None = None
         self.even_s: list[float] = []  # own work of each rank in the even step before the training
 
     def measure(self) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
         work, config, began = self.work, self.task.config, time.perf_counter()
-        timer = StepTimer(work.exchange.clock, work.exchange, config.planted_slowdown)
         with keep_alive(self.task.rank.events, config.startup_timeout_s):
             work.trial(0)  # libraries load, and DDP orders its buckets
-        timer.begin()
-        work.trial(1, timer.mark)
-        timer.end_step()
-        self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(timer.take())]
+        work.timer.begin()
+        work.trial(1)
+        work.timer.end_step()
+        self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(work.timer.take())]
         speeds = 1 / np.array(self.even_s)
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
@@ -238,15 +221,15 @@ class Balance:
         # AdamW keeps two moments beside weights and gradients.
         held = 4.0 * sum(parameter.nbytes for parameter in self.work.model.parameters())
         longest = batch(min(2, config.batch_size), 1.0)
-        token_bytes = self._kept_bytes(longest) / math.prod(longest.shape)
-        limit: float | None = None  # of what tensors may fill, those that are held included
+        limit = math.inf  # of what tensors may fill, those that are held included
         if config.memory_limits_gb:
             limit = 1e9 * config.memory_limits_gb[self.world.rank]
         elif devices.has_events(device):
             limit = USABLE * float(torch.get_device_module(device).get_device_properties(device).total_memory)
         elif device.type == "cpu":
             limit = USABLE * (psutil.virtual_memory().available / self.world.local_size) + held
-        most = fitting(limit, held, token_bytes, longest.shape[1], config.global_batch)
+        sample_bytes = max(1.0, self._kept_bytes(longest) / longest.shape[0])
+        most = int(min(config.global_batch, max(0.0, limit - held) / sample_bytes))
         # At least 2, for else nothing tells samples from micro-batches.
         top = min(max(2, math.ceil(promised)), MAX_BATCHES * config.batch_size, most, len(order))
         # A rank without memory for a sample still takes part in every exchange.
@@ -269,15 +252,12 @@ class Balance:
             torch.get_num_threads(),
             self._optimizer_s(),
             *fit([item.shape for item in batches], [min(item) for item in times]),
-            held_bytes=held,
-            token_bytes=token_bytes,
-            limit_bytes=limit,
             most=most,
         )
 
     def _pass(self, batch: MicroBatch) -> Any:
         """Forward and backward pass of no weight, without exchange."""
-        return self.work.differentiate(batch, 0.0, False, 0, lambda phase: None)
+        return self.work.differentiate(batch, 0.0, False, 0)
 
     def _timed(self, work: Callable[..., Any], *given: MicroBatch) -> float:
         devices.synchronize(self.world.device)
@@ -349,7 +329,7 @@ class Balance:
         times = {"expected_s": expected, "own_s": own, "idle_s": step_s[:, None] - own} if last.any() else {}
         rows: list[Row] = [
             {
-                **{name: value for name, value in asdict(member).items() if not name.endswith("_bytes")},
+                **asdict(member),
                 **{name: float(np.median(values[last, rank])) for name, values in times.items()},
                 "rank": rank,
                 "samples": split.shares[rank],

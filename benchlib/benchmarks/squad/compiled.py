@@ -23,7 +23,7 @@ from benchlib.core.events import keep_alive
 from benchlib.workloads.features import MicroBatch, padded_length
 from benchlib.workloads.stablehlo import export, runtimes
 from benchlib.workloads.stablehlo.convert import convert
-from benchlib.workloads.training import Mark, Trained
+from benchlib.workloads.training import Trained
 
 
 def train(task: Task) -> Trained:
@@ -61,7 +61,7 @@ class Xla(Native):
         if task.rank.world.main:
             task.rank.events.emit("log", message=words)
 
-    def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
+    def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int) -> torch.Tensor:
         """See ``Work``. A rank without work computes nothing."""
         loss = torch.zeros(())
         if weight:
@@ -83,7 +83,7 @@ class Xla(Native):
             for record, work in zip(records, waiting, strict=True):
                 work.wait()
                 record[1] = self.exchange.clock.stamp()
-        mark("backward")
+        self.timer.mark("backward")
         return loss
 
     def _foreseen(self) -> Iterator[dict[str, torch.Tensor]]:

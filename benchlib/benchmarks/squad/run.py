@@ -8,35 +8,31 @@ import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.train import Task, load_data, load_model
+from benchlib.benchmarks.squad.train import Questions, Task, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import mlir
 from benchlib.core.events import Moment
 from benchlib.core.files import sha256, write_json
 from benchlib.runtime import devices
-from benchlib.runtime.group import barrier
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import comm_device
-from benchlib.workloads import answers, features, squad_data, training
+from benchlib.workloads import answers, features, training
 from benchlib.workloads.collective_timing import Pace, Series, time_all_reduce
 from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features, collate
-from benchlib.workloads.squad_text import Example
+from benchlib.workloads.squad_data import Example
 from benchlib.workloads.training import Row, Trained
 
 EXCHANGE_S = 0.75  # of all-reduces of the gradient buckets, twice; with restoring and comparing up to three times that
 MISSES = 20
 TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
 WARMUP_STEPS = 5  # not counted, at most a quarter of all: caches fill, DDP orders its buckets, kernels are chosen
-
-Part = TypeVar("Part")
 
 
 def measure(rank: Rank) -> Tables:
@@ -45,11 +41,9 @@ def measure(rank: Rank) -> Tables:
     if config.engine == "compiled":
         mlir.jax()  # BackendUnavailable says what to install before any work is done
     events.emit("phase", name="data")
-    # What may come from the hub is fetched by one rank; the others then find it in the cache.
-    split = _main_first(rank, config.data == "squad", lambda: load_data(config))
+    split = load_data(config)  # what comes from the hub is fetched once: its libraries lock their caches
     events.emit("phase", name="model")
-    by_name = config.model != EMBEDDED_MODEL and not Path(config.model).exists()
-    loaded = _main_first(rank, by_name, lambda: load_model(config))
+    loaded = load_model(config)
     events.emit("phase", name="features")
     began = Moment.now()
     progress = partial(events.emit, "progress", phase="features", unit="questions")
@@ -121,23 +115,13 @@ def engine(name: str) -> Callable[[Task], Trained]:
     return module.train  # type: ignore[no-any-return]
 
 
-def _main_first(rank: Rank, alone: bool, load: Callable[[], Part]) -> Part:
-    """Return ``load()``; with ``alone`` rank 0 does it before the others."""
-    if alone and not rank.world.main:
-        barrier()
-    loaded = load()
-    if alone and rank.world.main:
-        barrier()
-    return loaded
-
-
 def _exchange(rank: Rank, bucket_bytes: Sequence[int]) -> Series:
     # At least 10 rounds: few leave an interval too wide to tell a regression from noise.
     pace = Pace(EXCHANGE_S, rank.config.planted_slowdown, least=10, most=300)
     return time_all_reduce(bucket_bytes, rank.world.device, pace)
 
 
-def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> Row:
+def _identity(config: SquadConfig, split: Questions, trained: Trained) -> Row:
     """Return what stands for fields of the config in the fingerprint, by name of the field.
 
     The same content at another path is the same work; a training that was cut is another work than the whole one.

@@ -29,8 +29,7 @@ from benchlib.runtime.checkpoint import Checkpoint
 from benchlib.runtime.group import all_gather_objects
 from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import agree, comm_device
-from benchlib.runtime.timing import Clock, GradientExchange
-from benchlib.workloads import encoders, squad_data, training
+from benchlib.workloads import encoders, minisquad, squad_data, training
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.features import (
     Features,
@@ -42,7 +41,8 @@ from benchlib.workloads.features import (
     share,
     steps_per_epoch,
 )
-from benchlib.workloads.training import Cost, Mark, Plan, Trained, Work, data_parallel, prefetched
+from benchlib.workloads.squad_data import Example
+from benchlib.workloads.training import Cost, Plan, Trained, Work, data_parallel, prefetched
 
 # Samples of a micro-batch, weight of their summed loss, whether it is a step's last.
 Part = tuple[np.ndarray, float, bool]
@@ -71,9 +71,36 @@ class Task:
         return collate(self.features, windows, self.loaded.tokenizer.pad_token_id, multiple, pin)
 
 
-def load_data(config: SquadConfig) -> squad_data.Split:
-    names = ("data", "train_questions", "eval_questions", "seed", "train_file", "eval_file")
-    return squad_data.load(*(getattr(config, name) for name in names))
+@dataclass(frozen=True)
+class Questions:
+    """What is trained and evaluated on. ``shared`` counts ids of both, which measure no generalisation; ``sha256`` is of the content."""
+
+    train: list[Example]
+    eval: list[Example]
+    description: str
+    shared: int
+    sha256: str
+
+
+def load_data(config: SquadConfig) -> Questions:
+    """Load the questions; ``UserError`` where a source cannot be reached or its content breaks the format."""
+    asked, files = (config.train_questions, config.eval_questions), (config.train_file, config.eval_file)
+    if config.data == "minisquad":
+        source, parts = "minisquad, the embedded generator", zip(asked, ("train", "eval"), strict=True)
+        whole = [minisquad.generate(count, config.seed, part) for count, part in parts]
+    elif config.data == "squad":
+        source, whole = squad_data.HUB_NAME, list(squad_data.load_hub())
+    else:
+        source, whole = ", ".join(files), [squad_data.read_squad(file) for file in files]
+    pairs = list(zip(whole, asked, strict=True))
+    train, evaluation = (squad_data.take(examples, count, config.seed) for examples, count in pairs)
+    counts = [
+        f"{count} of {len(examples)}" if 0 < count < len(examples) else len(examples) for examples, count in pairs
+    ]
+    description = "{}: {} questions to train on, {} questions to evaluate on".format(source, *counts)
+    shared = {example.id for example in train} & {example.id for example in evaluation}
+    content = json.dumps([(one.id, one.question, one.context, one.answers) for one in [*train, *evaluation]])
+    return Questions(train, evaluation, description, len(shared), hashlib.sha256(content.encode()).hexdigest())
 
 
 def load_model(config: SquadConfig) -> encoders.Loaded:
@@ -103,17 +130,18 @@ def buckets(parameters: Iterable[torch.nn.Parameter], cap_mb: float) -> list[lis
 class Native(Work):
     """Passes by torch over the micro-batches of this rank; DDP adds the gradients during the last one of a step.
 
-    A step's batch depends on seed, epoch and global batch size only. ``splits`` say how the ranks share it, in the order of
-    their first steps; before the first one they share evenly. One micro-batch is always made ahead: a split that is added
-    after a step may begin with the step after the next one.
+    A step's batch depends on seed, epoch and global batch size only. The splits of ``balance`` say how the ranks share it, in
+    the order of their first steps; before the first one they share evenly. One micro-batch is always made ahead: a split that
+    is added after a step may begin with the step after the next one.
     """
 
     multiple = 8  # that lengths are padded to a multiple of
 
     def __init__(self, task: Task) -> None:
+        super().__init__(task.rank)
         config, device = task.config, task.rank.world.device
-        self.task, self.model = task, task.loaded.model.to(device).train()
-        self.splits: list[Split] = []
+        self.task, self.model, self.save_every = task, task.loaded.model.to(device).train(), config.checkpoint_every
+        self.balance = Balance(self)
         self.lengths = task.features.lengths
         self._epoch = functools.lru_cache(1)(
             functools.partial(epoch_batches, self.lengths, config.global_batch, config.seed)
@@ -121,7 +149,6 @@ class Native(Work):
         if device.type == "cpu":
             devices.keep_freed_memory()
         self.scaler = devices.grad_scaler(config.precision, device)
-        self.exchange = GradientExchange(Clock(device))
         self.prepare()
         # Biases and the weights of norms, which are vectors, are not decayed.
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -146,7 +173,7 @@ class Native(Work):
         return self._epoch(epoch)[place]
 
     def split(self, step: int) -> Split | None:
-        return next((split for split in reversed(self.splits) if split.from_step <= step), None)
+        return next((split for split in reversed(self.balance.splits) if split.from_step <= step), None)
 
     def parts(self, step: int) -> list[Part]:
         """Return the micro-batches of this rank."""
@@ -177,15 +204,15 @@ class Native(Work):
         order = np.argsort([self.lengths[self.indices(s)].sum() for s in range(self.task.per_epoch)], kind="stable")
         return [int(order[int(place * len(order))]) for place in TRIALS]
 
-    def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Mark) -> torch.Tensor:
+    def differentiate(self, batch: MicroBatch, weight: float, last: bool, step: int) -> torch.Tensor:
         """See ``Work``. With injected work it is repeated, and the last time counts."""
         for counts in [False] * (self.task.config.work_of(self.task.rank.world.rank, step) - 1) + [True]:
             # Only the last micro-batch of a step exchanges gradients: their sum over the ranks is needed once.
             with contextlib.nullcontext() if last and counts else self.ddp.no_sync():
                 part = self.loss(batch) * (weight if counts else 0.0)
-                mark("forward")
+                self.timer.mark("forward")
                 self.scaler.scale(part).backward()  # type: ignore[no-untyped-call]
-                mark("backward")
+                self.timer.mark("backward")
         return part.detach()
 
     def loss(self, batch: MicroBatch) -> torch.Tensor:
@@ -205,12 +232,48 @@ class Native(Work):
         counts = (rows, batch.tokens, rows * length) if weight else (0, 0, 0)
         return *counts, self.task.loaded.train_flops(rows, length)
 
-    def trial(self, number: int, mark: Mark = lambda phase: None) -> None:
+    def trial(self, number: int) -> None:
         """Do the forward and backward pass of the step ``typical()[number]`` and leave the weights alone."""
         for batch, weight, last in self.batches(0, [self.typical()[number]]):
-            mark("data")
-            self.differentiate(batch, weight, last, 0, mark)
+            self.timer.mark("data")
+            self.differentiate(batch, weight, last, 0)
         self.optimizer.zero_grad(set_to_none=False)
+
+    def follow(self, table: np.ndarray, next_open: int) -> None:
+        self.balance.follow(table, next_open)
+
+    def save(self, plan: Plan, step: int, table: np.ndarray) -> None:
+        """See ``Work``: rank 0 writes, the other ranks give their random states.
+
+        Where ranks may be started again on several nodes one rank of each writes: any node may be the one that is lost.
+        """
+        task, world = self.task, self.task.rank.world
+        by_rank = all_gather_objects(checkpoint.rng_state(world.device))
+        random_states = {
+            f"rank{rank}.{name}": own for rank, states in enumerate(by_rank) for name, own in states.items()
+        }
+        if world.main or (task.config.max_restarts and world.local_rank == 0):
+
+            def model_files(folder: Path) -> None:
+                # With these the folder is a model that can be loaded by its path.
+                task.loaded.model.config.save_pretrained(folder)
+                task.loaded.tokenizer.save_pretrained(folder)
+
+            tensors = {
+                "model": self.model.state_dict(),
+                "optimizer": checkpoint.optimizer_tensors(self.optimizer),
+                "rng": random_states,
+                "steps": {"table": torch.from_numpy(table)},
+            }
+            state = {
+                "step": step,
+                "plan": asdict(plan),
+                "scaler": self.scaler.state_dict(),
+                "work": identity(task),
+                "splits": [asdict(split) for split in self.balance.splits],
+            }
+            checkpoint.save(task.rank.run_dir / "checkpoints", step, tensors, state, model_files)
+        dist.barrier()
 
 
 def learning_rates(config: SquadConfig, steps: int) -> list[float]:
@@ -262,7 +325,6 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
     """Fine-tune ``task.loaded.model`` in place by the passes of ``make``. Called by all ranks."""
     config, rank = task.config, task.rank
     work = make(task)
-    balance = Balance(work)
     start, passed_over = to_continue(task)
     if start:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
@@ -271,27 +333,17 @@ def train(task: Task, make: Callable[[Task], Native] = Native) -> Trained:
         plan, table = put_back(work, start)
     else:
         if config.balance == "auto":
-            balance.measure()
+            work.balance.measure()
         step_s = measured_step_s(task, work.trial)
         tokens = len(task.features.input_ids) / task.per_epoch
         plan, table = make_plan(task, len(task.features), step_s, tokens), None
         # The model was drawn from the same seed on all ranks; dropout must differ between them.
         torch.manual_seed(config.seed + 1 + rank.world.rank)
-    work.exchange.take()
-    trained = training.train(
-        rank,
-        work,
-        plan,
-        learning_rates(config, plan.planned_steps),
-        task.per_epoch,
-        table,
-        every=WINDOW if work.splits else 0,  # what the ranks tell each other late is answered late
-        follow=balance.follow,
-        save_every=config.checkpoint_every,
-        save=lambda step, table: save(work, plan, step, table),
-    )
+    splits = work.balance.splits
+    work.every = WINDOW if splits else 0  # what the ranks tell each other late is answered late
+    trained = training.train(rank, work, plan, learning_rates(config, plan.planned_steps), task.per_epoch, table)
     trained.passed_over = passed_over
-    trained.tables = balance.rows(trained) if work.splits else {}
+    trained.tables = work.balance.rows(trained) if splits else {}
     return trained
 
 
@@ -299,38 +351,6 @@ def identity(task: Task) -> str:
     """Return a hash of what must be equal for a run to continue another one bit for bit."""
     parts = [task.config.work(), task.config.world_size, len(task.features), torch.get_num_threads()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def save(work: Native, plan: Plan, step: int, table: np.ndarray) -> None:
-    """Write a checkpoint: rank 0 writes, the other ranks give their random states.
-
-    Where ranks may be started again on several nodes one rank of each writes: any node may be the one that is lost.
-    """
-    task, world = work.task, work.task.rank.world
-    by_rank = all_gather_objects(checkpoint.rng_state(world.device))
-    random_states = {f"rank{rank}.{name}": own for rank, states in enumerate(by_rank) for name, own in states.items()}
-    if world.main or (task.config.max_restarts and world.local_rank == 0):
-
-        def model_files(folder: Path) -> None:
-            # With these the folder is a model that can be loaded by its path.
-            task.loaded.model.config.save_pretrained(folder)
-            task.loaded.tokenizer.save_pretrained(folder)
-
-        tensors = {
-            "model": work.model.state_dict(),
-            "optimizer": checkpoint.optimizer_tensors(work.optimizer),
-            "rng": random_states,
-            "steps": {"table": torch.from_numpy(table)},
-        }
-        state = {
-            "step": step,
-            "plan": asdict(plan),
-            "scaler": work.scaler.state_dict(),
-            "work": identity(task),
-            "splits": [asdict(split) for split in work.splits],
-        }
-        checkpoint.save(task.rank.run_dir / "checkpoints", step, tensors, state, model_files)
-    dist.barrier()
 
 
 def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
@@ -374,7 +394,7 @@ def put_back(work: Native, start: Checkpoint) -> tuple[Plan, np.ndarray]:
     checkpoint.set_rng_state(own, task.rank.world.device)
     for split in start.state["splits"]:
         members = tuple(Member(**member) for member in split["members"])
-        work.splits.append(Split(**split | {"members": members}))
+        work.balance.splits.append(Split(**split | {"members": members}))
     if task.rank.world.main:
         task.rank.events.emit("log", message=f"continued from {start.path} at step {start.step:,}")
     return plan, start.tensors("steps")["table"].numpy()

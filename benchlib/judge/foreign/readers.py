@@ -1,8 +1,6 @@
 """The formats that can be judged, how a file of each is recognised, and what it states. A format is a module and a row."""
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +18,7 @@ from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.results.run import Result, Run, load_samples
 from benchlib.results.shared import is_report, read_html
 
-MAX_BYTES = 64 * 2**20
-GUIDE = "see docs/claims.md"
-
-
-class UnknownFormat(UserError):
-    """A file of no format that can be judged; ``expected`` names those, once for all such files."""
+UNKNOWN = 'not a format that can be judged, see `benchlib judge --help`; a claim file begins with "claim_version": 1'
 
 
 class Reader(NamedTuple):
@@ -59,9 +52,8 @@ def _result(path: Path, result: Result) -> list[Claim]:
     folder = path.parent
     if faults := file_faults(folder):
         raise UserError(f"{folder}: changed since the run ended: {'; '.join(faults)}")
-    run = Run(folder) if (folder / "config.json").exists() else None
-    numbers = Numbers.of(result, load_samples(folder), run.config if run else None)
-    claims = own_claims(replace(numbers, machine=run.machine, folder=folder) if run else numbers)
+    whole = (folder / "config.json").exists()
+    claims = own_claims(Numbers.of_run(Run(folder)) if whole else Numbers(result, load_samples(folder)))
     own, beside = of_run(result.benchmark), list[Quantity]()
     try:
         # What a column of a table holds as it is stands beside that column, which needs no raw samples.
@@ -73,13 +65,6 @@ def _result(path: Path, result: Result) -> list[Claim]:
         raise UserError(f"{path}: the tables are not those of {result.benchmark} ({error})") from None
 
 
-def _verdict(path: Path, content: object) -> list[Claim]:
-    """Return what the run of a verdict states: a verdict holds no raw numbers of its own."""
-    if not (path.parent / "result.json").exists():
-        raise UserError(f"{path}: a verdict is judged by the result.json beside it, and there is none")
-    return _run(path.parent)
-
-
 def _report(path: Path, text: str) -> list[Claim]:
     """Return what the run of a shared report states; long series of raw samples are thinned in it."""
     try:
@@ -88,14 +73,15 @@ def _report(path: Path, text: str) -> list[Claim]:
         raise UserError(f"{path}: {error}") from None
     if run.result is None:
         raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
-    return own_claims(Numbers.of(run.result, run.samples, config_of(run.benchmark, run.config)))
+    return own_claims(Numbers(run.result, run.samples, config_of(run.benchmark, run.config)))
 
 
 # In the order of asking: the formats with unmistakable marks first.
 READERS = {
-    "claim": Reader(f"a claim file, {GUIDE}", lambda _, file: list(file.claims), "claim_version", model=ClaimFile),
+    "claim": Reader(
+        "a claim file, see docs/claims.md", lambda _, file: list(file.claims), "claim_version", model=ClaimFile
+    ),
     "result": Reader("the kit's result.json", _result, "schema_version benchmark world_size metrics", model=Result),
-    "verdict": Reader("the kit's verdict.json", _verdict, "schema_version verdict sentence checks"),
     "baseline": Reader(
         "the kit's baseline file", lambda _, file: file.claims(), "schema_version runs limits", model=Baseline
     ),
@@ -112,11 +98,10 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     if path.is_dir():
         return "run", _run(path)
     text = _text(path)
-    content = _object(path, text) if text.lstrip().startswith("{") else text
+    content = read_json(path) if text.lstrip().startswith("{") else text
     name = next((name for name, reader in READERS.items() if reader.fits(path, content)), None)
     if name is None:
-        hint = "" if content is text else f'; a claim file begins with "claim_version": 1, {GUIDE}'
-        raise UnknownFormat(f"{path}: not a format that can be judged{hint}")
+        raise UserError(f"{path}: {UNKNOWN}")
     reader = READERS[name]
     try:
         claims = reader.read(path, reader.model.model_validate(content) if reader.model else content)
@@ -141,17 +126,6 @@ def claim_file(path: Path) -> ClaimFile | None:
         raise UserError(f"{path}: {explained(error, ClaimFile)}") from None
 
 
-def _object(path: Path, text: str) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        where = "nested too deep or a number too long"
-        if isinstance(error, json.JSONDecodeError):
-            where = f"{error.msg.removesuffix(' at')} at line {error.lineno}"
-        raise UserError(f"{path}: not valid JSON ({where}); the file may be cut") from None
-    return value
-
-
 def not_read(path: Path, name: str) -> list[str]:
     """Return what no rule saw of a file that was read under this format: columns of a table, samples of a lone result."""
     if name == "result" and not (path.parent / "samples.parquet").exists():
@@ -159,19 +133,11 @@ def not_read(path: Path, name: str) -> list[str]:
     return list(throughput_table.not_read(path, _text(path))) if name == "table" else []
 
 
-def expected() -> str:
-    *others, last = (reader.what for reader in READERS.values())
-    return f"{', '.join(others)} or {last}"
-
-
 def _text(path: Path) -> str:
-    data = read_bytes(path, MAX_BYTES)
+    data = read_bytes(path)
     if not data.strip():
-        raise UnknownFormat(f"{path}: the file is empty")
+        raise UserError(f"{path}: the file is empty")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UnknownFormat(f"{path}: not text (byte {error.start} is not UTF-8)") from None
-    if "\0" in text:
-        raise UnknownFormat(f"{path}: not text (it holds zero bytes)")
-    return text
+        raise UserError(f"{path}: not text (byte {error.start} is not UTF-8)") from None

@@ -6,7 +6,7 @@ GB/s are 1e9 bytes per second. A number is taken as it was written: 156.2 stands
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,7 @@ MAX_COUNT = 10**15  # larger counts cannot be real, and would not survive as flo
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Ranks = Annotated[int, Field(ge=1, le=10_000_000)]
+Rate = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 
 
@@ -38,9 +39,9 @@ def _needed(description: str, **limits: Any) -> Any:
 class Speed(Part):
     """Rates, with the counts and times that they must follow from. Counts and times are those of the same window."""
 
-    samples_per_s: float | None = _of("stated rate")
+    samples_per_s: Rate | None = _of("stated rate")
     unit: str = _of("unit of the rates of samples", "samples/s")
-    tokens_per_s: float | None = _of("stated rate, padding included")
+    tokens_per_s: Rate | None = _of("stated rate, padding included")
     stands_for: Literal["all ranks", "one rank"] = _of("what the stated rates are of", "all ranks")
     ranks: Ranks | None = _of("devices that took part")
     samples_counted: Count | None = _of("samples that all ranks together really processed")
@@ -53,9 +54,6 @@ class Speed(Part):
     steps_planned: Count | None = _of("optimizer steps that were configured")
     batch_per_rank: Positive | None = _of("samples per rank and step")
     step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
-    step_s_span: list[Above0] = _of(
-        "lower and upper end of the median step time, in s, without raw times", [], max_length=2
-    )
     batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
     sequence_length: Positive | None = _of("tokens of every sample, padded")
     longest_sequence: Positive | None = _of("tokens of the longest sample")
@@ -66,7 +64,7 @@ class Speed(Part):
 class Compute(Part):
     """Floating point work and its peak. Rates and peaks are those of all ranks together."""
 
-    flops_per_s: float | None = _of("stated rate, in FLOP/s")
+    flops_per_s: Rate | None = _of("stated rate, in FLOP/s")
     mfu: float | None = _of("share of the peak: 0.4 is 40%")
     device: str = _of("name of the device as its driver reports it", "")
     ranks: Ranks = _of("devices that took part", 1)
@@ -100,16 +98,14 @@ class Collective(Part):
         "all_reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, broadcast, reduce or send_recv", ""
     )
     size_bytes: Count | None = _of("bytes of the larger side")
-    seconds: float | None = _of("time of one operation, in s")
+    seconds: Rate | None = _of("time of one operation, in s")
     ranks: Ranks | None = _of("devices that took part")
-    algbw_gbytes_per_s: float | None = _of("algorithm bandwidth: size over time, in GB/s")
-    busbw_gbytes_per_s: float | None = _of("bus bandwidth: algorithm bandwidth times the operation's factor, in GB/s")
+    algbw_gbytes_per_s: Rate | None = _of("algorithm bandwidth: size over time, in GB/s")
+    busbw_gbytes_per_s: Rate | None = _of("bus bandwidth: algorithm bandwidth times the operation's factor, in GB/s")
     bound_gbytes_per_s: Above0 | None = _of("most that a rank's links carry in one direction, in GB/s")
     bound_source: str = _of("who claims that, or how it was measured", "")
     algorithm: str = _of("of NCCL: NVLS, Ring or Tree", "")
-    wrong_elements: float | None = _of("wrong elements in the result")
-    average_busbw_gbytes_per_s: float | None = _of("stated mean of all_busbw_gbytes_per_s")
-    all_busbw_gbytes_per_s: list[float] = _of("every row that the mean covers", [])
+    wrong_elements: Rate | None = _of("wrong elements in the result")
 
 
 class Latency(Part):
@@ -144,25 +140,13 @@ class Requests(Part):
 class LoadGen(Part):
     """What an MLPerf LoadGen summary states. Times in seconds."""
 
-    scenario: str = _of("Offline, Server, SingleStream or MultiStream", "")
     mode: str = _of("PerformanceOnly, AccuracyOnly, FindPeakPerformance or SubmissionRun", "")
     valid: bool | None = _of("whether the summary says VALID")
     satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
     errors: Count | None = _of("errors in the log")
-    samples_per_s: float | None = _of("stated rate")
-    raw_samples_per_s: float | None = _of("the rate that the raw samples of the queries give")
-    target_per_s: float | None = _of("the rate that was asked for, in scenario Server")
-    scheduled_per_s: float | None = _of("the rate at which the queries were due, of the same samples")
-    samples: Count | None = _of("samples that were processed, where the summary states it")
-    duration_s: float | None = _of("from the first sample to the last, in s, where the summary states it")
-    min_duration_s: float | None = _of("required duration, in s")
-    target_latency_s: float | None = _of("limit of the target percentile, in s")
-    target_percentile: float | None = _of("which percentile: 99 for p99", ge=1, le=99.9999)
-    target_percentile_s: float | None = _of("that percentile as measured, in s")
-    processed: Annotated[int, Field(ge=0, le=10**10)] | None = _of("queries processed, in the early-stopping section")
-    at_least: Count | None = _of("queries that early stopping asks for, as stated")
-    discarded: Count | None = _of("highest latencies that early stopping sets aside, as stated")
-    short_of: Count | None = _of("queries missing for early stopping, as stated")
+    samples_per_s: Rate | None = _of("stated rate")
+    target_per_s: Rate | None = _of("the rate that was asked for, in scenario Server")
+    scheduled_per_s: Rate | None = _of("the rate at which the queries were due, of the same samples")
 
 
 class Decode(Part):
@@ -178,26 +162,10 @@ class Decode(Part):
     tokens_per_step: Above0 = _of("tokens per sequence and step: above 1 with speculative decoding", 1.0)
 
 
-class Cost(Part):
-    """Prices and costs in one currency, and what they must follow from."""
-
-    total: Above0 | None = _of("cost of the whole run")
-    per_hour: Above0 | None = _of("price of an hour")
-    per_hour_of: Literal["all ranks", "one rank", ""] = _of("whose price of an hour; empty: not stated, either", "")
-    ranks: Ranks = _of("devices that took part", 1)
-    wall_s: Above0 | None = _of("time of the whole run, in s")
-    wall_s_span: list[Above0] = _of("lower and upper end of that time as it was written, in s", [], max_length=2)
-    samples_counted: Count | None = _of("samples of the whole run")
-    samples_per_s: Above0 | None = _of("rate of all ranks together")
-    tokens_per_s: Above0 | None = _of("rate of all ranks together")
-    per_thousand_samples: Above0 | None = _of("cost of 1,000 samples")
-    per_million_tokens: Above0 | None = _of("cost of 1,000,000 tokens")
-
-
 class SpeedUp(Part):
     """A stated ratio of two named runs; ``others`` are further runs that it could have been taken against."""
 
-    stated: float = _needed("the ratio: 4.3 for 4.3 ×")
+    stated: Above0 = _needed("the ratio: 4.3 for 4.3 ×")
     new: Above0 = _needed("rate of the faster run")
     old: Above0 = _needed("rate of the run that it is compared with")
     others: list[Above0] = _of("rates of further runs", [])
@@ -208,8 +176,8 @@ class Expectation(Part):
     """What was announced and what was measured, as the ends of ranges."""
 
     name: str = _needed("what was announced and measured")
-    announced: list[float] = _needed("one value or both ends", min_length=1, max_length=2)
-    measured: list[float] = _needed("one value or both ends", min_length=1, max_length=2)
+    announced: list[Rate] = _needed("one value or both ends", min_length=1, max_length=2)
+    measured: list[Rate] = _needed("one value or both ends", min_length=1, max_length=2)
     unit: str = _of("unit of both", "")
 
 
@@ -259,7 +227,6 @@ class Claim(Part):
     requests: Requests | None = _of("counts of requests")
     loadgen: LoadGen | None = _of("what an MLPerf LoadGen summary states")
     decode: Decode | None = _of("answers that are generated token by token")
-    cost: Cost | None = _of("prices and costs, and what they must follow from")
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
     expectations: list[Expectation] = _of("what was announced and what was measured", [])
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])
@@ -296,15 +263,6 @@ def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> A
     if isinstance(value, (float, list)):
         return scale * median(numbers) if numbers and all(map(math.isfinite, numbers)) else None
     return value
-
-
-# The parts of a claim by the names of its fields.
-PARTS: dict[str, type[Part]] = {
-    name: kind
-    for name, field in Claim.model_fields.items()
-    for kind in get_args(field.annotation)
-    if isinstance(kind, type) and issubclass(kind, Part)
-}
 
 
 class ClaimFile(Part):

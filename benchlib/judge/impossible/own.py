@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,49 +21,30 @@ from benchlib.results.run import Result, Run
 MIN_KEPT = 10  # samples of a longer series that tell where its median was
 CLOCKS_S = 1.0  # between the wall clock and the monotonic one
 
-Samples = Mapping[str, Sequence[float]]
-
 
 @dataclass(frozen=True)
 class Numbers:
-    """The metrics of a run with its facts, tables, raw samples (by metric) and config.
+    """A result with what lies beside it: raw samples (by metric, and of rows), config and machine.
 
     ``folder`` is that of the run, where it lies on this machine: what it keeps beside its result is held against it.
     """
 
-    benchmark: str
-    metrics: Sequence[Metric]
-    world_size: int
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    tables: Mapping[str, Any] = field(default_factory=dict)
-    samples: Samples = field(default_factory=dict)
+    result: Result
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
     config: BaseConfig | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
-    elapsed_s: float | None = None
     folder: Path | None = None
-    row_samples: Samples = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, result: Result, samples: Samples | None = None, config: BaseConfig | None = None) -> "Numbers":
-        """Return those of a result; the config says how many ranks ran, where there is one."""
-        ranks, samples = config.world_size if config else max(1, result.world_size), samples or {}
-        return cls(
-            *(result.benchmark, result.metrics, ranks, result.facts, result.tables, samples, config),
-            elapsed_s=result.ended_at - result.started_at if result.ended_at else None,
-            row_samples={name: values for name, values in samples.items() if "[" in name},
-        )
 
     @classmethod
     def of_run(cls, run: Run) -> "Numbers":
         """Return those of a run that has a result."""
         assert run.result is not None
-        numbers = cls.of(run.result, {**run.samples, **run.row_samples}, run.config)
-        return replace(numbers, samples=run.samples, machine=run.machine, folder=run.path)
+        return cls(run.result, {**run.samples, **run.row_samples}, run.config, run.machine, run.path)
 
     def metric(self, start: str) -> Metric | None:
         """Return the metric of this name, else the first whose name goes on with the suffix of a stand-in."""
-        exact = next((metric for metric in self.metrics if metric.name == start), None)
-        return exact or next((metric for metric in self.metrics if metric.name.startswith(f"{start}_")), None)
+        exact = next((metric for metric in self.result.metrics if metric.name == start), None)
+        return exact or next((metric for metric in self.result.metrics if metric.name.startswith(f"{start}_")), None)
 
     def value(self, start: str) -> float | None:
         """Return the value of ``metric(start)``; ``InvalidNumber`` where it should have one and has not."""
@@ -101,19 +82,20 @@ def own_claims(numbers: Numbers) -> list[Claim]:
 
     Of a benchmark that this version does not know only the values themselves can be judged.
     """
-    if not numbers.metrics and not numbers.tables:
+    name = numbers.result.benchmark
+    if not numbers.result.metrics and not numbers.result.tables:
         return []
     try:
-        stated = own.spec.claims(numbers) if (own := of_run(numbers.benchmark)) else []
+        stated = own.spec.claims(numbers) if (own := of_run(name)) else []
         return [*stated, Claim(quantities=[*quantities(numbers), *_recorded(numbers)], wholes=_whole_run(numbers))]
     except (ValidationError, TypeError, KeyError) as error:
         why = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
-        raise InvalidNumber(f"the result of {numbers.benchmark} states an invalid number: {why}") from None
+        raise InvalidNumber(f"the result of {name} states an invalid number: {why}") from None
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:
     stated = []
-    for metric in numbers.metrics:
+    for metric in numbers.result.metrics:
         if metric.value is None and metric.provenance not in ("measured", "derived"):
             continue
         raw = list(numbers.samples.get(metric.name, metric.samples))
@@ -151,10 +133,10 @@ def _most(numbers: Numbers, name: str, unit: str) -> float | None:
 
 def _whole_run(numbers: Numbers) -> list[Whole]:
     """Return what the clocks of a run say of its duration; writing its files comes after the last look at them."""
-    total_s = numbers.value("total_s")
-    if total_s is None or not numbers.elapsed_s or numbers.elapsed_s <= 0:
+    total_s, ended_at = numbers.value("total_s"), numbers.result.ended_at
+    if total_s is None or not ended_at or (elapsed_s := ended_at - numbers.result.started_at) <= 0:
         return []
-    return [Whole(name="the time from begin to end", whole=numbers.elapsed_s + CLOCKS_S, parts={"total_s": total_s})]
+    return [Whole(name="the time from begin to end", whole=elapsed_s + CLOCKS_S, parts={"total_s": total_s})]
 
 
 def _recorded(numbers: Numbers) -> list[Quantity]:

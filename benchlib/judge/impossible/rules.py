@@ -7,16 +7,14 @@ zero. Training: rates follow from what was counted, no device exceeds its peak, 
 
 import itertools
 import math
-import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchlib.core.definitions import BUS_FACTORS, algbw_gbps, token_flops
 from benchlib.core.text import quantity
-from benchlib.judge.impossible.claim import AccuracyLimit, Claim, Collective, Compute, LoadGen
-from benchlib.judge.impossible.early_stopping import queries_needed, set_aside
+from benchlib.judge.impossible.claim import AccuracyLimit, Claim, Collective, Compute, LoadGen, Speed
 from benchlib.judge.impossible.findings import (
     PEAK_SLACK,
     RATE_SLACK,
@@ -73,64 +71,42 @@ def possible_transfer(it: Any) -> Finding | None:
     return finding(it.seconds >= MIN_TRANSFER_S and rate <= MAX_BYTES_PER_S, reason, wrong=wrong)
 
 
-@rule("collective", "busbw factor", "ranks algbw_gbytes_per_s busbw_gbytes_per_s")
+@rule("collective", "busbw factor", "operation ranks algbw_gbytes_per_s busbw_gbytes_per_s")
 def busbw_factor(it: Any) -> Finding:
     """A bus bandwidth with another operation's or rank count's factor."""
-    if it.operation and it.operation not in BUS_FACTORS:
+    if it.operation not in BUS_FACTORS:
         return Finding("SKIPPED", f"{it.operation}: no factor is defined for it")
-    factors = sorted({BUS_FACTORS[name](it.ranks) for name in ([it.operation] if it.operation else BUS_FACTORS)})
+    factor, algbw = BUS_FACTORS[it.operation](it.ranks), it.algbw_gbytes_per_s
     reason = (
-        f"busbw {figure(it.busbw_gbytes_per_s, GB)}, algbw {figure(it.algbw_gbytes_per_s, GB)}; the factor of "
-        f"{it.operation or 'the operation, which is not named,'} over {it.ranks} ranks is "
-        f"{' or '.join(f'{factor:.4g}' for factor in factors)}"
+        f"busbw {figure(it.busbw_gbytes_per_s, GB)}, algbw {figure(algbw, GB)}; the factor of {it.operation} over "
+        f"{it.ranks} ranks is {factor:.4g}"
     )
-    ratio = it.busbw_gbytes_per_s / it.algbw_gbytes_per_s if it.algbw_gbytes_per_s else 0.0
-    return finding(any(_has_factor(it, factor) for factor in factors), reason, wrong=f"their ratio is {ratio:.4g}")
+    good = agrees(it.busbw_gbytes_per_s, [factor * end for end in span(algbw)], PRINTED, 2 * DECIMALS)
+    return finding(good, reason, wrong=f"their ratio is {it.busbw_gbytes_per_s / (algbw or math.inf):.4g}")
 
 
-def _has_factor(it: Any, factor: float) -> bool:
-    ends = [factor * end for end in span(it.algbw_gbytes_per_s)]
-    return agrees(it.busbw_gbytes_per_s, ends, PRINTED, 2 * DECIMALS)
-
-
-def _possible_operations(it: Collective) -> list[str]:
-    """Return the operation, or where it is not named those whose factor the two bandwidths have; all where none has."""
-    names, ranks = sorted(BUS_FACTORS), it.ranks
-    if ranks is None or it.algbw_gbytes_per_s is None or it.operation:
-        return [it.operation] if it.operation else names
-    return [name for name in names if _has_factor(it, BUS_FACTORS[name](ranks))] or names
-
-
-def wire_rate(
-    busbw_gbytes_per_s: float, ranks: int | None, algorithm: str, operations: Sequence[str]
-) -> tuple[float, str]:
+def wire_rate(it: Collective) -> tuple[float, str]:
     """Return the least rate in GB/s that a rank's links carried, and by which algorithm.
 
     With NVLS the switch adds, and an all-reduce of S bytes moves (n+1)/n·S over a link; busbw is then no wire rate.
-    Where the algorithm or the operation is not known, the one that asks least of the links counts.
+    Where the algorithm is not known, the one that asks least of the links counts.
     """
-    ring = (busbw_gbytes_per_s, algorithm or "ring")
-    if "all_reduce" not in operations or not ranks or ranks < 2:
-        return ring
-    by_switch = (busbw_gbytes_per_s / BUS_FACTORS["all_reduce"](ranks) * (ranks + 1) / ranks, "NVLS")
-    switched = any(name in algorithm.upper() for name in SWITCHED)
-    return min(ring, by_switch) if switched or not algorithm else ring
+    busbw, ranks = it.busbw_gbytes_per_s or 0.0, it.ranks or 1
+    switched = not it.algorithm or any(name in it.algorithm.upper() for name in SWITCHED)
+    if it.operation != "all_reduce" or ranks < 2 or not switched:
+        return busbw, it.algorithm or "ring"
+    return min((busbw, "ring"), (busbw / BUS_FACTORS["all_reduce"](ranks) * (ranks + 1) / ranks, "NVLS"))
 
 
-@rule("collective", "busbw below the links", "busbw_gbytes_per_s bound_gbytes_per_s")
+@rule("collective", "busbw below the links", "operation busbw_gbytes_per_s bound_gbytes_per_s")
 def busbw_bound(it: Any) -> Finding:
     """A bus bandwidth above what the links carry."""
-    operations = _possible_operations(it)
-    wire, by = wire_rate(it.busbw_gbytes_per_s, it.ranks, it.algorithm, operations)
-    most = it.bound_gbytes_per_s * PEAK_SLACK
+    (wire, by), most = wire_rate(it), it.bound_gbytes_per_s * PEAK_SLACK
     reason = f"busbw {figure(it.busbw_gbytes_per_s, GB)}"
     if wire != it.busbw_gbytes_per_s:
         reason += f", {'' if it.algorithm else 'at least '}{figure(wire, GB)} on the wire ({by}: algbw × (n+1)/n)"
     source = f" ({it.bound_source})" if it.bound_source else ""
     reason += f"; at most {figure(it.bound_gbytes_per_s, GB)} can be moved{source}"
-    if wire > most and not it.operation and (it.ranks is None or len(operations) > 1):
-        unknown = "operation and the number of ranks are" if it.ranks is None else "operation is"
-        return Finding("SKIPPED", f"{reason}; the {unknown} not stated, and what the links carried depends on it")
     wrong = "the operation was timed before it had ended, or the size is not what was moved"
     return finding(wire <= most, reason, wrong=wrong, value=wire, unit=GB, limit=f"<= {figure(most, GB)}")
 
@@ -142,27 +118,12 @@ def right_results(it: Any) -> Finding:
     return finding(count == 0, f"{count:,.0f} wrong elements", wrong=wrong, value=count, unit="elements", limit="= 0")
 
 
-@rule("collective", "average busbw", "average_busbw_gbytes_per_s all_busbw_gbytes_per_s")
-def average_busbw(it: Any) -> Finding:
-    """An average that is not that of the rows."""
-    rows, average = it.all_busbw_gbytes_per_s, it.average_busbw_gbytes_per_s
-    # Each row is printed with two decimals or fewer.
-    margin = max(0.01, *(span(row)[1] - row for row in rows))
-    wrong = "rows were left out or changed"
-    return follows(average, statistics.fmean(rows), f"{len(rows)} rows", GB, (), PRINTED, absolute=margin, wrong=wrong)
-
-
 # Serving.
 
-OVERTAKEN = 1.2  # by which LoadGen's rate may exceed the one of the raw samples: a tail of queries
 OVER_TARGET = 2.0  # times the target rate: a few queries may happen to be sent that fast
 CENT = 0.01  # samples/s: LoadGen prints rates with two decimals
 IN_FLIGHT = 0.05  # share of the requests that may be under way at the end, where it is not stated
-SAMPLES_SLACK = 5e-3  # of a latency that was printed with three digits
 EQUAL = 1e-9  # share by which two percentiles may be out of order
-# Names of the time to the first token, and of that to the last one.
-FIRST = ("first token", "time to first token", "ttft")
-WHOLE = ("latency", "end to end", "end-to-end", "end-to-end latency", "e2e", "e2el", "request latency")
 
 
 @rule("latencies", "no time below zero")
@@ -203,49 +164,6 @@ def percentiles_in_order(it: Any) -> Finding | None:
     (first_name, first), (last_name, last) = ladder[0], ladder[-1]
     good = f"{first_name} {first:.4g} s to {last_name} {last:.4g} s, in order"
     return none_wrong(wrong, good, about=f"{it.name}: ")
-
-
-@rule("latencies", "latency of raw times", "samples_s")
-def latency_of_samples(it: Any) -> Finding | None:
-    """Latencies that the raw times do not give."""
-    # A percentile lies between the two times around its rank, however it is taken.
-    times = sorted(it.samples_s)
-    spans = {"minimum": times[:1], "maximum": times[-1:], "mean": [statistics.fmean(times)]}
-    for key in it.percentiles_s:
-        place = int(key / 100 * (len(times) - 1))
-        spans[f"p{key:g}"] = times[min(max(place - 1, 0), len(times) - 1) : place + 3]
-    wrong = [
-        f"{what} {value:.6g} s stated, {min(spans[what]):.6g} to {max(spans[what]):.6g} s by {len(times):,} raw times"
-        for what, value in it.stated.items()
-        if not agrees(value, spans[what], SAMPLES_SLACK)
-    ]
-    good = f"{', '.join(it.stated)} are those of the raw times"
-    return none_wrong(wrong, good, about=f"{it.name}: ") if it.stated else None
-
-
-@rule("", "first token before last", "latencies")
-def first_before_last(it: Any) -> Finding | None:
-    """A first token after the end of its answer."""
-    # At every percentile, and in the mean, of the same requests.
-    kinds = ([item for item in it.latencies if item.name.lower() in names] for names in (FIRST, WHOLE))
-    pairs = [(what, a, b) for a, b in itertools.product(*kinds) for what in sorted(a.stated.keys() & b.stated.keys())]
-    wrong = [
-        f"{what} of {first.name} {first.stated[what]:.4g} s above that of {whole.name} {whole.stated[what]:.4g} s"
-        for what, first, whole in pairs
-        if first.stated[what] > whole.stated[what] * (1 + EQUAL)
-    ]
-    good = f"first tokens come before the ends of their answers, {len(pairs)} figures"
-    return none_wrong(wrong, good, "the first token is a part of the whole") if pairs else None
-
-
-@rule("", "latency of requests", "latencies requests")
-def latencies_of_requests(it: Any) -> Finding | None:
-    """Latencies of no completed request."""
-    counts = {"completed": it.requests.completed, "in the latency": it.requests.in_latency}
-    stated = {what: count for what, count in counts.items() if count is not None}
-    named = [item.name for item in it.latencies if item.percentiles_s or item.mean_s is not None or item.samples_s]
-    reason = f"{', '.join(named)} of {', '.join(f'{count:,} {what}' for what, count in stated.items())}"
-    return finding(0 not in stated.values(), reason, wrong="a latency of no request") if named and stated else None
 
 
 @rule("decode", "decode below the memory", "tokens_per_s weights_bytes")
@@ -299,12 +217,6 @@ def loadgen_verdict(it: Any) -> Finding:
     return finding(not unmet, "VALID", wrong=f"not satisfied: {unmet}")
 
 
-def _admitted(constraint: str, it: LoadGen) -> bool:
-    """Return whether a summary admits that a constraint (by the start of its name) is not satisfied."""
-    word = next((word for name, word in it.satisfied.items() if name.lower().startswith(constraint)), "")
-    return word.upper() != "YES" if word else it.valid is not True
-
-
 @rule("loadgen", "LoadGen errors", "errors")
 def loadgen_errors(it: Any) -> Finding:
     """VALID with errors in the log."""
@@ -315,67 +227,21 @@ def loadgen_errors(it: Any) -> Finding:
 
 @rule("loadgen", "LoadGen rate", "samples_per_s")
 def loadgen_rate(it: Any) -> Finding | None:
-    """A rate up to the end of the last issued query, or above the rate at which queries were sent or asked for."""
+    """A rate above the one at which queries were sent or asked for."""
     # It counts up to the end of the last *issued* query; none ends before it is due, so the scheduled rate is a bound.
-    raw, due, target = it.raw_samples_per_s, it.scheduled_per_s, it.target_per_s or None
-    bounds = [
-        (due, due and span(due)[1] + CENT, "were due", "queries cannot end before they are sent"),
-        (target, target and OVER_TARGET * target, "are the target", "queries are sent at the target rate"),
-        (raw, raw and OVERTAKEN * raw, "by the raw samples", "others still ran when the last issued query ended"),
-    ]
-    stated = [bound for bound in bounds if bound[0] is not None]
-    reason = ", ".join(f"{figure(value)} {what}" for value, _, what, _ in stated)
-    wrong = [why for _, most, _, why in stated if span(it.samples_per_s)[0] > most * (1 + ROUNDING)]
-    reason = f"{figure(it.samples_per_s)} samples/s stated, {reason}"
+    stated, wrong = list[str](), list[str]()
+    if it.scheduled_per_s is not None:
+        stated.append(f"{figure(it.scheduled_per_s)} were due")
+        wrong += ["queries cannot end before they are sent"] * _above(it, span(it.scheduled_per_s)[1] + CENT)
+    if it.target_per_s:
+        stated.append(f"{figure(it.target_per_s)} are the target")
+        wrong += ["queries are sent at the target rate"] * _above(it, OVER_TARGET * it.target_per_s)
+    reason = f"{figure(it.samples_per_s)} samples/s stated, {', '.join(stated)}"
     return finding(not wrong, reason, wrong="; ".join(wrong)) if stated else None
 
 
-@rule("loadgen", "LoadGen duration", "duration_s min_duration_s")
-def loadgen_duration(it: Any) -> Finding:
-    """Runs shorter than their minimum."""
-    good = it.duration_s >= it.min_duration_s * (1 - 1e-9) or _admitted("min duration", it)
-    reason = f"{it.duration_s:,.1f} s of at least {it.min_duration_s:,.1f} s"
-    return finding(good, reason, wrong="it is shorter than the minimum that it calls satisfied")
-
-
-@rule("loadgen", "LoadGen latency", "scenario target_latency_s target_percentile_s")
-def loadgen_latency(it: Any) -> Finding | None:
-    """A percentile above the target latency."""
-    if it.scenario != "Server" or not it.target_latency_s:
-        return None
-    good = it.target_percentile_s <= it.target_latency_s or _admitted("performance", it)
-    target = f"target {1e3 * it.target_latency_s:,.1f} ms"
-    reason = f"p{it.target_percentile or 99:g} of {1e3 * it.target_percentile_s:,.1f} ms, {target}"
-    return finding(good, reason, wrong="the constraint is called satisfied")
-
-
-@rule("loadgen", "LoadGen samples", "samples_per_s samples duration_s")
-def loadgen_samples(it: Any) -> Finding | None:
-    """A rate that samples and time do not give."""
-    # Offline: samples per second × the time of the last sample = the samples of the query.
-    if not it.duration_s:
-        return None
-    by = f"{it.samples:,} samples in {it.duration_s:,.3f} s"
-    return follows(it.samples_per_s, it.samples / it.duration_s, by, "samples/s", slack=1e-3)
-
-
-@rule("loadgen", "early stopping", "processed")
-def early_stopping(it: Any) -> Finding | None:
-    """Too few queries for a percentile."""
-    share = (it.target_percentile or (90 if it.scenario == "SingleStream" else 99)) / 100
-    stated = {"needed": it.at_least, "set aside": it.discarded, "missing": it.short_of}
-    reason = [f"{it.processed:,} queries", *(f"{count:,} {what}" for what, count in stated.items() if count)]
-    wrong = ["VALID although queries are missing"] if it.short_of and it.valid else []
-    if it.at_least is not None:
-        need, aside = queries_needed(share, 1), set_aside(share, it.processed)
-        if it.at_least != need:
-            wrong.append(f"the formula asks for {need:,}")
-        if it.processed < need and it.valid:
-            wrong.append(f"{it.processed:,} queries are fewer than the {need:,} that p{100 * share:g} takes")
-        if it.discarded is not None and aside is not None and it.discarded != aside:
-            wrong.append(f"the formula sets {aside:,} aside")
-    asked = (it.at_least, it.short_of) != (None, None)
-    return finding(not wrong, ", ".join(reason), wrong="; ".join(wrong)) if asked else None
+def _above(it: LoadGen, most: float) -> bool:
+    return span(it.samples_per_s or 0.0)[0] > most * (1 + ROUNDING)
 
 
 # What is said about numbers.
@@ -384,16 +250,7 @@ FAR_OFF = 2.0  # an announcement that is off by more than a factor of two descri
 IN_FULL = 1e-6  # of numbers that were written in full
 RATIO_SLACK = 0.02  # of a speed-up, beside the rounding of the three numbers
 RATIO_ROUNDING = 0.1  # of a speed-up, which is written with one digit or two
-HALF_CENT = 0.005  # half of the last digit of most prices
 PART_SLACK = 0.02  # two clocks, or a median beside another: parts are seldom measured with their whole
-SCORE = r"^(eval_|test_|best_|final_)?(f1|exact_match|accuracy|em|rouge_?(1|2|l|lsum)|bleu|mmlu)(_score|_percent)?$"
-# What the name of a value says of its range: least, most, and the reason.
-RANGES = {
-    re.compile(SCORE): (0.0, 100.0, "a score is at most 100"),
-    re.compile(r"perplexity|(^|_)ppl($|_)"): (1.0, math.inf, "a perplexity is at least 1"),
-    re.compile(r"(^|_)(gpu|device|memory)_utili[sz]ation"): (0.0, 100.0, "a device is used to 100% at most"),
-    re.compile(r"(^|_)energy(_|$).*|_joules?$"): (1e-12, math.inf, "work takes energy; a sensor that reads 0 is none"),
-}
 
 
 @rule("speedups", "speed-up")
@@ -408,30 +265,6 @@ def speed_up(it: Any) -> Finding:
         by += f" ({it.new / best:.3g} × against the better of the others, {figure(best, it.unit)})"
     ends = [new_low / old_high, new_high / max(old_low, 1e-12)]
     return follows(it.stated, it.new / it.old, by, "×", ends, RATIO_SLACK, absolute=half)
-
-
-@rule("cost", "costs agree")
-def costs_agree(it: Any) -> Finding | None:
-    """Costs that prices, times and rates do not give."""
-    hours = {"all ranks": [1], "one rank": [it.ranks]}.get(it.per_hour_of, [1, it.ranks])
-    prices = [it.per_hour * count / 3600 for count in hours] if it.per_hour else []
-    span_s = it.wall_s_span or [it.wall_s or 0.0]
-    totals = [[price * end for end in span_s] for price in prices if it.wall_s]
-    thousands = [[1e3 * price / it.samples_per_s] for price in prices if it.samples_per_s]
-    if not thousands and it.total and it.samples_counted:
-        thousands = [[1e3 * it.total / it.samples_counted]]
-    millions = [[1e6 * price / it.tokens_per_s] for price in prices if it.tokens_per_s]
-    sentences, good = [], True
-    for name, stated, choices in (
-        ("total", it.total, totals),
-        ("per 1,000 samples", it.per_thousand_samples, thousands),
-        ("per million tokens", it.per_million_tokens, millions),
-    ):
-        if stated is not None and choices:
-            good &= any(agrees(stated, ends, RATE_SLACK, HALF_CENT) for ends in choices)
-            results = " or ".join(dict.fromkeys(figure(statistics.fmean(ends)) for ends in choices))
-            sentences.append(f"{name} {figure(stated)} stated, {results} by price, time and rate")
-    return finding(good, "; ".join(sentences), wrong="the costs contradict each other") if sentences else None
 
 
 @rule("expectations", "announced and measured")
@@ -468,22 +301,6 @@ def _from(limit: AccuracyLimit) -> str:
     return " ".join(filter(None, (limit.source, limit.version))) or "an unnamed source"
 
 
-@rule("", "rates above zero")
-def no_negative_figure(it: Any) -> Finding | None:
-    """Rates, ratios, counts and times below zero."""
-    # Nothing is said of good ones.
-    parts = [part for part in (it.speed, it.compute, it.collective, it.loadgen) if part]
-    wrong = [text for part in (*parts, *it.speedups, *it.expectations) for text in _below_zero(part)]
-    return none_wrong(wrong, "", "below zero") if wrong else None
-
-
-def _below_zero(part: object) -> Iterator[str]:
-    for name, value in vars(part).items():
-        numbers = [item for item in (value if isinstance(value, list) else [value]) if type(item) in (int, float)]
-        if numbers and min(numbers) < 0:
-            yield f"{name} = {figure(min(numbers))}"
-
-
 @rule("quantities", "possible values")
 def possible_value(it: Any) -> Finding:
     """Values that are not finite or below zero."""
@@ -498,17 +315,12 @@ def _about(it: Any, good: bool, right: str, wrong: str) -> Finding:
     return finding(good, right if good else f"{it.name} {wrong}")
 
 
-@rule("quantities", "possible ranges", "value")
-def possible_range(it: Any) -> Finding | None:
-    """Scores above 100, perplexities below 1, more use or memory than there is, work without energy."""
-    bounds = next((bounds for pattern, bounds in RANGES.items() if pattern.search(it.name.lower())), None)
-    if it.most is not None:
-        bounds = 0.0, it.most, f"at most {figure(it.most, it.unit)} is possible"
-    if bounds is None:
-        return None
-    low, high, what = bounds
-    good = low <= it.value <= high * (1 + IN_FULL)
-    return _about(it, good, "within its range", f"= {figure(it.value, it.unit)}: {what}")
+@rule("quantities", "possible ranges", "value most")
+def possible_range(it: Any) -> Finding:
+    """Scores above 100, more use or memory than there is."""
+    good = 0 <= it.value <= it.most * (1 + IN_FULL)
+    wrong = f"= {figure(it.value, it.unit)}: at most {figure(it.most, it.unit)} is possible"
+    return _about(it, good, "within its range", wrong)
 
 
 @rule("quantities", "raw samples", "value samples")
@@ -574,14 +386,13 @@ MAX_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: long
 @rule("speed", "rate from counts", "samples_per_s wall_s")
 def rate_from_counts(it: Any) -> Finding | None:
     """A rate that the counted samples do not give: planned steps, one rank for all."""
-    ranks, steps, planned, batch = it.ranks, it.steps_run, it.steps_planned, it.batch_per_rank
+    steps, ranks, full = it.steps_run, it.ranks, (it.steps_run, it.batch_per_rank, it.ranks)
     if it.samples_counted is not None:
         count, how = it.samples_counted, f"{it.samples_counted:,} samples counted"
-    elif it.features is not None and it.epochs is not None:
-        count = it.features * it.epochs
+    elif (count := _planned(it)) is not None:
         how = f"{it.features:,} features × {it.epochs:g} epochs = {count:,.0f} samples"
-    elif None not in (steps, batch, ranks):
-        count, how = steps * batch * ranks, f"{steps:,} steps × {batch:,} samples × {ranks} ranks"
+    elif None not in full:
+        count, how = math.prod(full), f"{steps:,} steps × {it.batch_per_rank:,} samples × {ranks} ranks"
     else:
         return None
     if it.stands_for == "one rank":
@@ -589,15 +400,14 @@ def rate_from_counts(it: Any) -> Finding | None:
             return Finding("SKIPPED", f"the rate is that of one rank, and the number of ranks is not stated: {how}")
         count, how = count / ranks, f"{how}, over {ranks} ranks"
     ratio = it.samples_per_s * it.wall_s / count if count else math.inf
-    mistakes = {
-        f"the rate counts the {planned or 0:,} planned steps, of which {steps or 0:,} ran": (planned or 0)
-        / (steps or 1),
-        f"the rate was multiplied by the {steps or 0:,} steps": steps,
-        f"it is the rate of one of the {ranks} ranks, not of all": 1 / (ranks or 1),
+    mistakes = {  # what the rate was multiplied by
+        f"the rate counts the {it.steps_planned} planned steps, of which {steps} ran": (it.steps_planned or 1, steps),
+        f"the rate was multiplied by the {steps} steps": (steps, 1),
+        f"it is the rate of one of the {ranks} ranks, not of all": (1, ranks),
     }
-    wrong = next((text for text, factor in mistakes.items() if factor and factor != 1 and _near(ratio, factor)), "")
-    ends = [count / end for end in it.wall_s_span or (it.wall_s, it.wall_s)]
-    how = f"{how} in {figure(it.wall_s, 's')}"
+    near = [text for text, (by, of) in mistakes.items() if by and of and by != of and _near(ratio, by / of)]
+    ends = [count / end for end in it.wall_s_span or [it.wall_s]]
+    how, wrong = f"{how} in {figure(it.wall_s, 's')}", "".join(near[:1])
     return follows(it.samples_per_s, count / it.wall_s, how, it.unit, ends, RATE_SLACK, wrong=wrong)
 
 
@@ -605,21 +415,23 @@ def _near(ratio: float, factor: float) -> bool:
     return abs(ratio / factor - 1) <= RATE_SLACK
 
 
+def _planned(it: Speed) -> float | None:
+    return None if it.features is None or it.epochs is None else it.features * it.epochs
+
+
 @rule("speed", "sample count", "samples_counted")
 def sample_count(it: Any) -> Finding | None:
     """Samples that are not those of the planned work."""
-    # Up to a batch per epoch off, as features and epochs say.
-    if it.samples_planned is not None:
-        reason = f"{it.samples_counted:,} samples seen, {it.samples_planned:,} planned"
-        good, limit = it.samples_counted == it.samples_planned, f"= {it.samples_planned:,}"
-        return finding(good, reason, value=it.samples_counted, unit="samples", limit=limit)
-    if it.features is None or it.epochs is None:
+    counted, planned = it.samples_counted, it.samples_planned
+    if planned is not None:
+        reason, limit = f"{counted:,} samples seen, {planned:,} planned", f"= {planned:,}"
+        return finding(counted == planned, reason, value=counted, unit="samples", limit=limit)
+    if (whole := _planned(it)) is None:
         return None
-    planned = round(it.features * it.epochs)
-    reason = f"{it.samples_counted:,} samples counted, {it.features:,} features × {it.epochs:g} epochs = {planned:,}"
+    reason = f"{counted:,} samples counted, {it.features:,} features × {it.epochs:g} epochs = {whole:,.0f}"
     # The last batch of an epoch may be filled up or left out.
     batches = math.ceil(it.epochs) * (it.batch_per_rank or 0) * (it.ranks or 1)
-    good = _near(it.samples_counted, max(planned, 1)) or 0 < abs(it.samples_counted - planned) < batches
+    good = _near(counted, max(whole, 1)) or abs(counted - whole) < batches
     return finding(good, reason, wrong="not the stated amount of work")
 
 
@@ -629,34 +441,33 @@ def steps_that_ran(it: Any) -> Finding | None:
     # Fewer than planned is no fault as long as the rate does not count them.
     if it.steps_run > it.steps_planned:
         return finding(False, f"{it.steps_run:,} steps ran, but only {it.steps_planned:,} were planned")
-    rate, wall_s, batch, ranks = it.samples_per_s, it.wall_s, it.batch_per_rank, it.ranks
-    if rate is None or wall_s is None or batch is None or ranks is None:
+    if None in (it.samples_per_s, it.wall_s, it.batch_per_rank, it.ranks):
         return None
-    by_planned, by_run = (steps * batch * ranks / wall_s for steps in (it.steps_planned, it.steps_run))
+    by_planned, by_run = (
+        steps * it.batch_per_rank * it.ranks / it.wall_s for steps in (it.steps_planned, it.steps_run)
+    )
     ran = f"{it.steps_run:,} of {it.steps_planned:,} planned steps ran, which gives {figure(by_run, it.unit)}"
-    good = it.steps_run == it.steps_planned or abs(rate - by_planned) >= abs(rate - by_run)
+    good = it.steps_run == it.steps_planned or abs(it.samples_per_s - by_planned) >= abs(it.samples_per_s - by_run)
     wrong = f"that is the rate of the planned steps ({figure(by_planned, it.unit)})"
-    return finding(good, f"{ran}; {figure(rate, it.unit)} is stated", wrong=wrong)
+    return finding(good, f"{ran}; {figure(it.samples_per_s, it.unit)} is stated", wrong=wrong)
 
 
-@rule("speed", "rate from raw steps", "samples_per_s batch_per_rank")
+@rule("speed", "rate from raw steps", "samples_per_s batch_per_rank step_s")
 def rate_from_steps(it: Any) -> Finding | None:
     """A rate that the raw step times do not give: multiplied by steps or ranks."""
-    # Between the rates of the mean step, of the median step and the median of the steps' own rates. Without raw times the ends of
-    # the median count; where some batches were smaller, the rate may be lower.
+    # Between the rates of the mean step, of the median step and the median of the steps' own rates; where some batches were
+    # smaller, the rate may be lower.
     together = it.ranks if it.stands_for == "all ranks" else 1
-    if together is None or not (it.step_s or it.step_s_span):
+    if together is None:
         return None
-    samples, by = it.batch_per_rank * together, f"the raw times of {len(it.step_s):,} steps"
-    if it.step_s:
-        rates = sorted(samples / middle(it.step_s) for middle in (statistics.fmean, statistics.median))
-        rates.append(statistics.median(samples / value for value in it.step_s))
-        expected = min(rates)
-    else:
-        rates, by = [samples / value for value in it.step_s_span], "the median time of the steps,"
-        expected = max(rates)
-    by, ends = f"{by} of {samples:,} samples", rates if it.batches_full else [0.0, *rates]
-    return follows(it.samples_per_s, expected, by, it.unit, ends, RATE_SLACK)
+    samples = it.batch_per_rank * together
+    rates = [samples / middle(it.step_s) for middle in (statistics.fmean, statistics.median)]
+    rates.append(statistics.median(samples / value for value in it.step_s))
+    by, ends = (
+        f"the raw times of {len(it.step_s):,} steps of {samples:,} samples",
+        rates if it.batches_full else [0.0, *rates],
+    )
+    return follows(it.samples_per_s, min(rates), by, it.unit, ends, RATE_SLACK)
 
 
 @rule("speed", "tokens and samples", "samples_per_s tokens_per_s")
@@ -690,26 +501,22 @@ def scaling(it: Any) -> Finding:
     return finding(good, reason, wrong=wrong, value=efficiency, limit=f"<= {SCALING_SLACK}")
 
 
-def _token_rate(item: Compute) -> tuple[float, str]:
+def _token_rate(it: Compute) -> tuple[float, str]:
     """Return the FLOP/s of the matrix products that this rate of tokens needs, 0 where it is not known, and their terms."""
-    if item.tokens_per_s is None or item.parameters is None:
+    if it.tokens_per_s is None or it.parameters is None:
         return 0.0, ""
-    training = item.work == "training"
-    rate = item.tokens_per_s * token_flops(item.parameters, training=training)
-    return rate, f"{item.tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {item.parameters:.3g} parameters"
+    training = it.work == "training"
+    rate = it.tokens_per_s * token_flops(it.parameters, training=training)
+    return rate, f"{it.tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {it.parameters:.3g} parameters"
 
 
-def _dense_peak(item: Compute, precision: str = "") -> tuple[float, str] | None:
-    """Return the dense peak that the vendor of a known device claims for all ranks, and its name."""
-    vendor, precision = vendor_peak(item.device), precision or item.precision or "bf16"
+def _dense_peak(it: Compute) -> tuple[float, str]:
+    """Return the dense peak that the vendor of a known device claims for all ranks, 0 where it is not known, and its name."""
+    vendor, precision = vendor_peak(it.device), it.precision or "bf16"
     if vendor is None or precision not in vendor.dense_flops:
-        return None
-    peak = vendor.dense_flops[precision] * item.ranks
-    return peak, f"the claimed dense {precision} peak of {item.ranks} × {vendor.name}"
-
-
-def _flops(value: float) -> str:
-    return quantity(value, FLOP)
+        return 0.0, ""
+    peak = vendor.dense_flops[precision] * it.ranks
+    return peak, f"the claimed dense {precision} peak of {it.ranks} × {vendor.name}"
 
 
 @rule("compute", "below the peak")
@@ -719,29 +526,28 @@ def below_peak(it: Any) -> Finding | None:
     rate, how = _token_rate(it) if it.flops_per_s is None else (it.flops_per_s, "")
     if it.flops_per_s is None and not how:
         return None
-    how = how and f"({how}) "
+    reason = figure(rate, FLOP) + (f" ({how})" if how else "")
     source = f"the {it.peak_kind or 'stated'} peak" + (f" ({it.peak_source})" if it.peak_source else "")
-    stated, dense = None if it.peak_sparse else it.peak_flops, _dense_peak(it)
-    if dense and stated and stated > dense[0] * PEAK_SLACK:
-        rate, peak, reason = stated, dense[0], f"{source} of {_flops(stated)} is above {dense[1]} of {_flops(dense[0])}"
-    elif peaks := [*([(stated, source)] if stated else []), *([dense] if dense else [])]:
-        peak, source = min(peaks)
-        reason = f"{_flops(rate)} {how}are {rate / peak:.1%} of {source} of {_flops(peak)}"
+    stated, dense = 0.0 if it.peak_sparse else it.peak_flops or 0.0, _dense_peak(it)
+    peaks = [(value, name) for value, name in ((stated, source), dense) if value]
+    if not peaks:
+        return Finding("SKIPPED", f"{reason}: no peak of {it.device or 'this device'} is known")
+    peak, name = min(peaks)
+    if stated > dense[0] * PEAK_SLACK > 0:
+        rate, reason = stated, f"{source} of {figure(stated, FLOP)} is above {name} of {figure(peak, FLOP)}"
     else:
-        return Finding("SKIPPED", f"{_flops(rate)} {how}: no peak of {it.device or 'this device'} is known")
-    limit, wrong = f"<= {_flops(peak * PEAK_SLACK)}", "no device exceeds its peak"
-    tensor_cores = _dense_peak(it, "tf32") if it.precision == "fp32" else None
-    if tensor_cores and rate <= tensor_cores[0] * PEAK_SLACK:
-        wrong += " (if the products ran in TF32, the precision is tf32)"
-    return finding(rate <= peak * PEAK_SLACK, reason, wrong=wrong, value=rate, unit=FLOP, limit=limit)
+        reason += f" are {rate / peak:.1%} of {name} of {figure(peak, FLOP)}"
+    most = peak * PEAK_SLACK
+    limit, wrong = f"<= {figure(most, FLOP)}", "no device exceeds its peak"
+    return finding(rate <= most, reason, wrong=wrong, value=rate, unit=FLOP, limit=limit)
 
 
 @rule("compute", "operations of tokens", "tokens_per_s parameters")
 def flops_of_tokens(it: Any) -> Finding | None:
     """FLOP/s or MFU that tokens and parameters do not give."""
     # At least those of tokens × parameters, and with attention at most twice as many.
-    (counted, how), dense = _token_rate(it), _dense_peak(it)
-    peak = dense[0] if dense else None if it.peak_sparse else it.peak_flops
+    counted, how = _token_rate(it)
+    peak = _dense_peak(it)[0] or (None if it.peak_sparse else it.peak_flops)
     stated = it.mfu * peak if it.flops_per_s is None and it.mfu is not None and peak else it.flops_per_s
     ends = [counted * (1 - FLOPS_SLACK), counted * MAX_ATTENTION * (1 + FLOPS_SLACK)]
     return None if stated is None else follows(stated, counted, how, FLOP, ends, 0.0)
@@ -750,28 +556,22 @@ def flops_of_tokens(it: Any) -> Finding | None:
 @rule("compute", "share of the peak", "mfu")
 def share_of_peak(it: Any) -> Finding | None:
     """An MFU above 1, or of another device's or precision's peak."""
-    dense, unknown = _dense_peak(it) or (0.0, ""), vendor_peak(it.device) is None
-    other = it.peak_precision if it.precision and it.peak_precision != it.precision else ""
     mfu, peak = f"MFU {it.mfu:.1%}", it.peak_flops or 0.0
+    other = it.peak_precision if it.precision and it.peak_precision != it.precision else ""
     if not 0 <= it.mfu <= PEAK_SLACK:
-        mistakes = {
-            f"the peak is that of {other}, while the work ran in {it.precision}": other,
-            f"the peak of {_flops(peak)} is not that of {it.device}, which is not known": it.device and unknown,
-            f"the peak of {_flops(peak)} is not {dense[1]}, {_flops(dense[0])}": peak and dense[0] > peak * PEAK_SLACK,
-        }
-        default = "the peak is another device's or another precision's, or the work was counted twice"
-        wrong = next((text for text, holds in mistakes.items() if holds), default)
+        wrong = "the peak is another device's or another precision's, or the work was counted twice"
+        wrong = f"the peak is that of {other}, while the work ran in {it.precision}" if other else wrong
         return finding(False, f"{mfu} is impossible", wrong=wrong, value=it.mfu, limit="<= 1")
     if other:
         return finding(False, f"{mfu} is of the {other} peak, but the work ran in {it.precision}")
     if it.peak_sparse:
         sparse = f"{mfu} is of a sparse peak, twice the dense one; of that it would be {2 * it.mfu:.1%}"
         return Finding("SKIPPED", sparse)
-    if not peak and unknown:
+    if not peak and vendor_peak(it.device) is None:
         return Finding("SKIPPED", f"MFU is not available: no peak of {it.device or 'this device'} is known")
     if it.flops_per_s is None or not peak:
         return None
-    share, by = it.flops_per_s / peak, f"{_flops(it.flops_per_s)} / {_flops(peak)}"
+    share, by = it.flops_per_s / peak, f"{figure(it.flops_per_s, FLOP)} / {figure(peak, FLOP)}"
     return follows(it.mfu, share, by, "of the peak", absolute=max(RATE_SLACK * share, 0.005))
 
 
@@ -779,21 +579,18 @@ def share_of_peak(it: Any) -> Finding | None:
 def learning_rate(it: Any) -> Finding | None:
     """Training with a learning rate of zero."""
     # A warm-up from zero and a decay to zero are the field's defaults.
-    if not it.learning_rates:
-        if it.learning_rate_min is None:
-            return None
-        least = it.learning_rate_min
-        reason = f"the smallest learning rate of all steps is {least:.3g}"
-        return finding(least > 0, reason, wrong="nothing is trained at zero", value=least, limit="> 0")
-    steps, zero = len(it.learning_rates), [step for step, rate in enumerate(it.learning_rates, 1) if rate <= 0]
-    if below := sum(rate < 0 for rate in it.learning_rates):
-        return finding(False, f"the learning rate is below zero in {below:,} of {steps:,} steps")
-    if 2 * len(zero) <= steps and len(zero) < steps:
-        at_ends = f", zero in {len(zero):,}" if zero else ""
-        return finding(True, f"the learning rate is above zero in {steps - len(zero):,} of {steps:,} steps{at_ends}")
-    reason = f"the learning rate is zero from step {zero[0]:,} of {steps:,}"
-    wrong = "nothing was trained" if len(zero) == steps else f"{len(zero):,} steps trained nothing"
-    return finding(False, reason, wrong=wrong, value=0.0, limit="> 0")
+    rates, least = it.learning_rates, it.learning_rate_min
+    if rates:
+        low, steps = [step for step, rate in enumerate(rates, 1) if rate <= 0], len(rates)
+        reason = f"the learning rate is above zero in {steps - len(low):,} of {steps:,} steps"
+        wrong = f"it is zero or less from step {low[0]:,} of {steps:,} on: nothing was trained" if low else ""
+        return finding(
+            min(rates) >= 0 and 2 * len(low) <= steps > len(low), reason, wrong=wrong, value=0.0, limit="> 0"
+        )
+    if least is None:
+        return None
+    reason = f"the smallest learning rate of all steps is {least:.3g}"
+    return finding(least > 0, reason, wrong="nothing is trained at zero", value=least, limit="> 0")
 
 
 @rule("learning", "loss falls", "loss_first loss_last")
@@ -850,18 +647,13 @@ def judge_claims(claims: Sequence[Claim]) -> list[Judgement]:
     """Apply every rule to every claim; rules that no claim states anything for are left out."""
     judgements = []
     for each in RULES.values():
+        said: dict[str, list[str]] = {"PASS": [], "FAIL": [], "SKIPPED": []}
+        answers = ask(each.name, claims)
         # The gravest failure comes first, where findings have a value.
-        answers = sorted(
-            ask(each.name, claims), key=lambda pair: -abs(pair[1].value or 0.0) * (pair[1].status == "FAIL")
-        )
-        passed, failures, skipped = (
-            [
-                f"{subject}: {what.reason}" if subject else what.reason
-                for subject, what in answers
-                if what.status == status
-            ]
-            for status in ("PASS", "FAIL", "SKIPPED")
-        )
+        answers.sort(key=lambda pair: -abs(pair[1].value or 0.0) * (pair[1].status == "FAIL"))
+        for subject, what in answers:
+            said[what.status].append(f"{subject}: {what.reason}" if subject else what.reason)
+        passed, failed, skipped = map(tuple, said.values())
         if answers:
-            judgements.append(Judgement(each, len(passed), tuple(failures), tuple(skipped), "".join(passed[-1:])))
+            judgements.append(Judgement(each, len(passed), failed, skipped, "".join(passed[-1:])))
     return judgements

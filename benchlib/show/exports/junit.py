@@ -10,16 +10,27 @@ How a status is written (the attributes and their order are those of Jenkins' sc
 
 import datetime
 import re
+from collections import Counter
 from collections.abc import Sequence
-from xml.etree import ElementTree
+from typing import Any, NamedTuple
 
 from benchlib.core.text import counted
 from benchlib.judge.checks import Check
 from benchlib.results.record import Record
+from benchlib.show import markup
 from benchlib.show.exports import put
 
 # What XML 1.0 has no way to write, not even escaped (https://www.w3.org/TR/xml/#charsets).
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class Case(NamedTuple):
+    """A test: ``kind`` is failure, error or skipped, '' for one that passed."""
+
+    name: str
+    kind: str
+    message: str
+    body: str
 
 
 def write(runs: Sequence[Record], output: str) -> str:
@@ -27,75 +38,34 @@ def write(runs: Sequence[Record], output: str) -> str:
 
 
 def text(runs: Sequence[Record]) -> str:
-    suites = [_suite(run) for run in runs]
-    sums = {name: str(sum(int(suite.get(name, "0")) for suite in suites)) for name in ("tests", "failures", "errors")}
-    time = f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}"
-    root = ElementTree.Element("testsuites", {"name": "benchlib"} | sums | {"time": time})
-    root.extend(suites)
-    ElementTree.indent(root)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", markup.page("junit.xml.j2", suites=list(map(_suite, runs))))
 
 
-def _clean(words: object) -> str:
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", str(words))
+def _suite(run: Record) -> dict[str, Any]:
+    cases = _cases(run)
+    kinds = Counter(case.kind for case in cases)
+    began = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    took = max(0.0, run.ended_at - run.started_at) if run.ended_at else 0.0
+    suite = {"run": run, "cases": cases, "tests": len(cases), "took": took, "began": began}
+    return suite | {kind: kinds[kind] for kind in ("failure", "error", "skipped")}
 
 
-def _suite(run: Record) -> ElementTree.Element:
-    class_name = _clean(".".join(("benchlib", run.benchmark, run.tier, run.backend)))
-    cases = [_case(class_name, *test) for test in _tests(run)]
-    kinds = (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
-    suite = ElementTree.Element(
-        "testsuite",
-        {"name": _clean(run.run), "tests": str(len(cases))}
-        | {name: str(sum(case.find(kind) is not None for case in cases)) for name, kind in kinds},
-        time=f"{max(0.0, run.ended_at - run.started_at) if run.ended_at else 0.0:.3f}",
-        timestamp=datetime.datetime.fromtimestamp(run.started_at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S"),
-        hostname=_clean(run.host or "unknown"),
-    )
-    properties = ElementTree.SubElement(suite, "properties")
-    for name, value in _properties(run).items():
-        ElementTree.SubElement(properties, "property", name=_clean(name), value=_clean(value))
-    suite.extend(cases)
-    return suite
-
-
-def _properties(run: Record) -> dict[str, str]:
-    facts = {"verdict": run.word, "sentence": run.sentence}
-    facts |= {"benchmark": run.benchmark, "tier": run.tier, "backend": run.backend}
-    return facts | {f"metric.{metric.name}": metric.text for metric in run.metrics if metric.value is not None}
-
-
-def _tests(run: Record) -> list[tuple[str, str, str, str]]:
-    verdict = run.verdict
-    tests = [_of_check(check, verdict.broken) for check in verdict.checks] if verdict else []
+def _cases(run: Record) -> list[Case]:
+    cases = [_of_check(check, run.verdict.broken) for check in run.verdict.checks] if run.verdict else []
     if run.problems:
-        tests.append(("run readable", "error", "DAMAGED: parts of the run cannot be read", "\n".join(run.problems)))
-    if not tests:
-        kind = "skipped" if run.word == "SKIPPED" else "error"
-        tests.append(("run completed", kind, f"{run.word}: {run.sentence}", run.sentence))
-    return tests
+        words = "DAMAGED: parts of the run cannot be read"
+        cases.append(Case("run readable", "error", words, "\n".join(run.problems)))
+    kind = "skipped" if run.word == "SKIPPED" else "error"
+    return cases or [Case("run completed", kind, f"{run.word}: {run.sentence}", run.sentence)]
 
 
-def _of_check(check: Check, broken: bool) -> tuple[str, str, str, str]:
+def _of_check(check: Check, broken: bool) -> Case:
     numbers = f"value {check.value:g} {check.unit}".strip() if check.value is not None else ""
     limit = f"limit {check.limit}" + (f" ({check.source})" if check.source else "") if check.limit else ""
-    body = "\n".join(line for line in (check.question, check.reason, numbers, limit) if line)
+    body = "\n".join(filter(None, (check.question, check.reason, numbers, limit)))
     if check.status == "PASS":
-        return check.name, "", "", body
+        return Case(check.name, "", "", body)
     if check.status == "FAIL" and check.gates:
-        kind = "error" if broken and check.kind == "outcome" else "failure"
-        return check.name, kind, check.reason, body
+        return Case(check.name, "error" if broken and check.kind == "outcome" else "failure", check.reason, body)
     word = "DIFFERS (informative)" if check.word == "DIFFERS" else check.word
-    return check.name, "skipped", f"{word}: {check.reason}", body
-
-
-def _case(class_name: str, name: str, kind: str, message: str, body: str) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", classname=class_name, name=_clean(name), time="0.000")
-    if kind:
-        result = ElementTree.SubElement(case, kind, message=_clean(message))
-        if kind != "skipped":
-            result.set("type", "benchlib")
-            result.text = _clean(body)
-    if kind in ("", "skipped"):
-        ElementTree.SubElement(case, "system-out").text = _clean(body)
-    return case
+    return Case(check.name, "skipped", f"{word}: {check.reason}", body)

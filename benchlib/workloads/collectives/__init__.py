@@ -1,1 +1,1 @@
-"""Collective libraries of the kit's own: exchanges made of messages, MPI, and groups of ranks that cannot talk to each other."""
+"""Collective operations of the kit's own: exchanges made of messages, and groups of ranks that cannot talk to each other."""

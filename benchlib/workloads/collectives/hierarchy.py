@@ -28,8 +28,8 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.machine import BACKENDS
 from benchlib.runtime.libraries import LIBRARIES
+from benchlib.runtime.queued import QueuedGroup, Tensors
 from benchlib.workloads.collectives.exchange import combination, flat
-from benchlib.workloads.collectives.queued import QueuedGroup, Tensors
 
 BACKEND = "hierarchical"
 SEGMENT_BYTES = 4 << 20

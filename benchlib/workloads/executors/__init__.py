@@ -1,18 +1,17 @@
-"""The ways to compute a question answering model: a table of members, each with the function that builds its executor.
+"""The ways to compute a question answering model: a table of members, each with what makes its executor.
 
     eager.py        torch call by call, torch.compile, AOTInductor; the protocol of all executors
     onnx.py         ONNX Runtime and OpenVINO, from an exported file
     translated.py   XLA and IREE, from StableHLO text
 
-To add a member: a row of ``MEMBERS``, and a function for its executor where none of the present ones fits. No torch here.
+To add a member: a row of ``MEMBERS``, and an executor where none of the present ones fits: all but ``Eager`` take the model in
+fp32. No torch here.
 """
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from benchlib.core.errors import UserError
 
 DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")
 GPUS = ("cuda", "rocm")
@@ -22,7 +21,7 @@ GPUS = ("cuda", "rocm")
 class Member:
     """One way to compute the model's outputs on some backends.
 
-    ``executor`` is the function, ``module:name``, that builds it, in this package where it begins with a dot. ``attention``
+    ``executor`` is the class or function, ``module:name``, that makes it, in this package where it begins with a dot. ``attention``
     is transformers' implementation and ``kernel`` the kernel that scaled_dot_product_attention is held to ('' leaves
     the choice to torch). In mode ``exact`` reduced precision and nondeterminism are switched off, in ``native`` torch's
     own defaults hold. ``gates`` says whether a difference beyond its limit fails a run; ``slow`` ones compile or export.
@@ -31,7 +30,7 @@ class Member:
     name: str
     backends: tuple[str, ...]
     what: str
-    executor: str = ".eager:eager"
+    executor: str = ".eager:Eager"
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     attention: Literal["eager", "sdpa"] = "sdpa"
     kernel: Literal["", "math", "flash", "efficient", "cudnn"] = ""
@@ -42,8 +41,6 @@ class Member:
     @property
     def make(self) -> Callable[..., Any]:
         """The function that builds the executor, see ``eager.Make``. Raises ``BackendUnavailable`` where its package is lacking."""
-        if self.precision != "fp32" and self.executor.startswith(".") and self.executor != ".eager:eager":
-            raise UserError(f"member {self.name}: {self.executor} takes the model in fp32, not in {self.precision}")
         module, _, name = self.executor.partition(":")
         return getattr(importlib.import_module(module, __name__), name)  # type: ignore[no-any-return]
 
@@ -65,11 +62,11 @@ MEMBERS: dict[str, Member] = {
         Member("flash", GPUS, "flash attention in bfloat16", precision="bf16", kernel="flash", gates=False),
         Member("efficient", GPUS, "memory-efficient attention", kernel="efficient", gates=False),
         Member("cudnn", ("cuda",), "cuDNN attention in bfloat16", precision="bf16", kernel="cudnn", gates=False),
-        Member("compile", ("cpu", *DEVICES), "torch.compile", ".eager:compiled", kernel="math", slow=True),
+        Member("compile", ("cpu", *DEVICES), "torch.compile", ".eager:Compiled", kernel="math", slow=True),
         Member("aotinductor", ("cpu", *GPUS, "xpu"), "AOTInductor", ".eager:aotinductor", kernel="math", slow=True),
-        _exported("onnxruntime", ("cpu", "cuda"), "ONNX Runtime", ".onnx:onnxruntime"),
-        _exported("openvino", ("cpu",), "OpenVINO held to f32", ".onnx:openvino"),
-        _exported("xla", ("cpu", *GPUS, "tpu"), "StableHLO text in XLA", ".translated:xla"),
-        _exported("iree", ("cpu",), "StableHLO text in IREE", ".translated:iree"),
+        _exported("onnxruntime", ("cpu", "cuda"), "ONNX Runtime", ".onnx:OnnxRuntime"),
+        _exported("openvino", ("cpu",), "OpenVINO held to f32", ".onnx:OpenVino"),
+        _exported("xla", ("cpu", *GPUS, "tpu"), "StableHLO text in XLA", ".translated:Translated"),
+        _exported("iree", ("cpu",), "StableHLO text in IREE", ".translated:Translated"),
     )
 }

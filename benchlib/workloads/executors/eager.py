@@ -13,10 +13,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchlib.core.errors import BackendUnavailable
@@ -34,7 +35,7 @@ Logits = tuple[torch.Tensor, torch.Tensor]
 
 
 class Executor:
-    """One way to compute, made by a function of the type ``Make``.
+    """One way to compute, made by a call of the type ``Make``.
 
     ``module`` is called with an input's keyword arguments on the device and returns start and end logits with gradients
     (see ``export.pair``); None for a compiled graph that has none. ``model`` stays the owner of the parameters:
@@ -47,9 +48,18 @@ class Executor:
     def __init__(self, where: torch.device, description: dict[str, Any]) -> None:
         self.where, self.description = where, description
 
+    def place(self, inputs: Inputs) -> Any:
+        """Put an input where it is computed with."""
+        raise NotImplementedError
+
+    def run(self, placed: Any) -> Sequence[Any]:
+        """Compute start and end logits, tensors or arrays, from what ``place`` returned."""
+        raise NotImplementedError
+
     def forward(self, inputs: Inputs) -> Logits:
         """Return (start, end), float32 or float64 (B, S) each, on the CPU and without gradients."""
-        raise NotImplementedError
+        start, end = map(plain, self.run(self.place(inputs)))
+        return start, end
 
     def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
         """Return what embeddings and layers put out, (B, S, H) each, on the CPU; nothing where a graph hides them."""
@@ -65,29 +75,17 @@ class Executor:
 
         return once
 
-    def place(self, inputs: Inputs) -> Any:
-        """Put an input where it is computed with."""
-        raise NotImplementedError
-
-    def run(self, placed: Any) -> Any:
-        """Compute from what ``place`` returned."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Free what the executor holds. The model is not used after it."""
-        self.module = None
-
 
 # ``model`` is the question answering model with the weights to use, in eval mode, in fp32, on the CPU, its attention as
 # the member wants it; the executor may move and convert it in place. ``where`` is the device. ``example`` is one input
 # with padding, to trace with and to warm up; batch and length change from call to call, so a compiled executor takes
-# both as dynamic. ``folder`` is empty, for files of the executor's own.
+# both as dynamic. ``folder`` is empty, for files of the executor's own. Raises ``BackendUnavailable`` for what is lacking.
 Make = Callable[[Any, Member, torch.device, Inputs, Path], Executor]
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain(result: Any) -> torch.Tensor:
     """Return a result on the CPU, in float32 or, of a model in double precision, float64."""
-    tensor = tensor.detach().cpu()
+    tensor = result.detach().cpu() if isinstance(result, torch.Tensor) else torch.from_numpy(np.array(result))
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -98,19 +96,12 @@ class TorchExecutor(Executor):
         super().__init__(where, description)
         self._call = call
 
-    def forward(self, inputs: Inputs) -> Logits:
-        start, end = map(plain, self.run(self.place(inputs)))
-        return start, end
-
     def place(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self.where) for name, tensor in inputs.items()}
 
     def run(self, placed: Inputs) -> Logits:
         with torch.no_grad():
             return pair(self._call(**placed))
-
-    def close(self) -> None:
-        self.module = self._call = None
 
 
 def autocast(member: Member, where: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -132,10 +123,28 @@ def described(runtime: str, member: Member) -> dict[str, Any]:
 class Eager(TorchExecutor):
     """Torch call by call. In bf16 the weights stay fp32 and autocast chooses what is rounded; fp64 rounds nothing."""
 
-    def __init__(self, model: Any, member: Member, where: torch.device) -> None:
+    def __init__(self, model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> None:
+        """See ``Make``: a device may lack the precision or the attention kernel."""
+        if (
+            member.precision == "bf16" and where.type != "cpu"
+        ):  # a CPU without the instructions computes the same, slower
+            has, reason = devices.supports("bf16", where)
+            if not has:
+                raise BackendUnavailable(reason)
+        if member.precision == "fp64" and where.type == "xpu" and not torch.xpu.get_device_properties(where).has_fp64:
+            raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
         self.module = (model.double() if member.precision == "fp64" else model).to(where)
         super().__init__(self._called, where, described("{}, call by call", member))
         self.member = member
+        try:
+            self.forward(example)
+        except RuntimeError as error:
+            if member.kernel and any(text in str(error) for text in _NO_KERNEL):
+                raise BackendUnavailable(
+                    f"the {member.kernel} attention kernel does not run this model on {device_name(where)} in "
+                    f"{member.precision}: it is not built in, or takes no attention mask, which padded inputs need"
+                ) from error
+            raise
 
     def hidden(self, inputs: Inputs) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -143,30 +152,9 @@ class Eager(TorchExecutor):
         return [plain(tensor) for tensor in output.hidden_states or ()]
 
     def _called(self, **arguments: Any) -> Any:
-        assert self.module is not None, "closed"
+        assert self.module is not None
         with autocast(self.member, self.where):
             return self.module(**arguments)
-
-
-def eager(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Eager:
-    """See ``Make``. Raises ``BackendUnavailable`` where the device lacks the precision or the attention kernel."""
-    if member.precision == "bf16" and where.type != "cpu":  # a CPU without the instructions computes the same, slower
-        has, reason = devices.supports("bf16", where)
-        if not has:
-            raise BackendUnavailable(reason)
-    if member.precision == "fp64" and where.type == "xpu" and not torch.xpu.get_device_properties(where).has_fp64:
-        raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
-    executor = Eager(model, member, where)
-    try:
-        executor.forward(example)
-    except RuntimeError as error:
-        if member.kernel and any(text in str(error) for text in _NO_KERNEL):
-            raise BackendUnavailable(
-                f"the {member.kernel} attention kernel does not run this model on {device_name(where)} in "
-                f"{member.precision}: it is not built in, or takes no attention mask, which padded inputs need"
-            ) from error
-        raise
-    return executor
 
 
 def device_name(where: torch.device) -> str:
@@ -179,35 +167,27 @@ def device_name(where: torch.device) -> str:
 
 
 class Compiled(TorchExecutor):
-    """A compiled model. Its hidden states are not asked for: other code would be compared than what users run."""
+    """The model compiled for any B and S. Its hidden states are not asked for: other code would be compared than what users run."""
 
-    def __init__(self, model: torch.nn.Module, where: torch.device, description: dict[str, Any]) -> None:
+    def __init__(self, model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> None:
+        """See ``Make``: a C++ compiler is needed."""
+        description = described("torch.compile of {}", member)
+        description["dynamic"] = "batch and length; batch 1 is compiled apart"
+        backend = _XLA_BACKEND if where.type == "xla" else "inductor"
+        if backend == "inductor":
+            description["compiler"] = require_compiler()
+        torch.compiler.reset()
         self.module = answers = Answers(model.to(where))
         super().__init__(answers, where, description)
+        begin = time.monotonic()
         with quiet():
-            answers.compile(dynamic=True, backend=_XLA_BACKEND if where.type == "xla" else "inductor")
+            answers.compile(dynamic=True, backend=backend)
+        self.forward(trace_inputs(example))
+        description["compile_s"] = time.monotonic() - begin
 
     def run(self, placed: Inputs) -> Logits:
         with quiet():  # a new shape is compiled
             return super().run(placed)
-
-    def close(self) -> None:
-        super().close()
-        torch.compiler.reset()
-
-
-def compiled(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Compiled:
-    """Compile for any B and S; see ``Make``. Raises ``BackendUnavailable`` without a C++ compiler."""
-    description = described("torch.compile of {}", member)
-    description["dynamic"] = "batch and length; batch 1 is compiled apart"
-    if where.type != "xla":
-        description["compiler"] = require_compiler()
-    torch.compiler.reset()
-    executor = Compiled(model, where, description)
-    begin = time.monotonic()
-    executor.forward(trace_inputs(example))
-    description["compile_s"] = time.monotonic() - begin
-    return executor
 
 
 def require_package(name: str) -> Any:
@@ -231,10 +211,7 @@ def require_compiler() -> str:
 
 
 def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> TorchExecutor:
-    """Export and compile for any B and S into ``folder/model.pt2``; see ``Make``.
-
-    Raises ``BackendUnavailable`` without a C++ compiler.
-    """
+    """Export and compile for any B and S into ``folder/model.pt2``; see ``Make``: a C++ compiler is needed."""
     compiler = require_compiler()
     path = folder / "model.pt2"
     begin = time.monotonic()

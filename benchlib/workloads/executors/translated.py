@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from benchlib.core import mlir
-from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.executors import Member
 from benchlib.workloads.executors.eager import Executor, Inputs, Logits
 from benchlib.workloads.stablehlo import export, runtimes
@@ -25,28 +23,26 @@ SLOPES = ("start_slope", "end_slope")
 
 
 class Translated(Executor):
-    """An executor whose description has the seconds of each shape, in order."""
+    """An executor, by the member's name one of ``runtimes.RUNTIMES``, whose description has the seconds of each shape, in order."""
 
-    def __init__(self, model: torch.nn.Module, runtime: str, platform: str) -> None:
+    def __init__(self, model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> None:
+        """See ``eager.Make``."""
         about = {"precision": "fp32", "dynamic": "no: compiled for each shape", "convert_s": [], "compile_s": []}
         super().__init__(torch.device("cpu"), about)
-        self._model, self._runtime, self._platform = model, runtime, platform
+        self._platform = {"cuda": "rocm" if torch.version.hip else "cuda", "xla": "tpu"}.get(where.type, where.type)
+        self._load, self._model = runtimes.RUNTIMES[member.name], model.to("cpu")
         self._forward, self._pullback = export.Answers(model), export.Pullback(model)
         self._programs: dict[Any, runtimes.Runtime] = {}
         self.module = self._differentiable
-
-    def forward(self, inputs: Inputs) -> Logits:
-        program = self._program(self._forward, inputs)
-        start, end = (torch.from_numpy(value) for _, value in runtimes.computed(program, self._state(), inputs))
-        return start, end
+        self.forward(example)  # what is lacking is reported here, before anything is measured
 
     def place(self, inputs: Inputs) -> tuple[runtimes.Runtime, Sequence[Any]]:
         program = self._program(self._forward, inputs)
         return program, program.place(runtimes.arguments(program.manifest, self._state(), inputs))
 
-    def run(self, placed: tuple[runtimes.Runtime, Sequence[Any]]) -> None:
+    def run(self, placed: tuple[runtimes.Runtime, Sequence[Any]]) -> Sequence[Any]:
         program, arrays = placed
-        program.run(arrays)
+        return program.run(arrays)
 
     def gradients(self, inputs: Inputs, slopes: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the gradients by parameter of a loss whose slopes by start and end logits are given, (B, S) each."""
@@ -57,9 +53,6 @@ class Translated(Executor):
             for item, value in results
             if item.role == "gradient"
         }
-
-    def close(self) -> None:
-        self._programs, self.module = {}, None
 
     def _differentiable(self, **inputs: torch.Tensor) -> Logits:
         names, parameters = zip(*self._model.named_parameters(), strict=True)
@@ -74,7 +67,7 @@ class Translated(Executor):
             began = time.perf_counter()
             converted = convert(graph)
             self.description["convert_s"].append(time.perf_counter() - began)
-            program = runtimes.RUNTIMES[self._runtime](converted.text, converted.manifest, self._platform)
+            program = self._load(converted.text, converted.manifest, self._platform)
             self._programs[key] = program
             self.description |= program.description
             self.description["compile_s"].append(program.compile_s)
@@ -100,25 +93,3 @@ class _Call(torch.autograd.Function):
         owner, names, inputs = ctx.call
         gradients = owner.gradients(inputs, [slope.contiguous() for slope in slopes])
         return (None, None, None, *(gradients.get(name) for name in names))
-
-
-def xla(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Translated:
-    """Return the model in XLA; see ``eager.Make``.
-
-    Raises ``BackendUnavailable`` without jax or the plugin of the platform.
-    """
-    mlir.jax()
-    platform = {"cuda": "rocm" if torch.version.hip else "cuda", "xla": "tpu"}.get(where.type, where.type)
-    executor = Translated(model.to("cpu"), "xla", platform)
-    executor.forward(example)  # what is lacking is reported here, before anything is measured
-    return executor
-
-
-def iree(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Translated:
-    """Return the model in IREE, on a CPU; see ``eager.Make``. Raises ``BackendUnavailable`` without IREE's packages."""
-    if where.type != "cpu":
-        raise BackendUnavailable(f"IREE computes on CPUs here, not on {where.type}: use backend cpu")
-    runtimes.iree("runtime")
-    executor = Translated(model.to("cpu"), "iree", "cpu")
-    executor.forward(example)
-    return executor

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -41,23 +42,26 @@ BEAT_S = 2.0  # between signs of life to the caller
 _NUMBERS = itertools.count(1)  # of queries, over all runs of a process: a late answer must not meet another query
 
 Row = dict[str, Any]
-QUERY = np.dtype(
-    [
-        ("query", "i8"),  # LoadGen's id of the query, or its number
-        ("sample", "i8"),  # row of the data set
-        ("scheduled_s", "f8"),
-        ("issued_s", "f8"),
-        ("first_s", "f8"),
-        ("last_s", "f8"),
-        ("prompt_tokens", "i4"),
-        ("tokens", "i4"),
-        ("worker", "i4"),  # -1: the engine in this process
-        ("attempt", "i4"),  # 1: it was sent once
-        ("failed", "?"),
-    ]
-)
-# What has not ended has failed.
-ISSUED = np.array((0, 0, math.nan, math.nan, math.nan, math.nan, 0, 0, -1, 1, True), QUERY)
+
+
+@dataclass(slots=True)
+class Noted:
+    """What is known of a query. One that has not ended has failed."""
+
+    query: int  # LoadGen's id of the query, or its number
+    sample: int  # row of the data set
+    scheduled_s: float
+    issued_s: float
+    prompt_tokens: int
+    first_s: float = math.nan
+    last_s: float = math.nan
+    tokens: int = 0
+    worker: int = -1  # the engine in this process
+    attempt: int = 1  # it was sent once
+    failed: bool = True
+
+
+QUERY = np.dtype([(name, {int: "i8", float: "f8", bool: "?"}[kind]) for name, kind in Noted.__annotations__.items()])
 
 
 class QueryLog:
@@ -67,11 +71,10 @@ class QueryLog:
     """
 
     def __init__(self) -> None:
+        self.queries: dict[int, Noted] = {}
         self.errors: dict[int, str] = {}
         self.repeated = 0
         self.ended = 0
-        self._place: dict[int, int] = {}  # of each query in the table, which has room for more
-        self._table = np.empty(1024, QUERY)
         self._lock = threading.Lock()
 
     def issue(
@@ -79,68 +82,54 @@ class QueryLog:
         queries: Sequence[int],
         samples: Sequence[int],
         issued_s: float,
-        prompt_tokens: Sequence[int] | np.ndarray,
+        prompt_tokens: Sequence[int],
         scheduled_s: float = math.nan,
     ) -> None:
         """Note that the client was asked to send queries, all at one time."""
-        with self._lock:
-            begin, end = len(self._place), len(self._place) + len(queries)
-            if end > len(self._table):
-                self._table = np.concatenate([self._table[:begin], np.empty(2 * end, QUERY)])
-            rows = self._table[begin:end]
-            rows[:] = ISSUED
-            rows["query"], rows["sample"], rows["prompt_tokens"] = queries, samples, prompt_tokens
-            rows["issued_s"], rows["scheduled_s"] = issued_s, scheduled_s
-            self._place.update(zip(queries, range(begin, end), strict=True))
+        for query, sample, tokens in zip(queries, samples, prompt_tokens, strict=True):
+            self.queries[query] = Noted(query, sample, scheduled_s, issued_s, tokens)
 
     def send(self, query: int, worker: int, attempt: int) -> None:
         """Note which worker a query went to, and which attempt (from 1) this is."""
-        with self._lock:
-            row = self._table[self._place[query]]
-            row["worker"], row["attempt"] = worker, attempt
+        noted = self.queries[query]
+        noted.worker, noted.attempt = worker, attempt
 
     def first(self, query: int, time_s: float) -> bool:
         """Note the first token; False where the query already had one, which stays, or has ended."""
         with self._lock:
-            row = self._table[self._place[query]]
-            new = math.isnan(row["first_s"]) and math.isnan(row["last_s"])
+            noted = self.queries[query]
+            new = math.isnan(noted.first_s) and math.isnan(noted.last_s)
             self.repeated += not new
             if new:
-                row["first_s"] = time_s
+                noted.first_s = time_s
             return new
 
     def done(self, query: int, time_s: float, tokens: int, error: str = "") -> bool:
         """Note the end of a query; False where it has already ended."""
         with self._lock:
-            row = self._table[self._place[query]]
-            new = math.isnan(row["last_s"])
+            noted = self.queries[query]
+            new = math.isnan(noted.last_s)
             self.repeated += not new
             if new:
-                row["last_s"], row["tokens"], row["failed"] = time_s, tokens, bool(error)
+                noted.last_s, noted.tokens, noted.failed = time_s, tokens, bool(error)
                 self.ended += 1
-        if new and error:
-            self.errors[query] = error
-        return new
+                self.errors |= {query: error} if error else {}
+            return new
 
     def overdue(self, now_s: float, limit_s: float) -> list[int]:
         """Return the queries that were issued more than ``limit_s`` ago and have not ended."""
-        table = self.table()
-        return table["query"][np.isnan(table["last_s"]) & (now_s - table["issued_s"] > limit_s)].tolist()  # type: ignore[no-any-return]
+        noted = [*self.queries.values()]
+        return [one.query for one in noted if math.isnan(one.last_s) and now_s - one.issued_s > limit_s]
 
     @property
     def unended(self) -> int:
         """How many queries have not ended."""
-        return len(self._place) - self.ended
-
-    def has_first(self, query: int) -> bool:
-        """Whether the first token of a query came."""
-        with self._lock:
-            return not math.isnan(self._table[self._place[query]]["first_s"])
+        return len(self.queries) - self.ended
 
     def table(self) -> np.ndarray:
-        """Return all queries in the order of issue, (n,) of ``QUERY``; one that has not ended counts as failed."""
+        """Return all queries in the order of issue, (n,) of ``QUERY``."""
         with self._lock:
-            return self._table[: len(self._place)].copy()
+            return np.array([*map(attrgetter(*Noted.__slots__), [*self.queries.values()])], QUERY)
 
 
 def completed(table: np.ndarray) -> np.ndarray:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from operator import truediv
 from typing import Any
 
-from benchlib.config import addresses
-from benchlib.config.cluster import ELSEWHERE
 from benchlib.core import model_files
 from benchlib.spec.charts import Chart, steps
 from benchlib.spec.checks import Check, above
@@ -49,7 +47,5 @@ def in_texts(workers: Table, run: Rows) -> list[str]:
 
 
 def refuse(config: Any, **parts: bool) -> None:
-    """Refuse workers that refuse our token, and a model folder whose ``parts`` (tokenizer, weights) are not whole."""
-    if config.launcher not in ELSEWHERE:
-        addresses.check_token(config.workers)
+    """Refuse a model folder whose ``parts`` (tokenizer, weights) are not whole."""
     model_files.check(config.model, **parts)

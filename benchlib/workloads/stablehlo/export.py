@@ -8,6 +8,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -38,11 +39,33 @@ def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: float 
     return product + (bias if beta == 1 else bias * beta)
 
 
+def _clamp(x: torch.Tensor, low: float | None = None, high: float | None = None) -> torch.Tensor:
+    x = x if low is None else torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
+
+
+def _places(dim: int, index: torch.Tensor) -> list[torch.Tensor]:
+    """Return indices of all dimensions that count in each but ``dim``, where ``index`` says."""
+    counts = torch.meshgrid(*map(torch.arange, index.shape), indexing="ij")
+    return [index if place == dim % index.ndim else count for place, count in enumerate(counts)]
+
+
 # What torch takes for one operation and other compilers do not have: as plain ones, by torch's own definitions, but for a norm
-# without operations below ATen, and for sums that are not multiplied by one.
+# without operations below ATen, for sums that are not multiplied by one, and for what is one of slices or of indices.
 PLAIN = torch.export.default_decompositions()
-PLAIN.update(get_decompositions([aten._softmax, aten._log_softmax, aten.gelu]))
-PLAIN.update({aten.native_layer_norm.default: _layer_norm, aten.addmm.default: _addmm})
+PLAIN.update(get_decompositions([aten._softmax, aten._log_softmax, aten.gelu, aten.cumsum, aten.mean, aten.any]))
+PLAIN.update(
+    {
+        aten.native_layer_norm.default: _layer_norm,
+        aten.addmm.default: _addmm,
+        aten.clamp.default: _clamp,
+        aten.select.int: lambda x, dim, index: x.narrow(dim, index % x.shape[dim], 1).squeeze(dim),
+        aten.split_with_sizes.default: lambda x, sizes, dim=0: x.tensor_split(list(accumulate(sizes))[:-1], dim),
+        aten.embedding.default: lambda weight, index, *_: weight[index],
+        aten.gather.default: lambda x, dim, index, **_: x[_places(dim, index)],
+        aten.scatter.value: lambda x, dim, index, value: x.index_put(_places(dim, index), x.new_full((), value)),
+    }
+)
 
 
 def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:

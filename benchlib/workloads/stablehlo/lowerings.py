@@ -7,7 +7,6 @@ plain operations by then, see ``export.PLAIN``.
 To add an operation: a row of ``_TABLE``, or a function with ``@lowers("aten.name.overload")``.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,6 +59,7 @@ def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
 _UNARY = {"neg": "negate", "exp": "exponential", "sin": "sine", "cos": "cosine", "sigmoid": "logistic"}
 _UNARY |= {name: name for name in ("log", "rsqrt", "sqrt", "tanh", "abs")}
 _UNARY |= {"logical_not": "not", "bitwise_not": "not"}
+_OVERLOADS = (("aten", "Tensor"), ("aten", "Scalar"), ("aten", "default"), ("prims", "default"))
 _BINARY = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
 _BINARY |= {name: name for name in ("maximum", "minimum")}
 _BINARY |= {f"{way}_{name}": name for name in ("and", "or", "xor") for way in ("bitwise", "logical")}
@@ -90,13 +90,10 @@ _TABLE: dict[str, Lowering] = {
     "pow.Tensor_Scalar": lambda w, node, x, exponent: w.op("power", w.fit(x, *out(node)), exponent),
     "relu.default": lambda w, node, x: w.op("maximum", x, 0),
     "clone.default alias.default detach.default lift_fresh_copy.default": lambda w, node, x, **_: x,
-    "_to_copy.default": lambda w, node, x, **_: w.convert(x, out(node)[1]),
     "_assert_tensor_metadata.default": lambda *_, **__: None,  # ``convert`` asserts torch's types for every node
     "full.default scalar_tensor.default": lambda w, node, *args, **_: w.splat(args[-1], *out(node)),
     "full_like.default": lambda w, node, x, value, **_: w.splat(value, *out(node)),
-    "view.default reshape.default _unsafe_view.default unsqueeze.default squeeze.dims squeeze.dim squeeze.default": (
-        lambda w, node, x, *_: w.reshape(x, out(node)[0])
-    ),
+    "view.default unsqueeze.default squeeze.dims": lambda w, node, x, *_: w.reshape(x, out(node)[0]),
     "permute.default": lambda w, node, x, dims: w.transpose(x, _dims(dims, x)),
     "expand.default": lambda w, node, x, *_, **__: w.broadcast(x, out(node)[0]),
     "mm.default": lambda w, node, x, y: w.dot(x, y, (1, 0)),
@@ -104,26 +101,19 @@ _TABLE: dict[str, Lowering] = {
     "amax.default": lambda w, node, x, dims=None, *_: w.reshape(
         w.reduce("maximum", x, _dims(dims, x), -math.inf), out(node)[0]
     ),
-    "any.dim any.default any.dims": lambda w, node, x, dims=None, *_: w.reshape(
-        w.reduce("or", w.convert(x, "i1"), _dims(dims, x), False), out(node)[0]
-    ),
-    "embedding.default": lambda w, node, weight, index, *_: _index(w, node, weight, [index]),
 }
 for _names, _lowering in _TABLE.items():
     lowers(*(f"aten.{_name}" for _name in _names.split()))(_lowering)
+lowers("prims.broadcast_in_dim.default")(lambda w, node, x, shape, dims: w.spread(x, shape, dims))
+lowers("aten._to_copy.default", "prims.convert_element_type.default")(
+    lambda w, node, x, *_, **__: w.convert(x, out(node)[1])
+)
 for _name, _kind in _UNARY.items():
     lowers(f"aten.{_name}.default")(_unary(_kind))
 for _name, _kind in _BINARY.items():
-    lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", f"aten.{_name}.default")(_binary(_kind))
+    lowers(*(f"{_of}.{_name}.{_way}" for _of, _way in _OVERLOADS))(_binary(_kind))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name.upper()))
-
-
-@lowers("aten.clamp.default")
-def _clamp(w: Writer, node: Any, x: Value, low: Any = None, high: Any = None) -> Value:
-    x = w.fit(x, *out(node))
-    x = x if low is None else w.op("maximum", x, low)
-    return x if high is None else w.op("minimum", x, high)
 
 
 @lowers("aten.where.self")
@@ -176,18 +166,6 @@ def _slice(w: Writer, node: Any, x: Value, dim: int = 0, start: Any = None, end:
     return _cut(w, x, dim, first, max(first, last), step)
 
 
-@lowers("aten.select.int")
-def _select(w: Writer, node: Any, x: Value, dim: int, index: int) -> Value:
-    place = index % x.shape[_dim(dim, x)]
-    return w.reshape(_cut(w, x, dim, place, place + 1), out(node)[0])
-
-
-@lowers("aten.split_with_sizes.default")
-def _split(w: Writer, node: Any, x: Value, sizes: Sequence[int], dim: int = 0) -> list[Value]:
-    ends = list(itertools.accumulate(sizes))
-    return [_cut(w, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
-
-
 @lowers("aten.cat.default")
 def _cat(w: Writer, node: Any, values: Sequence[Value], dim: int = 0) -> Value:
     _, element = out(node)
@@ -198,26 +176,11 @@ def _cat(w: Writer, node: Any, values: Sequence[Value], dim: int = 0) -> Value:
 # Reductions
 
 
-@lowers("aten.sum.dim_IntList", "aten.sum.default", "aten.mean.dim", "aten.mean.default")
+@lowers("aten.sum.dim_IntList", "prims.sum.default")
 def _sum(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False, **unused: Any) -> Value:
-    (shape, element), over = out(node), _dims(dims, x)
-    total = w.reduce("add", _wide(w, w.convert(x, element)), over, 0)
-    if "mean" in str(node.target):
-        total = total / math.prod(x.shape[dim] for dim in over)
+    shape, element = out(node)
+    total = w.reduce("add", _wide(w, w.convert(x, element)), _dims(dims, x), 0)
     return w.reshape(w.convert(total, element), shape)
-
-
-@lowers("aten.cumsum.default")
-def _cumsum(w: Writer, node: Any, x: Value, dim: int, **unused: Any) -> Value:
-    """Sum over a triangle: the square of the size in operations, for positions and masks."""
-    _, element = out(node)
-    at = _dim(dim, x)
-    wide = _wide(w, w.convert(x, element))
-    square = [*wide.shape[: at + 1], wide.shape[at], *wide.shape[at + 1 :]]  # result, then what is summed
-    spread = w.spread(wide, square, [place for place in range(len(square)) if place != at])
-    earlier = w.compare("GE", w.iota(at, square, "i32"), w.iota(at + 1, square, "i32"))
-    kept = w.select(earlier, spread, w.splat(0, square, wide.element))
-    return w.convert(w.reduce("add", kept, [at + 1], 0), element)
 
 
 # Places
@@ -256,21 +219,3 @@ def _index_put(
     rest, chosen = iter([size for dim, size in enumerate(x.shape) if dim not in picked]), iter(places.shape)
     shape = [next(rest if place in others else chosen) for place in range(len(others) + places.rank - 1)]
     return w.scatter(x, places, w.fit(values, shape, x.element), others, picked, accumulate)
-
-
-def _along(w: Writer, x: Value, dim: int, index: Value) -> Value:
-    """Return index vectors (..., rank) that count in every dimension but ``dim``, where ``index`` says."""
-    at = _dim(dim, x)
-    parts = [w.convert(index, "i32") if place == at else w.iota(place, index.shape, "i32") for place in range(x.rank)]
-    return w.concatenate([w.reshape(part, [*index.shape, 1]) for part in parts], index.rank)
-
-
-@lowers("aten.gather.default")
-def _gather(w: Writer, node: Any, x: Value, dim: int, index: Value, **unused: Any) -> Value:
-    return w.gather(x, _along(w, x, dim, index), [], list(range(x.rank)), index.shape)
-
-
-@lowers("aten.scatter.value")
-def _scatter(w: Writer, node: Any, x: Value, dim: int, index: Value, value: float) -> Value:
-    updates = w.splat(value, index.shape, x.element)
-    return w.scatter(x, _along(w, x, dim, index), updates, [], list(range(x.rank)), add=False)

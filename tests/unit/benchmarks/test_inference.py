@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 
 from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
 from benchlib.benchmarks.inference import loadgen
-from benchlib.benchmarks.inference.config import SET, InferenceConfig
+from benchlib.benchmarks.inference.config import SET, InferenceConfig, queries_needed
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
 from benchlib.core.stats import percentile
@@ -371,6 +372,12 @@ def test_what_is_reduced_is_listed_and_nothing_else():
 def test_a_log_without_an_end_is_no_result(tmp_path):
     with pytest.raises(RunBroken, match="no end of its log"):
         loadgen.detail(tmp_path)
+
+
+@pytest.mark.parametrize("over", [0, 3, 20])
+def test_the_queries_needed_are_the_binomial_distribution_s(over):
+    queries = queries_needed(0.97, over)
+    assert binom.cdf(over, queries, 0.03) <= 0.01 < binom.cdf(over, queries - 1, 0.03)
 
 
 def test_the_plan_says_how_many_queries_a_percentile_takes():

@@ -40,10 +40,10 @@ def bert():
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
-def test_a_planted_fault_is_in_layer_k_and_not_before_in_any_encoder(config, layer):
+def test_a_planted_fault_is_in_layer_k_and_not_before_in_any_encoder(config, layer, tmp_path):
     model = build(config)
     assert list(weights.encoder_layers(model)) == [layer.format(number) for number in range(3)]
-    executor = Eager(model, MEMBERS["eager"], CPU)
+    executor = Eager(model, MEMBERS["eager"], CPU, INPUTS, tmp_path)
     clean = [state.numpy() for state in executor.hidden(INPUTS)]
     assert len(clean) == 4  # embeddings, three layers
     for k in range(3):

@@ -132,14 +132,6 @@ def test_what_is_wrong_does_not_pass(change, check, status):
     assert statuses(rows)[check] == status
 
 
-def test_a_missed_limit_is_named_with_what_was_measured():
-    rows = rows_of(points(point("sweep", 6.0, "missed", ttft_ms=[13_900.0] * 100, percentile=90.0)))
-    (answer,) = [
-        answer for check in SPEC.checks if check.name == "limits met" for answer in checks.judge(check, rows, [])
-    ]
-    assert "0 of 100 failed; first token 13,900 ms (p90), limit 500.0 ms" in answer.reason
-
-
 def test_a_target_and_tokens_of_texts_are_judged():
     assert statuses(rows_of(target_efficiency=0.9))["target efficiency"] == "FAIL"
     for counted, status in ((100, "PASS"), (96, "PASS"), (94, "FAIL"), (106, "FAIL")):
@@ -303,9 +295,7 @@ def test_rates_are_those_of_servers_whose_rate_is_known():
     ("values", "words"),
     [
         ({"workers": "a:8000"}, "not the address of a server"),
-        ({"workers": "http://user:secret@a:8000"}, "must not hold a password"),
         ({"workers": "http://a:8000", "recovery": True}, "only those that are started here"),
-        ({"percentile": 100}, "percentile"),
         ({"ttft_ms": 3000}, "set point_s=3 or more"),
         ({"nproc": 2}, "the work of one process"),
     ],

@@ -48,8 +48,7 @@ def call(monkeypatch):
         (["run", "squad", "--set", "epochs"], "NAME=VALUE"),
         (["run", "squad", "--set", "tier=nightly"], "use --tier"),
         (["run", "squad", "--set", "lr=1"], "did you mean learning_rate"),
-        (["run", "squad", "epochs=2", "seed=3"], "write --set epochs=2"),
-        (["run", "squad", "tier=nightly"], "write --tier nightly"),
+        (["run", "squad", "epochs=2"], "unexpected extra argument (epochs=2)"),
         (["run", "squad", "--set", "epochs=-1"], "Input should be greater than 0"),
         (["run", "squad", "--backend", "gpu"], "'gpu' is not one of 'auto', 'cpu', 'cuda'"),
         (["run", "quick", "--set", "nonsense=1"], "unknown parameter"),
@@ -136,22 +135,3 @@ def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeyp
     (log,) = tmp_path.glob("benchlib-error-*.log")
     assert shown.exit_code == 2 and "Traceback" not in shown.output and str(log) in shown.output.replace("\n", "")
     assert "TypeError: 'NoneType' object is not callable" in log.read_text()
-
-
-EMPTY = "an empty value: give one, or leave it out"  # of an unset variable of a shell: the working folder is not meant
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("run", "squad", "--backend", "cpu", "--out", "ü" * 128), "the name is too long"),
-        (("judge", "ü" * 128), "the name is too long"),
-        (("run", "squad", "--out", ""), EMPTY),
-        (("run", "squad", "--out="), EMPTY),
-        (("report", ""), EMPTY),
-    ],
-    ids=range(5),
-)
-def test_a_name_that_cannot_be_meant_is_one_sentence(words, said):
-    answer = CliRunner().invoke(main, words)
-    assert answer.exit_code == 2 and said in answer.output

@@ -19,7 +19,7 @@ def printed(monkeypatch, tmp_path, capsys):
 
     def print_it(width, checks=(CHECK,)):
         monkeypatch.setattr(output.console, "width", width)
-        run.summarise(tmp_path, Verdict(verdict="FAIL", sentence="1 check failed.", checks=list(checks)), None)
+        run.summarise(tmp_path, Verdict(verdict="FAIL", sentence="1 check failed.", checks=list(checks)))
         return capsys.readouterr().out
 
     return print_it

@@ -21,9 +21,7 @@ def nvml(**other):
     """Two devices; the second has no energy counter (as before Volta)."""
     library = SimpleNamespace(
         NVML_TEMPERATURE_GPU=0,
-        opened=0,
-        nvmlInit=lambda: setattr(library, "opened", library.opened + 1),
-        nvmlShutdown=lambda: setattr(library, "opened", library.opened - 1),
+        nvmlInit=lambda: None,
         nvmlDeviceGetHandleByIndex=lambda index: (0, 1)[index],
         nvmlDeviceGetHandleByUUID=lambda name: {"GPU-b": 1}[name],
         nvmlDeviceGetPowerUsage=lambda handle: (100_000, 50_500)[handle],  # mW
@@ -39,7 +37,6 @@ def nvml(**other):
 def amdsmi():
     return SimpleNamespace(
         amdsmi_init=lambda: None,
-        amdsmi_shut_down=lambda: None,
         amdsmi_get_processor_handles=lambda: ["a", "b"],
         amdsmi_get_power_info=lambda handle: {"current_socket_power": "N/A", "average_socket_power": 250},
         amdsmi_get_energy_count=lambda handle: {"energy_accumulator": 2_000_000, "counter_resolution": 15.3},
@@ -63,13 +60,10 @@ def row(*values):
 
 
 def test_devices_alone_and_together():
-    library = nvml()
-    reader = Sensors([os.getpid()], "cuda", 2, library)
+    reader = Sensors([os.getpid()], "cuda", 2, nvml())
     values = reader.read()
     assert {name: values[name] for name in COMBINED} == row(150.5, None, 61, 85, 1.5 * 2**30)
-    assert reader.availability()["energy_j"] == "device 1: Not Supported", "a sum with a part missing is not the sum"
-    reader.close()
-    assert library.opened == 0
+    assert reader.reasons["energy_j"] == "device 1: Not Supported", "a sum with a part missing is not the sum"
     values = Sensors([], "rocm", 2, amdsmi()).read()
     assert {name: values[name] for name in COMBINED} == row(500, pytest.approx(2 * 30.6), 55, 30, 2000)
 
@@ -104,9 +98,8 @@ def test_the_devices_that_a_run_sees(monkeypatch, backend, variables, visible):
 def test_what_is_missing_is_a_reason_and_not_a_value(monkeypatch, backend, library, reason):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     reader = Sensors([], backend, 1, library)
-    values, reasons = reader.read(), reader.availability()
+    values, reasons = reader.read(), reader.reasons
     assert all(values[name] is None and reason in reasons[name] for name in COMBINED)
-    reader.close()
 
 
 def test_processor_energy_adds_packages_and_survives_a_wrap(tmp_path):
@@ -140,7 +133,7 @@ def test_processor_time_of_a_rank(work, known):
     if not known:
         _busy(0.2)
         reader.pids, moments = [os.getpid()], [(time.monotonic(), time.process_time())]
-        assert reader.read()["cpu_percent"] is None and "second reading" in reader.availability()["cpu_percent"]
+        assert reader.read()["cpu_percent"] is None and "second reading" in reader.reasons["cpu_percent"]
     moments.append((time.monotonic(), time.process_time()))
     work(0.2)
     moments.append((time.monotonic(), time.process_time()))

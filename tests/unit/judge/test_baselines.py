@@ -197,7 +197,7 @@ IMPOSSIBLE = {
     "below zero": (STEADY, _times(-0.05), "rate = -5"),
     "not its samples": (STEADY, lambda record, metrics: metrics["rate"].update(value=101.9), "the median of its 7 raw samples is 100"),
     "beside kept samples": (LONG, lambda record, metrics: metrics["rate"].update(value=103.9, ci_low=103.8, ci_high=103.95), "rate beside its kept samples"),
-    "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0), record["samples"].update(f1=[188.0])), "a score is at most 100"),
+    "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0, unit="points"), record["samples"].update(f1=[188.0])), "at most 100 points is possible"),
 }  # fmt: skip
 
 

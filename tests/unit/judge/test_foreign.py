@@ -56,8 +56,7 @@ def test_nccl_text_is_read_by_its_columns():
     assert (row.operation, row.ranks, row.size_bytes) == ("all_reduce", 8, 8589934592)
     assert (row.seconds, row.algbw_gbytes_per_s, row.busbw_gbytes_per_s) == (pytest.approx(0.0313445), 274.05, 479.59)
     assert (row.wrong_elements, row.bound_gbytes_per_s) == (0, 450)
-    footer = claims[-1].collective
-    assert (footer.average_busbw_gbytes_per_s, len(footer.all_busbw_gbytes_per_s)) == (165.243, 62)
+    assert (claims[-1].subject, claims[-1].collective.wrong_elements) == ("footer", 0)
 
 
 def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
@@ -75,12 +74,10 @@ def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
     ("line", "algorithm"),
     [
         ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE", "RING"),
-        ("node-a:4000:4100 [0] NCCL INFO Connected NVLS tree", "NVLS"),
-        ("node-a:4000:4100 [0] NCCL INFO NVLS multicast support is not available on dev 0", ""),
-        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo 4 proto 2 time 3905.0", "NVLS"),
-        ("NCCL_ALGO=^NVLS,NVLSTree", "ring or tree"),
-        ("NCCL_ALGO=^Tree", ""),
-        ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "Ring"),
+        # Where several are left, or none is named, the one counts that asks least of the links.
+        ("NCCL_ALGO=^NVLS,NVLSTree", ""),
+        ("NCCL_ALGO=Ring,NVLS", ""),
+        ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "RING"),
     ],
 )
 def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
@@ -96,19 +93,12 @@ def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
         ("all_reduce-8xh100-nvls.txt", "values : 0 OK", "values : 3 FAILED", "right results"),
         ("all_reduce-8xh100-nvls.txt", "272.39  476.68", "299.39  523.93", "algbw is S/t"),
         ("all_reduce-8xh100-nvls.txt", "274.05  479.58", "274.05  274.05", "busbw factor"),
-        ("all_reduce-8xh100-nvls.txt", ": 165.243", ": 479.58", "average busbw"),
         ("all_reduce-8xh100.json", '"count": 0', '"count": 4', "right results"),
         ("all_reduce-8xh100.json", '"env": [', '"env": ["NCCL_ALGO=Ring", ', "busbw below the links"),
         ("all_gather-8xh100.txt", "all_gather_perf", "all_reduce_perf", "busbw factor"),
         ("loadgen-server.txt", "Performance constraints satisfied : Yes", "Performance constraints satisfied : NO", "LoadGen verdict"),
         ("loadgen-server.txt", "target_qps : 3600", "target_qps : 36", "LoadGen rate"),
-        ("loadgen-server.txt", "target_latency (ns): 130000000", "target_latency (ns): 120000000", "LoadGen latency"),
         ("loadgen-server.txt", "99.00 percentile latency (ns)   : 121004871", "99.00 percentile latency (ns)   : 21004871", "percentiles in order"),
-        ("loadgen-offline.txt", "min_duration (ms): 600000", "min_duration (ms): 700000", "LoadGen duration"),
-        ("loadgen-offline.txt", "samples_per_query : 2640000", "samples_per_query : 1320000", "LoadGen samples"),
-        ("loadgen-single-stream.txt", "at least 64 queries", "at least 62 queries", "early stopping"),
-        ("loadgen-single-stream.txt", "queries (389604)", "queries (63)", "early stopping"),
-        ("loadgen-single-stream.txt", "discard 38", "discard 48", "early stopping"),
         ("loadgen-single-stream.txt", "Min latency (ns)                : 1401220", "Min latency (ns)                : -140", "no time below zero"),
         ("loadgen-server-tokens.txt", "Min First Token latency (ns)                : 21004112", "Min First Token latency (ns)                : -1", "no time below zero"),
         ("loadgen-server.txt", "No errors encountered", "1 ERROR encountered", "LoadGen errors"),
@@ -130,21 +120,15 @@ def test_loadgen_summary_is_read_by_its_lines():
     _, [claim] = read_claims(HONEST / "loadgen-server.txt")
     run = claim.loadgen
     assert (run.errors, run.samples_per_s, run.scheduled_per_s) == (0, 3601.87, 3602.11)
-    assert (run.scenario, run.valid, run.satisfied["Min queries satisfied"]) == ("Server", True, "Yes")
-    assert (run.min_duration_s, run.target_latency_s, run.target_percentile_s) == (
-        600,
-        0.13,
-        pytest.approx(0.121004871),
-    )
+    assert (claim.subject, run.valid, run.satisfied["Min queries satisfied"]) == ("Server run", True, "Yes")
+    assert run.target_per_s == 3600
     assert claim.latencies[0].percentiles_s[99.9] == pytest.approx(0.149211004)
-    _, [single] = read_claims(HONEST / "loadgen-single-stream.txt")
-    assert (single.loadgen.at_least, single.loadgen.processed, single.loadgen.target_percentile) == (64, 389604, 90)
     _, [tokens] = read_claims(HONEST / "loadgen-server-tokens.txt")
     first, each = tokens.latencies[1:]
     assert (first.name, first.max_s, each.name) == ("first token", pytest.approx(2.41004412), "time per output token")
     assert (each.mean_s, each.percentiles_s[99.0]) == (pytest.approx(0.041004112), pytest.approx(0.091004112))
     _, [offline] = read_claims(HONEST / "loadgen-offline.txt")
-    assert (offline.loadgen.samples, offline.loadgen.samples_per_s) == (2640000, 4028.57)
+    assert offline.loadgen.samples_per_s == 4028.57
 
 
 HOURS = """\
@@ -168,11 +152,6 @@ BOTH = """\
 | Single (Node 2) | 0.29 samples/s | ~12.8 hours | 1.6x |
 | **Parallel (Both)** | **0.36 samples/s** | ~10.3 hours | **2.0x** |
 """
-COUNTED = "| setup | samples/s | speed-up |\n|---|---|---|\n| 1 GPU | 1,000 | - |\n| 2 GPUs | 1,900 | 1.9x |\n"
-PAIR = (
-    "| setup | samples/s | speed-up |\n|---|---|---|\n| Single GPU | 1,000 | - |\n| Parallel (Both) | 1,900 | 1.9x |\n"
-)
-COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1.77,1\n3,5.9,755,13368,0.6,2.8\n"
 
 
 @pytest.mark.parametrize(
@@ -181,106 +160,59 @@ COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1
         (HOURS, "0.93", "0.5", "rate from counts"),
         (HOURS, "1.9x", "3.5x", "speed-up"),
         (HOURS, "| 4.0 | 13368 | 0.93 | 1.9x", "| 9.0 | 13368 | 0.41 | 4.3x", "scaling"),
-        (HOURS, "13,368", "133,680", "rate from counts"),
         (SETUPS, "0.03", "0.01", "rate from counts"),
         (SETUPS, "95%", "70%", "speed-up"),
         (SETUPS, "112.9", "131.4", "scaling"),
         (BOTH, "2.0x", "4.3x", "speed-up"),
         (BOTH, "0.36 samples/s** | ~10.3 hours | **2.0x", "0.76 samples/s** | ~4.9 hours | **4.2x", "scaling"),
-        (COUNTED, "1.9x", "4.3x", "speed-up"),
-        (PAIR, "1.9x", "4.3x", "speed-up"),
-        (COMMAS, "0.6", "0.2", "rate from counts"),
-        (COMMAS, "2.8", "4.2", "speed-up"),
     ],
-)  # fmt: skip
+)
 def test_a_pasted_table_of_rates_hours_and_speed_up_is_judged(tmp_path, table, old, new, rule):
-    path = tmp_path / ("table.md" if "|" in table else "table.csv")
+    path = tmp_path / "table.md"
     path.write_text(table)
-    speeds = [claim.speed for claim in read_claims(path)[1] if claim.speed]
-    assert failures(path) == {} and speeds[-1].one_device_samples_per_s
+    assert failures(path) == {} and read_claims(path)[1][-1].speed.one_device_samples_per_s
     assert table.count(old) == 1
     path.write_text(table.replace(old, new))
     assert rule in failures(path)
 
 
-CONTRADICTIONS = [  # a header, rows, and the rule that refuses them
-    ("num_gpu,samples/s,MFU", "8,100,1.3", "share of the peak"),
-    ("num_gpu,samples/s,MFU (%)", "8,100,130", "share of the peak"),
-    ("num_gpu,samples/s,MFU", "8,100,130%", "share of the peak"),
-    ("num_gpu,samples/s,MFU", "1,20,38 8,100,143", "share of the peak"),
-    ("model,MFU", "A,1.3", "share of the peak"),
-    ("gpus,samples/s,samples,time (s)", "2,10,100,-10", "possible values"),
-    ("gpus,samples/s", "2,inf 1,1", "possible values"),
-    ("gpus,samples/s", "2,-5 1,1", "possible values"),
-    ("gpus,samples/s,samples,time (s)", "2,12k,1000,10", "rate from counts"),
-    ("gpus,samples/s,samples,time (ms)", "2,100,1000,100", "rate from counts"),
-    ("gpus,tokens/s/GPU", "1,1000 8,1500", "scaling"),
-    ("gpus,samples/s", "1,1000 8,9.5k", "scaling"),
-]
-HONEST_TABLES = [  # a header, rows, and what is not read of them
-    ("gpus,samples/s,MFU (%)", "1,100,41 8,700,38", ""),
-    ("gpus,tokens/s/GPU,samples/s", "1,51200,100 8,51200,800", ""),
-    ("gpus,k tokens/s,samples/s", "1,51.2,100 8,409,800", ""),
-    ("gpus,tokens/s,samples,time (s)", "1,5000,1000,100 2,9000,1000,55", ""),
-    ("gpus,requests/s,$/GPU-h,seq length", "1,2,2.5,512 8,15,2.5,512", "$/GPU-h, seq length"),
-    ("gpus,samples/s", "1,100±2 8,780", ""),
-    ("gpus,model_a,model_b", "1,100,nan 8,700,nan", ""),
-    ("gpus,model_a,delta,price", "1,100,-3,30000 8,700,-4,300000", "delta, price"),
-    ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "efficiency"),
-    ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "speed-up"),
-    ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "p99 (ms), time (epochs)"),
-]
-
-
-def pasted(tmp_path, header, rows):
-    path = tmp_path / "table.tsv"
-    mark = ";" if ";" in header else ","
-    path.write_text("\n".join(line.replace(mark, "\t") for line in (header, *rows.split(" "))))
-    return path
-
-
-@pytest.mark.parametrize(("header", "rows", "rule"), CONTRADICTIONS)
-def test_a_table_that_contradicts_itself_is_refused(tmp_path, header, rows, rule):
-    assert list(failures(pasted(tmp_path, header, rows))) == [rule]
-
-
-@pytest.mark.parametrize(("header", "rows", "unread"), HONEST_TABLES)
-def test_an_honest_table_passes_and_what_is_not_read_is_named(tmp_path, header, rows, unread):
-    path = pasted(tmp_path, header, rows)
-    assert failures(path) == {}
+@pytest.mark.parametrize(
+    ("header", "rows", "rule", "unread"),
+    [
+        ("num_gpu,samples/s,MFU (%)", "8,100,130", "share of the peak", ""),
+        ("num_gpu,samples/s,MFU", "1,20,38 8,100,143", "share of the peak", ""),
+        ("model,MFU", "A,1.3", "share of the peak", ""),
+        ("gpus,samples/s,samples,time (s)", "2,10,100,-10", "possible values", ""),
+        ("gpus,samples/s", "2,inf 1,1", "possible values", ""),
+        ("gpus,samples/s,samples,time (s)", "2,12k,1000,10", "rate from counts", ""),
+        ("gpus,samples/s,samples,time (ms)", "2,100,1000,100", "rate from counts", ""),
+        ("gpus,tokens/s/GPU", "1,1000 8,1500", "scaling", ""),
+        ("setup,samples/s,speed-up", "1_GPU,1000,- 2_GPUs,1900,4.3x", "speed-up", ""),
+        ("nodes,queries/s,tokens/s,samples,time_h,speedup", "1,2.1,269,13368,1.77,1 3,5.9,755,13368,0.2,2.8", "rate from counts", ""),
+        # Honest ones, and what no rule sees of them.
+        ("gpus,samples/s,MFU (%)", "1,100,41 8,700,38", "", ""),
+        ("gpus,tokens/s/GPU,samples/s", "1,51200,100 8,51200,800", "", ""),
+        ("gpus,k tokens/s,samples/s", "1,51.2,100 8,409,800", "", ""),
+        ("gpus,tokens/s,samples,time (s)", "1,5000,1000,100 2,9000,1000,55", "", ""),
+        ("gpus,requests/s,$/GPU-h,seq length", "1,2,2.5,512 8,15,2.5,512", "", "$/GPU-h, seq length"),
+        ("gpus,samples/s", "1,100±2 8,780", "", ""),
+        ("gpus,model_a,delta,price", "1,100,-3,30000 8,700,-4,300000", "", "delta, price"),
+        ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "", "efficiency"),
+        ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "", "speed-up"),
+        ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "", "p99 (ms), time (epochs)"),
+    ],
+)  # fmt: skip
+def test_a_table_that_contradicts_itself_is_refused_and_what_is_not_read_is_named(tmp_path, header, rows, rule, unread):
+    path, mark = tmp_path / "table.tsv", ";" if ";" in header else ","
+    path.write_text("\n".join(line.replace(mark, "\t").replace("_G", " G") for line in (header, *rows.split(" "))))
+    assert list(failures(path)) == [rule] * bool(rule)
     sentence = json.loads(run("--json", path).stdout)[0]["sentence"]
     assert sentence.endswith(f" Not read: {unread}.") if unread else "Not read" not in sentence
 
 
-WIDE = ",".join(f"c{index}" for index in range(1000))
-LOADGEN = "MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
-
-
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (f"{WIDE}\n{WIDE}\n", "columns: 1,000"),
-        ("num_gpu,a\n" + 2000 * "1,2\n", "rows: 2,000"),
-        (5 * WIDE + "\n1\n", "characters; a table's line has at most"),
-        ("num_gpu,a,a\n1,2,3\n", "'a' stands twice"),
-        (f"num_gpu,samples/s\n1,1e{99**99}\n", "without a column"),
-        ("MLPerf Results Summary\nx" + 30_000 * " " + "y\n", "without scenario or verdict"),
-        (f"{LOADGEN}{'9' * 5000} errors encountered\n", "invalid value"),
-        (f"# nThread 1\n {'9' * 5000} 1 float sum 1 1 1 1 0 1 1 1 0\n", "invalid value"),
-    ],
-    ids=range(8),
+    "name", ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "all_reduce-8xh100.json"]
 )
-def test_what_is_too_large_is_refused_before_it_is_parsed(tmp_path, text, says):
-    path = tmp_path / "table.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=says):
-        read_claims(path)
-
-
-SMALL = ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "dle-bert-large.md", "all_reduce-8xh100.json", "published.json"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SMALL)
 def test_a_cut_file_gives_findings_or_a_sentence(tmp_path, name):
     lines = (HONEST / name).read_text().splitlines(keepends=True)
     path = tmp_path / name
@@ -299,25 +231,23 @@ def test_a_cut_file_gives_findings_or_a_sentence(tmp_path, name):
     assert refused > 2
 
 
+CLAIM = b'{"claim_version": 1, "claims": [%s]}'
+LOADGEN = b"MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is empty"),
         (b"\n \n", "is empty"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "not text"),
-        (b"text with a \x00 byte", "zero bytes"),
         (b"Dear diary, nothing to measure today.\n", "not a format that can be judged"),
-        (b'{"some": "json"}', 'not a format that can be judged; .*"claim_version": 1, see docs/claims.md'),
-        (b'{"claim_version": 1, "claims": [{"speed": {"samples_per_s": "fast"}}]}', "samples_per_s"),
-        (b'{"claim_version": 1, "claims": [{"speed": {"sample_per_s": 3}}]}', "sample_per_s"),
-        (b'{"claim_version": 1, "claims": [{"speed": {"samples_per_s": NaN}}]}', "finite"),
-        (
-            b'{"claim_version": 1, "claims": [{"speeds": {}}]}',
-            "see docs/claims.md .*speeds: no such field: did you mean speed",
-        ),
-        (b'{"claim_version": 1, "claims": []}', "at least 1"),
+        (b'{"some": "json"}', 'not a format that can be judged, .*"claim_version": 1'),
+        (CLAIM % b'{"speed": {"sample_per_s": 3}}', "sample_per_s: no such field: did you mean samples_per_s"),
+        (CLAIM % b'{"speed": {"samples_per_s": NaN}}', "not valid JSON"),
+        (CLAIM % b'{"speed": {"samples_per_s": -5}}', "samples_per_s = -5: .*greater than or equal to 0"),
+        (CLAIM % b"", "see docs/claims.md .*at least 1"),
         (b'{"claim_version": 2, "claims": [{}]}', "claim_version"),
-        (b'{"claim_version": 1' + b"[" * 100_000, "not valid JSON"),
+        (LOADGEN + b"Min latency (ns): 12x\n", "invalid value"),
         (b'{"nccl_version": 22807, "results": [{"size": "big"}]}', "results.0.size"),
     ],
 )
@@ -356,6 +286,4 @@ def test_the_command_speaks_to_machines(tmp_path):
     result = run("--json", FIXTURES / "impossible" / "16-speed-up.json", tmp_path / "absent")
     [found, absent] = json.loads(result.stdout)
     assert (found["format"], found["exit_code"], found["findings"][0]["rule"]) == ("claim", 1, "speed-up")
-    assert "0.36 samples/s" in found["findings"][0]["failures"][0]
-    assert absent["exit_code"] == 2 and "no such file" in absent["error"]
-    assert result.exit_code == 2
+    assert absent["exit_code"] == result.exit_code == 2 and "no such file" in absent["error"]

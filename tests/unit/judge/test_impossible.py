@@ -9,7 +9,6 @@ from benchlib.judge.impossible.claim import (
     Claim,
     Collective,
     Compute,
-    Cost,
     Decode,
     Latency,
     Learning,
@@ -19,7 +18,6 @@ from benchlib.judge.impossible.claim import (
     Speed,
     Whole,
 )
-from benchlib.judge.impossible.early_stopping import queries_needed
 from benchlib.judge.impossible.findings import half_unit
 from benchlib.judge.impossible.rules import RULES, judge_claims, wire_rate
 
@@ -54,7 +52,7 @@ IMPOSSIBLE = [
     ("17-announced.json", "announced and measured", "15 to 25 samples/s announced, 0.18 to 0.29 samples/s measured"),
     ("18-tokens-and-samples.json", "tokens and samples", "319,898 tokens/s by 156.2 samples/s × 2,048 tokens"),
     ("19-two-limits.json", "limits have a source", "42.99 of inference_rules.adoc"),
-    ("20-schedule-too-short.json", "learning rate", "zero from step 4 of 10"),
+    ("20-schedule-too-short.json", "learning rate", "zero or less from step 4 of 10"),
     ("21-first-token-not-reported.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
     ("21-first-token-not-reported.txt", "tokens take time", "first token: 6 of 6 times are zero"),
     ("22-completed-twice.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
@@ -115,12 +113,7 @@ def test_an_unknown_peak_is_not_available_and_never_a_guess():
         ("all_reduce", "", 8, 740 / 1.75, 740.0, "FAIL"),
         ("all_reduce", "Ring", 8, 470 / 1.75, 470.0, "PASS"),
         ("all_gather", "", 8, 600.0, 525.0, "FAIL"),
-        # An operation that is not named is known by its factor, 1.75 = 2(n-1)/n, or not accused: 7/8 is that of five.
-        ("", "", 8, 274.97, 481.19, "PASS"),
-        ("", "", 8, 430.0, 752.5, "FAIL"),
-        ("", "", 8, 600.0, 525.0, "SKIPPED"),
-        ("", "", None, 600.0, 1050.0, "SKIPPED"),
-        ("", "", 8, 400.0, 350.0, "PASS"),
+        ("", "", 8, 600.0, 525.0, ""),  # which factor it has is not stated
     ],
 )
 def test_bus_bandwidth_above_the_links(operation, algorithm, ranks, algbw, busbw, status):
@@ -130,7 +123,7 @@ def test_bus_bandwidth_above_the_links(operation, algorithm, ranks, algbw, busbw
 
 
 def test_the_wire_rate_of_nvls_is_that_of_nccl_tests_pull_request_239():
-    rate, _ = wire_rate(busbw_gbytes_per_s=481, ranks=8, algorithm="NVLS", operations=["all_reduce"])
+    rate, _ = wire_rate(Collective(operation="all_reduce", busbw_gbytes_per_s=481, ranks=8, algorithm="NVLS"))
     assert rate == pytest.approx(309, abs=0.5)
 
 
@@ -141,25 +134,10 @@ def test_a_number_stands_for_what_rounds_to_it(value, half):
     assert half_unit(value) == pytest.approx(half)
 
 
-def test_the_queries_needed_are_the_binomial_distribution_s():
-    from scipy.stats import binom
-
-    for over in (0, 3, 20):
-        queries = queries_needed(0.97, over)
-        assert binom.cdf(over, queries, 0.03) <= 0.01 < binom.cdf(over, queries - 1, 0.03)
-
-
 A100, H100 = {"device": "NVIDIA A100-SXM4-80GB", "precision": "bf16"}, {"device": "NVIDIA H100 80GB HBM3"}
 COUNTED = {"samples_per_s": 80.0, "ranks": 4, "samples_counted": 3200, "wall_s": 10.0}
-SERVER = {"scenario": "Server", "target_latency_s": 0.13, "target_percentile": 99, "target_percentile_s": 0.14}
-ADMITTED = {"satisfied": {"Performance constraints satisfied": "NO"}, "valid": False}
 ORDERED = {"min_s": 0.1, "max_s": 2.0, "mean_s": 0.5, "percentiles_s": {99.0: 1.9, 50.0: 0.4, 90.0: 0.4}}
 TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of training
-
-
-def values(**named):
-    """Return quantities of these names and values."""
-    return [Quantity(name=name, value=value) for name, value in named.items()]
 
 
 @pytest.mark.parametrize(
@@ -169,9 +147,6 @@ def values(**named):
         ("scaling", "FAIL", {"speed": Speed(samples_per_s=841, ranks=8, one_device_samples_per_s=100.01)}),
         ("rate from counts", "FAIL", {"speed": Speed(**COUNTED)}),
         ("rate from counts", "PASS", {"speed": Speed(**COUNTED, stands_for="one rank")}),
-        ("LoadGen latency", "FAIL", {"loadgen": LoadGen(**SERVER, valid=True)}),
-        ("LoadGen latency", "PASS", {"loadgen": LoadGen(**SERVER, **ADMITTED)}),
-        ("LoadGen verdict", "SKIPPED", {"loadgen": LoadGen(**SERVER, **ADMITTED)}),
         # Only the last step may have a rate of zero.
         *(("learning rate", status, {"learning": Learning(learning_rates=rates)})
           for rates, status in (([0.0], "FAIL"), ([1e-5, 0.0], "PASS"), ([1e-5, 0.0, 0.0], "FAIL"), ([1e-5, 1e-6], "PASS"))),
@@ -197,14 +172,6 @@ def values(**named):
         ("rate from counts", "FAIL", {"speed": Speed(samples_per_s=10_000, samples_counted=5000, wall_s=1.0)}),
         ("scaling", "FAIL", {"speed": Speed(samples_per_s=1400, ranks=8, one_device_samples_per_s=100)}),
         ("scaling", "FAIL", {"speed": Speed(samples_per_s=9000, ranks=8, one_device_samples_per_s=1000)}),
-        # Prices: of all devices, of each, or of one of the two.
-        ("costs agree", "PASS", {"cost": Cost(total=40, per_hour=20, ranks=8, wall_s=7200)}),
-        ("costs agree", "PASS", {"cost": Cost(total=320, per_hour=20, ranks=8, wall_s=7200)}),
-        ("costs agree", "FAIL", {"cost": Cost(total=320, per_hour=20, per_hour_of="all ranks", ranks=8, wall_s=7200)}),
-        ("costs agree", "FAIL", {"cost": Cost(total=40, per_hour=20, per_hour_of="one rank", ranks=8, wall_s=7200)}),
-        ("costs agree", "PASS", {"cost": Cost(total=1, per_hour=20, wall_s=180, wall_s_span=[150, 210])}),
-        ("costs agree", "FAIL", {"cost": Cost(per_million_tokens=0.2, per_hour=20, tokens_per_s=10_000)}),
-        ("costs agree", "", {"cost": Cost(per_million_tokens=0.2, per_hour=20)}),
         ("parts of a whole", "FAIL", {"wholes": [Whole(name="a step", whole=1.0, parts={"forward": -0.1})]}),
         ("parts of a whole", "PASS", {"wholes": [Whole(name="a step", whole=1.0, parts={"forward": 0.0})]}),
         # Schedules and losses of the field.
@@ -224,12 +191,6 @@ def values(**named):
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=3.0, max_s=2.0)]}),
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=0.1, min_s=0.2)]}),
         ("percentiles in order", "FAIL", {"latencies": [Latency(mean_s=2.0, max_s=1.5)]}),
-        ("latency of raw times", "PASS", {"latencies": [Latency(samples_s=[1, 2, 3, 4], mean_s=2.5, percentiles_s={50: 2.5, 90: 3.7})]}),
-        ("latency of raw times", "FAIL", {"latencies": [Latency(samples_s=[1, 2, 3, 4], mean_s=2.0)]}),
-        ("latency of raw times", "FAIL", {"latencies": [Latency(samples_s=list(range(1, 101)), percentiles_s={99: 90.0})]}),
-        ("first token before last", "FAIL", {"latencies": [Latency(name="ttft", mean_s=2.0), Latency(name="latency", mean_s=1.0)]}),
-        ("first token before last", "PASS", {"latencies": [Latency(name="ttft", mean_s=0.2), Latency(name="latency", mean_s=1.0)]}),
-        ("latency of requests", "FAIL", {"latencies": [Latency(mean_s=0.2)], "requests": Requests(issued=9, completed=0, failed=9)}),
         # Batch 1 reads 16 GB of weights per token: 3,350 GB/s are 209 tokens/s.
         ("decode below the memory", "PASS", {"decode": Decode(tokens_per_s=200, weights_bytes=16e9, **H100)}),
         ("decode below the memory", "FAIL", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, **H100)}),
@@ -238,16 +199,9 @@ def values(**named):
         ("decode below the memory", "SKIPPED", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, device="Imaginary 3000")}),
         ("transfer takes time", "FAIL", {"collective": Collective(size_bytes=8, seconds=1e-9, ranks=2)}),
         ("transfer takes time", "PASS", {"collective": Collective(size_bytes=8, seconds=2e-6, ranks=2)}),
-        # Ranges and signs.
-        ("possible ranges", "FAIL", {"quantities": values(rouge1=135.0)}),
-        ("possible ranges", "FAIL", {"quantities": values(accuracy=103.0)}),
-        ("possible ranges", "FAIL", {"quantities": values(perplexity=0.7)}),
-        ("possible ranges", "FAIL", {"quantities": values(energy_per_token_j=0.0)}),
-        ("possible ranges", "FAIL", {"quantities": values(gpu_utilization=90_000.0)}),
-        *(("possible ranges", "PASS", {"quantities": values(**{name: value})}) for name, value in (("rouge1", 43.2), ("perplexity", 1.0), ("energy_per_token_j", 0.4))),
-        ("rates above zero", "FAIL", {"speed": Speed(tokens_per_s=-5.0)}),
-        ("rates above zero", "FAIL", {"loadgen": LoadGen(samples_per_s=-1.0)}),
-        ("rates above zero", "FAIL", {"collective": Collective(busbw_gbytes_per_s=-3.0)}),
+        # Ranges.
+        ("possible ranges", "FAIL", {"quantities": [Quantity(name="f1", value=103.0, most=100.0)]}),
+        ("possible ranges", "PASS", {"quantities": [Quantity(name="f1", value=100.0, most=100.0)]}),
         ("LoadGen verdict", "SKIPPED", {"loadgen": LoadGen(valid=True, mode="AccuracyOnly")}),
     ],
 )  # fmt: skip

@@ -77,35 +77,23 @@ def verdict(folder, tmp_path):
 
 SQUAD = [
     ("numbers agree", "its row says", lambda run: run.scale("train_samples_per_s", 10, raw=False)),
-    ("numbers agree", "its row says", lambda run: run.scale("train_tokens_per_s", 4)),
-    ("numbers agree", "its row says", lambda run: run.scale("end_to_end_samples_per_s", 2)),
     ("possible speed", "of the measured peak", lambda run: run.set("steps.flops", lambda value: 20 * value)),
-    ("numbers agree", "its row says", lambda run: run.scale("mfu", 20)),
-    ("numbers agree", "its row says", lambda run: run.scale("allreduce_algbw_gbps", 2)),
     ("numbers agree", "its row says", lambda run: run.tables["steps"][0].update(step_s=9.0)),
-    ("numbers agree", "its row says", lambda run: run.set("steps.flops", lambda value: 4 * value)),
     ("all-reduce right", "wrong elements 3, not = 0", lambda run: run.facts.update(wrong_elements=3)),
     ("all-reduce right", "missing", lambda run: run.facts.pop("wrong_elements")),
     ("sample count", "valid integer", lambda run: run.facts.update(samples_seen=[80.5, 80])),
     ("finite", "no number", lambda run: run.facts.update(samples_expected="160")),
     ("sample count", "does not report", lambda run: run.facts.pop("samples_seen")),
-    ("finite", "no number", lambda run: run.facts.update(learning_rate_min="1e-6")),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=-1e-6)),
     ("finite", "epoch_share is nan", lambda run: run.facts.update(epoch_share="NaN")),
-    ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=0.0)),
     ("loss decreases", "nothing was learnt", lambda run: run.set("loss", lambda _: 5.9)),
     ("possible quality", "not within 0 and 100", lambda run: run.facts.update(f1=152.5)),
     ("finite", "below zero", lambda run: run.scale("step_s", -1, raw=False)),
     ("finite", "train_s is missing", lambda run: run.metrics["train_s"].update(value=None)),
-]
-
-
-SQUAD += [
     ("ranks equal", "they differ", lambda run: run.facts.update(checksums=[["a", "a"], ["b", "c"]])),
     ("numbers agree", "not within its interval", lambda run: run.swap("step_s")),
     ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_low=9.0, ci_high=10.0)),
-    ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_high=0.0)),
 ]
 
 
@@ -163,7 +151,7 @@ def save(run, samples):
 def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
     folder = stored("squad-run")
     verdict(folder, tmp_path)
-    for path, name in ((folder, "run"), (folder / "result.json", "result"), (folder / "verdict.json", "verdict")):
+    for path, name in ((folder, "run"), (folder / "result.json", "result")):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])

@@ -22,7 +22,7 @@ def runs(monkeypatch, tmp_path):
         return run.Outcome(Path(f"{planned}-{len(log)}"), verdict, word == "STOPPED")
 
     monkeypatch.setattr(run, "run_one", run_one)
-    monkeypatch.setattr(run, "write_index", lambda store, quiet: 0)
+    monkeypatch.setattr("benchlib.show.index.render", lambda store: None)
     monkeypatch.setattr(run, "summarise_tier", lambda outcomes, store: None)
     monkeypatch.setattr(run, "load", lambda run_dir: SimpleNamespace(limits=[], kept=lambda limits: run_dir.name))
     return SimpleNamespace(

@@ -39,7 +39,7 @@ TIMED_OUT = "[/b/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed
         (RuntimeError(f"{CALLBACK}DistBackendError: NCCL error: remote process exited"), OWN, True),
         (RuntimeError(f"{CALLBACK}ValueError: NCCL has no such socket"), OWN, False),
         (DistBackendError("NCCL error: unhandled system error"), OWN, True),
-        (RuntimeError("mpi send timed out after 9 s"), "/p/benchlib/workloads/collectives/mpi.py", True),
+        (RuntimeError("mpi send timed out after 9 s"), "/p/benchlib/runtime/mpi.py", True),
         (ConnectionResetError(104, "Connection reset by peer"), "/v/torch/distributed/rendezvous.py", True),
         (ConnectionResetError(104, "Connection reset by peer"), "/usr/lib/python3.11/ssl.py", False),
         (TimeoutError("timed out"), "/usr/lib/python3.11/socket.py", False),

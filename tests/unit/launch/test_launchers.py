@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from string import Template
 
@@ -104,9 +105,9 @@ def test_launchers_are_pure_and_jobs_travel_as_json(tmp_path):
     for launcher in LAUNCHERS:
         folder = tmp_path / "nowhere" / "run"
         first, second = (job(launcher, folder=folder, backend="cpu") for _ in range(2))
-        assert first == second == Job(**first.as_json()) and not folder.parent.exists()
+        assert first == second == Job(**asdict(first)) and not folder.parent.exists()
         assert first.remote is (launcher in ("kubernetes", "slurm", "torchx"))
-        assert not first.remote or (first.agent and first.submits in first.files and first.needs)
+        assert not first.remote or (first.agent and first.files and first.needs)
 
 
 def run(*words):

@@ -29,6 +29,8 @@ def _only(monkeypatch: pytest.MonkeyPatch, env: dict[str, Any]) -> None:
 OURS = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
 # A step of 6 tasks on two nodes, as srun sets it: the step's own names win over the job's.
 STEP = {"SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
+# Of MPICH's mpirun, which starts ranks that inherit the names of one task.
+HYDRA = {"PMI_RANK": 5, "PMI_SIZE": 8, "MPI_LOCALRANKID": 1, "MPI_LOCALNRANKS": 4}
 JOB = {"SLURM_NTASKS": 9, "SLURM_TASKS_PER_NODE": "3(x3)"}
 
 
@@ -37,6 +39,7 @@ JOB = {"SLURM_NTASKS": 9, "SLURM_TASKS_PER_NODE": "3(x3)"}
     [
         ({"SLURM_PROCID": 4, "SLURM_LOCALID": 1, **STEP, **JOB}, (4, 6, 1, 3)),
         ({"SLURM_PROCID": 1, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 1}, (1, 2, 1, 2)),
+        ({**HYDRA, "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 1}, (5, 8, 1, 4)),
         (OURS, (3, 4, 1, 2)),
         ({}, (0, 1, 0, 1)),
         ({"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_TASKS_PER_NODE": "two"}, "not the place of a rank"),
@@ -69,8 +72,8 @@ def test_an_endpoint_in_its_parts(endpoint: str, place: tuple[str, int]) -> None
 
 def test_the_way_to_an_address() -> None:
     assert nodes.local_address("127.0.0.1") == "127.0.0.1"
-    assert nodes.interface("127.0.0.1") in ("lo", "lo0")
-    assert nodes.local_address("no-such-host.invalid") == nodes.interface("") == ""
+    assert nodes.own_addresses()["127.0.0.1"] in ("lo", "lo0")
+    assert nodes.local_address("no-such-host.invalid") == ""
 
 
 def test_who_opens_the_rendezvous_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +109,7 @@ def test_a_node_without_rank_0_says_where_the_result_is(tmp_path: Path, capsys: 
     verdict, where = judge(run_dir, tmp_path / "baselines"), "node gpu1 (10.0.0.1), which has rank 0"
     assert (verdict.exit_code(), verdict.exit_code(strict=True), verdict.broken) == (0, 0, False)
     assert where in verdict.sentence
-    summarise(run_dir, verdict, None)
+    summarise(run_dir, verdict)
     assert "the result and the verdict are on" in " ".join(capsys.readouterr().out.split())
     page = report.render(run_dir).read_text(encoding="utf-8")
     assert where in page and "Nothing ran" not in page

@@ -67,7 +67,7 @@ def test_the_terminal_offers_no_baseline_that_would_be_refused(
 ) -> None:
     run = _run(tmp_path / "run", 1)
     speed = Check(name="speed", kind="regression", question="?", status="NO_BASELINE", reason="no run")
-    summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[speed]), None)
+    summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[speed]))
     output = " ".join(capsys.readouterr().out.split())
     assert "benchlib baseline accept" not in output and "cannot become a baseline" in output
 

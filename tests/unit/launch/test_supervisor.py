@@ -16,8 +16,7 @@ from benchlib.launch.supervise import Supervisor
 
 @pytest.fixture
 def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
-    """Make supervisors that leave this process's signals and children alone."""
-    monkeypatch.setattr("benchlib.launch.supervise.Lifeline", lambda: None)
+    """Make supervisors that leave this process's children alone."""
     monkeypatch.setattr("benchlib.launch.ranks.adopt_orphans", lambda: None)
     there: list[Supervisor] = []
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import time
 
 import pytest
 from stores import command, no_pictures, place  # noqa: F401
@@ -13,7 +12,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judge
-from benchlib.results.record import load, load_all
+from benchlib.results.record import load
 from benchlib.results.run import Run, fingerprint_key
 from benchlib.show import report
 
@@ -47,15 +46,6 @@ def test_files_that_are_cut_later_are_noticed(tmp_path):
     write_json(run / "files.json", {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}})
     with pytest.raises(UserError, match=r"not a list of a run's files: '\.\./\.\./etc/passwd'"):
         run_folder.file_faults(run)
-
-
-def test_without_locks_events_tell_that_a_run_goes_on(tmp_path):
-    run = place(tmp_path, with_result=False, with_status=False, with_verdict=False)
-    assert load(run).word == "UNFINISHED"  # the last event is of long ago
-    event = f'{{"t": {time.time() - 2}, "source": "supervisor", "kind": "sensor"}}\n'
-    (run / "events-supervisor.jsonl").write_text(event)
-    assert load(run).word == "RUNNING"
-    assert load_all(tmp_path)[0].word == "RUNNING"
 
 
 def test_a_damaged_baseline_fails_the_gate_of_its_runs_and_names_itself(tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ from benchlib.core.terminal import harmless
 from benchlib.core.text import duration, moment, quantity
 from benchlib.judge import baselines
 from benchlib.results.metrics import measured
-from benchlib.results.run import Result, Run, load_result, load_samples, save_result
-from benchlib.workloads.squad_text import read_squad
+from benchlib.results.run import Result, Run, load_samples, save_result
+from benchlib.workloads.squad_data import read_squad
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 READERS = {
-    "result.json": load_result,
+    "result.json": lambda path: Run(path).result,
     "config.json": load_config,
     "samples.parquet": load_samples,
     "status.json": lambda path: Run(path).status,
@@ -72,7 +72,7 @@ def test_a_result_comes_back_as_it_was_saved(folder, samples, notes):
         benchmark="b", tier="t", backend="cpu", world_size=1, metrics=metrics, notes=notes, facts={"x": notes}
     )
     save_result(place, result)
-    assert load_result(place).model_dump() == result.model_dump()
+    assert Run(place).result.model_dump() == result.model_dump()
     assert load_samples(place) == samples
 
 

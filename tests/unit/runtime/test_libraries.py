@@ -13,7 +13,6 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.launch import launchers
 from benchlib.launch.launchers import LAUNCHERS
-from benchlib.launch.nodes import Place, place
 from benchlib.runtime import group
 from benchlib.runtime.libraries import LIBRARIES
 
@@ -49,28 +48,12 @@ def test_steps_to_get_mpi(monkeypatch, tmp_path):
     assert "no mpirun on PATH" in mpi.unavailable()
 
 
-def test_mpi_brings_its_launcher():
-    assert config(collective="mpi").launcher == "mpirun"
-    assert config(collective="mpi", launcher="slurm").launcher == "slurm"
-    with pytest.raises(ValueError, match="collective = mpi with launcher = local"):
-        config(collective="mpi", launcher="local")
-
-
 def test_what_stands_for_mpirun_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "mpirun_path", lambda: "")
     values = config(nproc=2, collective="mpi")
     assert LAUNCHERS["mpirun"](values, tmp_path, "").name == "local"  # its ranks say what is missing
     with pytest.raises(UserError, match="no mpirun on PATH"):
         LAUNCHERS["mpirun"](values.model_copy(update={"collective": "gloo"}), tmp_path, "")
-
-
-def test_place_of_a_rank_of_hydra_within_slurm(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    hydra = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-    for name, value in {**hydra, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert place() == Place(5, 8, 1, 4)
 
 
 def test_gradients_tell_a_contribution_that_is_lost():

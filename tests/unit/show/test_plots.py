@@ -11,7 +11,7 @@ from tests.fixtures.make_smoke import unpack
 FIGURES = {
     f"{benchmark.name} {name}": draw
     for benchmark in BENCHMARKS.values()
-    for name, draw in benchmark.spec.figures(True).items()
+    for name, draw in benchmark.spec.figures().items()
 }
 
 

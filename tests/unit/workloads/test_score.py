@@ -7,7 +7,7 @@ import pytest
 from torchmetrics.functional.text import squad as torchmetrics_squad
 
 from benchlib.workloads.answers import score
-from benchlib.workloads.squad_text import Example
+from benchlib.workloads.squad_data import Example
 
 
 def _example(name, *answers):

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchlib.core.errors import UserError
 from benchlib.workloads import shards
-from benchlib.workloads.shards import Pairs, Shards, Source, disk_rates, generate, raw_rate, residency
+from benchlib.workloads.shards import Pairs, Shards, disk_rates, generate, raw_rate, residency
 
 PAIRS = Pairs(samples=1000, sequence=16, vocabulary=64, seed=3)  # 256 bytes a sample: pages hold parts of samples
 
@@ -26,10 +25,15 @@ def _small_shards(monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 250 * PAIRS.sample_bytes)
 
 
+def prepared(folder, pairs=PAIRS, **options):
+    source = Shards(pairs, folder, **options)
+    source.prepare()
+    return source
+
+
 @pytest.fixture
 def data(tmp_path):
-    Shards(PAIRS, tmp_path / "data").prepare()
-    return tmp_path / "data"
+    return prepared(tmp_path / "data").folder.parent
 
 
 def whole(source):
@@ -39,7 +43,7 @@ def whole(source):
 @pytest.mark.parametrize("token_bytes", [8, 2])
 @pytest.mark.parametrize("read_ahead", [0, 1, 4])
 def test_disk_and_memory_give_the_same_samples(tmp_path, token_bytes, read_ahead):
-    source = Source(dataclasses.replace(PAIRS, token_bytes=token_bytes), tmp_path, read_ahead=read_ahead)
+    source = prepared(tmp_path, dataclasses.replace(PAIRS, token_bytes=token_bytes), read_ahead=read_ahead)
     order = np.random.default_rng(0).permutation(1000)
     orders = [np.arange(100, 400), order[:128], np.array([999]), np.arange(0), order[128:]]
     batches = list(source.batches(orders))
@@ -67,9 +71,9 @@ def test_a_smaller_set_is_the_beginning_of_a_larger_one(tmp_path):
     files = []
     for samples in (700, 1000, 700, 1000):
         pairs = dataclasses.replace(PAIRS, samples=samples)
-        source = Source(pairs, tmp_path)
+        source = prepared(tmp_path, pairs)
         assert np.array_equal(source.read(np.arange(samples)), generate(pairs, np.arange(samples)))
-        files.append(written(Shards(pairs, tmp_path).paths))
+        files.append(written(source.paths))
     assert files[0][:2] == files[1][:2] and files[0][2] != files[1][2]
     assert files[1][:3] == files[2] and files[1] == files[3]
     assert len(list(tmp_path.glob("pairs-*"))) == 1
@@ -80,16 +84,16 @@ def test_a_missing_or_cut_shard_is_written_again_and_the_others_are_left_alone(d
     parts = Shards(PAIRS, data).paths
     before = written(parts)
     damage(parts[1])
-    assert whole(Source(PAIRS, data))
+    assert whole(prepared(data))
     assert [old == new for old, new in zip(before, written(parts), strict=True)] == [True, False, True, True]
 
 
 def test_the_page_cache_is_as_asked_for_also_after_the_shards_were_read(data):
     for page_cache, expected in (("warm", 1), ("cold", 0)):
-        source = Source(PAIRS, data, page_cache=page_cache)
-        source.shards.settle()
+        source = prepared(data, page_cache=page_cache)
+        source.settle()
         assert whole(source)  # maps the pages, and a mapped page is not evicted
-        share = source.shards.settle()
+        share = source.settle()
         if expected == 0 and share == 1:
             pytest.skip("this file system is memory: nothing can be evicted")
         assert share == expected
@@ -115,16 +119,6 @@ def test_the_page_cache_is_what_fincore_says(tmp_path):
     assert residency([path]) == pytest.approx(fincore()) and 0 < fincore() < 0.2
 
 
-def test_too_little_space_is_an_error_before_the_first_byte(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda folder: usage._replace(free=255_999))
-    with pytest.raises(UserError, match=r"250 KiB free and needs 250 KiB for 4 shards of samples: free some space"):
-        Source(PAIRS, tmp_path)
-    assert not list(tmp_path.rglob("*.bin")) and not list(tmp_path.rglob("*.tmp"))
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda folder: usage._replace(free=256_000))
-    assert whole(Source(PAIRS, tmp_path))
-
-
 def test_a_writing_that_was_killed_is_taken_up_again(tmp_path):
     """SIGKILL while the third shard is being written: the first two stay, nothing else counts, nothing is left over."""
     code = f"""
@@ -138,7 +132,7 @@ def generate(which, indices):
         os.kill(os.getpid(), signal.SIGKILL)
     return entire(which, indices)
 shards.generate = generate
-shards.Source(shards.{PAIRS!r}, {str(tmp_path)!r})
+shards.Shards(shards.{PAIRS!r}, {str(tmp_path)!r}).prepare()
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -signal.SIGKILL
     parts = Shards(PAIRS, tmp_path).paths
@@ -146,7 +140,7 @@ shards.Source(shards.{PAIRS!r}, {str(tmp_path)!r})
     assert list(folder.glob(".shard_0002.bin.*.tmp"))
     assert [path.exists() for path in parts] == [True, True, False, False]
     before = written(parts[:2])
-    assert whole(Source(PAIRS, tmp_path)) and written(parts[:2]) == before and not list(folder.glob("*.tmp"))
+    assert whole(prepared(tmp_path)) and written(parts[:2]) == before and not list(folder.glob("*.tmp"))
 
 
 def test_of_three_at_once_one_writes_and_the_others_wait(tmp_path, monkeypatch):
@@ -163,7 +157,7 @@ def test_of_three_at_once_one_writes_and_the_others_wait(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(calls) == 1000 and whole(Source(PAIRS, tmp_path))
+    assert sum(calls) == 1000 and whole(prepared(tmp_path))
 
 
 def test_ranks_measure_a_disk_together_and_a_slow_reader_is_seen(data, monkeypatch):
@@ -175,7 +169,7 @@ def test_ranks_measure_a_disk_together_and_a_slow_reader_is_seen(data, monkeypat
     monkeypatch.setattr(shards.Shards, "read", lambda self, indices: time.sleep(0.01) or entire(self, indices))
 
     def rank(number):
-        source = Source(PAIRS, data, read_ahead=1)
+        source = prepared(data, read_ahead=1)
         rates[number] = disk_rates(source, 50, np.arange(1000), 2.0, number == 0, meeting.wait)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]

@@ -1,6 +1,5 @@
 """The dispatcher against servers that die, hang, return, lie, stop half way or are slow: nothing is lost, nothing comes twice."""
 
-import asyncio
 import contextlib
 import json
 import threading
@@ -328,27 +327,3 @@ def test_requests_in_flight_are_counted_by_worker():
     attempts = [{"worker": worker, "sent_s": sent, "ended_s": ended} for worker, sent, ended in spans]
     rows = in_flight(attempts, 2, 10.0, points=5)
     assert [row["open"] for row in rows] == [[1, 2, 1, 0, 0], [1, 1, 1, 1, 0]] and in_flight([], 2) == []
-
-
-def test_open_loop_times_start_at_the_schedule_and_the_first_token_counts_once(place):
-    client = place.client(
-        place.own(step_s=0.002, slots=16), place.faulty(lambda number: "half" if number % 3 == 0 else "")
-    )
-    due = [0.004 * number for number in range(30)]
-    table = client.open_loop(due)
-    assert whole(client, table) and not np.isnan(table["scheduled_s"]).any()
-    assert table["scheduled_s"][-1] - table["scheduled_s"][0] == pytest.approx(due[-1])
-
-
-def test_a_worker_takes_over_what_a_slow_one_has_no_room_for(place):
-    quick, answered_first = place.faulty(), 0
-
-    async def held(request):  # until the other worker has answered so many
-        while request.path == "/v1/completions" and quick.asked < answered_first:
-            await asyncio.sleep(0.001)
-
-    slow = place.faulty(other=held)
-    client = place.client(slow, quick)
-    answered_first = quick.asked + 40 - PATIENT.cap
-    table = client.at_once(40)
-    assert whole(client, table) and (table["worker"] == 0).sum() <= PATIENT.cap

@@ -28,7 +28,7 @@ import torch.distributed as dist  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 from benchlib.core.errors import BackendUnavailable  # noqa: E402
-from benchlib.workloads.collectives.queued import QueuedGroup, Tensors  # noqa: E402
+from benchlib.runtime.queued import QueuedGroup, Tensors  # noqa: E402
 
 BACKEND = "mpi4py"  # torch keeps "mpi" for a build with MPI in it
 _GROUP_TAG = 711  # of the messages by which a communicator is made
