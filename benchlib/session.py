@@ -19,7 +19,7 @@ from benchlib.core.text import UNJUDGED, badness, counted
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
 from benchlib.judge.cost import Offers, read_offers
-from benchlib.judge.trends import History, choose_store, read_history
+from benchlib.judge.trends import History, read_history
 from benchlib.launch.plan import plan, prepare, prepare_again
 from benchlib.results.record import DAY, load
 from benchlib.results.run import Run
@@ -48,7 +48,7 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 def open_history(store: str, **asked: str) -> History:
     """Read a store, '' for the usual one, as far as it is asked for. Raises ``UserError`` for a wrong filter."""
     notebook.begin()
-    return read_history(*choose_store(store, **asked))
+    return read_history(store, **asked)
 
 
 def open_offers(runs: str, prices: str, deadline: str) -> Offers:

@@ -43,8 +43,7 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
     """Judge a store, write its page into it, say where it is; return the exit code of the verdict."""
     values = parameters(store, pairs)
     # Read and judged here first: a wrong filter is reported at once, and the exit code needs no notebook.
-    asked = {name: value for name, value in values.items() if name != "store"}
-    history = trends.read_history(*trends.choose_store(values.get("store", ""), **asked))
+    history = trends.read_history(**values)
     verdict = trends.judge_history(history)
     # Beside the runs that were read; the demo runs of the kit are no place to write into.
     folder = Path(values["store"]) if values.get("store") else outputs()

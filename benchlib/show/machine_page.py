@@ -63,7 +63,7 @@ def read(folder: str, usd_per_hour: float) -> Page:
 
     Raises ``UserError`` for a folder that holds no run.
     """
-    store, demo, _ = choose_store("")
+    store, demo = choose_store()
     days = sorted({path.parent for path in store_folders(store)}, key=lambda day: (day.name[-8:], day.stat().st_mtime))
     chosen = Path(folder).expanduser() if folder else days[-1]
     if not chosen.is_dir() or not (runs := newest(chosen)):
