@@ -163,9 +163,8 @@ def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
 
     The token keeps a rank from meeting the store of an earlier launch in the same folder.
     """
-    token = os.environ.get(SUPERVISOR_PID) or "{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(
-        {"SLURM_JOB_ID": "", "SLURM_STEP_ID": "", **os.environ}
-    )
+    names = (SUPERVISOR_PID,) if SUPERVISOR_PID in os.environ else ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    token = ".".join(os.environ.get(name, "") for name in names)
     path, timeout = run_dir / STORE_FILE, timedelta(seconds=startup_s)
     if where.rank == 0:
         host = "127.0.0.1" if where.one_node else socket.gethostname()

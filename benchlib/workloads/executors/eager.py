@@ -150,10 +150,9 @@ class Eager(TorchExecutor):
 
 def eager(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Eager:
     """See ``Make``. Raises ``BackendUnavailable`` where the device lacks the precision or the attention kernel."""
-    if member.precision == "bf16" and where.type != "cpu":  # a CPU without the instructions computes the same, slower
-        has, reason = devices.supports("bf16", where)
-        if not has:
-            raise BackendUnavailable(reason)
+    # A CPU without the instructions computes the same, slower.
+    if member.precision == "bf16" and where.type != "cpu" and (reason := devices.lacking("bf16", where)):
+        raise BackendUnavailable(reason)
     if member.precision == "fp64" and where.type == "xpu" and not torch.xpu.get_device_properties(where).has_fp64:
         raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
     executor = Eager(model, member, where)
