@@ -41,21 +41,18 @@ T = TypeVar("T")
 COLLECTIVE_MARGIN_S = 30.0  # a collective gives up this much after the stall limit: the supervisor names the cause
 STORE_FILE = "store.json"
 POLL_S = 0.02
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class World:
+class World(Place):
     """This rank's place, device and collective library (``gloo``, ``nccl``, ...).
 
     ``layout`` says which ranks are in which group of a hierarchical exchange, '' for any other.
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    device: torch.device
-    collective: str
+    device: torch.device = CPU
+    collective: str = ""
     layout: str = ""
 
     @property
