@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("engine", ["native", "trainer"])
 def test_training_on_one_gpu(tmp_path: Path, precision: str, engine: str) -> None:
-    if not devices.supports(precision, torch.device("cuda", 0))[0]:
+    if devices.lacking(precision, torch.device("cuda", 0)):
         pytest.skip(f"this GPU has no {precision}")
     backend = "rocm" if torch.version.hip else "cuda"
     config = SquadConfig.model_validate(
