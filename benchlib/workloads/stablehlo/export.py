@@ -51,8 +51,8 @@ def _erf(x: torch.Tensor) -> torch.Tensor:
     if x.dtype is torch.float64:
         raise ValueError("erf is approximated for fp32, not for fp64: convert the model in fp32")
     inside = (x.float() if x.itemsize == 2 else x).clamp(-4.0, 4.0)
-    square = inside * inside
-    p, q = (functools.reduce(lambda total, factor: total * square + factor, factors) for factors in (_ERF_P, _ERF_Q))
+    square, zero = inside * inside, torch.zeros_like(inside)
+    p, q = (functools.reduce(lambda total, factor: total * square + factor, parts, zero) for parts in (_ERF_P, _ERF_Q))
     return (inside * p / q).to(x.dtype)
 
 
