@@ -10,22 +10,18 @@ import numpy as np
 import pytest
 import torch
 import training_cases as cases
-from harness import none_left, status
-from hosts import two_hosts, why_not
 from worlds import in_ranks
 
 from benchlib.benchmarks.squad import balance, train
 from benchlib.benchmarks.squad.balance import Member, Split
 from benchlib.benchmarks.squad.train import Native
-from benchlib.config.schema import resolve, save_config
+from benchlib.config.schema import save_config
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
-from benchlib.results.run import load_result, load_samples
 from benchlib.runtime import checkpoint
 from benchlib.runtime.group import world
 from benchlib.runtime.steps import COLUMNS, Columns
 
-MISSING = why_not()
 GLOBAL_BATCH = 12
 SAMPLE_S = 0.01  # of a rank that does its work once, by the injected clock
 
@@ -192,36 +188,3 @@ def test_splits_are_continued_bit_by_bit(splits):
     whole, continued = splits["whole"], splits["before"]
     assert continued["resumed"] == 4
     assert (continued["losses"], continued["samples"]) == (whole["losses"], whole["samples"])
-
-
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-def test_two_heterogeneous_hosts_train_to_the_f1_of_one(tmp_path):
-    values = {
-        "train_questions": 96, "eval_questions": 48, "attention_dropout": 0.0, "hidden_dropout": 0.0, "checkpoint_every": -1, "threads": 1,
-        "budget_s": 86400.0,
-    }  # fmt: skip
-    folders = {name: tmp_path / name for name in ("first", "second", "alone")}
-    for folder in folders.values():
-        folder.mkdir()
-    with two_hosts() as hosts:
-        heterogeneous = {**values, **hosts[0].nodes(), "balance": "auto", "planted_work": [1, 3]}
-        for name in ("first", "second"):
-            save_config(resolve("squad", overrides=heterogeneous).config, folders[name])
-        places = zip(hosts, ("first", "second"), strict=True)
-        for process in [host.execute(folders[name], "training_cases:whole") for host, name in places]:
-            process.communicate()
-        for name in ("first", "second"):
-            none_left(folders[name])
-            assert status(folders[name])["outcome"] == "complete", status(folders[name])["reason"]
-    save_config(resolve("squad", overrides={**values, "nproc": 1, "batch_size": 16}).config, folders["alone"])
-    in_ranks(1, folders["alone"], cases.whole)
-
-    together = next(folders[name] for name in ("first", "second") if (folders[name] / "result.json").exists())
-    results = [load_result(folder) for folder in (together, folders["alone"])]
-    rows = results[0].tables["shares"]
-    assert sum(row["samples"] for row in rows) == 16
-    losses = [load_samples(folder)["loss"] for folder in (together, folders["alone"])]
-    np.testing.assert_allclose(*losses, rtol=1e-3)
-    first, second = (result.value("f1_minisquad_tiny") or 0.0 for result in results)
-    assert second > 50
-    assert abs(first - second) <= 100 / 48  # at most one answer, where two spans are equally good to the last digits
