@@ -8,7 +8,7 @@ zero. Training: rates follow from what was counted, no device exceeds its peak, 
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -624,12 +624,12 @@ class Judgement:
         return "FAIL" if self.failures else "PASS" if self.passed else "SKIPPED"
 
 
-def ask(rule: str, claims: Sequence[Claim]) -> list[tuple[str, Finding]]:
+def ask(rule: str, claims: Iterable[Claim]) -> list[tuple[str, Finding]]:
     """Return the subject and the finding of each statement of ``claims`` that a rule applies to."""
     return [(claim.subject, finding) for claim in claims for finding in RULES[rule].findings(claim)]
 
 
-def judge_claims(claims: Sequence[Claim]) -> list[Judgement]:
+def judge_claims(claims: Iterable[Claim]) -> list[Judgement]:
     """Apply every rule to every claim; rules that no claim states anything for are left out."""
     judgements = []
     for each in RULES.values():

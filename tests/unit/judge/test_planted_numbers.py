@@ -146,7 +146,7 @@ def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
     folder = stored("squad-run", lambda run: run.set("steps.flops", lambda value: 20 * value))
     data = embedded.link(load(folder))
     path = tmp_path / "report.html"
-    link = f'<a {embedded.ATTRIBUTE}="{data.version}" data-sha256="{data.sha256}" href="{data.href}">data</a>'
+    link = f'<a {embedded.ATTRIBUTE}="{data["version"]}" data-sha256="{data["sha256"]}" href="{data["href"]}">data</a>'
     path.write_text(f"<!doctype html><html><body>{link}</body></html>")
     name, claims = read_claims(path)
     found = {judgement.rule.name: judgement.status for judgement in judge_claims(claims)}
