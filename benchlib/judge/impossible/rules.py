@@ -569,7 +569,7 @@ def learning_rate(it: Any) -> Finding | None:
     if rates:
         low, steps = [step for step, rate in enumerate(rates, 1) if rate <= 0], len(rates)
         reason = f"the learning rate is above zero in {steps - len(low):,} of {steps:,} steps"
-        wrong = f"it is zero or less from step {low[0]:,} of {steps:,} on: nothing was trained" if low else ""
+        wrong = f"the others, from step {low[0]:,} on, trained nothing" if low else ""
         return finding(
             min(rates) >= 0 and 2 * len(low) <= steps > len(low), reason, wrong=wrong, value=0.0, limit="> 0"
         )
