@@ -322,6 +322,9 @@ class Side:
         even = tuple(run for run in self.runs if reading(run, LINEAR, faster(self.metric)).disturbed is None)
         return replace(self, runs=even or self.runs)
 
+    def values(self, scale: Scale) -> list[float]:
+        return [scale.back(item.value) for item in self.readings(scale)]
+
     def value(self, scale: Scale) -> float:
         """Return the (geometric, for ratios) mean of the runs' values."""
         return scale.back(float(np.mean([item.value for item in self.readings(scale)])))
