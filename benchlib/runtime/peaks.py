@@ -29,7 +29,6 @@ DTYPES = devices.DTYPES | {"tf32": torch.float32}
 class MatmulPeak:
     """FLOP rates of n x n x n products (2 n^3 operations each). ``samples`` is empty where the device lacks the precision."""
 
-    precision: str
     size: int
     samples: tuple[float, ...]  # FLOP/s
     reason: str = ""
@@ -76,8 +75,8 @@ def matmul_peaks(
             except (RuntimeError, TypeError) as error:  # after the first size such as too little memory for the next
                 reason = f"{device.type} does not multiply {precision} matrices: {' '.join(str(error).split())[:200]}"
                 break
-            peaks.append(MatmulPeak(precision, size, tuple(rates)))
-    return peaks or [MatmulPeak(precision, max(sizes), (), reason)]
+            peaks.append(MatmulPeak(size, tuple(rates)))
+    return peaks or [MatmulPeak(max(sizes), (), reason)]
 
 
 def best(peaks: Iterable[MatmulPeak]) -> float:

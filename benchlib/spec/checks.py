@@ -161,18 +161,13 @@ def _by_name(check: Check, run: Rows) -> list[Check]:
     """Return a check for each name that its rows give it; without a row the check by its bare name."""
     if "{" not in check.name:
         return [check]
-    named: dict[str, list[list[Row]]] = {}
-    for place, (ref, _) in enumerate(check.over):
-        for row in ref.table.rows(run):
-            name = ref.table.text(check.name, row, run)
-            named.setdefault(name, [[] for _ in check.over])[place].append(row)
-    if not named:
+    names = dict.fromkeys(ref.table.text(check.name, row, run) for ref, _ in check.over for row in ref.table.rows(run))
+    if not names:
         return [replace(check, name=" ".join(check.name.split("{")[0].split()).removesuffix(" at"))]
-    checks = list[Check]()
-    for name, rows_of in named.items():
-        over = [(ref.among(rows), limit) for (ref, limit), rows in zip(check.over, rows_of, strict=True)]
-        checks.append(replace(check, name=name, over=over))
-    return checks
+    return [
+        replace(check, name=name, over=[(ref.named(check.name, name), limit) for ref, limit in check.over])
+        for name in names
+    ]
 
 
 def listed(words: Sequence[str]) -> str:

@@ -151,12 +151,11 @@ def dots(run: Rows, axes: Any, ref: Ref) -> Drawn:
     """The median of each row's samples with its interval, on a logarithmic axis, the smallest on top."""
     if not (rows := [row for row in _drawable(ref, run)[::-1] if (ref.finite(row, run) or 0.0) > 0][:MAX_ROWS]):
         return None
+    stats = np.array([summary(ref.numbers(row, run)) for row in rows], dtype=float)  # median and ends
     axes.set_xscale("log")
+    axes.hlines(range(len(rows)), *stats.T[1:3], color=_colour(0), alpha=0.35, linewidth=5)
+    axes.plot(stats[:, 0], range(len(rows)), "o", color=_colour(0), markersize=6)
     for place, row in enumerate(rows):
-        stats = summary(ref.numbers(row, run))
-        if None not in (ends := (stats.ci_low, stats.ci_high)):
-            axes.plot(ends, [place, place], color=_colour(0), alpha=0.35, linewidth=5)
-        axes.plot([stats.median], [place], "o", color=_colour(0), markersize=6)
         on.note(axes, ref.text(row, run), (1.01, place), xycoords=("axes fraction", "data"), annotation_clip=False)
     on.plain_numbers(axes.xaxis)
     _by_row(axes, rows, run, ref)

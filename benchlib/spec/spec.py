@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchlib.core.errors import UserError
+from pydantic import ValidationError
+
+from benchlib.core.errors import UserError, explained
 from benchlib.core.events import Event, Moment
 from benchlib.core.stats import percentile, percentile_interval
 from benchlib.core.stats import summary as spread
@@ -159,9 +161,8 @@ class Bound:
             return None
         words = {name: table.text(getattr(self, name), row, run) for name in ("work", "of", "says")}
         numbers = self.share.numbers(row, run) if self.share and self.share.finite(row, run) is not None else []
-        share = spread(numbers) if numbers else None
-        ends = {"share": share.median, "low": share.ci_low, "high": share.ci_high} if share else {"share": None}
-        return words | {"rate": self.rate.text(row, run)} | ends
+        share = spread(numbers) if numbers else (None, None, None)
+        return words | {"rate": self.rate.text(row, run)} | dict(zip(("share", "low", "high"), share, strict=True))
 
 
 def each(table: Table, form: str) -> Callable[[Rows], list[str]]:
@@ -244,10 +245,9 @@ class Spec:
     def judge(self, run: Run, comparison: Comparison) -> list[Judged]:
         """Judge a run by its own checks, by what all runs are judged by, and against the baseline."""
         assert run.result is not None
-        stored = Rows.of(run)
+        stored = replace(Rows.of(run), comparison=comparison)
         (rows, faults), claims = judged(self.tables, stored), OwnClaims(Numbers.of_run(run))
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
-        rows = replace(rows, comparison=comparison)
         asked = [check for check in self.checks if check.when(run.config)]
         shown = ["possible values", *(check.rule for check in asked if check.rule)]
         return [
@@ -285,7 +285,10 @@ class Spec:
 
     def _disagreements(self, run: Rows) -> list[str]:
         """Return which metrics are not what their rows give: altered or left out."""
-        derived = {metric.name: metric for metric in reversed(self.stated(run))}
+        try:
+            derived = {metric.name: metric for metric in reversed(self.stated(run))}
+        except ValidationError as error:
+            return [f"its rows state an impossible metric: {explained(error)}"]
         wrong = [f"the row of the metric {name} is missing" for name in run.metrics if name not in derived]
         for name, metric in derived.items():
             value, stated = metric.value, run.metrics.get(name)

@@ -219,9 +219,10 @@ class Ref:
     table: Table
     col: Col
 
-    def among(self, rows: list[Row]) -> "Ref":
-        """Return the same column of these rows alone."""
-        return replace(self, table=self.table.pick(lambda run, _: rows))
+    def named(self, form: str, text: str) -> "Ref":
+        """Return the same column of the rows of which a format string gives this text."""
+        table = self.table
+        return table.pick(lambda run, rows: [row for row in rows if table.text(form, row, run) == text])[self.col.name]
 
     def raw(self, row: Row, run: Rows) -> Any:
         """Return what the cell holds, or what is computed of others; None where it is missing."""

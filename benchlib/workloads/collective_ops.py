@@ -7,7 +7,6 @@ work never fall onto their like. Two results are compared bit by bit.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,13 +25,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MULTIPLIERS = {1: 37, 2: 40503, 4: 2654435761, 8: -7046029254386353131}  # odd: the golden ratio's, by width
 _STRIDE = 37
 
-COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sum": lambda parts: parts.sum(0),
-    "avg": lambda parts: parts.sum(0) // len(parts),
-    "min": lambda parts: parts.amin(0),
-    "max": lambda parts: parts.amax(0),
-    "product": lambda parts: parts.prod(0),
-}
+COMBINE: Any = {"sum": torch.sum, "avg": torch.sum, "min": torch.amin, "max": torch.amax, "product": torch.prod}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,7 +111,8 @@ def reduced(reduction: str, dtype: str, elements: int, ranks: int, device: torch
     """Return the (E,) result that every order of combining the contributions of all ranks has to give."""
     places = torch.arange(min(elements, PERIOD), dtype=torch.int64)
     parts = torch.stack([numbers(reduction, dtype, rank, ranks, places) for rank in range(ranks)])
-    return _repeated(COMBINE[reduction](parts).to(DTYPES[dtype]), elements).to(device)
+    whole = COMBINE[reduction](parts, 0) // (ranks if reduction == "avg" else 1)
+    return _repeated(whole.to(DTYPES[dtype]), elements).to(device)
 
 
 # What each rank gives and has to get in an operation of n ranks and E elements on the larger side (c = E / n in a part). Out
@@ -186,7 +180,29 @@ def start(operation: str, give: torch.Tensor, get: torch.Tensor, reduction: str,
     """
     exchange.flat(give, "input")
     exchange.flat(get, "output")
-    return CALLS[operation](give, get, reduction, at, {"group": at.group, "async_op": asynchronous})
+    how: Any = REDUCE.get(reduction)
+    more: Any = {"group": at.group, "async_op": asynchronous}
+    match operation:
+        case "all_reduce":
+            return dist.all_reduce(copied(give, get), how, **more)
+        case "all_gather":
+            return ALL_GATHER(get, give, **more)
+        case "reduce_scatter":
+            return REDUCE_SCATTER(get, give, how, **more)
+        case "broadcast":
+            return dist.broadcast(copied(give, get), ROOT, **more)
+        case "reduce":
+            return dist.reduce(copied(give, get), ROOT, how, **more)
+        case "gather":
+            return dist.gather(give, _parts(get, at), dst=ROOT, **more)
+        case "scatter":
+            return dist.scatter(get, _parts(give, at), src=ROOT, **more)
+        case "all_to_all":
+            return dist.all_to_all_single(get, give, **more)
+        case "send_recv":
+            return _message(give, get, at, asynchronous)
+        case "barrier":
+            return dist.barrier(**more)
 
 
 def copied(give: torch.Tensor, get: torch.Tensor) -> torch.Tensor:
@@ -198,26 +214,12 @@ def _parts(whole: torch.Tensor, at: Place) -> list[torch.Tensor] | None:
     return list(whole.chunk(at.ranks)) if at.rank == ROOT else None
 
 
-def _message(give: torch.Tensor, get: torch.Tensor, how: str, at: Place, more: dict[str, Any]) -> dist.Work:
+def _message(give: torch.Tensor, get: torch.Tensor, at: Place, asynchronous: bool) -> dist.Work:
     source, target = at.ends
     into = [(get, source)] if at.rank == target else []
     out = [(give, target)] if at.rank == source else []
     works = exchange.peers(at.group).start(into, out)
     pending = exchange.Pending(lambda: exchange.wait_all(works))
-    if not more["async_op"]:
+    if not asynchronous:
         pending.wait()
     return pending
-
-
-CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor, str, Place, dict[str, Any]], Any]] = {
-    "all_reduce": lambda give, get, how, at, more: dist.all_reduce(copied(give, get), REDUCE[how], **more),
-    "all_gather": lambda give, get, how, at, more: ALL_GATHER(get, give, **more),
-    "reduce_scatter": lambda give, get, how, at, more: REDUCE_SCATTER(get, give, REDUCE[how], **more),
-    "broadcast": lambda give, get, how, at, more: dist.broadcast(copied(give, get), ROOT, **more),
-    "reduce": lambda give, get, how, at, more: dist.reduce(copied(give, get), ROOT, REDUCE[how], **more),
-    "gather": lambda give, get, how, at, more: dist.gather(give, _parts(get, at), dst=ROOT, **more),
-    "scatter": lambda give, get, how, at, more: dist.scatter(get, _parts(give, at), src=ROOT, **more),
-    "all_to_all": lambda give, get, how, at, more: dist.all_to_all_single(get, give, **more),
-    "send_recv": _message,
-    "barrier": lambda give, get, how, at, more: dist.barrier(**more),
-}

@@ -7,7 +7,7 @@ output is filled with the opposite of every expected bit, so that nothing stale 
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -65,12 +65,16 @@ ALL_REDUCES = {**exchange.ALGORITHMS, "flat": _flat}
 
 
 class Exercise:
-    """A case on this rank, with its tensors. ``fault`` alters one element of every result, to test that it is found."""
+    """A case on this rank, with its tensors. ``fault`` alters one element of every result, to test that it is found.
+
+    An asynchronous one is waited for after what is computed ``beside`` it.
+    """
 
     is_limit = False
 
     def __init__(self, case: Case, place: Place, fault: bool = False) -> None:
         self.case, self.place, self.fault, self.first_wrong = case, place, fault, ""
+        self.beside: Callable[[], object] = lambda: None
         self.elements = OPS[case.operation].elements(case.bytes, case.dtype, place.ranks)
         self.bytes = self.elements * DTYPES[case.dtype].itemsize
         self._data = collective_ops.data(case.operation, case.dtype, case.reduction, self.elements, place)
@@ -109,7 +113,9 @@ class Exercise:
             case "library", _:
                 self.start(later=False)
             case "async", _:
-                self.start().wait()
+                work = self.start()
+                self.beside()
+                work.wait()
             case "direct", "all_gather":
                 exchange.all_gather(get, give, group)
             case "direct", "reduce_scatter":

@@ -7,7 +7,6 @@ Notation: F windows, T tokens of all windows, G samples of a global batch, B sam
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +50,6 @@ class Features:
     suffix: int
     cls_index: int
     token_types: bool
-    questions_cut: int  # questions that were too long to leave room for a context
 
     def __len__(self) -> int:
         return len(self.example_index)
@@ -74,7 +72,7 @@ def build(
 
     ``tokenizer`` is a fast tokenizer of transformers. ``training`` asks for answer positions (of the first gold answer), else the
     characters of the tokens are kept. ``progress`` is told how many questions are ``done`` of the ``total``. Raises ``UserError``
-    when the windows leave no room for a context, and for a tokenizer that does not join a question and a context as BERT's does.
+    when the windows leave no room for a context, and for a tokenizer that does not number its segments as BERT's does.
     """
     layout = _layout(tokenizer)
     special = tokenizer.num_special_tokens_to_add(pair=True)
@@ -85,7 +83,7 @@ def build(
             f"for the question and new context: set max_length to {doc_stride + special + 4} or more, or a smaller doc_stride"
         )
     longest = budget - min(MIN_ADVANCE, budget // 4)
-    rows, questions_cut = list[Row](), 0
+    rows = list[Row]()
     for low in range(0, len(examples), BATCH):
         part = examples[low : low + BATCH]
         # White space before a question is no information, and there are questions with thousands of blanks.
@@ -93,7 +91,7 @@ def build(
         alone = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
         for place, offsets in enumerate(alone["offset_mapping"]):
             if len(offsets) > longest:
-                questions[place], questions_cut = questions[place][: offsets[longest][0]], questions_cut + 1
+                questions[place] = questions[place][: offsets[longest][0]]
         windows = tokenizer(
             questions,
             [example.context for example in part],
@@ -111,17 +109,12 @@ def build(
         join = np.concatenate if isinstance(value, np.ndarray) else functools.partial(np.array, dtype=np.int32)
         arrays[name] = join([row[name] for row in rows])
     starts = np.cumsum([0, *(len(row["input_ids"]) for row in rows)])
-    return Features(starts=starts, **arrays, max_length=max_length, questions_cut=questions_cut, **layout)
+    return Features(starts=starts, **arrays, max_length=max_length, **layout)
 
 
 def _layout(tokenizer: Any) -> Row:
     """Find out how ``tokenizer`` joins two texts, by letting it join two."""
     (pair,) = tokenizer("who is it", "it is me").encodings
-    order = [key for key, _ in itertools.groupby(pair.sequence_ids) if key is not None]
-    if order != [0, 1]:
-        raise UserError(
-            f"tokenizer {type(tokenizer).__name__} does not write a pair as question, context: choose a BERT-like encoder"
-        )
     context_start = pair.sequence_ids.index(1)
     token_types = "token_type_ids" in tokenizer.model_input_names
     bert_like = [0] * context_start + [1] * (len(pair) - context_start)

@@ -11,9 +11,9 @@ from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.executors import MEMBERS
 
 
-def record(run_dir: Path, name: str, tell: Any) -> None:
+def record(run_dir: Path, name: str, work: Path, tell: Any) -> None:
     MEMBERS[name] = dataclasses.replace(MEMBERS[name], executor="parity_faults:make")
-    exercise.record(run_dir, name, tell)
+    exercise.record(run_dir, name, work, tell)
 
 
 def make(model: Any, member: Any, where: Any, example: Any, folder: Path) -> Any:

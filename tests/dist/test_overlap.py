@@ -7,6 +7,9 @@ from worlds import in_world
 
 from benchlib.benchmarks.collectives import overlap
 from benchlib.benchmarks.collectives.overlap import overlapped
+from benchlib.workloads import collective_timing
+from benchlib.workloads.collective_ops import Place
+from benchlib.workloads.collective_timing import Case, Exercise
 
 SHORT_S, LONG_S = 0.02, 0.05
 CPU = torch.device("cpu")
@@ -24,16 +27,14 @@ class Clock:
         self.now += seconds
 
 
-class Elsewhere:
+class Elsewhere(Exercise):
     """A collective that goes on by itself, after it held up its caller for a while; every run has one wrong element of ten."""
 
     def __init__(self, clock, seconds, held=0.0):
-        self.clock, self.seconds, self.held, self.end = clock, seconds, held, 0.0
+        super().__init__(Case("all_reduce", "async", "fp32", "sum", True, 4), Place(0, 1, CPU))
+        self.clock, self.seconds, self.held = clock, seconds, held
 
-    def restore(self):
-        pass
-
-    def start(self):
+    def start(self, later=True):
         self.clock.work(self.held)
         self.end = self.clock.now + self.seconds
         return self
@@ -46,17 +47,18 @@ class Elsewhere:
 
 
 def measured(rank, size):
-    clock = overlap.time = Clock()
-    overlap.ROUNDS = 3
+    clock = collective_timing.time = Clock()
+    overlap.PACE = overlap.PACE._replace(least=3, most=3)
     slowest = LONG_S if rank == size - 1 else SHORT_S
     overlap.products = lambda seconds, device: lambda: clock.work(slowest)
-    behind, compared = overlapped(Elsewhere(clock, SHORT_S), CPU)
+    behind = overlapped(Elsewhere(clock, SHORT_S), CPU)
     assert behind["alone_us"] == pytest.approx([1e6 * SHORT_S] * 3)
     assert behind["compute_us"] == pytest.approx([1e6 * LONG_S] * 3)  # that of the slowest rank, on all ranks
     assert behind["hidden_share"] == pytest.approx(1) and "why" not in behind
-    assert [run[1:] for run in compared] == [(1, 10)] * 15  # alone twice and together, those that warm up as well
+    # Alone twice and together, those that warm up as well, on both ranks.
+    assert (behind["wrong_elements"], behind["checked_elements"]) == (15 * size, 150 * size)
     overlap.products = lambda seconds, device: lambda: clock.work(LONG_S)
-    blocking, _ = overlapped(Elsewhere(clock, 0.0, SHORT_S), CPU)
+    blocking = overlapped(Elsewhere(clock, 0.0, SHORT_S), CPU)
     assert blocking.get("hidden_share", 0.0) == pytest.approx(0, abs=1e-4)
     seen = [None] * size
     dist.all_gather_object(seen, behind)

@@ -1,8 +1,8 @@
 """What a curve of times by size says: start-up time and bandwidth, and where two curves cross."""
 
 import math
-import statistics
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ from benchlib.workloads.alpha_beta import fit_alpha_beta
 from benchlib.workloads.operations import VARIANTS
 
 Row = dict[str, Any]
-Curves = dict[tuple[str, str], list[Row]]
+Curves = dict[tuple[str, str], dict[int, float]]  # median seconds by size, of an operation and a variant
 
 
 def curves(series: Sequence[Row]) -> Curves:
     lines: Curves = {}
     for row in sorted((row for row in series if row["curve"]), key=lambda row: row["bytes"]):
-        lines.setdefault((row["operation"], row["variant"]), []).append(row)
+        lines.setdefault((row["operation"], row["variant"]), {})[row["bytes"]] = 1e-6 * median(row["times_us"])
     return lines
 
 
@@ -27,8 +27,7 @@ def fit_rows(lines: Curves, ranks: int) -> list[Row]:
     for (operation, variant), line in lines.items():
         if operation == "barrier" or variant == "async" or ranks < 2:  # no size, two sizes, nobody to send to
             continue
-        sizes = [row["bytes"] for row in line]
-        fit = fit_alpha_beta(sizes, [1e-6 * _time_us(row) for row in line])
+        fit = fit_alpha_beta(list(line), list(line.values()))
         numbers = {"alpha_us": 1e6 * fit.alpha_s, "half_bytes": fit.half_bytes, "residual": fit.residual}
         numbers["bandwidth_gbps"] = 8e-9 * BUS_FACTORS[operation](ranks) / fit.beta_s_per_byte
         row = {"operation": operation, "variant": variant, "points": fit.points}
@@ -39,12 +38,12 @@ def fit_rows(lines: Curves, ranks: int) -> list[Row]:
 
 def ratio_rows(lines: Curves, ranks: int) -> list[Row]:
     """Return the times of every all-reduce over the library's, by size; nothing where there is no other one."""
-    library = {row["bytes"]: row for row in lines.get(("all_reduce", "library"), []) if ranks > 1}
+    library = lines.get(("all_reduce", "library"), {}) if ranks > 1 else {}
     rows = [
-        {"variant": name, "bytes": row["bytes"], "ratio": _time_us(row) / _time_us(library[row["bytes"]])}
+        {"variant": name, "bytes": size, "ratio": seconds / library[size]}
         for (operation, name), line in lines.items()
-        for row in line
-        if operation == "all_reduce" and (VARIANTS[name].own or name == "library") and row["bytes"] in library
+        for size, seconds in line.items()
+        if operation == "all_reduce" and (VARIANTS[name].own or name == "library") and size in library
     ]
     return rows if len(rows) > len(library) else []
 
@@ -74,7 +73,3 @@ def crossing(sizes: Sequence[float], ratios: Sequence[float]) -> tuple[str, floa
     (last,) = changes
     at = math.exp(x[last] + (x[last + 1] - x[last]) * gap[last] / (gap[last] - gap[last + 1]))
     return "above" if gap[-1] < 0 else "below", at
-
-
-def _time_us(row: Row) -> float:
-    return statistics.median(row["times_us"])

@@ -6,10 +6,10 @@ doubled or divided by the wrong count shows in the first digits.
 """
 
 import gc
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -18,13 +18,12 @@ from benchlib.core.machine import MOVES
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.libraries import LIBRARIES
 from benchlib.workloads.collective_timing import first_of
+from benchlib.workloads.numerics import max_abs, together
 
 TOLERANCE = 1e-12
 STEPS = 3
 SAMPLES = 4  # of each rank and step
 BUCKET_MB = 0.001  # so small that the model's gradients travel in several all-reduces
-
-Trace = list[torch.Tensor]
 
 
 def compare(world: World, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -44,19 +43,13 @@ def compare(world: World, names: Iterable[str]) -> list[dict[str, Any]]:
             finally:
                 gc.collect()  # the reducer goes before the group that it talks through
                 dist.destroy_process_group(group)
-            row["max_difference"] = max(all_gather_objects(difference(trace, reference)))
+            row["max_difference"] = float(np.max(all_gather_objects(max_abs(trace, reference))))  # nan stays one
         rows.append(row)
     return rows
 
 
-def difference(item: Trace, other: Trace) -> float:
-    """Return the largest absolute difference between two runs; infinite where a number is not finite."""
-    worst = float(torch.stack([(a - b).abs().max() for a, b in zip(item, other, strict=True)]).max())
-    return worst if math.isfinite(worst) else math.inf
-
-
-def _train(group: dist.ProcessGroup | None, parts: Sequence[int], device: torch.device) -> Trace:
-    """Train on the given parts of each step's batch; return all gradients and the last weights as fp64 on the CPU."""
+def _train(group: dist.ProcessGroup | None, parts: Sequence[int], device: torch.device) -> np.ndarray:
+    """Train on the given parts of each step's batch; return all gradients and the last weights, one after the other, in fp64."""
     torch.manual_seed(7)
     model = torch.nn.Sequential(
         torch.nn.Linear(12, 33), torch.nn.Tanh(), torch.nn.LayerNorm(33), torch.nn.Linear(33, 5)
@@ -65,14 +58,14 @@ def _train(group: dist.ProcessGroup | None, parts: Sequence[int], device: torch.
     if group is not None:
         wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trace: Trace = []
+    trace = list[np.ndarray]()
     for step in range(STEPS):
         inputs, targets = (torch.cat(side).to(device) for side in zip(*(_batch(step, at) for at in parts), strict=True))
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(wrapped(inputs), targets).backward()
-        trace += [item.grad.detach().cpu().clone() for item in model.parameters() if item.grad is not None]
+        trace += [item.grad.detach().cpu().numpy().copy() for item in model.parameters() if item.grad is not None]
         optimizer.step()
-    return trace + [item.detach().cpu().clone() for item in model.parameters()]
+    return together([*trace, *(item.detach().cpu().numpy() for item in model.parameters())])
 
 
 def _batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:

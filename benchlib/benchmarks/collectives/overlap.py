@@ -5,53 +5,39 @@ CPU the collective computes too (copies, sums), so that a high share needs as ma
 accelerator the computation occupies every multiprocessor: it is what a collective hides beside a busy device.
 """
 
+import copy
 import math
-import statistics
-import time
 from collections.abc import Callable
+from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from benchlib.runtime import devices
-from benchlib.workloads.collective_timing import Exercise, slowest
+from benchlib.workloads.collective_timing import Exercise, Pace, interleaved
 
-ROUNDS, WARMUP = 7, 2
+PACE = Pace(0.0, least=7, most=7)
 SIDE = 256  # of the matrices: their products stay in a core's cache, so they compete for cores, not for memory
 BATCH = 128  # products at once on an accelerator: 512 tiles of 128 x 128, more than any has multiprocessors
 SOME = 20  # products that are timed to see how long one takes
 SLOWER, DISTURBED = "together they take longer than one after the other", "the time alone was disturbed"
 
 
-def overlapped(exchange: Exercise, device: torch.device) -> tuple[dict[str, Any], list[tuple[float, int, int]]]:
-    """Measure a collective, products of matrices that take as long, and both. All ranks call it.
+def overlapped(exchange: Exercise, device: torch.device) -> dict[str, Any]:
+    """Measure an asynchronous collective, products of matrices that take as long, and both. All ranks call it.
 
-    Returns the times of each round, of the slowest rank, with ``hidden_share`` or why they give none. Then the seconds,
-    wrong and checked elements of every run of the collective.
+    Returns the times of each round, with ``hidden_share`` or why they give none, and what was compared in all runs.
     """
-    compared = list[tuple[float, int, int]]()
-
-    def run(beside: Callable[[], object]) -> float:
-        def phase() -> None:
-            work = exchange.start()
-            beside()
-            work.wait()
-
-        exchange.restore()
-        seconds = _time(phase, device)
-        compared.append((seconds, *exchange.check()))
-        return seconds
-
-    alone = [run(lambda: None) for _ in range(WARMUP + ROUNDS)]
-    compute = products(statistics.median(alone[WARMUP:]), device)
-    turns = [(run(lambda: None), _time(compute, device), run(compute)) for _ in range(WARMUP + ROUNDS)]
-    times = dict(zip(("alone_us", "compute_us", "together_us"), zip(*turns[WARMUP:], strict=True), strict=True))
-    alone_s, compute_s, together_s = map(statistics.median, times.values())
-    share = (alone_s + compute_s - together_s) / min(alone_s, compute_s)  # of the shorter one, hidden behind the other
+    (alone,) = interleaved([exchange], device, PACE)
+    compute, both = products(median(alone.seconds), device), copy.copy(exchange)
+    both.beside = compute
+    every = interleaved([exchange, _only(compute), both], device, PACE)
+    row = dict(zip(("alone_us", "compute_us", "together_us"), (series.times_us for series in every), strict=True))
+    alone_us, compute_us, together_us = map(median, row.values())
+    share = (alone_us + compute_us - together_us) / min(alone_us, compute_us)  # of the shorter, hidden behind the other
     why = SLOWER if share < 0 else DISTURBED if share > 1 else ""
-    row: dict[str, Any] = {name: [1e6 * value for value in values] for name, values in times.items()}
-    return row | ({"why": {"hidden_share": why}} if why else {"hidden_share": share}), compared
+    told = {"why": {"hidden_share": why}} if why else {"hidden_share": share}
+    return row | alone.counts(*every) | told
 
 
 def products(seconds: float, device: torch.device) -> Callable[[], None]:
@@ -63,16 +49,12 @@ def products(seconds: float, device: torch.device) -> Callable[[], None]:
         for _ in range(count):
             torch.bmm(matrix, matrix, out=product)
 
-    runs = [_time(lambda: multiply(SOME), device) for _ in range(WARMUP + ROUNDS)]
-    count = max(1, math.ceil(seconds / (statistics.median(runs[WARMUP:]) / SOME)))
+    (some,) = interleaved([_only(lambda: multiply(SOME))], device, PACE)
+    count = max(1, math.ceil(seconds / (median(some.seconds) / SOME)))
     return lambda: multiply(count)
 
 
-def _time(phase: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that a phase takes on the slowest rank."""
-    devices.synchronize(device)
-    dist.barrier()
-    began = time.perf_counter()
-    phase()
-    devices.synchronize(device)
-    return slowest([time.perf_counter() - began], device)[0]
+def _only(run: Callable[[], None]) -> Any:
+    """Return a computation as ``interleaved`` times it."""
+    plain = {"bytes": 0, "is_limit": True, "first_wrong": ""}
+    return SimpleNamespace(**plain, restore=lambda: None, run=run, check=lambda: (0, 0))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig, parse_sizes
-from benchlib.workloads.collective_timing import Case, Kind
+from benchlib.workloads.collective_timing import MAX_WALL, MIN_ROUNDS, WARMUP, Case, Kind
 from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS
 
 TYPE_SHARE = 0.2  # of the time of a series that one of the other types gets
@@ -97,13 +97,13 @@ class Weight(NamedTuple):
 
 
 class Schedule:
-    """Fits measurements into the time that is left, by what the runs so far took: at least ``runs`` of a series.
+    """Fits series of ``seconds`` each into the time that is left, by what the runs so far took.
 
-    A series takes ``wall`` times its timed seconds in all. ``left_s`` is rank 0's, so all ranks agree.
+    ``left_s`` is rank 0's, so all ranks agree.
     """
 
-    def __init__(self, seconds: float, runs: int, wall: float) -> None:
-        self.seconds, self.runs, self.wall = seconds, runs, wall
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self.per_run_s: dict[int, float] = {}
 
     def learn(self, size_bytes: int, per_run_s: float) -> None:
@@ -116,7 +116,7 @@ class Schedule:
         if nearest is None:
             return 0.0
         grows = weight.bytes / nearest if nearest > STARTUP_BYTES else 1.0
-        return weight.series * self.runs * self.per_run_s[nearest] * max(1.0, grows)
+        return weight.series * (WARMUP + MIN_ROUNDS) * self.per_run_s[nearest] * max(1.0, grows)
 
     def pace(self, rest: Sequence[Weight], left_s: float) -> float | None:
         """Return the seconds for a series of the first of the rest, None where even its least does not fit.
@@ -126,6 +126,6 @@ class Schedule:
         if self.least_s(rest[0]) > left_s:
             return None
         least = sum(self.least_s(each) for each in rest)
-        wanted = sum(self.wall * self.seconds * each.share * each.series for each in rest)
+        wanted = sum(MAX_WALL * self.seconds * each.share * each.series for each in rest)
         share = min(1.0, max(0.0, left_s - least) / wanted) if wanted else 1.0
         return self.seconds * rest[0].share * share

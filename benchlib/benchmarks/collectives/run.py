@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -31,7 +31,6 @@ from benchlib.workloads.operations import OPS
 UNTIL, EXTRAS_UNTIL = {"curves": 0.4, "other ways": 0.7, "other types": 0.85}, 0.75
 BRIEF = {"least": 3, "warmup": 1}  # of a series of another type
 PAIR_SHARE = 0.3  # of the time of a series that a pair gets
-LATENCY_BYTES = 8
 TRIAL_BYTES = 64
 TRIAL_S = 20  # what raises on one rank only leaves the others waiting this long, and not the run
 OVERLAP_SERIES = 8  # series of an operation that ``overlapped`` takes as long as
@@ -129,7 +128,7 @@ class Bench:
     def __init__(self, rank: Rank) -> None:
         self.rank, self.config, self.device = rank, rank.config, rank.world.device
         self.place = Place(rank.world.rank, rank.world.size, self.device)
-        self.schedule = Schedule(self.config.seconds, timing.WARMUP + timing.MIN_ROUNDS, timing.MAX_WALL)
+        self.schedule = Schedule(self.config.seconds)
         self.plan: list[Row] = []
         self.done = self.total = self.rounds = 0
 
@@ -210,11 +209,10 @@ def _limits(bench: Bench, bounds: Sequence[tuple[str, int]], cases: Sequence[Cas
 def _pairs(bench: Bench, pairs: Sequence[tuple[int, int]]) -> list[Row]:
     """Send messages from each rank to each other one, pair by pair."""
     rows, (size,) = [], parse_sizes(bench.config.pair_size)
-    for ends, pace in bench.fitting("pairs", dict.fromkeys(pairs, Weight(size, PAIR_SHARE, series=2))):
-        small, large = (Case("send_recv", "library", "uint8", "", False, each) for each in (LATENCY_BYTES, size))
-        place = bench.place._replace(ends=ends)
-        messages = {"times_us": bench.exercise(large, place), "latency_us": bench.exercise(small, place)}
-        rows.append({"source": ends[0], "target": ends[1]} | bench.timed(messages, pace))
+    case = Case("send_recv", "library", "uint8", "", False, size)
+    for ends, pace in bench.fitting("pairs", dict.fromkeys(pairs, Weight(size, PAIR_SHARE))):
+        message = bench.exercise(case, bench.place._replace(ends=ends))
+        rows.append({"source": ends[0], "target": ends[1]} | bench.timed({"times_us": message}, pace))
     return rows
 
 
@@ -223,9 +221,7 @@ def _overlap(bench: Bench, cases: Sequence[Case]) -> list[Row]:
     rows = []
     for case, _ in bench.fitting("overlap", {case: Weight(case.bytes, 1, OVERLAP_SERIES) for case in cases}):
         exercise = bench.exercise(case)
-        times, compared = overlapped(exercise, bench.device)
-        row = {"operation": case.operation, "bytes": exercise.bytes}
-        rows.append(row | times | timing.over_ranks(exercise, compared, bench.device).counts())
+        rows.append({"operation": case.operation, "bytes": exercise.bytes} | overlapped(exercise, bench.device))
     return rows
 
 
@@ -243,7 +239,7 @@ def _buckets(bench: Bench) -> list[Row]:
 
 def _here(row: Row, lines: Curves, ranks: int) -> Row:
     """Return the bandwidth of this run at the size of a row of nccl-tests."""
-    for own in lines.get((row["operation"], "library"), []) if ranks > 1 else []:
-        if own["bytes"] == row["bytes"]:
-            return {"here_gbps": busbw_gbps(row["operation"], own["bytes"], 1e-6 * median(own["times_us"]), ranks)}
-    return {"why": row["why"] | {"here_gbps": "not measured at this size"}}
+    seconds = lines.get((row["operation"], "library"), {}).get(row["bytes"]) if ranks > 1 else None
+    if seconds is None:
+        return {"why": row["why"] | {"here_gbps": "not measured at this size"}}
+    return {"here_gbps": busbw_gbps(row["operation"], row["bytes"], seconds, ranks)}

