@@ -171,6 +171,12 @@ def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, 
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
+def require_alike(run: Run, here: dict[str, str], there: dict[str, str]) -> None:
+    """Raise ``UserError`` where a run is of another kind than those that it is to be accepted with."""
+    for name, own, other in differences(here, there)[:1]:
+        raise UserError(f"{run.path} cannot be accepted with the others: {name} is {own} here, {other} there")
+
+
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
     """Compare each metric that has a limit with the baseline; a metric that only one side has is listed.
 
@@ -248,7 +254,7 @@ def known_spreads(
         side, about = side_of(earlier, limit.metric), None
         if side and len(side.runs) >= MIN_STORED:
             scale = scale_of(limit, side.lowest)
-            values = [scale.back(item.value) for item in side.readings(scale)]
+            values = side.values(scale)
             about = spread_about(levels(values), scale, float(np.median(values)), f"{len(values)} stored runs")
         if spread := pooled(calibration.spread(limit.metric) if calibration else None, about):
             spreads[limit.metric] = spread
@@ -295,7 +301,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         if not (spread := moderated(measured, default)):
             continue
         effect = smallest_loss(limit, side, measured, len(side.runs))
-        values = sorted(scale.back(item.value) for item in side.readings(scale))
+        values = sorted(side.values(scale))
         ends = " to ".join(dict.fromkeys(quantity(value, metric.unit) for value in (values[0], values[-1])))
         sign = "-" if metric.direction == "higher" else "+"
         cells = {
@@ -334,9 +340,7 @@ def accept(
     first = chosen[0]
     for run in chosen:
         require_acceptable(run)
-        for name, here, there in differences(run.fingerprint, first.fingerprint)[:1]:
-            kinds = f"{name} is {here} here, {there} there"
-            raise UserError(f"{run.path} cannot be in one baseline with {first.path.name}: {kinds}")
+        require_alike(run, run.fingerprint, first.fingerprint)
     comparison = find(first, root)
     current = comparison.baseline
     if add and current is None:

@@ -58,7 +58,6 @@ class Ask(NamedTuple):
 
 
 MAX_REASON = 240  # letters
-NOTHING_EVALUATED = "Nothing that the run was for could be evaluated"
 _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
 
 
@@ -102,7 +101,7 @@ def verdict_of(
     if all(check.kind in ("outcome", "budget") or check.name in (FINITE, AGREE) for check in passed):
         # That a run completed in time with possible numbers says nothing about what it was for.
         why = f": {incomplete[0].name}: {incomplete[0].reason}" if incomplete else ""
-        return verdict("SKIPPED", f"{NOTHING_EVALUATED}{why}.")
+        return verdict("SKIPPED", f"Nothing that the run was for could be evaluated{why}.")
     alone = sum(check.status in ("NO_BASELINE", "NOT_COMPARABLE") for check in checks)
     rest = f"; {alone} not compared (no comparable baseline)" * bool(alone)
     rest += f"; incomplete: {names(incomplete)}" * bool(incomplete)

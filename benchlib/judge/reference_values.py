@@ -15,7 +15,7 @@ from typing import NamedTuple
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_model
 from benchlib.core.text import counted, listing, shortened
-from benchlib.judge.baselines import differences, folder
+from benchlib.judge.baselines import differences, folder, require_alike
 from benchlib.judge.checks import Ask, Check
 from benchlib.judge.regression import SCHEMA, KeptRuns
 from benchlib.results.metrics import measured
@@ -92,9 +92,7 @@ def accept(
         accepted = {run.run: run for run in load(path).runs}
         factors = [*accepted.values()][-1].fingerprint
     for run, qualities in zip(runs, values, strict=True):
-        for name, here, there in differences(_factors(run), factors)[:1]:
-            differs = f"{name} is {here} here, {there} there"
-            raise UserError(f"{run.path} cannot be in one reference with the others: {differs}")
+        require_alike(run, _factors(run), factors)
         if not qualities:
             raise UserError(f"{run.path}: {run.config.benchmark} computes nothing that is the same on any machine")
         metrics = [measured(name, quality.value, quality.unit, derived=True) for name, quality in qualities.items()]

@@ -195,8 +195,6 @@ class Change:
     least: float
     most: float
     basis: Basis
-    old_runs: int
-    new_runs: int
     spread: Spread | None
     whole: float
     disturbed: tuple[Disturbance, ...] = ()
@@ -271,7 +269,7 @@ def moved(
         error = spread.s * math.sqrt(sum(1 / count for count in runs if count))
         half, reach = student(spread.dof) * error, student(max(spread.dof, REACH_DOF), chance) * error
     least, most = move - max(half, within[0]), move + max(half, within[1])
-    return Change(scale, move, least, most, basis, runs[1], runs[0], spread, whole=move, reach=reach)
+    return Change(scale, move, least, most, basis, spread, whole=move, reach=reach)
 
 
 @functools.lru_cache(maxsize=256)
@@ -321,6 +319,9 @@ class Side:
         """Return the same side without the runs whose level shifted; all of them where each did."""
         even = tuple(run for run in self.runs if reading(run, LINEAR, faster(self.metric)).disturbed is None)
         return replace(self, runs=even or self.runs)
+
+    def values(self, scale: Scale) -> list[float]:
+        return [scale.back(item.value) for item in self.readings(scale)]
 
     def value(self, scale: Scale) -> float:
         """Return the (geometric, for ratios) mean of the runs' values."""
@@ -478,10 +479,10 @@ def regression_check(
     return baseline_check(
         metric,
         status=status,
-        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and change.new_runs == 1),
+        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and len(new.runs) == 1),
         value=metric.value if len(new.runs) == 1 else new.value(scale),
         limit=f"{limit.text(metric.direction)} of {old.text(scale)}",
-        source=f"baseline of {counted(change.old_runs, 'run')}; {spread_text(change.spread, scale, metric.unit)}",
+        source=f"baseline of {counted(len(old.runs), 'run')}; {spread_text(change.spread, scale, metric.unit)}",
     )
 
 

@@ -33,7 +33,6 @@ from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import no_runs
 
 SERIES = 12  # examined, those with the newest runs
-MAX_RUNS = 1000  # of a series that are examined, the newest: the search takes time with the square of their number
 LOOKBACK_RUNS = 10  # before a change, whose facts are no news
 POSITION_TOLERANCE = 2  # runs by which the place of a change may be off
 COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
@@ -127,7 +126,7 @@ def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
 
 def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
     """Return the trend of a metric over the runs of one series; None where no run has it."""
-    pairs = [(run, item) for run in runs for item in run.measured if item.name == metric][-MAX_RUNS:]
+    pairs = [(run, item) for run in runs for item in run.measured if item.name == metric]
     if not pairs:
         return None
     members, values, newest = [run for run, _ in pairs], [item.value or 0.0 for _, item in pairs], pairs[-1][1]

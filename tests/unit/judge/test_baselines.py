@@ -7,7 +7,7 @@ import pytest
 
 from benchlib.commands import baseline
 from benchlib.config import schema
-from benchlib.config.schema import build, save_config
+from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, write_json
 from benchlib.judge import baselines
@@ -382,12 +382,14 @@ def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_r
 def test_limits_are_set_by_metric_and_add_up_over_files_and_command_line(monkeypatch):
     read, own = schema.read_params, {"squad": {"limits": {"f1": 0.5, "loss_final": 0.3}}}
     monkeypatch.setattr(schema, "read_params", lambda *of: read(*of) | (own if of[0] == "backends" else {}))
-    config = schema.resolve("squad", "smoke", "cpu", {"limits.train_samples_per_s": "0.1", "limits.f1": "2"}).config
+    config = schema.resolve(
+        "squad", "smoke", "cpu", parse_overrides(["limits.train_samples_per_s=0.1", "limits.f1=2"])
+    ).config
     assert config.limits == {"f1": 2.0, "loss_final": 0.3, "train_samples_per_s": 0.1}
     assert "limits" not in config.work() and "--set limits.train_samples_per_s=0.1" in schema.command(config)
-    for name, value in (("limits.f1", "-1"), ("limits.f1", "x"), ("limits", "3")):
+    for wrong in ("limits.f1=-1", "limits.f1=x", "limits=3"):
         with pytest.raises(UserError, match="limits"):
-            schema.resolve("squad", "smoke", "cpu", {name: value})
+            schema.resolve("squad", "smoke", "cpu", parse_overrides([wrong]))
 
 
 def test_the_recordings_that_the_kit_ships_are_no_baselines():

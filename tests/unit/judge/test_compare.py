@@ -15,6 +15,7 @@ from stores import without_pictures
 
 from benchlib.cli import main
 from benchlib.commands import compare as comparing
+from benchlib.commands import output
 from benchlib.commands.compare import compare
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
@@ -45,7 +46,7 @@ def own_baselines(tmp_path, monkeypatch):
     """No baseline and no calibration of this checkout plays a part."""
     monkeypatch.setattr(baselines, "folder", lambda: tmp_path / "baselines")
     without_pictures(monkeypatch)
-    monkeypatch.setattr(comparing.console, "width", 250)
+    monkeypatch.setattr(output.console, "width", 250)
 
 
 @pytest.fixture
