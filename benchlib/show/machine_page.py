@@ -182,16 +182,16 @@ def shown(page: Page) -> Shown:
     worth = [{"work": row["work"], "rate": row["rate"], "price": row["usd"]} for row in page.worth]
     place = "the demo runs of the kit" if page.demo else str(page.folder)
     return Shown(
-        {"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
-        {"right": right, "fast": fast, "worth": worth, "not done": page.undone},
-        {"fast": lambda: [_picture(page.fast)]},
-        [page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
-        [
+        asked={"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
+        tables={"right": right, "fast": fast, "worth": worth, "not done": page.undone},
+        figures={"fast": lambda: [_picture(page.fast)]},
+        reading=[page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
+        provenance=[
             {name: getattr(run, name) for name in ("run", "benchmark", "hardware")}
             | {"benchlib": run.setup.get("benchlib", "")}
             for run in page.runs
         ],
-        lambda: verdict_of([_answer(run) for run in page.runs], remedy=""),
+        judge=lambda: verdict_of([_answer(run) for run in page.runs], remedy=""),
     )
 
 
