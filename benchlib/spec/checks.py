@@ -100,11 +100,8 @@ def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any
     def apart(run: Rows, rows: list[Row]) -> list[Row]:
         compared = [row for row in rows if ref.numbers(row, run) or not ref.why(row)]
         first = {row.get(per): row for row in reversed(compared)}
-        pairs = [(row, first[row.get(per)]) for row in compared]
-        errors = [
-            (row, _apart(ref.numbers(row, run), ref.numbers(other, run))) for row, other in pairs if row is not other
-        ]
-        return [{**row, "_apart": error} for row, error in errors]
+        pairs = [(row, first[row.get(per)]) for row in compared if row is not first[row.get(per)]]
+        return [{**row, "_apart": _apart(ref.numbers(row, run), ref.numbers(other, run))} for row, other in pairs]
 
     def alone(run: Rows) -> str:
         return unless(run) or ("" if differing.rows(run) else "only one ran: there is nothing to compare")
