@@ -1,9 +1,19 @@
 """What several files of these tests start from."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from harness import HERE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ranks_find_these_files() -> Iterator[None]:
+    """Let processes that a test starts import the benchmarks that lie beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,12 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchlib.core.events import EventWriter, read_events
 from benchlib.core.files import write_json
+from benchlib.launch.launch import RankFailed, execute
 from benchlib.launch.processes import marked
 
 HERE = Path(__file__).parent
 END_S = 90.0  # for what comes within seconds on a machine that nobody else uses
+BOOM = "rank 1 raised ValueError during phase train, step 3: boom <script>"
 
 
 def prepare(run_dir: Path, **values: Any) -> Path:
@@ -28,6 +31,14 @@ def prepare(run_dir: Path, **values: Any) -> Path:
     return run_dir
 
 
+def failed(run_dir: Path, function: str = "run") -> RankFailed:
+    """Run the ranks of a prepared folder, which fail; return the error. No process stays."""
+    with pytest.raises(RankFailed) as caught:
+        execute(run_dir, benchmark=f"faulty:{function}")
+    none_left(run_dir)
+    return caught.value
+
+
 def until(condition: Callable[[], Any], timeout_s: float = END_S) -> Any:
     """Wait for a condition and return what it returned."""
     end = time.monotonic() + timeout_s
@@ -37,14 +48,11 @@ def until(condition: Callable[[], Any], timeout_s: float = END_S) -> Any:
     return value
 
 
-def pid_at_step(run_dir: Path, rank: int, step: int = 3) -> int:
-    """Wait until a rank has reached a step and return its process id."""
-    until(
-        lambda: any(
-            e["source"] == f"rank{rank}" and e.get("step", 0) >= step for e in read_events(run_dir, {"heartbeat"})
-        )
-    )
-    return next(e["pid"] for e in read_events(run_dir, {"start"}) if e["source"] == f"rank{rank}")
+def at_step(run_dir: Path, rank: int | str = "*", step: int = 3) -> int:
+    """Wait until a rank, or any, has reached a step and return its process id."""
+    of_rank = f"rank{rank}"
+    until(lambda: any(e.get("step", 0) >= step for e in read_events(run_dir, {"heartbeat"}, of_rank)))
+    return next(int(event["pid"]) for event in read_events(run_dir, {"start"}, of_rank))
 
 
 def none_left(run_dir: Path) -> None:
@@ -61,12 +69,16 @@ def status(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "status.json").read_text())
 
 
+def seen(run_dir: Path, ranks: int = 2) -> list[dict[str, Any]]:
+    """Return what each rank of a benchmark of this folder wrote down."""
+    return [json.loads((run_dir / f"seen{rank}.json").read_text()) for rank in range(ranks)]
+
+
 @contextlib.contextmanager
 def foreground(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a process that executes a run as the command line does; it is gone in the end."""
     code = f"from benchlib.launch.launch import execute; execute({str(run_dir)!r}, benchmark='faulty:run')"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

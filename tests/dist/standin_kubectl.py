@@ -2,8 +2,8 @@
 
 It keeps its cluster in ``$STANDIN``: ``calls.jsonl``, the mounted config maps, and for each pod a folder with its
 volume, its output, and its exit code. ``$STANDIN_MODE``: ``image`` (pods wait for an image that is not there),
-``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks at its third line), ``lost`` (a pod is gone when it was shown once). With ``$STANDIN_DIRECT`` a
-pod's only rank is started without torchrun, whose start takes seconds.
+``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks at its third line), ``lost`` (a pod is
+gone when it was shown once). The rank of a job of one pod is started without torchrun, whose start takes seconds.
 """
 
 import json
@@ -20,7 +20,6 @@ import yaml
 
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
-DIRECT = "STANDIN_DIRECT" in os.environ
 PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -29,13 +28,13 @@ def mounted(text: str) -> str:
     return text.replace("/etc/benchlib", str(ROOT / "config"))
 
 
-def local(pod: Path, network: str, words: list[str]) -> list[str]:
+def local(pod: Path, network: str, words: list[str], alone: bool) -> list[str]:
     """Replace what only a cluster has: mounts, host names, the image's interpreter."""
     out = []
     for word in words:
         word = word.replace(f"{network}-0.{network}", "127.0.0.1").replace("/outputs", str(pod / "outputs"))
         out.append(sys.executable if word == "python3" else word)
-    if DIRECT and "torch.distributed.run" in out:
+    if alone and "torch.distributed.run" in out:
         begin, worker = out.index("torch.distributed.run") - 1, out.index("benchlib.runtime.worker") - 1
         out[begin:worker] = []
     return out
@@ -52,14 +51,15 @@ def create() -> None:
     for name, content in config["data"].items():
         (ROOT / "config" / name).write_text(mounted(content))
     name, (container,) = job["metadata"]["name"], job["spec"]["template"]["spec"]["containers"]
+    alone = job["spec"]["completions"] == 1
     for index in range(job["spec"]["completions"]):
         pod = ROOT / "pods" / f"{name}-{index}"
         (pod / "outputs").mkdir(parents=True)
         if MODE == "image":
             continue
         env = {**os.environ, **{item["name"]: mounted(item["value"]) for item in container["env"]}}
-        env |= {"JOB_COMPLETION_INDEX": str(index), **(PLACE if DIRECT else {})}
-        command = [sys.executable, "-c", RUN, str(pod), *local(pod, name, container["command"])]
+        env |= {"JOB_COMPLETION_INDEX": str(index), **(PLACE if alone else {})}
+        command = [sys.executable, "-c", RUN, str(pod), *local(pod, name, container["command"], alone)]
         with (pod / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
