@@ -48,20 +48,11 @@ def nothing_starts(monkeypatch):
     monkeypatch.setattr(runner, "run_one", lambda *_: pytest.fail("a run was started although the input is wrong"))
 
 
-@pytest.mark.usefixtures("nothing_starts")
-def test_a_damaged_golden_folder_is_refused_before_anything_starts(tmp_path):
-    folder = made(tmp_path / "golden")
-    (folder / golden.WEIGHTS).write_bytes(bytes(999))
-    done = call("verify", folder, "--backend", "cpu", "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "weights.safetensors was altered" in done.output, done.output
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--backend", "cpu"], "weights.safetensors was altered"),
         (["--set", "lengths=8,64"], "lengths = [8, 64] contradicts"),
-        (["--set", "seed=3"], "seed = 3 contradicts"),
         (["--set", "model=bert-base"], "model = 'bert-base' contradicts"),
         (["--set", "golden=elsewhere"], "sets golden itself"),
         (["--members", "eagre"], "eager"),
@@ -69,9 +60,13 @@ def test_a_damaged_golden_folder_is_refused_before_anything_starts(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("nothing_starts")
-def test_what_contradicts_the_recording_is_refused(tmp_path, arguments, says):
-    done = call("verify", made(tmp_path / "golden"), *arguments, "--out", tmp_path / "out")
+def test_a_damaged_recording_and_what_contradicts_one_are_refused(tmp_path, arguments, says):
+    folder = made(tmp_path / "golden")
+    if "altered" in says:
+        (folder / golden.WEIGHTS).write_bytes(bytes(999))
+    done = call("verify", folder, *arguments, "--out", tmp_path / "out")
     assert done.exit_code == 2 and says in done.output, done.output
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("nothing_starts")
@@ -79,11 +74,8 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for target, says in (
-        ("taken", "never overwritten"),
-        ("file", "never overwritten"),
-        ("file/below", "not a directory"),
-    ):
+    says_of = {"taken": "never overwritten", "file": "never overwritten", "file/below": "not a directory"}
+    for target, says in says_of.items():
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output
     done = call("record", tmp_path / "new", "--set", "members=eager")
@@ -105,8 +97,8 @@ def test_a_recording_fixes_the_work_and_nothing_of_its_machine(tmp_path):
             golden.parameters({"work": work, "benchlib": "0.1.0"})
 
 
-@pytest.mark.parametrize(("across", "weights"), [(False, False), (True, True)])
-def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, monkeypatch, across, weights):
+@pytest.mark.parametrize("across", [False, True])
+def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, monkeypatch, across):
     run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "deep" / "target"
     rename, refused = os.rename, []
 
@@ -118,9 +110,9 @@ def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, 
 
     monkeypatch.setattr(os, "rename", renamed)
     before = golden.read(run_dir)
-    command._publish(run_dir, target, weights)
+    command._publish(run_dir, target, weights=across)
     after = golden.read(target)  # sealed again where the weights were left out
-    assert not run_dir.exists() and (after == before if weights else golden.WEIGHTS not in after["files"])
+    assert not run_dir.exists() and (after == before if across else golden.WEIGHTS not in after["files"])
     assert [path.name for path in target.parent.iterdir()] == ["target"] and bool(refused) == across
 
 
@@ -154,9 +146,8 @@ def test_a_recording_is_verified(tmp_path, monkeypatch):
     done = call("record", folder, *pairs, "--out", out)
     assert done.exit_code == 0, done.output
     assert "PASS" in done.output and "MB in" in done.output
-    assert {"weights.safetensors", "reference/outputs.safetensors", "truth/outputs.safetensors"} <= set(
-        golden.read(folder)["files"]
-    )
+    files = golden.read(folder)["files"].keys()
+    assert files >= {"weights.safetensors", "reference/outputs.safetensors", "truth/outputs.safetensors"}
     moved = Path(shutil.copytree(folder, tmp_path / "copied"))
     shutil.rmtree(folder)
     settings = [word for pair in SMALL[4:] for word in ("--set", pair)]

@@ -1,6 +1,6 @@
 import pytest
 import qa_reference
-from texts import TEXTS, TOKENIZERS, odd_examples
+from qa_reference import TOKENIZERS, odd_examples
 
 from benchlib.core.errors import UserError
 from benchlib.workloads import features
@@ -69,7 +69,7 @@ def test_lengths_without_room_are_refused():
 
 
 def test_the_tokenizer_keeps_its_state_and_its_state_does_not_matter():
-    examples, tokenizer = odd_examples(9), qa_reference.bert_tokenizer(TEXTS)
+    examples, tokenizer = odd_examples(9), qa_reference.bert_tokenizer()
     plain = features.build(examples, tokenizer, 96, 24, True)
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=50)
