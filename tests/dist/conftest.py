@@ -12,7 +12,7 @@ from harness import HERE
 def _ranks_find_these_files() -> Iterator[None]:
     """Let processes that a test starts import the benchmarks that lie beside it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (HERE.parents[1], HERE, HERE.parent / "fixtures"))))
         yield
 
 

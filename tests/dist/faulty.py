@@ -139,11 +139,7 @@ def checksums(config: Config, run_dir: Path, events: EventWriter) -> None:
             with torch.no_grad():
                 model[0].bias.view(torch.int16)[0] ^= 1
         other = group.checksums_equal(world, model)
-        facts = {
-            "place": [world.rank, world.size, world.local_rank, str(world.device), world.collective],
-            "threads": torch.get_num_threads(),
-        }
-        files.write_json(
-            run_dir / f"seen{world.rank}.json",
-            {**facts, "same": same, "wrapped": wrapped, "other": other, "omp": os.environ["OMP_NUM_THREADS"]},
-        )
+        place = [world.rank, world.size, world.local_rank, str(world.device), world.collective]
+        seen = {"place": place, "threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
+        seen |= {"same": same, "wrapped": wrapped, "other": other}
+        files.write_json(run_dir / f"seen{world.rank}.json", seen)

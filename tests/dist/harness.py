@@ -1,4 +1,4 @@
-"""Helpers of the fault tests: prepared run folders, waiting, and the search for processes that were left behind."""
+"""Helpers of the fault tests: prepared run folders, and the search for processes that were left behind."""
 
 import contextlib
 import json
@@ -6,11 +6,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from benchlib.core.events import EventWriter, read_events
 from benchlib.core.files import write_json
@@ -18,7 +19,6 @@ from benchlib.launch.launch import RankFailed, execute
 from benchlib.launch.processes import marked
 
 HERE = Path(__file__).parent
-END_S = 90.0  # for what comes within seconds on a machine that nobody else uses
 BOOM = "rank 1 raised ValueError during phase train, step 3: boom <script>"
 
 
@@ -39,15 +39,6 @@ def failed(run_dir: Path, function: str = "run") -> RankFailed:
     return caught.value
 
 
-def until(condition: Callable[[], Any], timeout_s: float = END_S) -> Any:
-    """Wait for a condition and return what it returned."""
-    end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value
-
-
 def at_step(run_dir: Path, rank: int | str = "*", step: int = 3) -> int:
     """Wait until a rank, or any, has reached a step and return its process id."""
     of_rank = f"rank{rank}"
@@ -56,11 +47,8 @@ def at_step(run_dir: Path, rank: int | str = "*", step: int = 3) -> int:
 
 
 def none_left(run_dir: Path) -> None:
-    """Assert that all processes of a run go away."""
-    end = time.monotonic() + END_S
-    while left := marked(run_dir):
-        assert time.monotonic() < end, [process.cmdline() for process in left]
-        time.sleep(0.05)
+    """Wait until all processes of a run have gone."""
+    until(lambda: not marked(run_dir))
 
 
 def status(run_dir: Path) -> dict[str, Any]:

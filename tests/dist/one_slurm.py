@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import free_port, until
+from harness import free_port
+from waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 INSTALL = "as root: apt-get install --no-install-recommends munge slurmctld slurmd slurm-client"

@@ -20,6 +20,7 @@ import yaml
 
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
+RUN = '"$@"; echo $? > "$0/code"'  # a container's command, and keep its exit code; the pod's processes are one group
 PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -59,20 +60,11 @@ def create() -> None:
             continue
         env = {**os.environ, **{item["name"]: mounted(item["value"]) for item in container["env"]}}
         env |= {"JOB_COMPLETION_INDEX": str(index), **(PLACE if alone else {})}
-        command = [sys.executable, "-c", RUN, str(pod), *local(pod, name, container["command"], alone)]
+        command = ["sh", "-c", RUN, str(pod), *local(pod, name, container["command"], alone)]
         with (pod / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            options = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "start_new_session": True}
+            process = subprocess.Popen(command, env=env, **options)
         (pod / "pid").write_text(str(process.pid))
-
-
-# Runs a container's command and keeps its exit code; the pod's processes are one group.
-RUN = (
-    "import pathlib, subprocess, sys; "
-    "code = subprocess.run(sys.argv[2:]).returncode; "
-    "pathlib.Path(sys.argv[1], 'code').write_text(str(code))"
-)
 
 
 def state(pod: Path) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import one_slurm
 import pytest
-from harness import BOOM, HERE, at_step, failed, free_port, prepare, seen, until
+from harness import BOOM, HERE, at_step, failed, free_port, prepare, seen
+from waiting import until
 
 from benchlib.core.events import read_events
 from benchlib.launch.launch import Launch, execute

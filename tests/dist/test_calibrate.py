@@ -19,14 +19,7 @@ SMALL = {
 def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeypatch):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
-    real, ranks = command.execute, []
-
-    def execute(run_dir):  # once as users have it
-        ranks.append(run_dir)
-        return real(run_dir) if len(ranks) == 1 else in_this_process(run_dir)
-
-    monkeypatch.setattr(command, "execute", execute)
-
+    monkeypatch.setattr(command, "execute", in_this_process)
     first = calibrate("machine", "smoke", "cpu", SMALL, {0.0: 3, 1.0: 1}, tmp_path / "out")
     by_name = {item.metric: item for item in first.metrics}
     (plant,) = by_name["matmul_fp32_alone_flops"].planted

@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BOOM, END_S, HERE, at_step, failed, foreground, none_left, prepare, status, until
+from harness import BOOM, at_step, failed, foreground, none_left, prepare, status
 from small_disk import on_small_disk
+from waiting import END_S, until
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -270,23 +270,3 @@ def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
     assert "CODE 2 SAME True TMP [] INDEX True" in words
     assert "no space left on device; free some space on this disk" in words
     assert "Traceback" not in output
-
-
-def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor's, by which limits and durations are taken, is two hours on as soon as a rank is there."""
-    run_dir = prepare(tmp_path / "run", steps=30, step_s=0.05, wall_limit_s=600, stall_timeout_s=600)
-    (tmp_path / "sitecustomize.py").write_text(f"""
-import sys, time
-from pathlib import Path
-real, begun = time.time, Path({str(run_dir / "events-rank0.jsonl")!r})
-if "benchlib.launch.supervise" in sys.orig_argv:
-    time.time = lambda: real() + 7200 * begun.exists()
-""")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{HERE}")
-    began = time.monotonic()
-    ended = execute(run_dir, benchmark="faulty:run")
-    assert ended["outcome"] == "complete"
-    assert 1.0 < ended["ended_at"] - ended["started_at"] < time.monotonic() - began
-    (launched,) = read_events(run_dir, {"launched"})
-    (over,) = read_events(run_dir, {"ended"})
-    assert over["t"] - launched["t"] > 7000, "it was set"

@@ -116,19 +116,6 @@ def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, 
     assert [path.name for path in target.parent.iterdir()] == ["target"] and bool(refused) == across
 
 
-def test_a_failed_publication_leaves_the_recording_in_its_run_and_nothing_half_made(tmp_path, monkeypatch):
-    run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "target"
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "")))
-    monkeypatch.setattr(shutil, "copytree", full)
-    with pytest.raises(UserError, match="free some space"):
-        command._publish(run_dir, target, weights=True)
-    assert golden.read(run_dir) and [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
 def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
     done = call("record", tmp_path / "golden", "--backend", "cuda", "--out", tmp_path / "out")

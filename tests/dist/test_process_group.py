@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import END_S, flip, free_port, none_left, prepare, seen
+from harness import flip, free_port, none_left, prepare, seen
+from waiting import END_S
 from worlds import in_world
 
 from benchlib.core.errors import RunBroken

@@ -18,12 +18,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path: Path) -> None:
-    values = {
-        "backend": "rocm" if torch.version.hip else "cuda",
-        "nproc": torch.cuda.device_count(),
-        "sizes": "1,999,4KiB,16MiB",
-        "budget_s": 300.0,
-    }
+    backend, ranks = "rocm" if torch.version.hip else "cuda", torch.cuda.device_count()
+    values = {"backend": backend, "nproc": ranks, "sizes": "1,999,4KiB,16MiB", "budget_s": 300.0}
     (tmp_path / "logs").mkdir()
     save_config(build("collectives", values), tmp_path)
     assert execute(tmp_path)["outcome"] == "complete"
