@@ -1,7 +1,6 @@
 """What several files of these tests start from."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
@@ -9,7 +8,7 @@ from harness import HERE
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _ranks_find_these_files() -> Iterator[None]:
+def _ranks_find_these_files():
     """Let processes that a test starts import the benchmarks that lie beside it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (HERE.parents[1], HERE, HERE.parent / "fixtures"))))
@@ -17,7 +16,7 @@ def _ranks_find_these_files() -> Iterator[None]:
 
 
 @pytest.fixture
-def group() -> Iterator[None]:
+def group():
     """A world of one rank in this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -24,12 +23,12 @@ RUN = '"$@"; echo $? > "$0/code"'  # a container's command, and keep its exit co
 PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
-def mounted(text: str) -> str:
+def mounted(text):
     """Return a text with the place where the config maps are mounted here."""
     return text.replace("/etc/benchlib", str(ROOT / "config"))
 
 
-def local(pod: Path, network: str, words: list[str], alone: bool) -> list[str]:
+def local(pod, network, words, alone):
     """Replace what only a cluster has: mounts, host names, the image's interpreter."""
     out = []
     for word in words:
@@ -41,7 +40,7 @@ def local(pod: Path, network: str, words: list[str], alone: bool) -> list[str]:
     return out
 
 
-def create() -> None:
+def create():
     """Start the pods of the manifest on the standard input."""
     if MODE == "refused":
         sys.exit("Error from server (Forbidden): jobs.batch is forbidden: User cannot create resource")
@@ -67,7 +66,7 @@ def create() -> None:
         (pod / "pid").write_text(str(process.pid))
 
 
-def state(pod: Path) -> dict[str, Any]:
+def state(pod):
     """Return a pod as the API shows it."""
     waits = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "benchlib:cpu"'}}
     phase, inside = ("Pending", waits) if MODE == "image" else ("Running", {"running": {}})
@@ -78,7 +77,7 @@ def state(pod: Path) -> dict[str, Any]:
     return {"metadata": {"name": pod.name}, "status": status}
 
 
-def follow(pod: Path) -> None:
+def follow(pod):
     """Print a pod's log until the pod ends."""
     lines = 0
     with (pod / "log").open() as log:
@@ -97,7 +96,7 @@ def follow(pod: Path) -> None:
             time.sleep(0.05)
 
 
-def main() -> None:
+def main():
     """Do what the command line says."""
     words = sys.argv[1:]
     with (ROOT / "calls.jsonl").open("a") as calls:

@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import one_slurm
 import pytest
@@ -23,7 +21,7 @@ PODS = {"launcher": "kubernetes", "nproc": 1}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(tmp_path, monkeypatch):
     """Put the stand-in for kubectl on the PATH; return its folder."""
     root, programs = tmp_path / "cluster", tmp_path / "bin"
     root.mkdir()
@@ -33,36 +31,36 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def program(path: Path, text: str) -> None:
+def program(path, text):
     """Write a shell script that can be run."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
 
-def profile(folder: Path, text: str) -> dict[str, str]:
+def profile(folder, text):
     """Write the profile of a cluster; return the parameter that names it."""
     (folder / "profile.yaml").write_text(text)
     return {"cluster": str(folder / "profile.yaml")}
 
 
-def calls(root: Path) -> list[str]:
+def calls(root):
     """Return the commands that kubectl was given, without those that only look."""
     lines = [json.loads(line) for line in (root / "calls.jsonl").read_text().splitlines()]
     return [word for line in lines for word in line if word in ("create", "cp", "logs", "delete")]
 
 
-def pods_left(root: Path) -> list[int]:
+def pods_left(root):
     """Return the processes of pods and of their followers that are still there."""
     processes = marked(root, "STANDIN")
     return [process.pid for process in processes if process.is_running() and process.ppid() != os.getpid()]
 
 
-def started(run_dir: Path) -> list[str]:
+def started(run_dir):
     return sorted(event["source"] for event in read_events(run_dir, {"start"}))
 
 
-def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path) -> None:
+def test_two_pods_meet_and_their_results_come_home(cluster, tmp_path):
     own = profile(tmp_path, f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\n")
     run_dir = prepare(tmp_path / "run", nnodes=2, **PODS, **own)
     status = execute(run_dir, benchmark="faulty:checksums")
@@ -79,7 +77,7 @@ def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path
     assert pods_left(cluster) == []
 
 
-def test_an_agent_takes_its_job_back_when_its_supervisor_is_killed(cluster: Path, tmp_path: Path) -> None:
+def test_an_agent_takes_its_job_back_when_its_supervisor_is_killed(cluster, tmp_path):
     run_dir = prepare(tmp_path / "run", **PODS)
     with Launch(run_dir, "faulty:run").start() as launch:
         at_step(run_dir, 0)
@@ -90,9 +88,7 @@ def test_an_agent_takes_its_job_back_when_its_supervisor_is_killed(cluster: Path
     until(lambda: not pods_left(cluster))
 
 
-def test_a_connection_that_breaks_is_opened_again(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_breaks_is_opened_again(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("STANDIN_MODE", "cut")
     run_dir = prepare(tmp_path / "run", steps=60, **PODS)
     status = execute(run_dir, benchmark="faulty:run")
@@ -111,9 +107,7 @@ def test_a_connection_that_breaks_is_opened_again(
         ("lost", {}, "-0 is gone: evicted, or the job was removed by somebody"),
     ],
 )
-def test_a_pod_that_fails_or_cannot_run_says_why(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, values: dict[str, Any], words: str
-) -> None:
+def test_a_pod_that_fails_or_cannot_run_says_why(cluster, tmp_path, monkeypatch, mode, values, words):
     monkeypatch.setenv("STANDIN_MODE", mode)
     error = failed(prepare(tmp_path / "run", **PODS, **values))
     assert words in error.status["reason"]
@@ -130,7 +124,7 @@ def test_a_pod_that_fails_or_cannot_run_says_why(
     ids=["stays in the queue", "ends without a rank"],
 )
 @pytest.mark.usefixtures("cluster")
-def test_a_job_without_a_rank(tmp_path: Path, sbatch: str, starts: str, ends: str) -> None:
+def test_a_job_without_a_rank(tmp_path, sbatch, starts, ends):
     program(tmp_path / "bin" / "sbatch", sbatch)
     program(tmp_path / "bin" / "scancel", f'echo "$1" > {tmp_path / "cancelled"}')
     program(tmp_path / "bin" / "squeue", "true")
@@ -141,7 +135,7 @@ def test_a_job_without_a_rank(tmp_path: Path, sbatch: str, starts: str, ends: st
 
 
 @pytest.mark.skipif(bool(one_slurm.missing()), reason=one_slurm.missing())
-def test_slurm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_itself(tmp_path, monkeypatch):
     """Two nodes: srun starts the ranks, or torchrun's agents that meet; one that fails is named; nothing stays in the queue."""
     with one_slurm.running(tmp_path / "slurm") as conf:
         monkeypatch.setenv("SLURM_CONF", str(conf))
@@ -160,7 +154,7 @@ def test_slurm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("torchx"), reason="no torchx on the PATH: pipx install torchx==0.7.0")
-def test_torchx_itself(tmp_path: Path) -> None:
+def test_torchx_itself(tmp_path):
     own = profile(tmp_path, f"port: {free_port()}\ntorchx: {{cfg: {{log_dir: {tmp_path / 'logs'}}}}}\n")
     run_dir = prepare(tmp_path / "run", launcher="torchx", nproc=1, nnodes=2, **own)
     status = execute(run_dir, benchmark="faulty:checksums")

@@ -5,9 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import BOOM, at_step, failed, foreground, none_left, prepare, status
@@ -28,7 +26,7 @@ OVER_MPI = {"collective": "mpi", "launcher": "mpirun", "fault": "nothing"}
 IN_GROUPS = {"nproc": 3, "collective": "hierarchical", "exchange_groups": "a,b,a", "fault": "nothing"}
 
 
-def test_complete(tmp_path: Path) -> None:
+def test_complete(tmp_path):
     """Malformed events are skipped."""
     run_dir, seen = prepare(tmp_path / "run", steps=5, step_s=0.01), []
     result = execute(run_dir, seen.append, "faulty:strange")
@@ -39,14 +37,14 @@ def test_complete(tmp_path: Path) -> None:
     assert "skipped a malformed event: {" in (run_dir / "logs/supervisor.log").read_text()
 
 
-def test_an_error_of_the_launching_side_ends_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_launching_side_ends_the_ranks(tmp_path, monkeypatch):
     """One of who looks at the events, and one that comes when the supervisor has only just been started."""
-    launches: list[Launch] = []
+    launches = []
     monkeypatch.setattr(Launch, "__enter__", lambda launch: launches.append(launch) or launch)
     with pytest.raises(ZeroDivisionError):
         execute(prepare(tmp_path / "run"), lambda event: 1 // (event["kind"] != "heartbeat"), "faulty:run")
 
-    def interrupted(launch: Launch, held: int, start: Any = Launch._start) -> None:
+    def interrupted(launch, held, start=Launch._start):
         start(launch, held)
         raise KeyboardInterrupt
 
@@ -72,7 +70,7 @@ def test_an_error_of_the_launching_side_ends_the_ranks(tmp_path: Path, monkeypat
     ],
     ids=["killed", "stopped", "killed in groups", "killed over mpi"],
 )
-def test_a_rank_that_is_lost(tmp_path: Path, number: int, rank: int, values: dict[str, Any], words: str) -> None:
+def test_a_rank_that_is_lost(tmp_path, number, rank, values, words):
     run_dir = prepare(tmp_path / "run", **values)
     with Launch(run_dir, "faulty:collective" if "collective" in values else "faulty:run").start() as launch:
         os.kill(at_step(run_dir, rank), number)
@@ -98,15 +96,7 @@ NOT_AT_WORK = "rank 1 was not at work 10 s after the launch (start-up limit)"
     ],
     ids=["segfault", "spins", "boom", "boom under torchrun", "limit"],
 )
-def test_a_broken_run_names_who_and_how(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    values: dict[str, Any],
-    function: str,
-    outcome: str,
-    culprit: int,
-    words: list[str],
-) -> None:
+def test_a_broken_run_names_who_and_how(tmp_path, monkeypatch, values, function, outcome, culprit, words):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     run_dir = prepare(tmp_path / "run", **values)
@@ -128,12 +118,12 @@ def test_a_broken_run_names_who_and_how(
         assert not list((tmp_path / "temporary").glob("torchelastic_*")), "all that it leaves is in the run's folder"
 
 
-def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path: Path) -> None:
+def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path):
     result = execute(prepare(tmp_path / "run", stall_timeout_s=5), benchmark="faulty:long_work_of_one")
     assert result["outcome"] == "complete"
 
 
-def test_a_folder_is_for_one_launch_until_it_is_stopped(tmp_path: Path) -> None:
+def test_a_folder_is_for_one_launch_until_it_is_stopped(tmp_path):
     run_dir = prepare(tmp_path / "run")
     with Launch(run_dir, "faulty:run").start() as launch:
         at_step(run_dir, 1)
@@ -153,7 +143,7 @@ def test_a_folder_is_for_one_launch_until_it_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_launching_process_gets(number: signal.Signals, tmp_path: Path) -> None:
+def test_launching_process_gets(number, tmp_path):
     run_dir = prepare(tmp_path / "run", fault="deaf", who=1)
     with foreground(run_dir) as process:
         at_step(run_dir, 1)
@@ -167,7 +157,7 @@ def test_launching_process_gets(number: signal.Signals, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shared_memory() -> Iterator[None]:
+def shared_memory():
     """Remove what a killed mpirun leaves: segments that it would have removed at its end."""
     before = set(Path("/dev/shm").glob("sm_segment.*"))
     yield
@@ -181,7 +171,7 @@ def shared_memory() -> Iterator[None]:
     ids=["local", "torchrun", "mpirun"],
 )
 @pytest.mark.usefixtures("shared_memory")
-def test_supervisor_killed(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_supervisor_killed(tmp_path, values):
     run_dir = prepare(tmp_path / "run", **values)
     with Launch(run_dir, "faulty:collective" if "collective" in values else "faulty:run").start() as launch:
         at_step(run_dir, 1)
@@ -198,7 +188,7 @@ def test_supervisor_killed(tmp_path: Path, values: dict[str, Any]) -> None:
     assert "rank 1 was last heard of during phase train" in status(run_dir)["reason"]
 
 
-def test_a_stopped_supervisor_goes_on_and_keeps_the_limits(tmp_path: Path) -> None:
+def test_a_stopped_supervisor_goes_on_and_keeps_the_limits(tmp_path):
     run_dir = prepare(tmp_path / "run", wall_limit_s=10)
     with Launch(run_dir, "faulty:run").start() as launch:
         at_step(run_dir, 1)
@@ -211,7 +201,7 @@ def test_a_stopped_supervisor_goes_on_and_keeps_the_limits(tmp_path: Path) -> No
     none_left(run_dir)
 
 
-def test_a_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
+def test_a_deleted_run_folder_ends_the_run(tmp_path):
     run_dir = prepare(tmp_path / "run")
     with Launch(run_dir, "faulty:run").start() as launch:
         at_step(run_dir, 1)
@@ -223,7 +213,7 @@ def test_a_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("supervisor_gets", [signal.SIGSTOP, signal.SIGKILL], ids=lambda number: number.name)
-def test_the_launching_process_is_killed_after_the_supervisor(supervisor_gets: signal.Signals, tmp_path: Path) -> None:
+def test_the_launching_process_is_killed_after_the_supervisor(supervisor_gets, tmp_path):
     """One that was stopped goes on, and ends the run; of one that was killed the next reader writes the status."""
     run_dir = prepare(tmp_path / "run")
     with foreground(run_dir) as process:
@@ -242,7 +232,7 @@ def test_the_launching_process_is_killed_after_the_supervisor(supervisor_gets: s
         assert status(run_dir)["reason"] == "stopped: the launching process is gone"
 
 
-def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
+def test_the_command_line_on_a_disk_that_is_too_small(tmp_path):
     output = on_small_disk(
         tmp_path / "disk",
         "4m",

@@ -38,24 +38,24 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def prepared(folder: Path, **values) -> Path:
+def prepared(folder, **values):
     folder.mkdir()
     (folder / "logs").mkdir()
     save_config(build("parity", SMALL | values), folder)
     return folder
 
 
-def here(folder: Path) -> Run:
+def here(folder):
     """Run the benchmark in this process; its members are in their own all the same."""
     in_this_process(folder)
     return Run(folder)
 
 
-def members(found: Run) -> dict[str, tuple[str, str]]:
+def members(found):
     return {row["member"]: (row["status"], row["reason"]) for row in found.result.tables["members"]}
 
 
-def named(found: Run) -> dict[str, object]:
+def named(found):
     return {check.name: check for check in SPEC.judge(found, find(found))}
 
 
@@ -195,7 +195,7 @@ def test_what_a_killed_member_had_begun_to_write_is_gone(tmp_path):
 
 
 def test_a_first_run_is_compared_with_the_recording_that_comes_with_the_kit(whole, tmp_path, monkeypatch):
-    def answer(name: str, edit: str = "", add: float = 0.0, **meta: str):
+    def answer(name, edit="", add=0.0, **meta):
         folder = tmp_path / name / "golden"
         shutil.copytree(whole.path / "golden", folder)
         for file, key in ((recording.OUTPUTS, "layer/start"), (recording.LAYERS, "002")):

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from benchlib.runtime.libraries import LIBRARIES
 COMPARED = 2 * (5 * 9 * 6 + 9 * 9)  # reductions x kinds x forms, and kinds x moves; in one group, and once more in two
 
 
-def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_and_their_checksums(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # what the environment says does not count
     run_dir = prepare(tmp_path / "run", threads=1)
     assert execute(run_dir, benchmark="faulty:checksums")["outcome"] == "complete"
@@ -36,7 +35,7 @@ def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.Monke
         assert saw["other"][0][0] == saw["same"][0][0] != saw["other"][0][1]
 
 
-def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
+def test_a_rank_without_any_launcher(tmp_path):
     run_dir = prepare(tmp_path / "run", who=5, steps=1, nproc=1)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     env = {name: value for name, value in os.environ.items() if name not in names}
@@ -45,7 +44,7 @@ def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
     assert (run_dir / "store.json").exists()
 
 
-def test_nodes_that_differ_end_as_a_user_error(tmp_path: Path) -> None:
+def test_nodes_that_differ_end_as_a_user_error(tmp_path):
     """Each node says the same sentence, and neither ends by an echo of the other's end."""
     endpoint = f"127.0.0.1:{free_port()}"
     values = {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "max_restarts": 2}
@@ -62,7 +61,7 @@ def test_nodes_that_differ_end_as_a_user_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(LIBRARIES["mpi"].missing()), reason=LIBRARIES["mpi"].missing())
-def test_every_operation_over_mpi(tmp_path: Path) -> None:
+def test_every_operation_over_mpi(tmp_path):
     patience = {"stall_timeout_s": 600, "budget_s": 600}
     run_dir = prepare(tmp_path / "run", collective="mpi", launcher="mpirun", nproc=4, names="gloo,mpi", **patience)
     assert execute(run_dir, benchmark="library_cases:run")["outcome"] == "complete"
@@ -78,14 +77,14 @@ def test_every_operation_over_mpi(tmp_path: Path) -> None:
         assert all(0 <= row["max_difference"] < 1e-12 for row in saw["rows"])
 
 
-def checkpoints(root: Path, rank: int, size: int) -> None:
+def checkpoints(root, rank, size):
     """Each rank is a node without the other's disk. Rank 0 has checkpoints 4 and 12, the latter damaged; rank 1 has 8."""
     folder, cpu = root / f"node{rank}", torch.device("cpu")
 
-    def newest(below: int = 99) -> tuple[checkpoint.Checkpoint | None, list[str]]:
+    def newest(below=99):
         return checkpoint.newest_shared(folder, True, cpu, lambda candidate: candidate.step < below)
 
-    def steps() -> list[int]:
+    def steps():
         return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
 
     assert newest() == (None, [])
@@ -106,7 +105,7 @@ def checkpoints(root: Path, rank: int, size: int) -> None:
         shutil.rmtree(folder / "step-00000008")
     broadcast, checkpoint.CHUNK_BYTES = dist.broadcast, 100_000  # in several parts
 
-    def tampered(data: torch.Tensor, src: int) -> None:
+    def tampered(data, src):
         broadcast(data, src=src)
         if rank == 0 and len(data) == 100_000:
             data[1000] ^= 1
@@ -118,5 +117,5 @@ def checkpoints(root: Path, rank: int, size: int) -> None:
     assert steps() == [[4, 12], [4, 8]][rank], "what arrived damaged was not kept"
 
 
-def test_two_nodes_agree_on_their_newest_whole_checkpoint(tmp_path: Path) -> None:
+def test_two_nodes_agree_on_their_newest_whole_checkpoint(tmp_path):
     in_world(2, tmp_path, partial(checkpoints, tmp_path))

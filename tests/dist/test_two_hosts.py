@@ -1,7 +1,6 @@
 """Two hosts with nothing in common but a cable: runs across it, its speed, and what is said when one of them is gone."""
 
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 SIZE = 16 * 2**20
 
 
-def test_all_reduce_is_right_and_not_above_what_the_cable_carries(tmp_path: Path) -> None:
+def test_all_reduce_is_right_and_not_above_what_the_cable_carries(tmp_path):
     """More than the cable of 1 Gbit/s carries would be measured wrongly; less may be a busy machine."""
     with two_hosts("1gbit") as hosts:
         result = measured(hosts, tmp_path, "collectives", sizes="16MiB", seconds=0.01, **ALL_REDUCE)
@@ -35,7 +34,7 @@ def test_all_reduce_is_right_and_not_above_what_the_cable_carries(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["killed", "cut"])
-def test_a_host_that_disappears_is_named(how: str, tmp_path: Path) -> None:
+def test_a_host_that_disappears_is_named(how, tmp_path):
     with two_hosts() as hosts:
         values = {**hosts[0].nodes(), "stall_timeout_s": 5.0, "steps": 100_000}
         run_dirs = [prepare(tmp_path / name, **values) for name in "ab"]
@@ -60,7 +59,7 @@ def test_a_host_that_disappears_is_named(how: str, tmp_path: Path) -> None:
             assert status(run_dirs[1])["reason"].endswith(f"{named}({hosts[0].address}) with rank {ranks[0]}")
 
 
-def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
+def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path):
     values = {"train_questions": 96, "eval_questions": 48, "checkpoint_every": -1, "threads": 1, "budget_s": 86400.0}
     values |= training_cases.without_dropout()
     unlike = {"balance": "auto", "planted_work": [1, 3]}

@@ -1,7 +1,5 @@
 """The collectives on all GPUs of this machine, through the same launcher as everywhere."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +15,7 @@ from benchlib.workloads.collectives import hierarchy
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")]
 
 
-def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path: Path) -> None:
+def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path):
     backend, ranks = "rocm" if torch.version.hip else "cuda", torch.cuda.device_count()
     values = {"backend": backend, "nproc": ranks, "sizes": "1,999,4KiB,16MiB", "budget_s": 300.0}
     (tmp_path / "logs").mkdir()
@@ -33,7 +31,7 @@ def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path: Path) ->
     assert failed == []
 
 
-def one_of_a_pair(rank: int, folder: Path, backends: list[str]) -> None:
+def one_of_a_pair(rank, folder, backends):
     """Add a tensor on this rank's device to the other rank's, in segments and several at once."""
     backend = backends[rank]
     device = torch.device("cpu" if backend == "cpu" else "cuda")
@@ -53,5 +51,5 @@ def one_of_a_pair(rank: int, folder: Path, backends: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def test_a_gpu_beside_a_processor_in_one_world(tmp_path: Path) -> None:
+def test_a_gpu_beside_a_processor_in_one_world(tmp_path):
     mp.spawn(one_of_a_pair, (tmp_path, ["rocm" if torch.version.hip else "cuda", "cpu"]), nprocs=2)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("engine", ["native", "trainer"])
-def test_training_on_one_gpu(tmp_path: Path, precision: str, engine: str) -> None:
+def test_training_on_one_gpu(tmp_path, precision, engine):
     if not devices.supports(precision, torch.device("cuda", 0))[0]:
         pytest.skip(f"this GPU has no {precision}")
     backend = "rocm" if torch.version.hip else "cuda"
