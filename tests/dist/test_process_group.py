@@ -93,12 +93,12 @@ def checkpoints(root, rank, size):
     if rank == 0:
         flip(folder / "step-00000012/model.safetensors")
     start, faults = newest()
-    assert start is not None and (start.step, start.tensors("model")["weight"].unique().tolist()) == (8, [8.0])
+    assert (start.step, start.tensors("model")["weight"].unique().tolist()) == (8, [8.0])
     altered = "model.safetensors was altered (its SHA-256 is not the one in manifest.json)"
     assert faults == [f"step-00000012: {altered}"]
     assert checkpoint.damage(folder / "step-00000008") == "", "verified again where it arrived"
     usable, _ = newest(below=8)
-    assert usable is not None and usable.step == 4
+    assert usable.step == 4
     assert steps() == [[4, 8, 12], [4, 8]][rank]
 
     if rank == 0:

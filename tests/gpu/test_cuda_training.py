@@ -29,12 +29,11 @@ def test_training_on_one_gpu(tmp_path, precision, engine):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     result = Run(tmp_path).result
-    assert result is not None
     assert result.status == "complete"
     assert sum(result.facts["samples_seen"]) == result.facts["samples_expected"]
-    assert (result.value("loss_final_minisquad_tiny") or 9e9) < (result.value("loss_first_minisquad_tiny") or 0.0)
-    assert 0 < (result.value("mfu_minisquad_tiny") or 0.0) < 1
-    assert (result.value("device_memory_gb") or 0.0) > 0
+    assert result.value("loss_final_minisquad_tiny") < result.value("loss_first_minisquad_tiny")
+    assert 0 < result.value("mfu_minisquad_tiny") < 1
+    assert result.value("device_memory_gb") > 0
     if engine == "native":
-        parts = [result.value(f"time_{part}_s") or 0.0 for part in ("data", "forward", "backward", "optimizer")]
-        assert 0 < sum(parts) <= (result.value("step_s_minisquad_tiny") or 0.0) * 1.1
+        parts = [result.value(f"time_{part}_s") for part in ("data", "forward", "backward", "optimizer")]
+        assert 0 < sum(parts) <= result.value("step_s_minisquad_tiny") * 1.1
