@@ -102,7 +102,9 @@ def test_four_ranks_verify_every_operation(tmp_path):
 
 
 def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
-    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, dtypes=["fp32"], sizes="3,999")
+    """Also beside a computation, and in the buckets of gradients."""
+    values = {"dtypes": ["fp32"], "sizes": "3,4KiB", "bucket_bytes": [1, 4000]}
+    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, **values)
     series = pd.DataFrame(run.result.tables["series"])
     wrong = series[series.wrong_elements > 0]
     # Of what only the root gets, the faulty rank has nothing to spoil.
@@ -110,18 +112,12 @@ def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
     assert (series[~series.operation.isin(["barrier", *ROOTED])].wrong_elements > 0).all()
     check = _checks(run)["right results"]
     assert check.status == "FAIL"
-    assert "on rank 1 is" in check.reason
-    assert "on rank 0" not in check.reason
-
-
-def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(tmp_path):
-    values = {"operations": ["all_reduce"], "reductions": ["sum"], "variants": ["overlap"], "dtypes": ["fp32"]}
-    values |= {"planted_fault_rank": 1, "sizes": "4KiB", "bucket_bytes": [1, 4000], "pairs": False}
-    run = _run(tmp_path / "run", nproc=2, **values)
-    (beside,), (buckets,) = (run.result.tables[name] for name in ("overlap", "buckets"))
+    assert "on rank 1 is" in check.reason and "on rank 0" not in check.reason
+    (beside,) = [row for row in run.result.tables["overlap"] if row["operation"] == "all_reduce"]
     # One element of each run of rank 1 is wrong: 9 to size the computation, 9 alone and 9 together; both ranks compare all.
     assert (beside["wrong_elements"], beside["checked_elements"]) == (27, 27 * 2 * 1024)
     # Two buckets, of 1 and of 1,000 elements, on both ranks; the rounds of warm-up are compared as well.
+    (buckets,) = run.result.tables["buckets"]
     rounds, rest = divmod(buckets["checked_elements"], 2 * 1001)
     assert rest == 0
     assert buckets["wrong_elements"] == 2 * rounds
