@@ -1,7 +1,7 @@
 """What people see of a history: pictures of trends and curves, then what its notebook shows of a store."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -171,7 +171,11 @@ def shown(past: History) -> Shown:
         "metric": past.asked.metric or "key numbers",
         "store": store + ", since no run is stored yet" * past.demo,
     }
-    tables = {"series": series, "machines": lines.machines(runs), "changes and regressions": happened}
+    tables: dict[str, Sequence[Mapping[str, Any]]] = {
+        "series": series,
+        "machines": lines.machines(runs),
+        "changes and regressions": happened,
+    }
     return Shown(
         asked=filters,
         tables=tables | {"excluded runs": excluded},
