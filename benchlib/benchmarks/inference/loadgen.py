@@ -348,11 +348,11 @@ def times(test: Outcome) -> Iterator[Row]:
             yield row | ({"limit_s": limit_s} if limit_s else {"why": {"limit_s": "the scenario does not limit it"}})
 
 
-def rate(table: np.ndarray, weights: np.ndarray) -> tuple[float | None, float | None, float | None]:
+def rate(table: np.ndarray, weights: np.ndarray) -> Sequence[float | None]:
     """Return what was completed over the time to the last completion, and its 95% interval from ``WINDOWS`` of equal time."""
     span = load.span_s(table)
     if not span > 0:
-        return None, None, None
+        return [None] * 3
     begin, value = float(np.min(load.start_s(table))), float(weights.sum()) / span
     counts, _ = np.histogram(table["last_s"], WINDOWS, (begin, begin + span), weights=weights)
     rates = np.random.default_rng(0).choice(counts * WINDOWS / span, (2000, WINDOWS)).mean(axis=1)
