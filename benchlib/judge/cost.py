@@ -639,15 +639,11 @@ def parse_deadline(words: str) -> float:
     return float(match[1]) * units[match[2]]
 
 
-@dataclass(frozen=True)
-class Offers:
-    """Machines compared by price, a comparison for each benchmark that has a rate, and what was asked for."""
+class Offers(NamedTuple):
+    """Machines compared by price, a comparison for each benchmark that has a rate, and what was asked for, in words."""
 
     items: list[Worth]
-    runs: tuple[str, ...]
-    asked: Asked
-    deadline_s: float | None
-    demo: bool
+    asked: dict[str, str]
 
 
 def read_offers(runs: str, prices: str, deadline: str) -> Offers:
@@ -655,13 +651,17 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
 
     Raises ``UserError`` for prices or a deadline that cannot be, before any run is read.
     """
-    named = tuple(part.strip() for part in runs.split(",") if part.strip())
+    named = [part.strip() for part in runs.split(",") if part.strip()]
     if prices and not named:
         raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
-    asked = parse([prices] if prices else []) if named else Asked(plain=list(DEMO_USD.values()))
-    chosen = named or tuple(str(home() / DEMO / name) for name in DEMO_USD)
-    deadline_s = parse_deadline(deadline) if deadline else None
-    return Offers(worths(chosen, asked, deadline_s)[0], chosen, asked, deadline_s, demo=not named)
+    asked, deadline_s = parse([prices] if prices else []), parse_deadline(deadline) if deadline else None
+    stated = {"runs": ", ".join(named), "USD per device hour": prices or f"price sheet, {asked.kind}"}
+    if not named:
+        asked, named = Asked(plain=list(DEMO_USD.values())), [str(home() / DEMO / name) for name in DEMO_USD]
+        assumed = f"{', '.join(map(str, asked.plain))}: assumed for the demo runs, no offer"
+        stated = {"runs": "the demo runs of the kit", "USD per device hour": assumed}
+    stated["deadline"] = "none" if deadline_s is None else amount_text(deadline_s, "s")
+    return Offers(worths(named, asked, deadline_s)[0], stated)
 
 
 def judge_worth(items: Sequence[Worth]) -> Verdict:

@@ -111,12 +111,6 @@ def page(items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, S
 
 def shown(offers: Offers) -> Shown:
     """Return what the notebook shows."""
-    stated = [f"{usd:g}" for usd in offers.asked.plain]
-    stated += [f"{name} {usd:g}" for name, usd in offers.asked.named.items()]
-    runs, prices = ", ".join(offers.runs), ", ".join(stated) or f"price sheet, {offers.asked.kind}"
-    if offers.demo:
-        runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
-    deadline = "none" if offers.deadline_s is None else amount_text(offers.deadline_s, "s")
     others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
     claimed = [row for item in offers.items for row in published(item)]
     tables = {"comparison": _table(offers.items[0]), "other benchmarks": others}
@@ -134,7 +128,7 @@ def shown(offers: Offers) -> Shown:
         for machine in item.machines
     ]
     return Shown(
-        asked={"runs": runs, "USD per device hour": prices, "deadline": deadline},
+        asked=offers.asked,
         tables=tables | ({"published": claimed} if claimed else {}),
         figures={"time and cost": lambda: [front(offers.items[0])]},
         reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],

@@ -25,6 +25,12 @@ MACHINE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "folder", lambda: tmp_path / "baselines")
+    return tmp_path / "baselines"
+
+
 @pytest.fixture
 def make_run(tmp_path):
     def make(
@@ -44,14 +50,14 @@ def make_run(tmp_path):
     return make
 
 
-def checks_of(run, root, limits=LIMITS):
+def checks_of(run, limits=LIMITS):
     """Return the regression checks of a run by the metric that they are of, or by their name."""
-    checks = baselines.regression_checks(run, limits, baselines.find(run, root))
+    checks = baselines.regression_checks(run, limits, baselines.find(run))
     return {check.name.removesuffix(" vs baseline"): check for check in checks}
 
 
-def statuses(run, root, limits=LIMITS):
-    return {name: check.status for name, check in checks_of(run, root, limits).items()}
+def statuses(run, limits=LIMITS):
+    return {name: check.status for name, check in checks_of(run, limits).items()}
 
 
 def watched(run, own, others):
@@ -70,18 +76,15 @@ def watched(run, own, others):
         (60.0, 70.0, "FAIL", "from default"),  # 35% were idle: whoever wanted a core had one
     ],
 )
-def test_a_single_accepted_run_decides_less_where_others_take_the_processors(
-    make_run, tmp_path, own, others, status, source
-):
+def test_a_single_accepted_run_decides_less_where_others_take_the_processors(make_run, own, others, status, source):
     """A loss of 35% on two cores. With 70% taken a run is 1 / (1 - 0.7) times slower: a third of ln 3.33 is 0.401."""
     old, new = (watched(make_run(name, rate=rate), own, others) for name, rate in (("old", 100.0), ("new", 65.0)))
-    root = tmp_path / "baselines"
-    baselines.accept(old, "first", LIMITS, root=root)
-    check = checks_of(new, root)["rate"]
+    baselines.accept(old, "first", LIMITS)
+    check = checks_of(new)["rate"]
     assert check.status == status and source in check.source
 
 
-def test_one_of_many_gated_metrics_has_to_be_farther_off_to_fail(make_run, tmp_path):
+def test_one_of_many_gated_metrics_has_to_be_farther_off_to_fail(make_run):
     """A loss of 32%, 0.39: by the default spread t of 10 is 3.9 for one metric (0.28), 5.9 for each of twenty (0.42)."""
     limits = [LIMITS[0], *(RegressionLimit(metric=f"m{i}", share=0.2) for i in range(19))]
     for others, status in ((0, "FAIL"), (19, "AMBIGUOUS")):
@@ -90,17 +93,16 @@ def test_one_of_many_gated_metrics_has_to_be_farther_off_to_fail(make_run, tmp_p
             make_run(f"{name}{others}", rate=rate, f1=None, more=more, seed=others)
             for name, rate in (("old", 100.0), ("new", 68.0))
         )
-        baselines.accept(old, "first", limits, root=tmp_path / "baselines")
-        checks = checks_of(new, tmp_path / "baselines", limits)
+        baselines.accept(old, "first", limits)
+        checks = checks_of(new, limits)
         assert [check.status for check in checks.values()] == [status, *["PASS"] * others]
     assert "among all metrics of a run one may be as far off by chance: repeat the run" in checks["rate"].reason
 
 
-def test_accept_find_and_compare(make_run, tmp_path):
-    root = tmp_path / "baselines"
+def test_accept_find_and_compare(make_run, root):
     first = make_run("first")
-    assert set(statuses(first, root).values()) == {"NO_BASELINE"}
-    path = baselines.accept(first, "first run", LIMITS, root=root)
+    assert set(statuses(first).values()) == {"NO_BASELINE"}
+    path = baselines.accept(first, "first run", LIMITS)
     assert path.parent == root / "squad" / "smoke"
     for name, changes, found in (
         ("same", {}, {"rate": "PASS", "f1": "PASS"}),
@@ -108,21 +110,20 @@ def test_accept_find_and_compare(make_run, tmp_path):
         ("without", {"f1": None}, {"rate": "PASS", "f1": "NOT_COMPARABLE"}),
         ("slowed", {"rate": 60.0, "planted_slowdown": 0.6}, {"rate": "FAIL", "f1": "PASS"}),
     ):
-        assert statuses(make_run(name, **changes), root) == found
-    assert set(statuses(first, root).values()) == {"NO_BASELINE"}, "with itself a run would always pass"
-    baselines.accept(make_run("b", rate=200.0), "second", LIMITS, add=True, root=root)
-    assert "201.0 samples/s: ratio 0.500" in checks_of(first, root)["rate"].reason
+        assert statuses(make_run(name, **changes)) == found
+    assert set(statuses(first).values()) == {"NO_BASELINE"}, "with itself a run would always pass"
+    baselines.accept(make_run("b", rate=200.0), "second", LIMITS, add=True)
+    assert "201.0 samples/s: ratio 0.500" in checks_of(first)["rate"].reason
 
 
-def test_another_fingerprint_is_not_comparable_and_says_why(make_run, tmp_path):
-    root = tmp_path / "baselines"
-    baselines.accept(make_run("first"), "first run", LIMITS, root=root)
-    comparison = baselines.find(make_run("other", torch="2.14.0", batch_size=16), root)
+def test_another_fingerprint_is_not_comparable_and_says_why(make_run):
+    baselines.accept(make_run("first"), "first run", LIMITS)
+    comparison = baselines.find(make_run("other", torch="2.14.0", batch_size=16))
     assert comparison.status == "NOT_COMPARABLE"
     assert {name for name, *_ in comparison.factors} == {"torch", "config.batch_size"}
     assert "torch is 2.14 here, 2.13 there" in comparison.reason
     # Patch versions, targets and limits do not change the work.
-    assert baselines.find(make_run("patch", torch="2.13.1", target_f1=1.0, budget_s=9), root).baseline
+    assert baselines.find(make_run("patch", torch="2.13.1", target_f1=1.0, budget_s=9)).baseline
 
 
 REFUSED = {  # what cannot be accepted, after a first run was
@@ -144,39 +145,39 @@ REFUSED = {  # what cannot be accepted, after a first run was
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_leaves_the_baseline_as_it_was(make_run, tmp_path, case):
+def test_what_is_refused_leaves_the_baseline_as_it_was(make_run, root, case):
     changes, options, words = REFUSED[case]
-    path = baselines.accept(make_run("first"), "first", LIMITS, root=tmp_path / "b")
+    path = baselines.accept(make_run("first"), "first", LIMITS)
     before = path.read_text()
     runs = [make_run(f"run{number}", **change) for number, change in enumerate(changes)]
     with pytest.raises(UserError, match=words):
-        baselines.accept(runs, **{"reason": "because", "limits": LIMITS, "root": tmp_path / "b"} | options)
-    assert path.read_text() == before and [*(tmp_path / "b").rglob("*.json")] == [path]
+        baselines.accept(runs, **{"reason": "because", "limits": LIMITS} | options)
+    assert path.read_text() == before and [*root.rglob("*.json")] == [path]
 
 
-def test_a_run_counts_once_under_whatever_name(make_run, tmp_path):
-    root, first = tmp_path / "baselines", make_run("a")
+def test_a_run_counts_once_under_whatever_name(make_run, tmp_path, root):
+    first = make_run("a")
     shutil.copytree(first.path, tmp_path / "copy")
     copy = Run(tmp_path / "copy")
     with pytest.raises(UserError, match="copy is a copy of a"):
-        baselines.accept([first, copy], "both", LIMITS, root=root)
+        baselines.accept([first, copy], "both", LIMITS)
     assert not root.exists()
-    baselines.accept(first, "first", LIMITS, root=root)
+    baselines.accept(first, "first", LIMITS)
     for run, words in ((copy, "copy is a copy of a"), (first, "in the baseline already")):
         with pytest.raises(UserError, match=words):
-            baselines.accept(run, "again", LIMITS, add=True, root=root)
+            baselines.accept(run, "again", LIMITS, add=True)
 
 
-def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_itself(make_run, tmp_path):
+def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_itself(make_run):
     """The median of the half-slowed run is 81, that of its undisturbed part 100."""
     shifted = make_run(
         "first", samples=[100.0 + number % 3 for number in range(30)] + [60.0 + number % 3 for number in range(30)]
     )
-    path = baselines.accept(shifted, "first", LIMITS, root=tmp_path / "b")
+    path = baselines.accept(shifted, "first", LIMITS)
     assert side_of(baselines.load_baseline(path).runs, "rate").readings(LINEAR)[0].disturbed
-    baselines.accept(shifted, "itself", LIMITS, if_improved=True, root=tmp_path / "b")
-    baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True, root=tmp_path / "b")
-    assert baselines.stored(tmp_path / "b")[0][0].latest.metric("rate").value == pytest.approx(201.0)
+    baselines.accept(shifted, "itself", LIMITS, if_improved=True)
+    baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True)
+    assert baselines.stored()[0][0].latest.metric("rate").value == pytest.approx(201.0)
 
 
 # Files that were edited
@@ -210,9 +211,9 @@ def edited(path, change):
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
-def test_a_baseline_that_cannot_be_true_is_refused_with_file_reason_and_remedy(make_run, tmp_path, case):
+def test_a_baseline_that_cannot_be_true_is_refused_with_file_reason_and_remedy(make_run, case):
     samples, change, words = IMPOSSIBLE[case]
-    path = baselines.accept(make_run("first", samples=samples), "first", LIMITS, root=tmp_path / "b")
+    path = baselines.accept(make_run("first", samples=samples), "first", LIMITS)
     assert baselines.load_baseline(path).runs
     edited(path, change)
     with pytest.raises(UserError) as refused:
@@ -221,46 +222,43 @@ def test_a_baseline_that_cannot_be_true_is_refused_with_file_reason_and_remedy(m
     assert "restore the file, or delete it and accept sound runs" in str(refused.value)
 
 
-def test_a_refused_baseline_fails_its_own_runs_and_no_others(make_run, tmp_path):
+def test_a_refused_baseline_fails_its_own_runs_and_no_others(make_run):
     """The gate names the reason; a run of another fingerprint is compared with its own baseline as before."""
-    root = tmp_path / "b"
-    path = baselines.accept(make_run("first", samples=STEADY), "first", LIMITS, root=root)
-    baselines.accept(make_run("other", samples=STEADY, batch_size=16), "other", LIMITS, root=root)
+    path = baselines.accept(make_run("first", samples=STEADY), "first", LIMITS)
+    baselines.accept(make_run("other", samples=STEADY, batch_size=16), "other", LIMITS)
     edited(path, _times(-0.05))
     run, same = make_run("second", samples=STEADY[::-1]), make_run("same", samples=STEADY[::-1], batch_size=16)
-    rate = checks_of(run, root)["rate"]
+    rate = checks_of(run)["rate"]
     assert rate.status == "NOT_COMPARABLE" and "its baseline is refused" in rate.reason and "rate = -5" in rate.reason
-    assert set(statuses(same, root).values()) == {"PASS"}
-    sound, refused = baselines.stored(root)
-    assert ([item.key for item in sound], [*refused]) == ([baselines.find(same, root).baseline.key], [path])
+    assert set(statuses(same).values()) == {"PASS"}
+    sound, refused = baselines.stored()
+    assert ([item.key for item in sound], [*refused]) == ([baselines.find(same).baseline.key], [path])
     with pytest.raises(UserError, match=r"--if-improved.*its baseline is refused"):
-        baselines.accept(run, "better", LIMITS, if_improved=True, root=root)
-    baselines.accept(run, "sound again", LIMITS, root=root)
-    assert statuses(make_run("third", samples=STEADY), root)["rate"] == "PASS"
+        baselines.accept(run, "better", LIMITS, if_improved=True)
+    baselines.accept(run, "sound again", LIMITS)
+    assert statuses(make_run("third", samples=STEADY))["rate"] == "PASS"
 
 
 # The spread between runs
 
 
-def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
+def test_add_keeps_the_runs_and_their_spread_counts(make_run):
     """rate: medians 100.5, 103.515 and 97.485; t of 6 degrees of freedom at 0.075% is 5.5: 5.5 * 0.044 * sqrt(4/3) = 0.28."""
-    root = tmp_path / "baselines"
     for name, rate in (("a", 100.0), ("b", 103.0), ("c", 97.0)):
-        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=name != "a", root=root)
-    (stored,), _ = baselines.stored(root)
+        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=name != "a")
+    (stored,), _ = baselines.stored()
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
     for name, rate, status in (("new", 74.0, "FAIL"), ("near", 81.0, "PASS")):
-        check = checks_of(make_run(name, rate=rate), root)["rate"]
+        check = checks_of(make_run(name, rate=rate))["rate"]
         assert (check.status, "3 runs" in check.limit) == (status, True)
         assert "spread between runs 4.4%, from the compared runs, default" in check.source
     assert "surely worse, but within the limit" in check.reason
 
 
-def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_passes_what_is_better(make_run, tmp_path):
+def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_passes_what_is_better(make_run):
     """Of 60, 100 and 160, ln's deviation is 0.49: no loss of less than half is found for sure."""
-    root = tmp_path / "baselines"
     runs = [make_run(name, rate=rate) for name, rate in (("a", 60.0), ("b", 100.0), ("c", 160.0))]
-    path = baselines.accept(runs, "night", LIMITS, root=root)
+    path = baselines.accept(runs, "night", LIMITS)
     (rate, f1) = [row.cells for row in baselines.widths(baselines.load_baseline(path), LIMITS, {})]
     assert rate["limit"] == "-20%" and rate["runs"] == "3, 60.30 samples/s to 160.8 samples/s"
     assert int(rate["smallest loss found"].strip("-%")) > 50
@@ -268,13 +266,11 @@ def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_passes_what_is_b
     for speed, status, why in (
         (70.0, "AMBIGUOUS", "noise may explain it"), (90.0, "AMBIGUOUS", "too noisy to gate"), (110.0, "PASS", ""),
     ):  # fmt: skip
-        check = checks_of(make_run(f"new{speed}", rate=speed), root)["rate"]
+        check = checks_of(make_run(f"new{speed}", rate=speed))["rate"]
         assert check.status == status and why in check.reason
 
 
-def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, tmp_path, monkeypatch, capsys):
-    root = tmp_path / "baselines"
-    monkeypatch.setattr(baselines, "folder", lambda: root)
+def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, root, monkeypatch, capsys):
     monkeypatch.setattr(baseline.judging, "judged", lambda run: run.verdict)
     runs = [make_run(name).path for name in ("a", "b", "c")]
     odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
@@ -284,7 +280,7 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
     assert not root.exists()
     monkeypatch.setattr(baseline, "disturbances", lambda run: ["Others took 40%."] if run.run == "a" else [])
     baseline.accept(runs, "night", add=False, if_improved=False)
-    (stored,), _ = baselines.stored(root)
+    (stored,), _ = baselines.stored()
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
     monkeypatch.setattr(baseline.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
     with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
@@ -293,10 +289,10 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
     assert "accepted:" in output and output.count("disturbed") == 1 and "a: Others took 40%." in output
 
 
-def test_what_others_took_the_smallest_loss_and_what_to_do_are_told(make_run, tmp_path):
+def test_what_others_took_the_smallest_loss_and_what_to_do_are_told(make_run):
     for percent in (140.0, 0.0):  # of one of two cores
         run = watched(make_run(f"run{percent}", f1=None), 60.0, percent)
-        path = baselines.accept(run, "first", LIMITS, root=tmp_path / "accepted" / run.path.name)
+        path = baselines.accept(run, "first", LIMITS)
         accepted = baselines.load_baseline(path)
         (row,) = rows = baselines.widths(accepted, LIMITS, {})
         text = baseline._reach(accepted, rows)
@@ -318,51 +314,48 @@ def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, 
     spread = baselines.known_spreads(load(run.path), LIMITS, None, [load(run.path).kept(LIMITS)])["rate"]
     assert spread.source == "6 stored runs"
     assert 0.004 < spread.s < 0.015
-    baselines.accept(first, "first", LIMITS, root=tmp_path / "baselines")
-    assert "from 5 stored runs, default" in checks_of(run, tmp_path / "baselines")["rate"].source
+    baselines.accept(first, "first", LIMITS)
+    assert "from 5 stored runs, default" in checks_of(run)["rate"].source
 
 
 # Repetitions
 
 
-def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp_path):
-    root = tmp_path / "baselines"
-    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run):
+    baselines.accept(make_run("a"), "first", LIMITS)
     run, broken = make_run("second", rate=95.0), make_run("broken", rate=float("nan"))
     earlier = [load(make_run(name, rate=rate).path).kept(LIMITS) for name, rate in (("x", 96.0), ("y", 97.0))]
     save_repeats(run.path, earlier)
     save_repeats(broken.path, earlier)
-    assert checks_of(run, root)["rate"].value == pytest.approx((95.475 * 96.48 * 97.485) ** (1 / 3))
-    assert checks_of(broken, root)["rate"].status == "FAIL"
+    assert checks_of(run)["rate"].value == pytest.approx((95.475 * 96.48 * 97.485) ** (1 / 3))
+    assert checks_of(broken)["rate"].status == "FAIL"
     (run.path / "repeats.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"repeats\.json"):
-        checks_of(Run(run.path), root)
+        checks_of(Run(run.path))
 
 
-def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run, tmp_path):
-    root = tmp_path / "baselines"
-    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run):
+    baselines.accept(make_run("a"), "first", LIMITS)
     half = [100.0] * 50 + [40.0] * 50
     disturbed = make_run("disturbed", samples=[value * (1 + 0.01 * (-1) ** place) for place, value in enumerate(half)])
-    check = checks_of(disturbed, root)["rate"]
+    check = checks_of(disturbed)["rate"]
     assert check.status == "AMBIGUOUS"
     assert "it was 60% lower in the last 50% of the run" in check.reason
     assert "disagree about the limit: repeat the run" in check.reason
     again = make_run("again")
     save_repeats(again.path, [load(disturbed.path).kept(LIMITS)])
-    check = checks_of(again, root)["rate"]
+    check = checks_of(again)["rate"]
     assert (check.status, check.value) == ("PASS", pytest.approx(100.5))
 
 
 # Limits of the user's own
 
 
-def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_run, tmp_path):
-    root = tmp_path / "baselines"
-    baselines.accept([make_run(name) for name in "abcdefgh"], "first", LIMITS, root=root)
+def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_run, root):
+    baselines.accept([make_run(name) for name in "abcdefgh"], "first", LIMITS)
 
     def limited(name, **limits):
-        return checks_of(make_run(name, rate=88.0, limits=limits), root)
+        return checks_of(make_run(name, rate=88.0, limits=limits))
 
     usual, tight, wrong = limited("usual"), limited("tight", rate=0.1), limited("wrong", rat=0.1)["limits apply"]
     assert usual["rate"].status == "PASS" and "limits as accepted" not in usual
@@ -371,7 +364,7 @@ def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_r
     assert wrong.status == "SKIPPED" and wrong.gates and "rate" in wrong.reason
     with pytest.raises(UserError, match="a share of the baseline from 0 to 1"):
         limited("large", rate=3.0)
-    missing = statuses(make_run("other", rate=70.0), root, LIMITS[1:])
+    missing = statuses(make_run("other", rate=70.0), LIMITS[1:])
     assert missing == {"limits as accepted": "FAIL", "f1": "PASS", "rate": "FAIL"}
     (path,) = root.rglob("*.json")
     content = json.loads(path.read_text())
