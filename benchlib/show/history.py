@@ -171,10 +171,11 @@ def shown(past: History) -> Shown:
         "metric": past.asked.metric or "key numbers",
         "store": store + ", since no run is stored yet" * past.demo,
     }
-    tables = {"series": series, "machines": lines.machines(runs), "changes and regressions": happened}
+    tables: dict[str, list[Any]] = {"series": series, "machines": lines.machines(runs)}
+    tables |= {"changes and regressions": happened, "excluded runs": excluded}
     return Shown(
         asked=filters,
-        tables=tables | {"excluded runs": excluded},
+        tables=tables,
         figures={"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
         reading=_reading(past),
         provenance=[{"": name, "value": value} for name, value in facts.items()],
