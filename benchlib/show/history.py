@@ -1,7 +1,7 @@
 """What people see of a history: pictures of trends and curves, then what its notebook shows of a store."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -171,14 +171,11 @@ def shown(past: History) -> Shown:
         "metric": past.asked.metric or "key numbers",
         "store": store + ", since no run is stored yet" * past.demo,
     }
-    tables: dict[str, Sequence[Mapping[str, Any]]] = {
-        "series": series,
-        "machines": lines.machines(runs),
-        "changes and regressions": happened,
-    }
+    tables: dict[str, list[Any]] = {"series": series, "machines": lines.machines(runs)}
+    tables |= {"changes and regressions": happened, "excluded runs": excluded}
     return Shown(
         asked=filters,
-        tables=tables | {"excluded runs": excluded},
+        tables=tables,
         figures={"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
         reading=_reading(past),
         provenance=[{"": name, "value": value} for name, value in facts.items()],
