@@ -17,7 +17,8 @@ from benchlib.launch import nodes
 from benchlib.launch.processes import kill_marked
 from benchlib.results.run import Run
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+MISSING = why_not()
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 SIZE = 16 * 2**20
 
 
