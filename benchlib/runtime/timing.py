@@ -5,7 +5,6 @@
 
 import itertools
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,24 +43,8 @@ class Clock:
         return first.elapsed_time(last) / 1000 if self._events else last - first
 
 
-@dataclass
-class GradientExchange:
-    """State of ``sum_hook``: when each gradient bucket was ready and when its sum was there.
-
-    ``intervals`` holds [launched, done, bytes] per bucket since the last ``take``.
-    """
-
-    clock: Clock
-    intervals: list[list[Any]] = field(default_factory=list)
-
-    def take(self) -> list[list[Any]]:
-        """Return the intervals so far and start a new list."""
-        intervals, self.intervals = self.intervals, []
-        return intervals
-
-
-def sum_hook(state: GradientExchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: add the gradients of all ranks, without dividing by their number.
+def sum_hook(state: "StepTimer", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: add the gradients of all ranks, without dividing by their number; a timer keeps when.
 
     Each rank's loss is already its share of the global mean, so the sum is the gradient of the global batch whatever
     the sizes of the shares are. (DDP asks for the parameter names ``state`` and ``bucket``.)
@@ -85,12 +68,14 @@ class StepTimer:
 
     Use: ``begin()``; per step ``mark(phase)`` at the end of each phase, then ``end_step()``; now and then ``take()``.
     ``slowdown`` makes each step longer by this share of the rank's own work. (Of its whole time would feed on itself: what
-    one rank waits, the others count as theirs.) Where all ranks are slowed ``alike`` they end a step together.
+    what one rank waits, the others count as theirs.) Where all ranks are slowed ``alike`` they end a step together.
+
+    ``intervals`` holds [launched, done, bytes] of each gradient bucket of the step: when it was ready, and its sum was there.
     """
 
-    def __init__(self, clock: Clock, exchange: GradientExchange, slowdown: float = 0.0, alike: bool = False) -> None:
-        self.clock = clock
-        self.exchange = exchange
+    def __init__(self, device: torch.device, slowdown: float = 0.0, alike: bool = False) -> None:
+        self.clock = Clock(device)
+        self.intervals: list[list[Any]] = []
         self.slowdown, self.alike = slowdown, alike
         self._least_s = float("inf")
         self._steps: list[tuple[list[tuple[str, Any]], list[list[Any]]]] = []
@@ -98,7 +83,7 @@ class StepTimer:
 
     def begin(self) -> None:
         """Start a step now; also after a pause that belongs to no step."""
-        self.exchange.take()
+        self.intervals = []
         self._marks = [("", self.clock.stamp())]
 
     def mark(self, phase: str) -> None:
@@ -112,14 +97,14 @@ class StepTimer:
             if self.alike and dist.is_initialized():
                 dist.barrier()  # else the next step of a rank that held less counts the difference again
         self.mark("end")
-        self._steps.append((self._marks, self.exchange.take()))
-        self._marks = [("", self._marks[-1][1])]
+        self._steps.append((self._marks, self.intervals))
+        self._marks, self.intervals = [("", self._marks[-1][1])], []
 
     def _own_work(self) -> float:
         """Return the seconds that the rank itself worked in this step; without phases the least of any step so far."""
         now = self.clock.stamp()
         self.clock.settle()
-        row = self._row([*self._marks, ("end", now)], self.exchange.intervals)
+        row = self._row([*self._marks, ("end", now)], self.intervals)
         self._least_s = min(self._least_s, row["step_s"])
         return sum(row[f"{phase}_s"] for phase in PHASES) or self._least_s
 

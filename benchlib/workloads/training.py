@@ -26,7 +26,7 @@ from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import COLUMNS, Columns, Step, StepLog, agree, compare_ranks
-from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, sum_hook
+from benchlib.runtime.timing import StepTimer, sum_hook
 
 Row = dict[str, Any]
 Cost = tuple[int, int, int, float]  # samples, tokens, tokens with padding and FLOPs
@@ -93,9 +93,7 @@ class Work:
     every, save_every = 0, -1
 
     def __init__(self, rank: Rank) -> None:
-        clock = Clock(rank.world.device)
-        self.exchange = GradientExchange(clock)
-        self.timer = StepTimer(clock, self.exchange, rank.config.planted_slowdown, alike=True)
+        self.timer = StepTimer(rank.world.device, rank.config.planted_slowdown, alike=True)
 
     def batches(self, epoch: int, steps: range) -> Iterator[tuple[Any, float, bool]]:
         """Yield micro-batches on the device, the weight of their summed loss, whether it is a step's last."""
@@ -168,7 +166,7 @@ def train(
                 timer.mark("data")
                 loss = loss + work.differentiate(batch, weight, last, step)
                 costs.append(work.cost(batch, weight))
-            trained.bucket_bytes = trained.bucket_bytes or [size for *_, size in work.exchange.intervals]
+            trained.bucket_bytes = trained.bucket_bytes or [size for *_, size in work.timer.intervals]
             work.update()
             timer.mark("optimizer")
             timer.end_step()
@@ -188,16 +186,16 @@ def train(
     return trained
 
 
-def data_parallel(module: torch.nn.Module, exchange: GradientExchange, **options: Any) -> DistributedDataParallel:
-    """Return a module whose gradients DDP adds during the backward pass; ``exchange`` keeps when and how many bytes."""
-    device = exchange.clock.device
+def data_parallel(module: torch.nn.Module, timer: StepTimer, **options: Any) -> DistributedDataParallel:
+    """Return a module whose gradients DDP adds during the backward pass; ``timer`` keeps when and how many bytes."""
+    device = timer.clock.device
     ddp = DistributedDataParallel(
         module, device_ids=[device] if devices.has_events(device) else None, gradient_as_bucket_view=True, **options
     )
     # Buffers here are constant; without this every forward pass would begin with an exchange of them. (Set here because
     # the argument's name differs between versions of torch.)
     ddp.broadcast_buffers = False
-    ddp.register_comm_hook(exchange, sum_hook)
+    ddp.register_comm_hook(timer, sum_hook)
     return ddp
 
 

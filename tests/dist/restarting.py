@@ -21,7 +21,7 @@ training.PEAK_S = run.EXCHANGE_S = 0.02  # how fast it is, nobody asks
 
 def _broken_once(config, run_dir, writer, fault):
     """Run the benchmark; in its first attempt ``fault`` happens when checkpoint 8 is there."""
-    save = train.save
+    save = train.Native.save
 
     def saved(work, plan, step, table):
         save(work, plan, step, table)
@@ -29,7 +29,7 @@ def _broken_once(config, run_dir, writer, fault):
             fault(work.task)
 
     if events.restarts(run_dir) == 0:
-        train.save = saved
+        train.Native.save = saved
     executed(BENCHMARKS["squad"])(config, run_dir, writer)
 
 

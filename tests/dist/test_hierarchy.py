@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from worlds import in_world
 
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.runtime.timing import Clock, GradientExchange, sum_hook
+from benchlib.runtime.timing import StepTimer, sum_hook
 from benchlib.workloads.collectives import hierarchy
 from benchlib.workloads.collectives.exchange import ALGORITHMS
 from benchlib.workloads.collectives.hierarchy import Member, agree, layout
@@ -79,14 +79,14 @@ def gradients(rank, size):
         return torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 7)).double()
 
     samples = torch.randn(3 * size, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    exchange = GradientExchange(Clock(torch.device("cpu")))
+    timer = StepTimer(torch.device("cpu"))
     ddp, alone = DistributedDataParallel(model(), bucket_cap_mb=0.001), model()
-    ddp.register_comm_hook(exchange, sum_hook)
+    ddp.register_comm_hook(timer, sum_hook)
     for _ in range(2):  # after its first pass DDP cuts the buckets anew
-        exchange.take()
+        timer.begin()
         ddp.zero_grad()
         ddp(samples[3 * rank : 3 * rank + 3]).square().sum().backward()
-    assert len(exchange.intervals) > 1 and all(end >= begin for begin, end, _ in exchange.intervals)
+    assert len(timer.intervals) > 1 and all(end >= begin for begin, end, _ in timer.intervals)
     alone(samples).square().sum().backward()
     for mine, theirs in zip(ddp.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-12, atol=1e-12)

@@ -28,7 +28,7 @@ from benchlib.benchmarks.parallel.strategies import Way, prepare, record, tokens
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, hold, union
+from benchlib.runtime.timing import StepTimer, hold, union
 
 PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s")  # of a step, by the timer
 TRACED = 2  # steps under the profiler
@@ -151,8 +151,7 @@ class Runner:
         self.way, self.rank, config, ranks = way, rank, rank.config, way.job.layout.world
         last = rank.world.rank == ranks - 1 and ranks > 1
         slow = {"": True, "rank": last}.get(config.planted, False)
-        clock = Clock(rank.world.device)
-        self.timer = StepTimer(clock, GradientExchange(clock), config.planted_slowdown if slow else 0.0)
+        self.timer = StepTimer(rank.world.device, config.planted_slowdown if slow else 0.0)
         self.number, self.losses = 0, list[float | None]()
         self._spoken = time.monotonic()
         self._delay = config.planted_slowdown if config.planted == "data" else 0.0  # of a batch, in steps

@@ -92,7 +92,7 @@ class Engine(Work):
         if name == "tuned" and task.config.compile:
             self.model.hidden = torch.compile(self.model.hidden)  # type: ignore[method-assign]
         alone = task.rank.world.size == 1
-        self.module: torch.nn.Module = self.model if alone else data_parallel(self.model, self.exchange)
+        self.module: torch.nn.Module = self.model if alone else data_parallel(self.model, self.timer)
         self._start()
 
     def _fresh(self) -> Plain:

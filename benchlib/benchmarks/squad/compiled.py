@@ -77,12 +77,12 @@ class Xla(Native):
                     assert grad is not None
                     grad += array
         if last and dist.get_world_size() > 1:
-            records = [[self.exchange.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
-            self.exchange.intervals += records
+            records = [[self.timer.clock.stamp(), None, bucket.nbytes] for bucket in self._buckets]
+            self.timer.intervals += records
             waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
             for record, work in zip(records, waiting, strict=True):
                 work.wait()
-                record[1] = self.exchange.clock.stamp()
+                record[1] = self.timer.clock.stamp()
         self.timer.mark("backward")
         return loss
 

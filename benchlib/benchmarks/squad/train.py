@@ -165,7 +165,7 @@ class Native(Work):
         config = self.task.config
         # dynamic: every batch has another length. The plain model stays for the evaluation, which would compile it again.
         form: Any = torch.compile(self.model, dynamic=True) if config.compile else self.model
-        self.ddp = data_parallel(form, self.exchange, bucket_cap_mb=config.bucket_cap_mb)
+        self.ddp = data_parallel(form, self.timer, bucket_cap_mb=config.bucket_cap_mb)
 
     def indices(self, step: int) -> np.ndarray:
         """Return the samples of the global batch of a step, int64 (G,)."""

@@ -16,7 +16,7 @@ from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.train import Task, buckets, learning_rates, make_plan, measured_step_s, qa_loss
 from benchlib.core.events import Moment
 from benchlib.runtime.steps import Step, StepLog, compare_ranks
-from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
+from benchlib.runtime.timing import StepTimer
 from benchlib.workloads.features import MicroBatch
 from benchlib.workloads.training import Plan, Trained, begin
 
@@ -95,8 +95,7 @@ class Recorder(transformers.TrainerCallback):
         self.rates = learning_rates(task.config, plan.planned_steps)
         self.log = StepLog(task.rank.world, task.rank.events, plan.step_s)
         self.began = Moment.now()
-        clock = Clock(task.rank.world.device)
-        self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown, alike=True)
+        self._timer = StepTimer(task.rank.world.device, task.config.planted_slowdown, alike=True)
         self._loss: torch.Tensor | float = 0.0
         self._counts: Any = np.zeros(4)  # samples, tokens, tokens with padding, FLOPs
 

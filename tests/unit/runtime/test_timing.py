@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchlib.runtime import devices, peaks
-from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, union
+from benchlib.runtime.timing import Clock, StepTimer, union
 
 CPU = torch.device("cpu")
 
@@ -29,15 +29,13 @@ def work(monkeypatch):
 
 def step_of(work, slowdown, work_s, waited_s):
     """Return the times of a step that works, then waits in the backward pass for another rank's gradients."""
-    clock = Clock(CPU)
-    exchange = GradientExchange(clock)
-    timer = StepTimer(clock, exchange, slowdown)
+    timer = StepTimer(CPU, slowdown)
     timer.begin()
     work(work_s)
     timer.mark("forward")
-    launched = clock.stamp()
+    launched = timer.clock.stamp()
     work(waited_s)
-    exchange.intervals.append([launched, clock.stamp(), 4])
+    timer.intervals.append([launched, timer.clock.stamp(), 4])
     timer.mark("backward")
     timer.end_step()
     return timer.take()[0]
@@ -66,7 +64,7 @@ def test_waiting_for_a_slowed_rank_is_not_slowed_again(work):
 
 
 def test_without_phases_the_least_step_is_slowed(work):
-    timer = StepTimer(Clock(CPU), GradientExchange(Clock(CPU)), 1.0)
+    timer = StepTimer(CPU, 1.0)
     timer.begin()
     for work_s in 5 * (0.01, 0.03):
         work(work_s)
