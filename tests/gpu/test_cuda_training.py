@@ -22,30 +22,15 @@ def test_training_on_one_gpu(tmp_path: Path, precision: str, engine: str) -> Non
     if not devices.supports(precision, torch.device("cuda", 0))[0]:
         pytest.skip(f"this GPU has no {precision}")
     backend = "rocm" if torch.version.hip else "cuda"
-    config = SquadConfig.model_validate(
-        {
-            "backend": backend,
-            "precision": precision,
-            "engine": engine,
-            "train_questions": 640,
-            "learning_rate": 5e-4,
-            "budget_s": 600.0,
-        }
-    )
-    save_config(config, tmp_path)
-    env = os.environ | {
+    work = {"train_questions": 640, "learning_rate": 5e-4, "budget_s": 600.0}
+    save_config(SquadConfig(backend=backend, precision=precision, engine=engine, **work), tmp_path)
+    env = {
         "HF_HUB_OFFLINE": "1",
         "BENCHLIB_OUTPUTS": str(tmp_path / "outputs"),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
+    command = [sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     result = Run(tmp_path).result
     assert result is not None
