@@ -233,12 +233,7 @@ def raw_rate(paths: Iterable[Path], seconds: float) -> float:
 
 
 def disk_rates(
-    shards: Shards,
-    batch: int,
-    order: np.ndarray,
-    seconds: float,
-    raw: bool,
-    barrier: Callable[[], object],
+    shards: Shards, batch: int, order: np.ndarray, seconds: float, raw: bool, barrier: Callable[[], object]
 ) -> tuple[list[float], list[float]]:
     """Read the shards raw, and by the loader in batches as they come in ``order``, interleaved, each for ``seconds`` or to
     the end.

@@ -279,12 +279,7 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
         row["memory_gb"], why["memory_gb"] = read.get(number) or None, "no supervisor sampled it"
         row["device_gb"], why["device_gb"] = in_device and in_device / 1e9, no_memory
         ranks.append(row | {"why": why})
-    return {
-        "run": [run],
-        "steps": [steps],
-        "ranks": ranks,
-        **trained.tables,
-    }
+    return {"run": [run], "steps": [steps], "ranks": ranks, **trained.tables}
 
 
 def own_work(columns: Any) -> np.ndarray:

@@ -35,10 +35,10 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError, Validation
 
 from benchlib.config.addresses import TOKEN
 from benchlib.core.errors import BackendUnavailable, RunBroken, UserError, explained
-from benchlib.core.files import read_json, write_json
+from benchlib.core.files import write_text
 from benchlib.core.machine import usable_cores
 from benchlib.launch.diagnosis import EXIT_SKIPPED
-from benchlib.launch.processes import THREAD_VARIABLES, die_with_parent, signal_name
+from benchlib.launch.processes import THREAD_VARIABLES, die_with_parent
 from benchlib.workloads.llm.engines import MEMORY, Local, Query, Settings, codec, make
 
 MAX_NEW = 8192  # tokens of an answer
@@ -293,7 +293,7 @@ async def serve(server: Server) -> bool:
     host, port = runner.addresses[0][:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if options.announce:
-        write_json(options.announce, {"url": url, "pid": os.getpid()})
+        write_text(options.announce, url)
     print(f"{server.name} serves on {url}", flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -377,7 +377,7 @@ class Pool:
     def start(self, index: int) -> None:
         """Start a worker, again on the port that it had."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        announce = self._file(index, "json")
+        announce = self._file(index, "url")
         announce.unlink(missing_ok=True)
         port = int(self.urls[index].rpartition(":")[2] or 0)
         options = {**self.options[index], "port": port, "announce": str(announce)}
@@ -389,19 +389,18 @@ class Pool:
 
     def wait(self, index: int) -> None:
         """Wait until a worker takes requests. Raises ``RunBroken`` for one that ends or takes too long."""
-        announce = self._file(index, "json")
+        announce = self._file(index, "url")
         while not announce.exists():
-            if (code := self.processes[index].poll()) is not None:
-                words = self._last_words(index)
+            code, took_s = self.processes[index].poll(), time.monotonic() - self._began[index]
+            if code is not None or took_s > self.start_s:
+                words = self._file(index, "log").read_text(errors="replace").strip()[-LAST:] or "no output"
                 if code == EXIT_SKIPPED:
                     raise BackendUnavailable(words)
-                how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
-                raise RunBroken(f"worker {index} ended {how}: {words}")
-            if time.monotonic() - self._began[index] > self.start_s:
-                raise RunBroken(f"worker {index} was not ready within {self.start_s:g} s: {self._last_words(index)}")
+                how = f"was not ready within {self.start_s:g} s" if code is None else f"ended with exit code {code}"
+                raise RunBroken(f"worker {index} {how}: {words}")
             time.sleep(POLL_S)
         self.ready_s[index] = time.monotonic() - self._began[index]
-        self.urls[index] = str(read_json(announce)["url"])
+        self.urls[index] = announce.read_text()
 
     def kill(self, index: int) -> None:
         """End a worker at once; it is gone when this returns."""
@@ -410,9 +409,6 @@ class Pool:
 
     def _file(self, index: int, kind: str) -> Path:
         return self.folder / f"worker-{index}.{kind}"
-
-    def _last_words(self, index: int) -> str:
-        return self._file(index, "log").read_text(errors="replace").strip()[-LAST:] or "no output"
 
 
 if __name__ == "__main__":

@@ -85,13 +85,8 @@ def test_a_sound_run_passes_and_states_what_was_worked_out_by_hand():
     answers = statuses(rows)
     assert answers.pop("tokens counted") == "SKIPPED" and set(answers.values()) == {"PASS"}
     metrics = {name.removesuffix("_random_prompts"): metric for name, metric in stated(rows).items()}
-    values = {
-        "samples_per_s_all": 12,
-        "samples_per_s_sum": 15,
-        "scaling_efficiency": 0.8,
-        "knee_per_s": 6,
-        "worker_memory_gb": 3,
-    }
+    values = {"samples_per_s_all": 12, "samples_per_s_sum": 15, "scaling_efficiency": 0.8}
+    values |= {"knee_per_s": 6, "worker_memory_gb": 3}
     values |= {"projected_hours": 13368 / 12 / 3600, "ttft_p99_at_knee_ms": 10, "client_late_p99_ms": 10}
     assert {name: metrics[name].value for name in values} == pytest.approx(values)
     assert metrics["worker_startup_s"].provenance == "not_available" and "device_memory_gb" not in metrics
@@ -163,9 +158,8 @@ def test_limits_that_were_set_and_not_judged_are_named():
 def test_a_run_is_priced_by_new_tokens_and_servers():
     def machine(usd):
         rows, (thin, _) = rows_of(), split_samples(SPEC.tables, tables())
-        result = Result.of(
-            rows.config, status="complete", metrics=SPEC.stated(rows), facts=dict(thin["run"][0]), tables={}
-        )
+        of = {"metrics": SPEC.stated(rows), "facts": dict(thin["run"][0]), "tables": {}}
+        result = Result.of(rows.config, status="complete", **of)
         run = Record(
             benchmark="serving", tier="smoke", backend="cpu", run="r", result=result,
             fingerprint={"world_size": "1", "config.concurrency": "16", "config.workers": json.dumps(list(URLS))},

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from benchlib.workloads.features import (
-    Features,
-    collate,
-    cut,
-    epoch_batches,
-    samples_of,
-    share,
-    steps_per_epoch,
-)
+from benchlib.workloads.features import Features, collate, cut, epoch_batches, samples_of, share, steps_per_epoch
 
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
 

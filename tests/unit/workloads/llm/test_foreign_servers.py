@@ -112,18 +112,13 @@ def test_openais_client_reads_whole_and_streamed_answers(worker, prompts, answer
         expected = client.completions.create(model="tiny", prompt=text, max_tokens=NEW).choices[0].text
         parts = [messages[0], {"role": "user", "content": [{"type": "text", "text": article}]}]
         for turns, limit in ((messages, "max_tokens"), (parts, "max_completion_tokens")):
-            answer = client.chat.completions.create(model="tiny", messages=turns, **{limit: NEW})
+            chat = {"model": "tiny", "messages": turns, limit: NEW}
+            answer = client.chat.completions.create(**chat)
             assert (answer.choices[0].message.content, answer.choices[0].message.role) == (expected, "assistant")
             options = {"include_usage": True}
-            events = list(
-                client.chat.completions.create(
-                    model="tiny", messages=turns, stream=True, stream_options=options, **{limit: NEW}
-                )
-            )
+            events = list(client.chat.completions.create(**chat, stream=True, stream_options=options))
             assert "".join(event.choices[0].delta.content for event in events) == expected and len(events) > 1
             assert events[-1].usage == answer.usage
-    with (
-        openai.OpenAI(base_url=f"{worker.url}/v1", api_key="wrong") as client,
-        pytest.raises(openai.AuthenticationError),
-    ):
+    wrong = openai.OpenAI(base_url=f"{worker.url}/v1", api_key="wrong")
+    with wrong as client, pytest.raises(openai.AuthenticationError):
         client.completions.create(**asked)

@@ -70,11 +70,8 @@ def test_a_run_is_measured_by_hand():
     assert measure(table, {"ttft": 0.3}, 0.99)["outcome"] == "missed"
     assert measure(rows([0, 1], [0.1, 1.1], [0.2, 1.2], failed=[False, True]), {}, 0.5)["outcome"] == "missed"
     none = measure(rows([0, 1], [0.1, 1.1], [0.2, 1.2], failed=True), {"ttft": 0.3}, 0.5)
-    assert (none["outcome"], none["samples_per_s"], set(none["why"])) == (
-        "missed",
-        0,
-        {"ttft_ms", "tpot_ms", "latency_ms"},
-    )
+    assert (none["outcome"], none["samples_per_s"]) == ("missed", 0)
+    assert set(none["why"]) == {"ttft_ms", "tpot_ms", "latency_ms"}
 
 
 def test_a_late_client_is_told():
