@@ -9,7 +9,7 @@ import click
 
 
 @click.command()
-@click.option("--engine", required=True, help="What answers: sim, static, continuous.")
+@click.option("--engine", required=True, type=click.Choice(["sim", "static", "continuous"]), help="What answers.")
 @click.option("--model", help="Hub name, folder, tiny, or llama3-8b-random. [default: tiny, the kit's own]")
 @click.option("--device", help="Where: cpu, cuda, xpu, mps. [default: cpu]")
 @click.option("--precision", help="fp32, bf16 or fp16. [default: fp32]")

@@ -21,7 +21,7 @@ from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.changepoints import levels
 from benchlib.judge.checks import Ask, Check, Status
 from benchlib.judge.impossible.claim import Claim
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import (
     LINEAR,
@@ -67,7 +67,7 @@ class Baseline(KeptRuns):
             claim.model_copy(update={"subject": ", ".join(filter(None, (run.run, claim.subject)))})
             for run in self.runs
             if run.result
-            for claim in own_claims(Numbers(run.result, run.samples, config))
+            for claim in Numbers(run.result, run.samples, config)
         ]
 
     def require_possible(self) -> None:

@@ -41,21 +41,18 @@ T = TypeVar("T")
 COLLECTIVE_MARGIN_S = 30.0  # a collective gives up this much after the stall limit: the supervisor names the cause
 STORE_FILE = "store.json"
 POLL_S = 0.02
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class World:
+class World(Place):
     """This rank's place, device and collective library (``gloo``, ``nccl``, ...).
 
     ``layout`` says which ranks are in which group of a hierarchical exchange, '' for any other.
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    device: torch.device
-    collective: str
+    device: torch.device = CPU
+    collective: str = ""
     layout: str = ""
 
     @property
@@ -163,9 +160,8 @@ def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
 
     The token keeps a rank from meeting the store of an earlier launch in the same folder.
     """
-    token = os.environ.get(SUPERVISOR_PID) or "{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(
-        {"SLURM_JOB_ID": "", "SLURM_STEP_ID": "", **os.environ}
-    )
+    names = (SUPERVISOR_PID,) if SUPERVISOR_PID in os.environ else ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    token = ".".join(os.environ.get(name, "") for name in names)
     path, timeout = run_dir / STORE_FILE, timedelta(seconds=startup_s)
     if where.rank == 0:
         host = "127.0.0.1" if where.one_node else socket.gethostname()

@@ -191,7 +191,7 @@ def _unsupported(device: torch.device, precision: str) -> str:
             return f"tf32 is a mode of NVIDIA's tensor cores, and the device is {'rocm' if torch.version.hip else device.type}"
         old = torch.cuda.get_device_capability(device) < (8, 0)
         return f"{torch.cuda.get_device_name(device)} is older than tf32 (compute capability 8.0)" if old else ""
-    return devices.supports(precision, device)[1] if device.type == "cuda" else ""
+    return devices.lacking(precision, device) if device.type == "cuda" else ""
 
 
 @contextlib.contextmanager

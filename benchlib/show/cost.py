@@ -128,12 +128,12 @@ def shown(offers: Offers) -> Shown:
         for machine in item.machines
     ]
     return Shown(
-        offers.asked,
-        tables | ({"published": claimed} if claimed else {}),
-        {"time and cost": lambda: [front(offers.items[0])]},
-        [*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
-        origins,
-        lambda: judge_worth(offers.items),
+        asked=offers.asked,
+        tables=tables | ({"published": claimed} if claimed else {}),
+        figures={"time and cost": lambda: [front(offers.items[0])]},
+        reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
+        provenance=origins,
+        judge=lambda: judge_worth(offers.items),
     )
 
 

@@ -66,10 +66,8 @@ class View:
         if not self.picked:
             # The newest runs of the longest series that have the metric: they have a trend to lie in.
             measured = [run for run in runs if any(run.headline(name) for name in self.metrics)] or runs
-            keys = [run.series for run in measured if not trends.exclusion(run)]
-            longest = max(keys, key=keys.count, default="")
-            members = [run for run in measured if run.series == longest and not trends.exclusion(run)]
-            self.picked = tuple(run.path for run in (members or measured)[:PICKED])
+            longest = max(trends.series(measured).values(), key=len, default=measured)
+            self.picked = tuple(run.path for run in longest[:PICKED])
 
     def chosen(self) -> list[Record]:
         return [run for run in self.runs() if run.path in self.picked]
@@ -77,8 +75,8 @@ class View:
     def pictures(self) -> list[Picture]:
         chosen = self.chosen()
         series = next((run.series for run in chosen if not trends.exclusion(run)), "")
-        members = [run for run in self.past.runs if run.series == series and not trends.exclusion(run)]
-        shown = [trends.trend(name, members) for name in self.metrics[:DRAWN]] if series else []
+        members = trends.series(self.past.runs).get(series, [])
+        shown = [trends.trend(name, members) for name in self.metrics[:DRAWN]]
         overlay = history.overlay(self.curve, [(_label(run), Run(run.folder)) for run in chosen])
         return [*(history.trend(trend, chosen) for trend in shown if trend), overlay]
 

@@ -167,19 +167,19 @@ def shown(past: History) -> Shown:
         {"when": _when(run), "run": run.run, "verdict": run.word, "reason": why}
         for run, why in past.excluded[: -ROWS - 1 : -1]
     ]
+    filters |= {
+        "metric": past.asked.metric or "key numbers",
+        "store": store + ", since no run is stored yet" * past.demo,
+    }
+    tables: dict[str, list[Any]] = {"series": series, "machines": lines.machines(runs)}
+    tables |= {"changes and regressions": happened, "excluded runs": excluded}
     return Shown(
-        filters
-        | {"metric": past.asked.metric or "key numbers", "store": store + ", since no run is stored yet" * past.demo},
-        {
-            "series": series,
-            "machines": lines.machines(runs),
-            "changes and regressions": happened,
-            "excluded runs": excluded,
-        },
-        {"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
-        _reading(past),
-        [{"": name, "value": value} for name, value in facts.items()],
-        lambda: judge_history(past),
+        asked=filters,
+        tables=tables,
+        figures={"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
+        reading=_reading(past),
+        provenance=[{"": name, "value": value} for name, value in facts.items()],
+        judge=lambda: judge_history(past),
     )
 
 

@@ -150,16 +150,11 @@ def _undone(runs: Sequence[Record]) -> Iterator[Row]:
 def _sentence(right: Sequence[Row], fast: Sequence[Row]) -> str:
     """Say in a sentence or two what a reader needs who stops here."""
     wrong = [row["run"] for row in right if row["run"].word not in ("PASS", "SKIPPED")]
-    referenced = [row for row in right if row["values"]]
-    differing = [row["run"].benchmark for row in referenced if not all(value.agrees for value in row["values"])]
+    agree = [all(value.agrees for value in row["values"]) for row in right if row["values"]]
     words = [f"{run.benchmark}: {run.sentence.rstrip('.')}" for run in wrong[:2]]
-    if len(wrong) > 2:
-        words.append(f"{len(wrong) - 2} more did not pass")
-    if not wrong:
-        words.append(f"{counted(sum(row['run'].word == 'PASS' for row in right), 'benchmark')} passed")
-    if referenced:
-        same = len(referenced) - len(differing)
-        words.append(f"{same} of {len(referenced)} compute what the references say")
+    words += [f"{len(wrong) - 2} more did not pass"] * (len(wrong) > 2)
+    words += [f"{counted(sum(row['run'].word == 'PASS' for row in right), 'benchmark')} passed"] * (not wrong)
+    words += [f"{sum(agree)} of {len(agree)} compute what the references say"] * bool(agree)
     if shares := [row for row in fast if row["share"] is not None]:
         least = min(shares, key=lambda row: row["share"])
         words.append(f"Farthest from its bound: {least['work']}, {share_text(least['share'])} {least['of']}")
@@ -182,16 +177,16 @@ def shown(page: Page) -> Shown:
     worth = [{"work": row["work"], "rate": row["rate"], "price": row["usd"]} for row in page.worth]
     place = "the demo runs of the kit" if page.demo else str(page.folder)
     return Shown(
-        {"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
-        {"right": right, "fast": fast, "worth": worth, "not done": page.undone},
-        {"fast": lambda: [_picture(page.fast)]},
-        [page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
-        [
+        asked={"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
+        tables={"right": right, "fast": fast, "worth": worth, "not done": page.undone},
+        figures={"fast": lambda: [_picture(page.fast)]},
+        reading=[page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
+        provenance=[
             {name: getattr(run, name) for name in ("run", "benchmark", "hardware")}
             | {"benchlib": run.setup.get("benchlib", "")}
             for run in page.runs
         ],
-        lambda: verdict_of([_answer(run) for run in page.runs], remedy=""),
+        judge=lambda: verdict_of([_answer(run) for run in page.runs], remedy=""),
     )
 
 

@@ -1,6 +1,6 @@
 """Pictures as a spec declares them: each takes columns, its title is a finding, and its alt text has every value.
 
-There are seven kinds, each a function of ``benchlib.spec.paint`` with its options; pictures of another kind name a function
+There are six kinds, each a function of ``benchlib.spec.paint`` with its options; pictures of another kind name a function
 of their own. Nothing is imported before something is drawn.
 """
 
@@ -60,9 +60,9 @@ class Chart:
         return table.text(self.title, next(iter(self.about.rows(run) if self.about else ()), row), run)
 
 
-lines, bars, stacked, dots, steps, cumulative, grid = (
+lines, bars, stacked, steps, cumulative, grid = (
     partial(Chart, f"benchlib.spec.paint:{kind}")
-    for kind in ("lines", "bars", "stacked", "dots", "steps", "cumulative", "grid")
+    for kind in ["lines", "bars", "stacked", "steps", "cumulative", "grid"]
 )
 
 

@@ -6,7 +6,7 @@ missing. Where fewer than three checks would share a kind, ``Check(..., judge=fu
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -100,11 +100,8 @@ def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any
     def apart(run: Rows, rows: list[Row]) -> list[Row]:
         compared = [row for row in rows if ref.numbers(row, run) or not ref.why(row)]
         first = {row.get(per): row for row in reversed(compared)}
-        pairs = [(row, first[row.get(per)]) for row in compared]
-        errors = [
-            (row, _apart(ref.numbers(row, run), ref.numbers(other, run))) for row, other in pairs if row is not other
-        ]
-        return [{**row, "_apart": error} for row, error in errors]
+        pairs = [(row, first[row.get(per)]) for row in compared if row is not first[row.get(per)]]
+        return [{**row, "_apart": _apart(ref.numbers(row, run), ref.numbers(other, run))} for row, other in pairs]
 
     def alone(run: Rows) -> str:
         return unless(run) or ("" if differing.rows(run) else "only one ran: there is nothing to compare")
@@ -140,7 +137,7 @@ def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -
     return Check(name, question, rule=of, sign="needed" if needed else "", **more)
 
 
-def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
+def judge(check: Check, run: Rows, claims: Iterable[Claim]) -> Iterator[Judged]:
     """Yield the answers to a question: one, or one for each name."""
     try:
         reason = check.unless(run)
@@ -231,7 +228,7 @@ def _target(check: Check, run: Rows) -> Judged:
     return judged.model_copy(update={"limit": check.bound(wanted, ref), "gates": True})
 
 
-def _rule(check: Check, claims: Sequence[Claim]) -> Judged:
+def _rule(check: Check, claims: Iterable[Claim]) -> Judged:
     """Name the claims that break the rule, else the one that comes nearest to it."""
     asked = ask(check.rule, claims)
     for status in ("FAIL", "PASS"):

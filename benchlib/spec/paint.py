@@ -1,4 +1,4 @@
-"""The seven kinds of picture, as ``charts.Chart`` calls them. What is missing or not finite is left out and counted."""
+"""The six kinds of picture, as ``charts.Chart`` calls them. What is missing or not finite is left out and counted."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -106,18 +106,19 @@ def bars(
     axes: Any,
     *refs: Ref,
     mark: Ref | None = None,
-    ends: Sequence[Ref] = (),
     line: float | None = None,
     mute: Callable[[Row], bool] = lambda row: False,
+    least: bool = False,
 ) -> Drawn:
-    """Horizontal bars, the longest on top, one for each of ``refs``; ``mark`` is a line at another number of the row.
+    """Horizontal bars, the longest on top (``least``: the shortest), one for each of ``refs``; one of samples has its interval.
 
-    ``ends`` is its interval, ``line`` a value across all rows, ``mute`` says which rows are grey.
+    ``mark`` is a line at another number of the row, ``line`` a value across all rows, ``mute`` says which rows are grey.
     """
-    if not (rows := _drawable(refs[0], run)[:MAX_ROWS]):
+    if not (rows := _drawable(refs[0], run)[:: -1 if least else 1][:MAX_ROWS]):
         return None
     series = {ref.col.heading: _numbers(ref, rows, run) for ref in refs}
-    errors = [abs(_numbers(end, rows, run) - series[refs[0].col.heading]) for end in ends] or None
+    stats = np.array([summary(refs[0].numbers(row, run)) for row in rows], dtype=float)  # the median and its interval
+    errors = None if refs[1:] else abs(stats[:, 1:] - stats[:, :1]).T
     first, *_ = on.grouped_bars(axes, series, xerr=errors)
     axes.bar_label(first, [refs[0].text(row, run) for row in rows], padding=5, fontsize=8)
     for bar, row in zip(first, rows, strict=True):
@@ -145,21 +146,6 @@ def stacked(run: Rows, axes: Any, *parts: Ref, x: str, mark: Ref | None = None) 
         left += wide
     words = _by_row(axes, rows, run, *parts, mark=mark)
     return rows[0], x + words, "", _alt(parts[0], rows, run, *parts[1:], mark)
-
-
-def dots(run: Rows, axes: Any, ref: Ref) -> Drawn:
-    """The median of each row's samples with its interval, on a logarithmic axis, the smallest on top."""
-    if not (rows := [row for row in _drawable(ref, run)[::-1] if (ref.finite(row, run) or 0.0) > 0][:MAX_ROWS]):
-        return None
-    stats = np.array([summary(ref.numbers(row, run)) for row in rows], dtype=float)  # median and ends
-    axes.set_xscale("log")
-    axes.hlines(range(len(rows)), *stats.T[1:3], color=_colour(0), alpha=0.35, linewidth=5)
-    axes.plot(stats[:, 0], range(len(rows)), "o", color=_colour(0), markersize=6)
-    for place, row in enumerate(rows):
-        on.note(axes, ref.text(row, run), (1.01, place), xycoords=("axes fraction", "data"), annotation_clip=False)
-    on.plain_numbers(axes.xaxis)
-    _by_row(axes, rows, run, ref)
-    return rows[0], f"{_heading(ref)}: median, 95% interval", "", _alt(ref, rows, run)
 
 
 def steps(run: Rows, axes: Any, ref: Ref, x: str = "step", smooth: Callable[[list[float]], Any] = list) -> Drawn:

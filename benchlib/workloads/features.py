@@ -42,14 +42,16 @@ class Features:
     starts: np.ndarray  # int64 (F + 1,)
     context_start: np.ndarray  # int32 (F,)
     example_index: np.ndarray  # int32 (F,): place in the list of examples
-    start_positions: np.ndarray | None  # int32 (F,): first token of the answer, or cls_index; with training=True
-    end_positions: np.ndarray | None  # int32 (F,): last token of the answer, or cls_index; with training=True
-    char_start: np.ndarray | None  # int32 (T,): first character in the context, -1 elsewhere; with training=False
-    char_end: np.ndarray | None  # int32 (T,): behind the last character, -1 elsewhere; with training=False
     max_length: int
     suffix: int
     cls_index: int
     token_types: bool
+    start_positions: np.ndarray | None = None  # int32 (F,): first token of the answer, or cls_index; with training=True
+    end_positions: np.ndarray | None = None  # int32 (F,): last token of the answer, or cls_index; with training=True
+    char_start: np.ndarray | None = (
+        None  # int32 (T,): first character in the context, -1 elsewhere; with training=False
+    )
+    char_end: np.ndarray | None = None  # int32 (T,): behind the last character, -1 elsewhere; with training=False
 
     def __len__(self) -> int:
         return len(self.example_index)
@@ -104,7 +106,7 @@ def build(
         for index, window in zip(windows["overflow_to_sample_mapping"], windows.encodings, strict=True):
             rows.append(_window(window, part[index], layout, training) | {"example_index": low + index})
         progress(done=low + len(part), total=len(examples))
-    arrays: Row = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end"))
+    arrays: Row = {}
     for name, value in rows[0].items():
         join = np.concatenate if isinstance(value, np.ndarray) else functools.partial(np.array, dtype=np.int32)
         arrays[name] = join([row[name] for row in rows])

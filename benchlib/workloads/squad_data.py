@@ -139,10 +139,10 @@ def take(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
     The choice depends on ids and seed only, not on the order of the data or a library's generator: those with the
     smallest SHA-256 of "seed:id". A smaller count is therefore always a part of a larger one.
     """
-    if count == 0 or count >= len(examples):
-        return list(examples)
 
     def rank(index: int) -> bytes:
         return hashlib.sha256(f"{seed}:{examples[index].id}".encode()).digest()
 
-    return [examples[index] for index in sorted(heapq.nsmallest(count, range(len(examples)), key=rank))]
+    return [
+        examples[index] for index in sorted(heapq.nsmallest(count or len(examples), range(len(examples)), key=rank))
+    ]

@@ -18,14 +18,7 @@ SMALL = {
 def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeypatch):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
-    real, ranks = command.execute, []
-
-    def execute(run_dir):  # once as users have it
-        ranks.append(run_dir)
-        return real(run_dir) if len(ranks) == 1 else in_this_process(run_dir)
-
-    monkeypatch.setattr(command, "execute", execute)
-
+    monkeypatch.setattr(command, "execute", in_this_process)
     first = calibrate("machine", "smoke", "cpu", SMALL, {0.0: 3, 1.0: 1}, tmp_path / "out")
     ratio, judged = first.found["matmul_fp32_alone_flops"].slowed[1.0]
     assert ratio > 0 and judged.total() == 1  # how much one run lost is up to the machine's other work

@@ -1,7 +1,6 @@
 """Members honest and faulty, and what is recorded of them, against the model called here with a loss by hand and AdamW."""
 
 import functools
-import itertools
 import shutil
 
 import numpy as np
@@ -55,9 +54,8 @@ def test_a_member_records_what_torch_computes(run_dir, tmp_path):
     found = Recording.open(run_dir / "members" / "eager")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
     inputs, outputs = Inputs(run_dir / "golden"), found.outputs
-    assert {name.partition("/")[0] for name in outputs} == {case.id for case in inputs.of("data", "edge", "layer")} | {
-        "dev"
-    }
+    cases = {case.id for case in inputs.of("data", "edge", "layer")}
+    assert {name.partition("/")[0] for name in outputs} == cases | {"dev"}
     dev = []
     for case in inputs.of("data", "edge", "layer", "dev"):
         tensors = inputs.tensors(case.id)
@@ -110,22 +108,19 @@ def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_d
         (tmp_path / f"of {name}").mkdir()
         exercise.record(tmp_path, name, tmp_path / f"of {name}", lambda progress: None)
         found[name] = Recording.open(tmp_path / folder / name)
-    assert {name: "latency_ms" in one.meta for name, one in found.items()} == {
-        "eager": True,
-        "reference": False,
-        "truth": False,
-    }
+    assert [name for name, one in found.items() if "latency_ms" in one.meta] == ["eager"]
     for name, honest in (("eager", False), ("reference", True)):
         pairs = ((array, found["truth"].layers[key]) for key, array in found[name].layers.items())
         close = [np.allclose(array, exact, rtol=0, atol=1e-4) for array, exact in pairs]
         assert close == [True, True, honest, honest, honest]
 
 
-def computed(run_dir, name, config=CONFIG, change=lambda model: None):
+def computed(run_dir, name, config=CONFIG, change=None):
     """What a member finds, in this process. ``change`` gets the model after its weights were loaded."""
     member, place = exercise.task(config, run_dir, name)[0], run_dir / "golden"
     inputs, model = Inputs(place), weights.loaded(config, place, member.attention)[0]
-    change(model)
+    if change:
+        change(model)
     switches.hold(member, CPU)
     executor = member.make(model, member, CPU, inputs.tensors("layer"), run_dir)
     work = exercise.Exercise(config, member, model, executor, inputs, CPU, lambda progress: None)
@@ -146,36 +141,22 @@ def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):
     assert 1e-8 < distance["fp32"] < 1e-4 < 1e-2 < distance["bf16"] < 1
 
 
-def wrapped(change):
-    """Change what the model's forward takes or returns: ``change(honest, args, kwargs)``."""
+def careless(model):
+    """Leave the mask of padding out of training alone."""
+    honest = model.forward
 
-    def replace(model):
-        honest = model.forward
-        model.forward = lambda *args, **kwargs: change(honest, args, kwargs)
+    def forward(**inputs):
+        mask = inputs["attention_mask"]
+        return honest(**inputs | {"attention_mask": torch.ones_like(mask) if torch.is_grad_enabled() else mask})
 
-    return replace
-
-
-def careless(honest, args, kwargs):
-    if torch.is_grad_enabled():
-        kwargs["attention_mask"] = torch.ones_like(kwargs["attention_mask"])
-    return honest(*args, **kwargs)
-
-
-def noisy(honest, args, kwargs):
-    found = honest(*args, **kwargs)
-    found.start_logits = found.start_logits + 100.0 * (kwargs["attention_mask"] == 0)
-    return found
+    model.forward = forward
 
 
 def test_a_mask_that_only_training_leaves_out_shows_in_the_gradients(run_dir):
     """Half of the rows of the first training batch are padded; outputs are honest, gradients are not."""
     mask = Inputs(run_dir / "golden").tensors("train-00")["attention_mask"]
     assert [bool(row.all()) for row in mask] == [True, False]
-    right, wrong, noise = (
-        computed(run_dir, "eager", SHORT, change) for change in (lambda model: None, wrapped(careless), wrapped(noisy))
-    )
-    assert right.facts["loss"] == noise.facts["loss"], "logits of padding are no part of the loss"
+    right, wrong = (computed(run_dir, "eager", SHORT, change) for change in (None, careless))
     for name, array in right.outputs.items():
         np.testing.assert_array_equal(array, wrong.outputs[name])
     name = "qa_outputs.weight"
@@ -208,13 +189,6 @@ def test_differences_between_batches_and_repeats_are_seen(run_dir, monkeypatch):
     assert found["repeats_max_abs"] == pytest.approx(4 / 4096, abs=1e-5)
     assert found["batch_max_abs"] == pytest.approx(2 / 8, abs=1e-4)  # 3 rows, then 1
     assert found["padding_max_abs"] == pytest.approx(24 / 1024, abs=1e-4)  # 24 tokens, then 48
-
-
-def test_repeats_that_differ_in_the_sign_of_zero_are_not_the_same(run_dir, monkeypatch):
-    signs = itertools.cycle([1.0, -1.0])
-    zeros = lambda self, inputs: (torch.zeros(inputs["input_ids"].shape) * next(signs),) * 2  # noqa: E731
-    monkeypatch.setattr(executors.Eager, "forward", zeros)
-    assert 0 < computed(run_dir, "eager", SHORT).facts["repeats_max_abs"] < 1e-300
 
 
 def test_a_compiled_graph_says_what_it_cannot_tell(run_dir, monkeypatch):

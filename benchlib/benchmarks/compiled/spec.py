@@ -8,7 +8,7 @@ from typing import Any
 from benchlib.benchmarks.compiled.config import REFERENCE, members
 from benchlib.core.text import listing, stand_ins
 from benchlib.judge.checks import Check as Judged
-from benchlib.spec.charts import Line, dots, lines
+from benchlib.spec.charts import Line, bars, lines
 from benchlib.spec.checks import Check, below, compare, near
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Ref, Rows, Table, cols, write
@@ -235,9 +235,10 @@ SPEC = Spec(
         Show("Compiled for hardware that is not here", targets),
     ],
     charts=[
-        dots(
+        bars(
             "latency",
             executors.ran()["wall_ms"],
+            least=True,
             title="Fastest: {executor} at {batch} x {length}, {wall_ms}",
             empty="Nothing was timed.",
         ),

@@ -348,11 +348,11 @@ def times(test: Outcome) -> Iterator[Row]:
             yield row | ({"limit_s": limit_s} if limit_s else {"why": {"limit_s": "the scenario does not limit it"}})
 
 
-def rate(table: np.ndarray, weights: np.ndarray) -> tuple[float | None, float | None, float | None]:
+def rate(table: np.ndarray, weights: np.ndarray) -> Sequence[float | None]:
     """Return what was completed over the time to the last completion, and its 95% interval from ``WINDOWS`` of equal time."""
     span = load.span_s(table)
     if not span > 0:
-        return None, None, None
+        return [None] * 3
     begin, value = float(np.min(load.start_s(table))), float(weights.sum()) / span
     counts, _ = np.histogram(table["last_s"], WINDOWS, (begin, begin + span), weights=weights)
     rates = np.random.default_rng(0).choice(counts * WINDOWS / span, (2000, WINDOWS)).mean(axis=1)
@@ -408,8 +408,7 @@ def _energy(config: InferenceConfig, log: Mapping[str, Any], events: Sequence[Ev
     times_s, joules = (np.array([event[name] for event in read]) for name in ("t", "energy_j"))
     began, ended = log["began"], log["ended"]
     if len(read) > 1 and times_s.min() <= began and ended <= times_s.max():
-        order = np.argsort(times_s)
-        before, after = np.interp([began, ended], times_s[order], joules[order])
+        before, after = np.interp([began, ended], times_s, joules)
         return float(after - before), ""
     stated = (event["availability"] for event in reversed(events) if event["kind"] == "sensors")
     default = "no readings of an energy counter before and after the test"

@@ -91,7 +91,7 @@ strategies = Table(
         Col("way", "", "", lambda *names: " ".join(filter(None, names)), "strategy schedule"),
         Col("hardware", "", "", "{} x {}".format, "world device"),
         Col("configuration", "", "", _setup, "batch_size seq_len precision checkpointing compile micro_batches"),
-        Col("rates", RATE, "", lambda batch, steps: [batch / step for step in steps], STEPS, samples=True),
+        Col("rates", RATE, RATE, lambda batch, steps: [batch / step for step in steps], STEPS, samples=True),
         Col("low", RATE, "", partial(_end, "ci_high"), STEPS),
         Col("high", RATE, "", partial(_end, "ci_low"), STEPS),
         Col("samples_per_s", RATE, RATE, _rate, STEPS, role="speed.samples_per_s"),
@@ -150,7 +150,7 @@ fp32 = ((main["loss_error_fp32"], FP32), (main["gradient_error"], FP32))
 losses, apart = main["losses"], main["losses_apart"]
 counted, recomputed = (main["counted_parameters"], main["parameters"]), (run["checkpointing_error"], RECOMPUTED)
 explained = (main["explained_shares"], lambda config: 0.9 / (1 + config.planted_slowdown))  # which is in no part
-memory, ends = [main[name] for name in MEMORY], (main["low"], main["high"])
+memory = [main[name] for name in MEMORY]
 
 
 def _ran(check: Check, run: Rows) -> Judged:
@@ -292,9 +292,8 @@ SPEC = Spec(
     charts=[
         bars(
             "strategies",
-            main["samples_per_s"],
+            main["rates"],
             title=_side_by_side,
-            ends=ends,
             mute=lambda row: row["strategy"] == "single",
             empty=NONE,
         ),

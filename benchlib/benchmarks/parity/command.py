@@ -96,7 +96,6 @@ def verify(
     """
     from benchlib.benchmarks.parity import merge as results
     from benchlib.launch.plan import plan
-    from benchlib.results.run import Run
 
     manifest = golden.manifest(folder)
     overrides = golden.parameters(manifest) | _overrides(pairs, *OWN) | {"golden": str(folder.resolve())}
@@ -107,9 +106,7 @@ def verify(
     outcome = _run(planned, out)
     code = outcome.exit_code()
     missed = (
-        strict
-        and code == EXIT_PASS
-        and not _compared(results.read_run(Run(outcome.run_dir))[0], planned.config.members)
+        strict and code == EXIT_PASS and not _compared(results.read_run(outcome.run_dir)[0], planned.config.members)
     )
     return EXIT_NOTHING_TO_COMPARE if missed else code
 

@@ -74,10 +74,9 @@ class Bench:
             self.rank.events.emit("progress", phase="measure", member=name, **last)
 
         run_dir = self.rank.run_dir
-        log, more = run_dir / "logs" / f"member-{name}", exercise.variables(name)
+        log = run_dir / "logs" / f"member-{name}"
         with tempfile.TemporaryDirectory(prefix=f".member-{name}-", dir=run_dir) as work:
-            arguments = exercise.record, run_dir, name, Path(work)
-            return child.run(*arguments, timeout_s=timeout_s, tell=tell, log=log, variables=more)
+            return child.run(exercise.record, run_dir, name, Path(work), timeout_s=timeout_s, tell=tell, log=log)
 
 
 def measure(rank: Rank) -> Tables:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,38 +40,25 @@ class Numbers:
         assert run.result is not None
         return cls(run.result, {**run.samples, **run.row_samples}, run.config, run.machine, run.path)
 
-
-class OwnClaims(Sequence[Claim]):
-    """What a result states; it is read when a rule asks for it, so that what is missing fails the check that asks."""
-
-    def __init__(self, numbers: Numbers) -> None:
-        self.numbers = numbers
-
     @functools.cached_property
-    def _claims(self) -> list[Claim]:
-        return own_claims(self.numbers)
+    def claims(self) -> list[Claim]:
+        """What the result states, nothing for a skipped run; ``InvalidNumber`` where a value is outside its field's range.
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._claims[index]
+        Of a benchmark that this version does not know only the values themselves can be judged.
+        """
+        name = self.result.benchmark
+        if not self.result.metrics and not self.result.tables:
+            return []
+        try:
+            stated = own.spec.claims(self) if (own := of_run(name)) else []
+            return [*stated, Claim(quantities=[*quantities(self), *_recorded(self)], wholes=_whole_run(self))]
+        except (ValidationError, TypeError, KeyError) as error:
+            why = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
+            raise InvalidNumber(f"the result of {name} states an invalid number: {why}") from None
 
-    def __len__(self) -> int:
-        return len(self._claims)
-
-
-def own_claims(numbers: Numbers) -> list[Claim]:
-    """Return what a result states, nothing for a skipped run; ``InvalidNumber`` where a value is outside its field's range.
-
-    Of a benchmark that this version does not know only the values themselves can be judged.
-    """
-    name = numbers.result.benchmark
-    if not numbers.result.metrics and not numbers.result.tables:
-        return []
-    try:
-        stated = own.spec.claims(numbers) if (own := of_run(name)) else []
-        return [*stated, Claim(quantities=[*quantities(numbers), *_recorded(numbers)], wholes=_whole_run(numbers))]
-    except (ValidationError, TypeError, KeyError) as error:
-        why = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
-        raise InvalidNumber(f"the result of {name} states an invalid number: {why}") from None
+    def __iter__(self) -> Iterator[Claim]:
+        """Yield the claims when a rule asks for them, so that what is missing fails the check that asks."""
+        return iter(self.claims)
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:

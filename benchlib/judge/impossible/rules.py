@@ -8,7 +8,7 @@ zero. Training: rates follow from what was counted, no device exceeds its peak, 
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -569,7 +569,7 @@ def learning_rate(it: Any) -> Finding | None:
     if rates:
         low, steps = [step for step, rate in enumerate(rates, 1) if rate <= 0], len(rates)
         reason = f"the learning rate is above zero in {steps - len(low):,} of {steps:,} steps"
-        wrong = f"it is zero or less from step {low[0]:,} of {steps:,} on: nothing was trained" if low else ""
+        wrong = f"the others, from step {low[0]:,} on, trained nothing" if low else ""
         return finding(
             min(rates) >= 0 and 2 * len(low) <= steps > len(low), reason, wrong=wrong, value=0.0, limit="> 0"
         )
@@ -624,12 +624,12 @@ class Judgement:
         return "FAIL" if self.failures else "PASS" if self.passed else "SKIPPED"
 
 
-def ask(rule: str, claims: Sequence[Claim]) -> list[tuple[str, Finding]]:
+def ask(rule: str, claims: Iterable[Claim]) -> list[tuple[str, Finding]]:
     """Return the subject and the finding of each statement of ``claims`` that a rule applies to."""
     return [(claim.subject, finding) for claim in claims for finding in RULES[rule].findings(claim)]
 
 
-def judge_claims(claims: Sequence[Claim]) -> list[Judgement]:
+def judge_claims(claims: Iterable[Claim]) -> list[Judgement]:
     """Apply every rule to every claim; rules that no claim states anything for are left out."""
     judgements = []
     for each in RULES.values():

@@ -131,12 +131,9 @@ class Eager(TorchExecutor):
 
     def __init__(self, model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> None:
         """See ``Make``: a device may lack the precision or the attention kernel."""
-        if (
-            member.precision == "bf16" and where.type != "cpu"
-        ):  # a CPU without the instructions computes the same, slower
-            has, reason = devices.supports("bf16", where)
-            if not has:
-                raise BackendUnavailable(reason)
+        # A CPU without the instructions computes the same, slower.
+        if member.precision == "bf16" and where.type != "cpu" and (reason := devices.lacking("bf16", where)):
+            raise BackendUnavailable(reason)
         if member.precision == "fp64" and where.type == "xpu" and not torch.xpu.get_device_properties(where).has_fp64:
             raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
         self.module = (model.double() if member.precision == "fp64" else model).to(where)

@@ -38,7 +38,7 @@ class Translated(Executor):
 
     def place(self, inputs: Inputs) -> tuple[runtimes.Runtime, Sequence[Any]]:
         program = self._program(self._forward, inputs)
-        return program, program.place(runtimes.arguments(program.manifest, self._state(), inputs))
+        return program, program.place(runtimes.arguments(program.manifest, runtimes.state(self._forward), inputs))
 
     def run(self, placed: tuple[runtimes.Runtime, Sequence[Any]]) -> Sequence[Any]:
         program, arrays = placed
@@ -47,7 +47,8 @@ class Translated(Executor):
     def gradients(self, inputs: Inputs, slopes: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the gradients by parameter of a loss whose slopes by start and end logits are given, (B, S) each."""
         arguments = {**dict(zip(SLOPES, slopes, strict=True)), **inputs}
-        results = runtimes.computed(self._program(self._pullback, arguments), self._state(), arguments)
+        program = self._program(self._pullback, arguments)
+        results = runtimes.computed(program, runtimes.state(self._forward), arguments)
         return {
             item.name.removeprefix("model."): torch.from_numpy(value)
             for item, value in results
@@ -72,9 +73,6 @@ class Translated(Executor):
             self.description |= program.description
             self.description["compile_s"].append(program.compile_s)
         return self._programs[key]
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        return runtimes.state(self._forward)
 
 
 class _Call(torch.autograd.Function):

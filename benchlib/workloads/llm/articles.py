@@ -65,9 +65,9 @@ def _rows(data: str, path: str, samples: int, seed: int) -> list[dict[str, Any]]
     import datasets
 
     try:
-        split: Any = datasets.load_dataset(path or CNN, CNN_VERSION, split="validation")
+        split: Any = datasets.load_dataset(CNN, CNN_VERSION, split="validation")
     except Exception as error:  # hub, network, cache and format have errors of their own
-        raise absent(path or CNN, error) from error
+        raise absent(CNN, error) from error
     return [{"input": row["article"], "output": row["highlights"]} for row in split]
 
 

@@ -24,11 +24,11 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchlib.core.errors import UserError, nearest
+from benchlib.core.errors import UserError
 
 CANCELLED, STOPPED = "the query was cancelled", "the engine was stopped"
 # What /metrics of a worker says of its memory, by our names: the first is Prometheus' own, which other servers have, too.
@@ -105,10 +105,8 @@ ENGINES = {
 COMPUTING = ("static", "continuous")  # with torch, in the process that asks them
 
 
-def make(name: str, settings: Settings, available: Collection[str] = ENGINES.keys()) -> Any:
-    """Make the engine of this name; it is not started. Raises ``UserError`` for a name that is not ``available``."""
-    if name not in available:
-        raise UserError(f"engine {name!r}: no such engine; {nearest(name, available)}")
+def make(name: str, settings: Settings) -> Any:
+    """Make the engine of this name; it is not started."""
     return pkgutil.resolve_name(ENGINES[name])(settings)
 
 

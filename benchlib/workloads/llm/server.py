@@ -41,7 +41,6 @@ from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import THREAD_VARIABLES, die_with_parent, signal_name
 from benchlib.workloads.llm.engines import MEMORY, Local, Query, Settings, codec, make
 
-SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 MAX_NEW = 8192  # tokens of an answer
 BACKLOG = 4096  # connections that the system may hold until they are accepted
 POLL_S = 0.01
@@ -324,7 +323,7 @@ def main(text: str) -> int:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY:  # each connection is an open file; macOS takes no number without a limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        engine = make(options.engine, options, SERVED)
+        engine = make(options.engine, options)
         engine.start()
         server = Server(engine, options, None if options.engine == "sim" else codec(options.model))
         return 0 if asyncio.run(serve(server)) else 1

@@ -21,8 +21,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchlib.workloads.answer_loss import answer_losses
 
 aten = torch.ops.aten
-
-
 _ERF_P = [-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05]
 _ERF_P += [-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02]
 _ERF_Q = [-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03]
@@ -68,7 +66,7 @@ def _places(dim: int, index: torch.Tensor) -> list[torch.Tensor]:
 
 
 # What torch takes for one operation and other compilers do not have: as plain ones, by torch's own definitions, but for a norm
-# without operations below ATen, an error function, for sums that are not multiplied by one, and for what is one of slices or of indices.
+# without operations below ATen, an error function, sums that are not multiplied by one, and what slices or indices do as well.
 PLAIN = torch.export.default_decompositions()
 PLAIN.update(get_decompositions([aten._softmax, aten._log_softmax, aten.gelu, aten.cumsum, aten.mean, aten.any]))
 PLAIN.update(

@@ -131,7 +131,7 @@ _UNARY |= {"logical_not": "not", "bitwise_not": "not"}
 _BINARY = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power"}
 _BINARY |= {name: name for name in ("maximum", "minimum")}
 _BINARY |= {f"{way}_{name}": name for name in ("and", "or", "xor") for way in ("bitwise", "logical")}
-# By operation, whatever the overload; those of blanks between them are lowered alike.
+# By operation, whatever the overload; names with blanks between them share a lowering.
 _TABLE: dict[str, Lowering] = {
     **{f"aten.{name}": _unary(kind) for name, kind in _UNARY.items()},
     **{f"aten.{name} prims.{name}": _binary(kind) for name, kind in _BINARY.items()},

@@ -13,7 +13,7 @@ from scipy.stats import binom
 
 pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 
-from llm_servers import LONG_S, TOKEN, Faulty, own, until
+from llm_servers import LONG_S, TOKEN, Faulty, own
 
 from benchlib.benchmarks.inference import loadgen
 from benchlib.benchmarks.inference.config import SET, InferenceConfig, queries_needed
@@ -320,21 +320,6 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path,
     assert len(set(map(tuple, expected.values()))) > SAMPLES // 4 or not expected, "answers differ"
 
 
-def test_loadgen_over_servers_that_are_all_killed_ends_and_counts(tmp_path):
-    servers = [own(step_s=0.03) for _ in range(2)]
-    policy = Policy(probe_s=0.1, probe_limit_s=0.3, gone_s=0.3)
-    settings = Settings(urls=tuple(server.url for server in servers), token=TOKEN, policy=policy)
-    test = planned(tmp_path, engine="http", settings=settings)
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(perform, test)
-        until(lambda: servers[0].server.counts["ok"] >= 5 or running.done())
-        for server in servers:
-            server.cut()
-        outcome = running.result()
-    assert {"failed"} <= broken(outcome) <= {"failed", "loadgen", "perf_constraints", "early_stopping"}
-    assert "no worker was left for 0.3 s" in outcome.errors[0]
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -421,7 +406,7 @@ def test_rates_have_the_interval_of_their_windows():
     table["scheduled_s"], table["last_s"] = 0, np.arange(1, 101) / 10
     value, low, high = loadgen.rate(table, np.full(100, 7.0))
     assert value == pytest.approx(70) and low <= 70 <= high
-    assert loadgen.rate(table[:0], np.zeros(0)) == (None, None, None)
+    assert [*loadgen.rate(table[:0], np.zeros(0))] == [None] * 3
 
 
 def test_energy_is_that_of_the_test_alone_and_not_of_workers_elsewhere():

@@ -151,7 +151,7 @@ def test_limits_follow_the_references_own_error(judged, error, ease, limit):
     rows = judged(truth={name: array + error for name, array in outputs().items()}, ease=ease)
     assert rows[LOGITS, "dev"]["limit"] == pytest.approx(limit)
     assert bool(rows[LOGITS, "dev"]["eased"]) == (limit > 1e-5) == ("logits" in rows[LOSS, ""]["eased"])
-    assert rows[BATCH, ""]["limit"] == pytest.approx(limit)
+    assert rows[BATCH, ""]["limit"] == pytest.approx(limit) and rows[LOSS, ""]["limit"] == pytest.approx(2 * limit)
 
 
 def test_in_bf16_limits_follow_the_largest_logit(judged):

@@ -9,9 +9,19 @@ from click.testing import CliRunner
 from make_parity import run_of
 
 from benchlib.benchmarks.parity import command, merge
-from benchlib.benchmarks.parity.merge import CROSS, EMPTY, FILE, PAGE, Merged, agreement, newest, page, standing
+from benchlib.benchmarks.parity.merge import (
+    CROSS,
+    EMPTY,
+    FILE,
+    PAGE,
+    Merged,
+    agreement,
+    newest,
+    page,
+    read_run,
+    standing,
+)
 from benchlib.cli import main
-from benchlib.results.run import Run
 
 START, DAY = 1_790_000_000.0, 86400.0
 
@@ -44,16 +54,15 @@ def make(folder, members=("eager", "bf16"), change=lambda tables: None, host="no
     return folder
 
 
-def read(folder):
-    return merge.read_run(Run(folder))
-
-
 def test_a_row_has_what_its_run_found(tmp_path):
-    (eager, bf16), why = read(make(tmp_path / "run", change=crash))
+    (eager, bf16), why = read_run(make(tmp_path / "run", change=crash))
     assert (eager["outcome"], eager["max_difference"], eager["reason"], why) == ("FAIL", None, "ended by SIGSEGV", "")
     assert (bf16["outcome"], bf16["max_difference"], bf16["limit"], bf16["latency_ms"]) == ("PASS", 8e-3, 3e-2, 10.0)
     assert bf16["quantities"]["gradients"] == [8e-3, 0.1]
-    assert bf16["machine"] == "node7" and bf16["environment"]["processor"] == "Imaginary 3000, 2 cores"
+    assert bf16["machine"] == "node7" and bf16["environment"] == {
+        "hardware": "Imaginary 3000 × 2",
+        "system": "Linux 6.0-made-up",
+    }
 
 
 @pytest.mark.parametrize(
@@ -66,7 +75,7 @@ def test_a_row_has_what_its_run_found(tmp_path):
     ],
 )
 def test_what_was_not_compared_never_passes(tmp_path, values, outcome, reason):
-    rows, _ = read(make(tmp_path / "run", **values))
+    rows, _ = read_run(make(tmp_path / "run", **values))
     word, why, machines = standing(Merged(rows, [], []), "cpu")
     assert (word, machines) == (outcome, ["node7"]) and reason in why
     assert standing(Merged(rows, [], []), "rocm") == ("NOT COMPARED", "no result from any machine", [])

@@ -26,13 +26,13 @@ from benchlib.spec.tables import Rows
 def stored(tmp_path):
     """Return a function that copies a recorded run into a folder, changes its result and judges it."""
 
-    def make(name, change=None):
-        folder = tmp_path / name
+    def make(change=None):
+        folder = tmp_path / "squad-run"
         packed = unpack("squad", folder)
         samples = packed.samples | packed.row_samples
         result = json.loads((folder / "result.json").read_text())
         if change:
-            change(Edit(result, samples, folder))
+            change(Edit(result, samples))
         rows = [(metric, index, value) for metric, values in samples.items() for index, value in enumerate(values)]
         pd.DataFrame(rows, columns=["metric", "index", "value"]).to_parquet(folder / "samples.parquet", index=False)
         (folder / "result.json").write_text(json.dumps(result))
@@ -44,8 +44,7 @@ def stored(tmp_path):
 class Edit:
     """A result and its raw samples, to be changed by hand."""
 
-    def __init__(self, result, samples, folder=None):
-        self.folder = folder
+    def __init__(self, result, samples):
         self.result, self.facts, self.tables, self.samples = result, result["facts"], result["tables"], samples
         self.metrics = {metric["name"].removesuffix("_minisquad_tiny"): metric for metric in result["metrics"]}
 
@@ -94,7 +93,7 @@ SQUAD = [
 
 def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
     """Also where nothing else of the run contradicts it."""
-    folder = stored("squad-run")
+    folder = stored()
     record_files(folder)
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps(result | {"world_size": 8}))
@@ -107,7 +106,7 @@ def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
 
 @pytest.mark.parametrize(("name", "reason", "change"), SQUAD, ids=[f"{row[0]}: {row[1]}" for row in SQUAD])
 def test_planted_numbers_fail_the_run(stored, tmp_path, name, reason, change):
-    word, checks = verdict(stored("squad-run", change), tmp_path)
+    word, checks = verdict(stored(change), tmp_path)
     assert (word, checks[name].status) == ("FAIL", "FAIL") and reason in checks[name].reason
 
 
@@ -124,7 +123,7 @@ def test_planted_peaks_fail_the_machine(tmp_path, name, table, column, factor):
 
 
 def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
-    folder = stored("squad-run")
+    folder = stored()
     verdict(folder, tmp_path)
     for path, name in ((folder, "run"), (folder / "result.json", "result")):
         found, claims = read_claims(path)
@@ -143,10 +142,10 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
-    folder = stored("squad-run", lambda run: run.set("steps.flops", lambda value: 20 * value))
+    folder = stored(lambda run: run.set("steps.flops", lambda value: 20 * value))
     data = embedded.link(load(folder))
     path = tmp_path / "report.html"
-    link = f'<a {embedded.ATTRIBUTE}="{data.version}" data-sha256="{data.sha256}" href="{data.href}">data</a>'
+    link = f'<a {embedded.ATTRIBUTE}="{data["version"]}" data-sha256="{data["sha256"]}" href="{data["href"]}">data</a>'
     path.write_text(f"<!doctype html><html><body>{link}</body></html>")
     name, claims = read_claims(path)
     found = {judgement.rule.name: judgement.status for judgement in judge_claims(claims)}
@@ -215,7 +214,7 @@ FORGED = {  # a change of rows from which all else follows, and what gives it aw
 def test_what_a_run_can_recompute_is_recomputed(stored, tmp_path, case):
     """Also where the result, its samples and the list of files were all made to agree; report, export and judge all see it."""
     change, words = FORGED[case]
-    folder = stored("squad-run")
+    folder = stored()
     keep_records(folder)
     record_files(folder)
     honest = judge(folder, tmp_path)

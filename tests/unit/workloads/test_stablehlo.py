@@ -91,6 +91,7 @@ def test_the_interpreter_agrees_with_the_specification_of_the_same_text(tmp_path
     converted = convert(export.forward(layer, x))
     converted.manifest.write(tmp_path / "m.mlir", converted.text)
     program = runtimes.load("interpreter", tmp_path / "m.mlir")
+    assert program.manifest == converted.manifest
     (made,) = program.run(program.place(runtimes.arguments(program.manifest, converted.weights, x)))
     np.testing.assert_allclose(made, layer(**x).detach().numpy(), atol=2e-6)
 
@@ -232,12 +233,6 @@ def test_arguments_go_in_by_name_and_what_is_missing_or_of_another_shape_is_refu
         runtimes.arguments(program, {key: value for key, value in weights.items() if key != name}, inputs())
     with pytest.raises(UserError, match="tensor<3xf32>"):
         runtimes.arguments(program, {**weights, name: torch.zeros(3)}, inputs())
-
-
-def test_a_file_is_read_with_its_manifest(answers, tmp_path):
-    converted, path = answers[1], tmp_path / "m.mlir"
-    converted.manifest.write(path, converted.text)
-    assert manifest.read(path) == (converted.text, converted.manifest)
 
 
 def test_ids_beyond_32_bits_are_refused_and_not_cut():

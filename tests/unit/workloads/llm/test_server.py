@@ -139,7 +139,6 @@ def test_other_machines_are_let_in_by_a_token_alone(host, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        ({"engine": "http"}, 2, "engine 'http': no such engine"),
         ({"device": "tpx"}, 2, "device = 'tpx': expected cpu, cuda, xpu or mps"),
         ({"device": "mps"}, 3, "backend mps is not available"),
         ({"model": "/nowhere/model"}, 2, "/nowhere/model: no such folder"),
