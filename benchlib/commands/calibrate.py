@@ -51,8 +51,7 @@ def calibrate(
     slowed = {share: {**overrides, "planted_slowdown": share} for share in kinds if share}
     plans = {share: plan(target, tier, base.config.backend, values, base.probe) for share, values in slowed.items()}
     store = (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
-    runs = _run_all(store, {0.0: base, **plans}, _schedule(kinds))
-    calibration = Calibration(runs=runs, limits=runs[0].limits)
+    calibration = _run_all(store, {0.0: base, **plans}, _schedule(kinds))
     path = save_calibration(baselines.folder(), calibration)
     rows = calibration.rows()
     show_table(rows, whole=[name for row in rows for name in row if name != "injected"])
@@ -67,8 +66,7 @@ def _schedule(kinds: Mapping[float, int]) -> list[float]:
     return [share for _, share in sorted(places)]
 
 
-def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]) -> list[Record]:
-    """Return what is kept of the runs, the unchanged ones first."""
+def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]) -> Calibration:
     runs = list[Record]()
     for number, share in enumerate(schedule, 1):
         run_dir = prepare(plans[share], store)
@@ -83,9 +81,9 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
                 raise UserError(f"{name} changed from {before} to {now} during the calibration")
         except (UserError, RuntimeError) as error:
             raise UserError(f"{run_dir}: {str(error).strip().splitlines()[-1]}") from error
-        kept = {"config": {"planted_slowdown": share}, "limits": run.limits}
-        runs.append(run.kept(run.limits, accepted_at=time.time()).model_copy(update=kept))
-    return sorted(runs, key=lambda run: run.planted)
+        kept = run.kept(run.limits, accepted_at=time.time())
+        runs.append(kept.model_copy(update={"config": {"planted_slowdown": share}}))
+    return Calibration(runs=sorted(runs, key=lambda run: run.planted), limits=run.limits)
 
 
 @click.command()
@@ -100,8 +98,8 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
 def verb(target: str, tier: str, backend: str, pairs: tuple[str, ...], out: Path | None, **runs: Any) -> None:
     """Measure what the gate of benchmark TARGET can detect on this machine.
 
-    Repeats the benchmark unchanged (A/A) and with injected slow-downs, interleaved. Stores the false-alarm rate of the gate and the
-    smallest loss that it detects with 99% power, for reports and later gates.
+    Repeats the benchmark unchanged (A/A) and with injected slow-downs, interleaved. Stores what the runs measured: reports and
+    later gates tell by them how often the gate is wrong, and the smallest loss that it detects with 99% power.
     """
     kinds = {0.0: runs["runs"], **dict.fromkeys(shares(runs["planted"]), runs["planted_runs"])}
     calibrate(target, tier, backend, parse_overrides(pairs), kinds, out)

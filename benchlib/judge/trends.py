@@ -32,6 +32,7 @@ from benchlib.results.metrics import Direction
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import no_runs
 
+DEMO = "notebooks/demo-runs"  # runs of the kit, below its home
 SERIES = 12  # examined, those with the newest runs
 LOOKBACK_RUNS = 10  # before a change, whose facts are no news
 POSITION_TOLERANCE = 2  # runs by which the place of a change may be off
@@ -161,9 +162,6 @@ def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
         if names:
             return [(name, before[-1].setup.get(name, "absent"), after.setup[name]) for name in names]
     return []
-
-
-DEMO = "notebooks/demo-runs"  # of the kit, below its home
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from make_run import START
 from make_run import make_run as write_run
 from scipy.stats import t
-from series import record
+from series import on_machine, record
 from stores import without_pictures
 
 from benchlib.cli import main
@@ -54,18 +55,15 @@ def make(tmp_path):
     """Write runs of the metrics given, one a run, below a folder of their day; return the folder or the one run."""
 
     def make(day, *runs, machine=None, **options):
-        for index, metrics in enumerate(runs):
+        for index, metrics in enumerate(runs):  # no two runs begin at once: only copies do
             folder = write_run(
                 tmp_path / f"quick-{day}" / f"squad-cpu-10000{index}-run{day[-2:]}{index}",
                 metrics=metrics if isinstance(metrics, list) else [speed(metrics)],
                 with_samples=False,
+                started_at=START + 60 * index,
                 **options,
             )
-            result = json.loads((folder / "result.json").read_text())
-            begun = result["started_at"] + 60 * index  # no two runs begin at once: only copies do
-            (folder / "result.json").write_text(json.dumps(result | {"started_at": begun}))
-            facts = json.loads((folder / "machine.json").read_text())
-            (folder / "machine.json").write_text(json.dumps(facts | (machine or {})))
+            on_machine(folder, **(machine or {}))
         return folder if len(runs) == 1 else folder.parent
 
     return make
@@ -281,10 +279,9 @@ def test_the_spread_of_a_calibration_and_of_the_runs_beside_a_run_count_as_in_it
     assert told.word == "undecided" and told.band == pytest.approx(math.expm1(1.959964 * math.sqrt(2) * s), rel=1e-6)
     path.unlink()
     make("20261118", 70, 100, 85, 115, 130, 90)  # of the same kind, earlier, in the same store
-    for number, folder in enumerate((old, new)):
+    for days, folder in ((1, old), (2, new)):
         result = json.loads((folder / "result.json").read_text())
-        later = result | {"started_at": result["started_at"] + 86400 * (number + 1)}
-        (folder / "result.json").write_text(json.dumps(later))
+        (folder / "result.json").write_text(json.dumps(result | {"started_at": START + 86400 * days}))
     records = [load(folder) for folder in (old, new)]
     known = baselines.known_spreads(load(new), [limit], None, records)
     sides = [side_of([record], limit.metric) for record in records]

@@ -26,28 +26,10 @@ RATE = "train_samples_per_s_minisquad_tiny"
 
 
 def run(
-    rates,
-    *,
-    name="run",
-    backend="cpu",
-    ranks=1,
-    nodes=1,
-    devices=(),
-    host="host",
-    epoch=3000,
-    flops=(),
-    watts=(),
-    **config,
+    rates, *, name="run", backend="cpu", ranks=1, nodes=1, epoch=3000, flops=(), watts=(), on=("host", []), **config
 ):
     """Return a run of squad: samples of its rate, of FLOP/s and of watts, and its config."""
-    settings = {
-        "batch_size": 8,
-        "accumulation": 1,
-        "precision": "fp32",
-        "epochs": 2.0,
-        "nproc": ranks,
-        "seed": 0,
-    } | config
+    settings = {"batch_size": 8, "precision": "fp32", "epochs": 2.0, "nproc": ranks, "seed": 0} | config
     factors = {f"config.{key}": json.dumps(value) for key, value in settings.items()}
     power = measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
     metrics = [measured(RATE, list(rates), "samples/s", "higher"), power]
@@ -56,7 +38,7 @@ def run(
     return Record(
         **common,
         run=name,
-        machine={"host": host, "cpu": {"model": "CPU"}, "devices": {"backends": {backend: {"names": list(devices)}}}},
+        machine={"host": on[0], "cpu": {"model": "CPU"}, "devices": {"backends": {backend: {"names": on[1]}}}},
         result=Result(**common, status="complete", world_size=ranks, started_at=1.0, metrics=metrics, facts=facts),
         fingerprint={"backend": backend, "world_size": str(ranks), "nodes": str(nodes), "cpu": "CPU", **factors},
         samples={metric.name: metric.samples for metric in metrics if metric.samples},
@@ -80,7 +62,7 @@ def values(item, name):
 # Prices.
 
 SIDES = [
-    Machine(label, RunSet(label, (run([1.0], name=name, backend="cuda", host=host, devices=[device]),)))
+    Machine(label, RunSet(label, (run([1.0], name=name, backend="cuda", on=(host, [device])),)))
     for label, name, host, device in (
         ("a", "squad-1", "node1", "NVIDIA H100 80GB HBM3"), ("b", "squad-2", "node2", "NVIDIA A100-SXM4-80GB")
     )
@@ -154,7 +136,7 @@ def test_a_table_by_hand():
     [
         ({"backend": "cpu", "ranks": 4}, 1),
         ({"backend": "cpu", "ranks": 4, "nodes": 2}, 2),
-        ({"backend": "cuda", "ranks": 4, "devices": ["NVIDIA H100 80GB HBM3"] * 4}, 4),
+        ({"backend": "cuda", "ranks": 4, "on": ("host", ["NVIDIA H100 80GB HBM3"] * 4)}, 4),
     ],
 )
 def test_what_is_paid_for_is_counted(more, devices):
