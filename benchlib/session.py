@@ -72,7 +72,7 @@ def execute(run: Run) -> Run:
     from benchlib.launch.launch import Launch
     from benchlib.show.widgets import headless, watch
 
-    if run.begun:
+    if (run.path / "status.json").exists() or any(run.path.glob("events-*.jsonl")):
         run = Run(prepare_again(run))
     launch = Launch(run.path, config=run.config)
     launch.start()

@@ -36,7 +36,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
             notebook,
             timeout=600,
             kernel_name="python3",
-            kernel_manager_class=kernel_manager(),
+            kernel_manager_class=kernel_manager(Path(os.devnull)),
             resources={"metadata": {"path": str(folder)}},
             record_timing=False,
             coalesce_streams=True,

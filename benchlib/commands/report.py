@@ -16,7 +16,7 @@ from benchlib.core.terminal import one_line
 from benchlib.core.text import look
 from benchlib.judge import verdict as judging
 from benchlib.results.record import DAY, load
-from benchlib.results.run import Run, no_runs
+from benchlib.results.run import PARTS, Run, no_runs
 from benchlib.results.shared import run_folders
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_PASS
 from benchlib.show import index
@@ -24,7 +24,7 @@ from benchlib.show import index
 
 def report(run_dir: Path) -> None:
     """Judge and render one run."""
-    if not Run(run_dir).recognised:
+    if sum((Run(run_dir).path / name).exists() for name in PARTS) < 2:  # one alone may be another program's
         raise UserError("not a run folder of benchlib: nothing is written there")
     benchmark = BENCHMARKS.get(load(run_dir, whole=False).benchmark)
     if benchmark and benchmark.fault:  # what cannot be judged is not called broken

@@ -244,15 +244,6 @@ class Run:
         if not self.path.is_dir():
             raise UserError(f"{path}: no such run folder; `benchlib list --runs` shows the stored ones")
 
-    @property
-    def begun(self) -> bool:
-        return (self.path / "status.json").exists() or any(self.path.glob("events-*.jsonl"))
-
-    @property
-    def recognised(self) -> bool:
-        """Whether the folder is a run's at all, whole or damaged: nothing may be written into another one."""
-        return sum((self.path / name).exists() for name in PARTS) > 1
-
     @functools.cached_property
     def config(self) -> BaseConfig:
         return load_config(self.path)

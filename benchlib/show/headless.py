@@ -91,7 +91,7 @@ def _execute(path: Path, output: Path, parameters: Mapping[str, Any], started: C
     )
 
 
-def kernel_manager(log: Path | None = None, started: Callable[[int], None] | None = None) -> type:
+def kernel_manager(log: Path, started: Callable[[int], None] = lambda pid: None) -> type:
     """Return the class of jupyter_client that starts kernels of the running interpreter.
 
     What a kernel itself writes to stderr goes to the file ``log``: on an interrupt it prints pages about its sockets.
@@ -112,10 +112,8 @@ def kernel_manager(log: Path | None = None, started: Callable[[int], None] | Non
             return KernelSpec(argv=argv, language="python", metadata={"supported_encryption": "curve"})
 
         async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
-            with log.open("ab") if log else contextlib.nullcontext() as handle:
-                more = {"env": os.environ | HEADLESS} | ({"stderr": handle} if handle else {})
-                await super().start_kernel(**options, **more)
-            if started and self.provisioner is not None:
-                started(self.provisioner.pid)  # type: ignore[attr-defined]
+            with log.open("ab") as handle:
+                await super().start_kernel(**options, env=os.environ | HEADLESS, stderr=handle)
+            started(self.provisioner.pid)  # type: ignore[union-attr]
 
     return ThisInterpreter
