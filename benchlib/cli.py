@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from benchlib import __version__
-from benchlib.commands import user_errors
+from benchlib.core.errors import UserError, unexpected
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
+EXIT_USAGE = 2  # wrong input, or an error that nobody foresaw
 VERBS = (  # by their modules in ``commands``
     *("baseline", "calibrate", "compare", "doctor", "export", "history", "inspect"),
     *("judge", "list", "page", "references", "report", "run", "serve"),
@@ -33,12 +34,25 @@ class _Verbs(click.Group):
         return BENCHMARKS[name].command if name in BENCHMARKS else None
 
     def invoke(self, context: click.Context) -> Any:
-        """Run a verb, with 130 after an interrupt: click alone would say 1, as for a failed gate."""
+        """Run a verb: an error is one sentence and exit code 2, the traceback of an unexpected one goes to a file.
+
+        After an interrupt the code is 130: click alone would say 1, as for a failed gate.
+        """
         try:
-            return user_errors(super().invoke)(context)
+            return super().invoke(context)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
         except KeyboardInterrupt:
             click.echo("Stopped by the user", err=True)
             sys.exit(EXIT_INTERRUPTED)
+        except Exception as error:
+            from benchlib.core.files import storage_error
+            from benchlib.core.terminal import harmless
+
+            understood = error if isinstance(error, UserError) else storage_error(error)
+            click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+            click.echo(harmless(str(understood) if understood else unexpected(error)), err=True)
+            sys.exit(EXIT_USAGE)
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

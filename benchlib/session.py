@@ -18,8 +18,8 @@ from benchlib.core.files import outputs, read_bytes
 from benchlib.core.text import UNJUDGED, badness, counted
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
-from benchlib.judge.cost import Offers, judge_worth, read_offers
-from benchlib.judge.trends import History, choose_store, judge_history, read_history
+from benchlib.judge.cost import Offers, read_offers
+from benchlib.judge.trends import History, read_history
 from benchlib.launch.plan import plan, prepare, prepare_again
 from benchlib.results.record import DAY, load
 from benchlib.results.run import Run
@@ -39,13 +39,8 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
     Of ``named`` parameters, '' and 0 leave the choice to the tier.
     """
     notebook.begin(benchmark)
-    if not isinstance(overrides, Mapping):
-        raise UserError(f"overrides = {overrides!r}: expected a dict of fields, as in {{'epochs': 2}}")
     if run_dir:
-        run = Run(run_dir)
-        if run.config.benchmark != benchmark:
-            raise UserError(f"run_dir {run_dir} was prepared for {run.config.benchmark}, not for {benchmark}")
-        return run
+        return Run(run_dir)
     chosen = {name: value for name, value in named.items() if value not in ("", 0)}
     return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
 
@@ -53,7 +48,7 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 def open_history(store: str, **asked: str) -> History:
     """Read a store, '' for the usual one, as far as it is asked for. Raises ``UserError`` for a wrong filter."""
     notebook.begin()
-    return read_history(*choose_store(store, **asked))
+    return read_history(store, **asked)
 
 
 def open_offers(runs: str, prices: str, deadline: str) -> Offers:
@@ -105,10 +100,8 @@ def judge(run: Subject) -> Verdict:
 
     What looks at stored runs is judged and nothing is written.
     """
-    if isinstance(run, Page):
-        return machine_page.judge(run)
     if not isinstance(run, Run):
-        return judge_history(run) if isinstance(run, History) else judge_worth(run.items)
+        return _shown(run).judge()
     from benchlib.show.widgets import headless
 
     stored, page = run.path / "verdict.json", run.path / "report.html"
@@ -118,8 +111,8 @@ def judge(run: Subject) -> Verdict:
         from benchlib.show import index, report
 
         report.render(run.path)
-        if store := _lists(run):
-            index.render(store)
+        if DAY.match(run.path.resolve().parent.name):
+            index.render(run.path.resolve().parents[1])
     return verdict
 
 
@@ -135,36 +128,28 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
         raise VerdictFailed(verdict.sentence)
 
 
-def _lists(run: Run) -> Path | None:
-    day = run.path.resolve().parent
-    return day.parent if DAY.match(day.name) else None
-
-
 def _places(run: Run, verdict: Verdict) -> Any:
     def link(path: Path) -> str:  # relative to the notebook: JupyterLab opens it in a tab
-        return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
+        return f"[{path.name}]({quote(os.path.relpath(path))})"
 
-    here = str(run.path.resolve())
-    lines = [
-        f"- report ({load(run.path, False, verdict).word}): {link(run.path / 'report.html')}",
-        f"- run folder: `{here}`",
-    ]
-    if store := _lists(run):
-        lines.append(f"- all runs: {link(store / 'index.html')}")
-        if run.result is not None:  # else nothing to compare: stopped or broken
-            lines.append(f"- compare: `benchlib compare OTHER_RUN {shlex.quote(here)}`")
+    here = run.path.resolve()
+    word = load(here, False, verdict).word
+    lines = [f"- report ({word}): {link(here / 'report.html')}", f"- run folder: `{here}`"]
+    lines += [f"- all runs: {link(here.parents[1] / 'index.html')}"] * bool(DAY.match(here.parent.name))
+    if run.result is not None:  # else nothing to compare: stopped or broken
+        lines.append(f"- compare: `benchlib compare OTHER_RUN {shlex.quote(str(here))}`")
     return _markdown(*lines)
 
 
 # What the cells show.
 
 
-def _shown(subject: Any) -> notebook.Shown:
+def _shown(subject: History | Offers | Page) -> notebook.Shown:
     from benchlib.show import cost, history  # with matplotlib: only who shows it pays
 
-    about: dict[type, Any] = {History: history, Offers: cost, Page: machine_page}
-    shown: notebook.Shown = about[type(subject)].shown(subject)
-    return shown
+    if isinstance(subject, Page):
+        return machine_page.shown(subject)
+    return history.shown(subject) if isinstance(subject, History) else cost.shown(subject)
 
 
 def _markdown(*lines: str) -> Any:
@@ -231,8 +216,8 @@ def expectation(run: Run) -> "pandas.DataFrame":
 
 def checked(verdict: Verdict) -> Any:
     """Return what was checked beside the comparison with accepted runs, as Markdown to display."""
-    names = [check.name for check in verdict.checks if not check.name.endswith(GATE)]
-    return _markdown(f"Checked: {html.escape('; '.join(names) or 'nothing')}.")
+    names = "; ".join(check.name for check in verdict.checks if not check.name.endswith(GATE))
+    return _markdown(f"Checked: {html.escape(names or 'nothing')}.")
 
 
 def checks_table(verdict: Verdict) -> "pandas.DataFrame":
@@ -293,9 +278,8 @@ def reading(run: Subject) -> Any:
 
 
 def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
-    return _markdown(
-        f"**{load(run.path, False, verdict).word if run else verdict.verdict}**: {html.escape(verdict.sentence)}"
-    )
+    word = load(run.path, False, verdict).word if run else verdict.verdict
+    return _markdown(f"**{word}**: {html.escape(verdict.sentence)}")
 
 
 def provenance(run: Subject) -> "pandas.DataFrame":

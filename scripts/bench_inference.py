@@ -141,7 +141,7 @@ def workers(count: int, **options: Any) -> Iterator[Pool]:
 def client(pool: Pool, urls: Sequence[str], max_new: int, cap: int) -> Iterator[tuple[Client, Dispatcher]]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 500, PROMPT_TOKENS).tolist() for _ in range(256)]
-    dispatcher = Dispatcher(Settings(urls=tuple(urls), token=pool.token), Policy(cap=cap))
+    dispatcher = Dispatcher(Settings(urls=tuple(urls), token=pool.token, policy=Policy(cap=cap)))
     dispatcher.start()
     gc.freeze()
     try:

@@ -55,6 +55,7 @@ def run(name: str, options: argparse.Namespace, work: Path) -> dict[str, float]:
         if any(codes):
             raise SystemExit(f"{name} failed")
         result = Run(folder).result
+    assert result is not None
     row = result.facts
     windows_per_question = row["epoch_items"] / row["train_questions"]
     questions_per_s = sum(row["samples_seen"]) / windows_per_question / (result.value("train_s") or float("nan"))

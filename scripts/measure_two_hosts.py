@@ -15,36 +15,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "dist")]
 
-from hosts import ALL_REDUCE, Host, two_hosts, why_not  # noqa: E402
+from hosts import ALL_REDUCE, END_S, Host, measured, two_hosts, why_not  # noqa: E402
 from measuring import machine, options_of, spread  # noqa: E402
 
-from benchlib.config.schema import resolve, save_config  # noqa: E402
 from benchlib.core.definitions import busbw_gbps  # noqa: E402
-from benchlib.core.files import read_json  # noqa: E402
-from benchlib.results.run import Result, Run  # noqa: E402
 
 MIN_BYTES = 64 * 2**10  # below it the times are those of a message, not of a cable
-END_S = 600
-
-
-def run(hosts: tuple[Host, Host], folder: Path, benchmark: str, values: dict[str, Any]) -> Result:
-    """Run a benchmark with a rank on each host and return its result; a failure ends the script with its reason."""
-    run_dirs = [folder / name for name in ("first", "second")]
-    for run_dir in run_dirs:
-        run_dir.mkdir(parents=True)
-        save_config(resolve(benchmark, overrides={**values, **hosts[0].nodes()}).config, run_dir)
-    for process in [host.execute(path) for host, path in zip(hosts, run_dirs, strict=True)]:
-        process.communicate(timeout=END_S)
-    for run_dir in run_dirs:
-        status = read_json(run_dir / "status.json")
-        if status["outcome"] != "complete":
-            raise SystemExit(f"{run_dir}: {status['reason']}")
-    return next(result for path in run_dirs if (result := Run(path).result))
 
 
 def iperf3_gbps(first: Host, second: Host, seconds: float = 1.0) -> float:
@@ -71,7 +51,7 @@ def network(
     carried = [iperf3_gbps(*hosts)]
     for number in range(rounds):
         values = {"sizes": sizes, "seconds": 1.0, "budget_s": END_S, **ALL_REDUCE}
-        for row in run(hosts, folder / f"round{number}", "collectives", values).tables["series"]:
+        for row in measured(hosts, folder / f"round{number}", "collectives", **values).tables["series"]:
             if row["wrong_elements"]:
                 raise SystemExit(f"{row['wrong_elements']} elements were wrong")
             if row["operation"] == "all_reduce" and row["bytes"] >= MIN_BYTES:

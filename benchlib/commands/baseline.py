@@ -51,7 +51,7 @@ def accept_reference(folders: Sequence[Path], reason: str, add: bool) -> None:
     runs = _acceptable(folders, but=reference_values.NAME)
     values = [BENCHMARKS[run.config.benchmark].spec.page(run)[1] for run in runs]
     path = reference_values.accept(runs, values, reason, add)
-    compared = reference_values.load(path).compared(values[0])
+    compared = reference_values.compared(runs[0], values[0])
     show_table({"value": item.name, "here": item.here.text, "reference": item.text} for item in compared)
     say(f"accepted as the reference: {path}\ncommit this file to share it.")
 

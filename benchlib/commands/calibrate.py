@@ -20,13 +20,12 @@ from benchlib.core.errors import UserError, explained
 from benchlib.core.files import outputs
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
-from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
+from benchlib.judge.calibration import Calibration, save_calibration
 from benchlib.launch.launch import execute
 from benchlib.launch.plan import Plan, plan, prepare
 from benchlib.results.record import Record, load
 
 SHARES: TypeAdapter[list[float]] = TypeAdapter(list[Annotated[float, Field(gt=0, le=10)]])
-Runs = dict[float, list[Record]]  # by the share by which they were slowed down; 0 are the unchanged ones
 
 
 def shares(text: str) -> list[float]:
@@ -52,7 +51,8 @@ def calibrate(
     slowed = {share: {**overrides, "planted_slowdown": share} for share in kinds if share}
     plans = {share: plan(target, tier, base.config.backend, values, base.probe) for share, values in slowed.items()}
     store = (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
-    calibration = _judge(base, _run_all(store, {0.0: base, **plans}, _schedule(kinds)))
+    runs = _run_all(store, {0.0: base, **plans}, _schedule(kinds))
+    calibration = Calibration(runs=runs, limits=runs[0].limits)
     path = save_calibration(baselines.folder(), calibration)
     rows = calibration.rows()
     show_table(rows, whole=[name for row in rows for name in row if name != "injected"])
@@ -67,8 +67,9 @@ def _schedule(kinds: Mapping[float, int]) -> list[float]:
     return [share for _, share in sorted(places)]
 
 
-def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]) -> Runs:
-    runs: Runs = {share: [] for share in plans}
+def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]) -> list[Record]:
+    """Return what is kept of the runs, the unchanged ones first."""
+    runs = list[Record]()
     for number, share in enumerate(schedule, 1):
         run_dir = prepare(plans[share], store)
         kind = f"slowed by {share:.0%}" if share else "unchanged"
@@ -78,29 +79,13 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
             verdict, run = judging.judge(run_dir, store / "no-baselines"), load(run_dir)
             if verdict.broken or not run.complete:
                 raise UserError(verdict.sentence)
+            for name, now, before in baselines.differences(run.fingerprint, (runs or [run])[0].fingerprint)[:1]:
+                raise UserError(f"{name} changed from {before} to {now} during the calibration")
         except (UserError, RuntimeError) as error:
             raise UserError(f"{run_dir}: {str(error).strip().splitlines()[-1]}") from error
-        runs[share].append(run)
-    return runs
-
-
-def _judge(base: Plan, runs: Runs) -> Calibration:
-    unchanged, slowed = runs[0.0], {share: members for share, members in runs.items() if share}
-    first = unchanged[0]
-    for run in unchanged[1:]:
-        if other := baselines.differences(run.fingerprint, first.fingerprint):
-            name, now, before = other[0][:3]
-            raise UserError(f"{run.folder}: {name} changed from {before} to {now} during the calibration")
-    metrics = [calibrate_metric(limit, unchanged, slowed) for limit in first.limits]
-    return Calibration(
-        benchmark=base.config.benchmark,
-        tier=base.config.tier,
-        fingerprint=first.fingerprint,
-        made_at=time.time(),
-        runs=len(unchanged),
-        planted_runs=sum(map(len, slowed.values())),
-        metrics=[item for item in metrics if item is not None],
-    )
+        kept = {"config": {"planted_slowdown": share}, "limits": run.limits}
+        runs.append(run.kept(run.limits, accepted_at=time.time()).model_copy(update=kept))
+    return sorted(runs, key=lambda run: run.planted)
 
 
 @click.command()

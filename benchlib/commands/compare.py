@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from benchlib.commands.output import console, say, show_table
+from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
 from benchlib.core.text import listing
@@ -37,7 +37,6 @@ STAR = (
 )
 BEST = {"✓": "bold green", "≈": "yellow", "": "none"}  # by price
 TONES = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
-FIRST, EACH = 26, 26  # columns of a table by price: names, each machine
 
 
 def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
@@ -71,18 +70,6 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
 def _same_runs(one: RunSet, other: RunSet) -> bool:
     alike = len(one.runs) == len(other.runs)
     return alike and all(any(run.is_copy_of(copy) for copy in other.runs) for run in one.runs)
-
-
-def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
-    """Return 1 where comparable sides show a regression, with ``strict`` 3 where sides are not comparable, else 0."""
-    if any(item.regressions for item in contrasts):
-        return EXIT_FAIL
-    return EXIT_NOTHING_TO_COMPARE if strict and not all(item.comparable for item in contrasts) else EXIT_PASS
-
-
-def to_json(name: str, items: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
-    content = {"schema_version": 1, name: items, "notes": list(notes)}
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def star_note(rows: Sequence[Row]) -> str:
@@ -170,22 +157,17 @@ def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str], tops: dict[str, list[Line]]) -> None:
-    """Print the comparison by price: the answers, then the table, as many machines side by side as the terminal takes."""
+    """Print the comparison by price: the answers, then the table."""
     _show_summaries(tops)
     for item in items:
         say(f"{item.benchmark}, {item.tier}", style="bold")
         for answer in item.answers:
             colour = "dim" if answer.certain is None else "green" if answer.certain else "yellow"
             say("\n", (answer.question, f"bold {colour}"), f" {answer.sentence}", fold=True)
-        beside, labels = max(1, (console.width - FIRST) // EACH), [machine.label for machine in item.machines]
-        for start in range(0, len(labels), beside):
-            columns = range(start, min(start + beside, len(labels)))
-            rows = [
-                {"": name} | {labels[column]: _worth_cell(cells[column]) for column in columns}
-                for name, cells in cost.rows(item)
-            ]
-            say()
-            show_table(rows, right=labels)
+        labels = [machine.label for machine in item.machines]
+        rows = [{"": name} | dict(zip(labels, map(_worth_cell, cells), strict=True)) for name, cells in cost.rows(item)]
+        say()
+        show_table(rows, right=labels)
         if item.published:
             say()
             show_table(cost.published(item))
@@ -224,23 +206,29 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     --deadline machines are compared by time, price and energy instead.
     """
     items: Any  # of one kind or the other, as are the functions that take them
-    by_price, as_json = bool(prices or deadline), options["as_json"]
+    by_price, as_json, code = bool(prices or deadline), options["as_json"], EXIT_PASS
     if by_price:
         items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
         tops = {} if as_json and not path else _in_a_line(sides, items)
     else:
         items, notes = compare(sides)
+        if any(item.regressions for item in items):
+            code = EXIT_FAIL
+        elif options["strict"] and not all(item.comparable for item in items):
+            code = EXIT_NOTHING_TO_COMPARE
     if path:
         if not path.parent.is_dir():
             raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
         text = cost.page(items, notes, tops) if by_price else html(items, notes)
         written = put(text, str(path), "page")
     if as_json:
-        click.echo(to_json("worth" if by_price else "contrasts", [item.plain() for item in items], notes))
+        content = {"worth" if by_price else "contrasts": [item.plain() for item in items], "notes": notes}
+        text = json.dumps({"schema_version": 1} | content, indent=2, ensure_ascii=False, allow_nan=False)
+        click.echo(text)
     elif by_price:
         show_worth(items, notes, tops)
     else:
         show(items, notes, options["all_metrics"])
     if path:
         click.echo(written, err=as_json)
-    sys.exit(EXIT_PASS if by_price else exit_code(items, options["strict"]))
+    sys.exit(code)

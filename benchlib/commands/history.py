@@ -20,7 +20,7 @@ from benchlib.judge.checks import Verdict
 from benchlib.judge.trends import History
 from benchlib.show import markup
 from benchlib.show.headless import execute, parameters_of
-from benchlib.show.report import Outputs
+from benchlib.show.report import forms
 
 NAME = "history.html"
 NOTEBOOK = home() / "notebooks" / "90_history.ipynb"
@@ -43,8 +43,7 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
     """Judge a store, write its page into it, say where it is; return the exit code of the verdict."""
     values = parameters(store, pairs)
     # Read and judged here first: a wrong filter is reported at once, and the exit code needs no notebook.
-    asked = {name: value for name, value in values.items() if name != "store"}
-    history = trends.read_history(*trends.choose_store(values.get("store", ""), **asked))
+    history = trends.read_history(**values)
     verdict = trends.judge_history(history)
     # Beside the runs that were read; the demo runs of the kit are no place to write into.
     folder = Path(values["store"]) if values.get("store") else outputs()
@@ -59,7 +58,7 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the history notebook stopped: {lines[-1]}; see {executed}") from None
     cells, about = nbformat.read(executed, as_version=4), heading(history, verdict)
-    write_text(page, markup.page("history.html.j2", nb=cells, shown=Outputs(PICTURES_LIMIT, {}).shown, run=about))
+    write_text(page, markup.page("history.html.j2", nb=cells, shown=forms(PICTURES_LIMIT, {}), run=about))
     show(history, verdict, page)
     return verdict.exit_code()
 

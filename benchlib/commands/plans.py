@@ -59,11 +59,12 @@ def show(planned: Sequence[Plan], out: Path | None, everything: bool = False) ->
 def _overview(planned: Sequence[Plan]) -> None:
     config, rows = planned[0].config, list[dict[str, str | Text]]()
     for plan in planned:
-        skipped, limits = Text.assemble(("SKIPPED", "yellow"), f": {plan.unavailable}"), dict.fromkeys(NUMBERS, "")
+        skipped = Text.assemble(("SKIPPED", "yellow"), f": {plan.unavailable}")
+        row = {"benchmark": plan.config.benchmark, "work": skipped, "budget": "", "ended after": ""}
         if not plan.unavailable:
             limits = {"budget": f"{plan.config.budget_s:.0f} s", "ended after": f"{plan.config.hard_limit_s:.0f} s"}
-        work = skipped if plan.unavailable else plan.config.expected_work()
-        rows.append({"benchmark": plan.config.benchmark, "work": work, **limits})
+            row |= {"work": plan.config.expected_work(), **limits}
+        rows.append(row)
     say((f"tier {config.tier}", "bold"), f", backend {config.backend}: {len(rows)} benchmarks")
     show_table(rows, right=NUMBERS, whole=NUMBERS)
     say(f"at most {duration(sum(plan.config.budget_s for plan in planned if not plan.unavailable))} by the budgets")

@@ -288,8 +288,6 @@ def verb(target: str, pairs: tuple[str, ...], out: Path | None, everything: bool
     dry_run, manifest, max_restarts = options["dry_run"] or everything, options["manifest"], options["max_restarts"]
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
-    if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
-        check_place(out or outputs())
     with console.status("asking torch for the devices"):
         plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"])
     if manifest:
@@ -298,6 +296,7 @@ def verb(target: str, pairs: tuple[str, ...], out: Path | None, everything: bool
         planning.show(plans, out, everything)
     else:
         planning.check_launchers(plans)
+        check_place(out or outputs())
         code = run_all(plans, out, options["strict"], options["repeat"])
         if code == EXIT_INTERRUPTED:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing

@@ -8,7 +8,7 @@ Bandwidths are Gbit/s of one direction, as a data sheet states them. They are cl
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -54,15 +54,6 @@ class Links(_Section):
         return self.inter_node_gbps, self.inter_node_source
 
 
-class Toleration(_Section):
-    """Lets pods onto nodes that are reserved by a taint."""
-
-    key: Line
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: Line = ""
-    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
-
-
 class Kubernetes(_Section):
     """How a run becomes a job of a Kubernetes cluster, and what its pods ask for."""
 
@@ -73,7 +64,7 @@ class Kubernetes(_Section):
     memory: Line = ""  # that a pod asks for and may use, as in 64Gi
     shm: Line = "1Gi"  # size of /dev/shm, which collective libraries and loaders use
     node_selector: dict[Line, Line] = {}  # labels that the node must have
-    tolerations: tuple[Toleration, ...] = ()  # taints that the pods accept
+    tolerations: tuple[dict[Line, Line], ...] = ()  # taints that the pods accept, as in key: nvidia.com/gpu
     env: dict[Line, Line] = {}  # environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0
     namespace: Line = Field("benchlib", min_length=1)
     service_account: Line = Field("benchlib-run", min_length=1)  # account of the pods; it needs no permission

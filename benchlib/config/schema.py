@@ -363,8 +363,9 @@ def resolve(
                 contradiction = f"{name} = {layer[name]!r} contradicts the {name} {fixed[name]!r} of this run"
                 raise UserError(f"{origin}: {contradiction}: use --{name}")
         below, limits = values.get("limits", {}), layer.get("limits", {})
-        added = {"limits": {**below, **limits}} if limits and isinstance(limits, Mapping) else {}
-        values |= {**layer, **added}
+        values |= layer
+        if limits and isinstance(limits, Mapping):  # of a metric each: they add up
+            values["limits"] = {**below, **limits}
         origins |= dict.fromkeys(layer, origin)
     config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():

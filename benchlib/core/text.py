@@ -14,35 +14,29 @@ GROUPS = (
 
 
 class Look(NamedTuple):
-    """How a status word is shown: a sign for readers who see no colour, the tone of pages, the colour of terminals, its meaning."""
+    """How a status word is shown: a sign for readers who see no colour, the tone of pages, the colour of terminals."""
 
     mark: str
     tone: str
     colour: str
-    meaning: str
 
 
-# The words for runs and checks, the worst first: what is listed first, and what stands for several. As docs/verdicts.md has them.
+# The words for runs and checks, the worst first: what is listed first, and what stands for several. docs/verdicts.md says what
+# they mean.
 WORDS = {
-    "DAMAGED": Look("!", "bad", "red", "a file of the run cannot be read, or was cut or altered after it ended"),
-    "BROKEN": Look("✗", "bad", "red", "a rank or the notebook died, hung or raised an error (exit code 2)"),
-    "FAIL": Look("✗", "bad", "red", "a gate failed (exit code 1)"),
-    "UNFINISHED": Look(
-        "…", "warn", "white", "nothing says how the run ended: killed with its supervisor, or never started"
-    ),
-    "STOPPED": Look(
-        "■", "warn", "yellow", "interrupted (Ctrl+C, SIGTERM); status and report are written (exit code 130)"
-    ),
-    "RUNNING": Look("▸", "calm", "white", "the run is still going on"),
-    "AMBIGUOUS": Look("≈", "warn", "yellow", "noise leaves the question open"),
-    "INCOMPLETE": Look("–", "warn", "yellow", "a gate lacks what it needs"),
-    "DIFFERS": Look("≈", "warn", "yellow", "a value differs from its reference; the check informs and gates nothing"),
-    "NOT_COMPARABLE": Look(
-        "≠", "warn", "blue", "the baseline differs in machine, ranks, config or version; the factors are listed"
-    ),
-    "NO_BASELINE": Look("○", "calm", "blue", "no run of this benchmark and tier has been accepted yet"),
-    "SKIPPED": Look("–", "calm", "yellow", "nothing ran, or nothing could be evaluated; the reason is given"),
-    "PASS": Look("✓", "good", "green", "no gate failed, and at least one check passed (exit code 0)"),
+    "DAMAGED": Look("!", "bad", "red"),
+    "BROKEN": Look("✗", "bad", "red"),
+    "FAIL": Look("✗", "bad", "red"),
+    "UNFINISHED": Look("…", "warn", "white"),
+    "STOPPED": Look("■", "warn", "yellow"),
+    "RUNNING": Look("▸", "calm", "white"),
+    "AMBIGUOUS": Look("≈", "warn", "yellow"),
+    "INCOMPLETE": Look("–", "warn", "yellow"),
+    "DIFFERS": Look("≈", "warn", "yellow"),
+    "NOT_COMPARABLE": Look("≠", "warn", "blue"),
+    "NO_BASELINE": Look("○", "calm", "blue"),
+    "SKIPPED": Look("–", "calm", "yellow"),
+    "PASS": Look("✓", "good", "green"),
 }
 OF_RUNS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED", "RUNNING", "UNFINISHED", "DAMAGED")
 UNJUDGED = ("NOT_COMPARABLE", "NO_BASELINE", "SKIPPED")
@@ -50,7 +44,7 @@ NOT_EVALUATED = "not evaluated (no target or baseline)"
 
 
 def look(word: str) -> Look:
-    return WORDS.get(word, Look("?", "calm", "white", ""))
+    return WORDS.get(word, Look("?", "calm", "white"))
 
 
 def badness(word: str) -> int:

@@ -9,23 +9,24 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.files import home, read_model, write_json
+from benchlib.core.files import home, read_model
 from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.changepoints import levels
 from benchlib.judge.checks import Ask, Check, Status
 from benchlib.judge.impossible.claim import Claim
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import (
     LINEAR,
+    SCHEMA,
+    KeptRuns,
     RegressionLimit,
     Spread,
     allowed_loss,
@@ -48,32 +49,13 @@ from benchlib.results.record import Record, load
 from benchlib.results.run import Run, fingerprint_key
 from benchlib.results.verdict import Verdict
 
-SCHEMA: Final = 3
-MAX_RUNS = 20
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 MIN_STORED = 4  # of which one may be odd
 
 
-class Baseline(BaseModel):
-    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs.
-
-    ``limits`` are those that the runs were accepted with.
-    """
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
-
-    schema_version: Literal[3] = SCHEMA
-    runs: list[Record] = Field(min_length=1, max_length=MAX_RUNS)
-    limits: list[RegressionLimit] = []
-
-    @property
-    def latest(self) -> Record:
-        return self.runs[-1]
-
-    @property
-    def key(self) -> str:
-        return fingerprint_key(self.latest.fingerprint)
+class Baseline(KeptRuns):
+    """The accepted runs of one fingerprint; several tell the spread between unchanged runs."""
 
     def claims(self) -> list[Claim]:
         """Return what the accepted runs state, under the config that the fingerprint holds. Raises ``UserError``."""
@@ -85,7 +67,7 @@ class Baseline(BaseModel):
             claim.model_copy(update={"subject": ", ".join(filter(None, (run.run, claim.subject)))})
             for run in self.runs
             if run.result
-            for claim in own_claims(Numbers(run.result, run.samples, config))
+            for claim in Numbers(run.result, run.samples, config)
         ]
 
     def require_possible(self) -> None:
@@ -161,10 +143,7 @@ def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> t
 
 def by_key(key: str) -> Baseline:
     """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
-    sound, refused = stored()
-    matches = [baseline for baseline in sound if baseline.key.startswith(key)]
-    if reasons := [reason for path, reason in refused.items() if path.stem.startswith(key) and not matches]:
-        raise UserError(reasons[0])
+    matches = [baseline for baseline in stored()[0] if baseline.key.startswith(key)]
     if len(matches) != 1:
         raise UserError(f"{len(matches)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
     return matches[0]
@@ -190,6 +169,12 @@ def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, 
     """Return (name, here, there) for each factor that differs."""
     pairs = [(name, here.get(name, "absent"), there.get(name, "absent")) for name in sorted(here.keys() | there.keys())]
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def require_alike(run: Run, here: dict[str, str], there: dict[str, str]) -> None:
+    """Raise ``UserError`` where a run is of another kind than those that it is to be accepted with."""
+    for name, own, other in differences(here, there)[:1]:
+        raise UserError(f"{run.path} cannot be accepted with the others: {name} is {own} here, {other} there")
 
 
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
@@ -269,7 +254,7 @@ def known_spreads(
         side, about = side_of(earlier, limit.metric), None
         if side and len(side.runs) >= MIN_STORED:
             scale = scale_of(limit, side.lowest)
-            values = [scale.back(item.value) for item in side.readings(scale)]
+            values = side.values(scale)
             about = spread_about(levels(values), scale, float(np.median(values)), f"{len(values)} stored runs")
         if spread := pooled(calibration.spread(limit.metric) if calibration else None, about):
             spreads[limit.metric] = spread
@@ -288,7 +273,7 @@ def stored_runs(run: Record) -> list[Record]:
             continue
         other = load(folder, whole=False)
         alike = other.complete and not other.problems and other.fingerprint == run.fingerprint
-        if alike and other.started_at < run.started_at and not planted(Run(folder)) and not continued(other):
+        if alike and other.started_at < run.started_at and not other.planted and not continued(other):
             records.append(load(folder))
     return records[::-1]
 
@@ -316,7 +301,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         if not (spread := moderated(measured, default)):
             continue
         effect = smallest_loss(limit, side, measured, len(side.runs))
-        values = sorted(scale.back(item.value) for item in side.readings(scale))
+        values = sorted(side.values(scale))
         ends = " to ".join(dict.fromkeys(quantity(value, metric.unit) for value in (values[0], values[-1])))
         sign = "-" if metric.direction == "higher" else "+"
         cells = {
@@ -355,9 +340,7 @@ def accept(
     first = chosen[0]
     for run in chosen:
         require_acceptable(run)
-        for name, here, there in differences(run.fingerprint, first.fingerprint)[:1]:
-            kinds = f"{name} is {here} here, {there} there"
-            raise UserError(f"{run.path} cannot be in one baseline with {first.path.name}: {kinds}")
+        require_alike(run, run.fingerprint, first.fingerprint)
     comparison = find(first, root)
     current = comparison.baseline
     if add and current is None:
@@ -373,25 +356,20 @@ def accept(
             twice = "is in the baseline already" if other.run == record.run else f"is a copy of {other.run}"
             raise UserError(f"{record.run} {twice}: accept runs of their own")
         accepted.append(record)
-    compared = limits if if_improved and current else []
-    if worse := [item.metric for item in compared if current and _worse(item.metric, accepted, current)]:
+    better_than = current.runs if current and if_improved else []
+    if worse := [limit.metric for limit in limits if _worse(limit.metric, accepted, better_than)]:
         raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
-    if len(accepted) > MAX_RUNS:
-        many = f"a baseline holds {MAX_RUNS} runs at most, these would be {len(accepted)}"
-        raise UserError(f"{many}: accept fewer, or leave out --add")
     baseline = Baseline(runs=accepted, limits=limits)
     try:
         baseline.require_possible()
     except UserError as error:
         raise UserError(f"not accepted: {error}") from None
-    path = (root or folder()) / accepted[0].benchmark / accepted[0].tier / f"{baseline.key}.json"
-    write_json(path, {"schema_version": SCHEMA, "limits": []} | baseline.model_dump(mode="json", exclude_defaults=True))
-    return path
+    return baseline.save((root or folder()) / accepted[0].benchmark / accepted[0].tier / f"{baseline.key}.json")
 
 
-def _worse(name: str, runs: Sequence[Record], current: Baseline) -> bool:
+def _worse(name: str, runs: Sequence[Record], current: Sequence[Record]) -> bool:
     """Compare the undisturbed runs of both sides; a run that lost the metric is worse."""
-    new, old = side_of(runs, name), side_of(current.runs, name)
+    new, old = side_of(runs, name), side_of(current, name)
     if old is None or not old.runs:
         return False
     if new is None or len(new.runs) < len(runs):

@@ -128,10 +128,6 @@ def disturbance(values: np.ndarray, better: str) -> Disturbance | None:
     edges = np.linspace(0, len(values), count + 1).astype(int)
     medians = np.array([np.median(values[a:b]) for a, b in itertools.pairwise(edges)])
     sign = 1.0 if better == "higher" else -1.0
-    heights = sign * np.log(medians)
-    around = np.median(np.lib.stride_tricks.sliding_window_view(heights, MIN_LEVEL_RUNS), axis=1)
-    if np.ptp(around) < MIN_SHIFT:  # nearly all runs: the search is for the few others
-        return None
     stretches = levels(medians.tolist()).levels
     best = max(sign * math.log(level.median) for level in stretches)
     worse = [level for level in stretches if best - sign * math.log(level.median) > MIN_SHIFT]

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,6 @@ class Ask(NamedTuple):
 
 
 MAX_REASON = 240  # letters
-NOTHING_EVALUATED = "Nothing that the run was for could be evaluated"
 _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
 
 
@@ -102,7 +101,7 @@ def verdict_of(
     if all(check.kind in ("outcome", "budget") or check.name in (FINITE, AGREE) for check in passed):
         # That a run completed in time with possible numbers says nothing about what it was for.
         why = f": {incomplete[0].name}: {incomplete[0].reason}" if incomplete else ""
-        return verdict("SKIPPED", f"{NOTHING_EVALUATED}{why}.")
+        return verdict("SKIPPED", f"Nothing that the run was for could be evaluated{why}.")
     alone = sum(check.status in ("NO_BASELINE", "NOT_COMPARABLE") for check in checks)
     rest = f"; {alone} not compared (no comparable baseline)" * bool(alone)
     rest += f"; incomplete: {names(incomplete)}" * bool(incomplete)
@@ -130,12 +129,12 @@ def budget_check(run: Run) -> Check:
     return ask.fact(in_time, reason, limit=f"<= {budget:.0f} s", value=spent_s, unit="s")
 
 
-def finite_check(claims: Sequence[Claim], faults: Sequence[str] = ()) -> Check:
+def finite_check(claims: Iterable[Claim], faults: Sequence[str] = ()) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero; every run measures some."""
     return Ask(FINITE, "Are all values finite and non-negative?").by(_finite, claims, faults)
 
 
-def _finite(to: Ask, claims: Sequence[Claim], faults: Sequence[str]) -> Check:
+def _finite(to: Ask, claims: Iterable[Claim], faults: Sequence[str]) -> Check:
     if faults:  # what claims would be made of
         return to.fact(False, faults_text(faults))
     findings = [finding for _, finding in ask("possible values", claims)]
@@ -145,13 +144,13 @@ def _finite(to: Ask, claims: Sequence[Claim], faults: Sequence[str]) -> Check:
     return to.fact(bool(findings) and not wrong, "; ".join(reasons) or "no value was measured")
 
 
-def agreement_check(claims: Sequence[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
+def agreement_check(claims: Iterable[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
     question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
     return Ask(AGREE, question).by(_agreement, claims, shown, faults)
 
 
-def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
+def _agreement(to: Ask, claims: Iterable[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
     if faults:
         return to.fact(False, faults_text(faults))
     judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]

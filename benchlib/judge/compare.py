@@ -32,7 +32,7 @@ from benchlib.judge.regression import (
 )
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
-from benchlib.results.run import PARTS, fingerprint_key, is_run
+from benchlib.results.run import fingerprint_key
 from benchlib.results.shared import load_runs
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
@@ -119,9 +119,6 @@ def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
 def _runs(text: str) -> list[Record]:
     path = Path(text)
     if path.is_file() and path.suffix == ".json":
-        # A file of a run folder stands for its run; any other JSON has to be a baseline.
-        if path.name in PARTS and is_run(path.parent):
-            return load_runs(path.parent)
         content = read_json(path)
         about = content.get("metadata") if isinstance(content, dict) and "format" in content else None
         benchmark = of_run(str(about.get("benchmark"))) if isinstance(about, dict) else None

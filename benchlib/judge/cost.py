@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -53,7 +53,6 @@ SAME_ITEM = [
 ]
 # Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
 PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
-NO_SAMPLES = "so few samples have no interval"
 
 Kind = Literal["on-demand", "spot"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -88,12 +87,11 @@ UNPRICED = Price(math.nan, "")
 def listed_price(devices: Iterable[str], kind: Kind = "on-demand") -> Price | None:
     """Return the least price of the sheet for a device, by the name that torch reports; None where there is none."""
     ids = {name for device in devices for name in registry().devices_of(device)}
-    fitting = sorted(
-        (entry for entry in offers(kind) if entry.device in ids), key=lambda entry: entry.usd_per_device_hour
-    )
+    fitting = [entry for entry in offers(kind) if entry.device in ids]
     if not fitting:
         return None
-    entry, several = fitting[0], f", the least of {len(fitting)}" * (len(fitting) > 1)
+    entry = min(fitting, key=lambda entry: entry.usd_per_device_hour)
+    several = f", the least of {len(fitting)}" * (len(fitting) > 1)
     return Price(entry.usd_per_device_hour, f"{entry.provider}, {entry.kind}, {entry.date}{several}")
 
 
@@ -209,15 +207,9 @@ class Machine:
         return Price(asked.named[closest[0]], "given") if closest else listed_price(self.models, asked.kind)
 
     def plain(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "runs": [run.run for run in self.runs.runs],
-            "hardware": self.hardware,
-            "devices": self.devices,
-            "device": self.device,
-            "usd_per_device_hour": self.price.usd_per_device_hour,
-            "price_from": self.price.origin,
-        }
+        stated = {name: getattr(self, name) for name in ("label", "hardware", "devices", "device")}
+        price = {"usd_per_device_hour": self.price.usd_per_device_hour, "price_from": self.price.origin}
+        return stated | price | {"runs": self.runs.names}
 
     def usable(self, prefix: str) -> Side | str:
         """Return the metric whose name begins so, over its runs, or the reason why there are no values of it above zero."""
@@ -253,8 +245,6 @@ class Machine:
             work["items of an epoch"] = f"{items:,.0f}, cut to {used:,.0f} by the budget"
         if sizes := [config[name] for name in own.batch if name in config]:
             work["effective batch"] = math.prod(sizes) * self._factor("world_size")
-        if isinstance(self.rate, Side):
-            work["scope of the rate"] = self.rate.metric.name.removeprefix(own.rate).strip("_") or "the real thing"
         work |= {name: value for name, value in config.items() if name not in (*PLACE, *own.ways, *own.batch)}
         stated = self.first.result.facts.get("precision") if self.first.result else None
         return work | ({"precision": stated} if isinstance(stated, str) else {})  # what an automatic choice came to
@@ -438,7 +428,7 @@ def ranked(machines: Sequence[Machine], amounts: Estimates) -> tuple[list[int], 
     order = sorted(known, key=lambda place: amounts[place].log)
     ratios = {machines[place].label: amounts[place] / amounts[order[0]] for place in order[1:]}
     if any(ratio.low is None for ratio in ratios.values()):
-        return order, f"{text.capitalized(NO_SAMPLES)}."
+        return order, "So few samples have no interval."
     level = [label for label, ratio in ratios.items() if ratio.log <= ratio.below]
     return order, f"{text.capitalized(text.listing(level))} may be as good." if level else ""
 
@@ -511,25 +501,21 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     if epoch:
         rows.insert(0, row("epoch_s", "Time per epoch", "s", time))
         rows.insert(2, row("usd_per_epoch", "Cost per epoch", "USD", usd))
-    questions: list[tuple[str, Estimates, str, str, str]] = [
-        ("fastest", time, amount, "s", "takes {} as long"),
-        (
-            "cheapest",
-            usd,
-            amount,
-            "USD",
-            f"costs {{}} as much, and would cost the same at {even[dearer].text('USD')} per device hour",
-        ),
-    ]
-    if per_flop := bool(other_items) and all(item.value is not None for item in flops):
-        questions = [
-            ("fastest per FLOP", time_per_flop, "1e18 useful FLOPs", "s", "takes {} as long"),
-            ("cheapest per FLOP", usd_per_flop, "1e18 useful FLOPs", "USD", "costs {} as much"),
+    answer = partial(_answer, machines, of_runs)
+    if not other_items:
+        price = f"would cost the same at {even[dearer].text('USD')} per device hour"
+        answers = [
+            answer("fastest", time, amount, "s", "takes {} as long"),
+            answer("cheapest", usd, amount, "USD", f"costs {{}} as much, and {price}"),
         ]
-    answers = [_answer(machines, of_runs, *question) for question in questions]
-    if other_items and not per_flop:
+    elif all(item.value is not None for item in flops):
+        answers = [
+            answer("fastest per FLOP", time_per_flop, "1e18 useful FLOPs", "s", "takes {} as long"),
+            answer("cheapest per FLOP", usd_per_flop, "1e18 useful FLOPs", "USD", "costs {} as much"),
+        ]
+    else:
         why = f"Open: an item is other work in {text.listing(other_items)}, and not all runs state their FLOPs."
-        answers = [Answer(answer.question, "", why, None) for answer in answers]
+        answers = [Answer(f"Which is the {word}?", "", why, None) for word in ("fastest", "cheapest")]
     if deadline_s is not None:
         answers.append(_within(machines, of_runs, rates, epoch, deadline_s))
     return Worth(
@@ -544,7 +530,7 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         differences=differences,
         rows=rows,
         answers=answers,
-        notes=list(_notes(machines, items, bool(differences), epoch, of_runs)),
+        notes=list(_notes(machines, of_runs, "" if differences or epoch else items)),
     )
 
 
@@ -558,11 +544,8 @@ def _answer(
 ) -> Answer:
     """Say which machine is the ``word``: it takes the least, and by how much it is ahead of the second."""
     (best, second, *_), doubt = ranked(machines, amounts)
-    label, ratio, takes = (
-        machines[best].label,
-        amounts[second] / amounts[best],
-        f"{amounts[best].text(unit)} for {amount}",
-    )
+    label, ratio = machines[best].label, amounts[second] / amounts[best]
+    takes = f"{amounts[best].text(unit)} for {amount}"
     times = f"{ratio.value:.3g} times" + ("" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})")
     behind = f"{machines[second].label} {behind.format(times)}"
     sentence = f"{label} is the {word}: {takes}; {behind}. {_sure(of_runs)}"
@@ -583,9 +566,7 @@ def _within(
     work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
     needs = [epochs * epoch / rate for rate in rates]
     pairs = list(zip(machines, needs, strict=True))
-    near = [
-        machine.label for machine, time in pairs if time.low is not None and time.low <= limit_s < (time.high or 0.0)
-    ]
+    near = [machine.label for machine, time in pairs if (time.low or math.inf) <= limit_s < (time.high or 0.0)]
     doubt = f" But {text.listing(near)} may or may not make it." if near else ""
     usd = [Estimate() if (time.value or 0.0) > limit_s else machine.usd_per_s * time for machine, time in pairs]
     order, unsure = ranked(machines, usd)
@@ -594,21 +575,15 @@ def _within(
         why = f"the fastest, {machines[fastest].label}, takes {needs[fastest].text('s')}"
         return Answer(question, "", f"None finishes {work} within {limit}: {why}.{doubt}", not doubt)
     label, time, cost = machines[order[0]].label, needs[order[0]], usd[order[0]]
-    doubt = doubt or f" But {NO_SAMPLES}." * (time.low is None)
     why = unsure or (_sure(of_runs) if order[1:] else f"No other finishes {work} in time.")
     takes = f"{work} take{s} {time.text('s')} and cost{s} {cost.text('USD')}"
-    return Answer(
-        question, label, f"Within {limit}, {label} is the cheapest: {takes}. {why}{doubt}", not doubt and not unsure
-    )
+    sentence = f"Within {limit}, {label} is the cheapest: {takes}. {why}{doubt}"
+    return Answer(question, label, sentence, not doubt and not unsure)
 
 
-def _notes(machines: Sequence[Machine], items: str, differ: bool, epoch: float | None, of_runs: bool) -> Iterator[str]:
-    if differ:
-        item = items.removesuffix("s")
-        only = f"only where a {item} is the same work"
-        yield f"The work differs: no time or cost per epoch is compared, and what is per {item} {only}."
-    elif not epoch:
-        yield f"The runs do not say how many {items} an epoch has: nothing is compared per epoch."
+def _notes(machines: Sequence[Machine], of_runs: bool, unknown_epoch: str) -> Iterator[str]:
+    if unknown_epoch:
+        yield f"The runs do not say how many {unknown_epoch} an epoch has: nothing is compared per epoch."
     if not of_runs:
         yield (
             "Intervals rest on the samples within a run where no machine has three: how much runs differ "

@@ -5,7 +5,6 @@ there. ``checks.Ask.by`` turns that into the FAIL of the check that asked, with 
 "finite" lists all faults of the run. So the code of a check computes with numbers and never asks whether they are there.
 """
 
-import contextlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -52,28 +51,19 @@ def number(value: Any, name: str) -> float:
     return float(value)
 
 
-def poses_as_number(value: Any) -> bool:
-    """Whether a flag, or a text that reads as a number, stands where a number belongs: true, "5", "nan"."""
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            float(value)
-            return True
-    return isinstance(value, bool)
-
-
 class Cells(dict[str, Any]):
     """A row, the facts or the samples of a run; reading what is at fault, or by ``[]`` what is not there, raises ``InvalidNumber``."""
 
-    def __init__(self, values: Mapping[str, Any], place: str, faults: Mapping[str, str], prefix: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], place: str, faults: Mapping[str, str]) -> None:
         super().__init__(values)
-        self.place, self.faults, self.prefix = place, faults, prefix
+        self.place, self.faults = place, faults
 
     def __missing__(self, name: str) -> Any:
-        raise InvalidNumber(f"{self.prefix}{name} is missing in {self.place}")
+        raise InvalidNumber(f"{name} is missing in {self.place}")
 
     def __getitem__(self, name: str) -> Any:
         if name in self.faults:
-            raise InvalidNumber(f"{self.prefix}{name} is {self.faults[name]} in {self.place}")
+            raise InvalidNumber(f"{name} is {self.faults[name]} in {self.place}")
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -127,7 +117,7 @@ def _fault(col: Any, row: Mapping[str, Any]) -> str:
         return ""
     if value is None or (value == [] and col.samples):
         return "missing"
-    if col.unit and poses_as_number(value):
+    if col.unit and isinstance(value, (str, bool)):
         return f"{value!r}, which is no number,"
     if col.unit == "count" and not col.samples and isinstance(value, float) and value % 1 > 0:  # nan is no number
         return f"{value!r}, which is no count,"

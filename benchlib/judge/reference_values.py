@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import NamedTuple
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_model, write_json
+from benchlib.core.files import read_model
 from benchlib.core.text import counted, listing, shortened
-from benchlib.judge.baselines import differences, folder
+from benchlib.judge.baselines import differences, folder, require_alike
 from benchlib.judge.checks import Ask, Check
-from benchlib.results.run import Run
+from benchlib.judge.regression import SCHEMA, KeptRuns
+from benchlib.results.metrics import measured
+from benchlib.results.record import NAMING, Record
+from benchlib.results.run import Result, Run
 
-SCHEMA: Final = 1
 SPREADS = 3
 NAME = "reference values"  # of the check
 VERSIONS = ("torch", "transformers")  # that change what is computed
@@ -57,34 +57,12 @@ class Compared(NamedTuple):
         return f"{self.value:.5g} ± {self.tolerance:.2g}" if self.tolerance else f"exactly {self.value:.5g}"
 
 
-class Accepted(BaseModel):
-    """An accepted run: its processor, backend and values by name."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    run: str
-    cpu: str
-    backend: str
-    accepted_at: float
-    values: dict[str, float] = Field(min_length=1)
-
-
-class Reference(BaseModel):
-    """The values of runs with the same ``factors``: what has to be done, and by which versions."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: Literal[1] = SCHEMA
-    factors: dict[str, str]
-    reason: str
-    runs: list[Accepted] = Field(min_length=1)
-
-    def compared(self, qualities: Mapping[str, Quality]) -> Iterator[Compared]:
-        """Yield each value of a run that was accepted as well."""
-        for name, quality in qualities.items():
-            if values := [run.values[name] for run in self.runs if name in run.values]:
-                tolerance = max(quality.least, SPREADS * (max(values) - min(values)))
-                yield Compared(name, quality, median(values), tolerance)
+def _compared(reference: KeptRuns, qualities: Mapping[str, Quality]) -> Iterator[Compared]:
+    """Yield each value of a run that was accepted as well."""
+    for name, quality in qualities.items():
+        metrics = [metric for run in reference.runs if (metric := run.metric(name))]
+        if values := [metric.value for metric in metrics if metric.value is not None]:
+            yield Compared(name, quality, median(values), max(quality.least, SPREADS * (max(values) - min(values))))
 
 
 def path_of(run: Run, root: Path | None = None) -> Path:
@@ -92,8 +70,8 @@ def path_of(run: Run, root: Path | None = None) -> Path:
     return (root or folder()) / "references" / f"{run.config.benchmark}-{run.config.tier}.json"
 
 
-def load(path: Path) -> Reference:
-    return read_model(path, Reference, "a reference", SCHEMA)
+def load(path: Path) -> KeptRuns:
+    return read_model(path, KeptRuns, "a reference", SCHEMA)
 
 
 def _factors(run: Run) -> dict[str, str]:
@@ -109,32 +87,34 @@ def accept(
     root: Path | None = None,
 ) -> Path:
     """Write what runs computed as the reference of their work, or ``add`` it. Raises ``UserError`` for runs of different work."""
-    path, factors = path_of(runs[0], root), _factors(runs[0])
-    accepted = list[Accepted]()
+    path, factors, accepted = path_of(runs[0], root), _factors(runs[0]), dict[str, Record]()
     if add and path.exists():
-        reference = load(path)
-        factors, accepted = reference.factors, reference.runs
+        accepted = {run.run: run for run in load(path).runs}
+        factors = [*accepted.values()][-1].fingerprint
     for run, qualities in zip(runs, values, strict=True):
-        for name, here, there in differences(_factors(run), factors)[:1]:
-            differs = f"{name} is {here} here, {there} there"
-            raise UserError(f"{run.path} cannot be in one reference with the others: {differs}")
+        require_alike(run, _factors(run), factors)
         if not qualities:
             raise UserError(f"{run.path}: {run.config.benchmark} computes nothing that is the same on any machine")
-        about = {"run": run.path.name, "cpu": str(run.machine.get("cpu", {}).get("model"))}
-        computed = {name: quality.value for name, quality in qualities.items()}
-        new = Accepted(**about, backend=run.config.backend, accepted_at=time.time(), values=computed)
-        accepted = [*(item for item in accepted if item.run != new.run), new]
-    write_json(path, Reference(factors=factors, reason=reason, runs=accepted).model_dump(mode="json"))
-    return path
+        metrics = [measured(name, quality.value, quality.unit, derived=True) for name, quality in qualities.items()]
+        accepted[run.path.name] = Record(
+            run=run.path.name,
+            **{name: getattr(run.config, name) for name in NAMING},
+            machine={"cpu": {"model": str(run.machine.get("cpu", {}).get("model"))}},
+            result=Result.of(run.config, status="complete", metrics=metrics),
+            fingerprint=factors,
+            reason=reason,
+            accepted_at=time.time(),
+        )
+    return KeptRuns(runs=[*accepted.values()]).save(path)
 
 
 def compared(run: Run, values: Mapping[str, Quality], root: Path | None = None) -> list[Compared]:
     """Return the values of a run beside the reference of the same work and versions; nothing where there is none."""
     path = path_of(run, root)
     reference = load(path) if path.exists() else None
-    if reference is None or differences(_factors(run), reference.factors):
+    if reference is None or differences(_factors(run), reference.latest.fingerprint):
         return []
-    return list(reference.compared(values))
+    return list(_compared(reference, values))
 
 
 def reference_checks(run: Run, values: Callable[[], Mapping[str, Quality]], root: Path | None = None) -> list[Check]:
@@ -150,16 +130,16 @@ def reference_checks(run: Run, values: Callable[[], Mapping[str, Quality]], root
         reference = load(path)
     except UserError as error:
         return [ask.fact(False, str(error))]
-    if differing := differences(_factors(run), reference.factors):
+    if differing := differences(_factors(run), reference.latest.fingerprint):
         versions = [f"{name} {there}, this run of {here}" for name, here, there in differing if name in VERSIONS]
         same_work = len(versions) == len(differing)
         return [ask.answer("NOT_COMPARABLE", f"the reference is of {listing(versions)}")] if same_work else []
-    items = list(reference.compared(values()))
+    items = list(_compared(reference, values()))
     if not items:
         return [ask.skipped("the run has none of the values of its reference")]
     wrong = [f"{item.name} {item.here.text}, the reference is {item.text}" for item in items if not item.agrees]
     right = [f"{item.name} {item.here.text} ({item.text})" for item in items if item.agrees]
-    source = f"{counted(len(reference.runs), 'run')}: {reference.reason}"
+    source = f"{counted(len(reference.runs), 'run')}: {reference.latest.reason}"
     reason = f"{counted(len(right), 'value')} as the reference: {shortened(right, 3, '; ')}"
     if wrong:
         reason = f"this stack computes something else: {shortened(wrong, 3, '; ')}"

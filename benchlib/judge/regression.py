@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
-from pydantic import RootModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.benchmarks import spec_of
 from benchlib.core.files import read_model, write_json
@@ -31,7 +31,7 @@ from benchlib.judge.changepoints import Disturbance, Levels, disturbance
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.metrics import RegressionLimit as RegressionLimit
 from benchlib.results.record import KEPT_SAMPLES, Record
-from benchlib.results.run import Run
+from benchlib.results.run import Run, fingerprint_key
 from benchlib.results.verdict import GATE, Check, Status
 
 # Two-sided: a change that is not there lies beyond either end in at most 1% of the comparisons.
@@ -77,7 +77,6 @@ class Scale:
 
 LOG = Scale("ratio", np.log, lambda move: math.exp(max(-700.0, min(move, 700.0))))
 LINEAR = Scale("difference", np.asarray, float)
-SCALES = {scale.name: scale for scale in (LOG, LINEAR)}
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,6 @@ class Change:
     least: float
     most: float
     basis: Basis
-    old_runs: int
-    new_runs: int
     spread: Spread | None
     whole: float
     disturbed: tuple[Disturbance, ...] = ()
@@ -272,7 +269,7 @@ def moved(
         error = spread.s * math.sqrt(sum(1 / count for count in runs if count))
         half, reach = student(spread.dof) * error, student(max(spread.dof, REACH_DOF), chance) * error
     least, most = move - max(half, within[0]), move + max(half, within[1])
-    return Change(scale, move, least, most, basis, runs[1], runs[0], spread, whole=move, reach=reach)
+    return Change(scale, move, least, most, basis, spread, whole=move, reach=reach)
 
 
 @functools.lru_cache(maxsize=256)
@@ -288,6 +285,7 @@ SIZES = ("B", "MB", "GB", "GiB", "bytes")
 TWICE = 2.0  # times the limit: a loss of which has to be excluded for a PASS
 POWER = 0.99
 REPEATS = "repeats.json"
+SCHEMA: Final = 3  # of files of runs
 FALSE_ALARMS = 0.0015  # of the unchanged runs of a benchmark, whichever metric it is: 1 in 80 nights of eight of them
 FOREIGN_LOAD_SIGMAS = 3.0  # standard deviations between runs that a slow-down by others counts as
 NOTICED = 0.15  # share of the processors that others took, from which the assumed spread follows it
@@ -321,6 +319,9 @@ class Side:
         """Return the same side without the runs whose level shifted; all of them where each did."""
         even = tuple(run for run in self.runs if reading(run, LINEAR, faster(self.metric)).disturbed is None)
         return replace(self, runs=even or self.runs)
+
+    def values(self, scale: Scale) -> list[float]:
+        return [scale.back(item.value) for item in self.readings(scale)]
 
     def value(self, scale: Scale) -> float:
         """Return the (geometric, for ratios) mean of the runs' values."""
@@ -478,10 +479,10 @@ def regression_check(
     return baseline_check(
         metric,
         status=status,
-        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and change.new_runs == 1),
+        reason="; ".join(filter(None, words)) + ": repeat the run" * (status == "AMBIGUOUS" and len(new.runs) == 1),
         value=metric.value if len(new.runs) == 1 else new.value(scale),
         limit=f"{limit.text(metric.direction)} of {old.text(scale)}",
-        source=f"baseline of {counted(change.old_runs, 'run')}; {spread_text(change.spread, scale, metric.unit)}",
+        source=f"baseline of {counted(len(old.runs), 'run')}; {spread_text(change.spread, scale, metric.unit)}",
     )
 
 
@@ -537,18 +538,37 @@ def baseline_check(metric: Metric, **fields: Any) -> Check:
     return Check(**{**common, "question": question, **fields})
 
 
-class Repeats(RootModel[list[Record]]):
-    """``repeats.json``: the earlier repetitions that a run of ``--repeat N`` is judged together with.
+class KeptRuns(BaseModel):
+    """A file of runs, the oldest first: accepted ones, those of a calibration or a reference, earlier repetitions.
 
-    The records are copied, not linked: a run stays judged as it was when the folders of the others are gone.
+    The records are copied, not linked: what was judged by them stays so when the folders of the runs are gone. ``limits`` are those
+    that the runs were accepted with.
     """
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+    schema_version: Literal[3] = SCHEMA
+    runs: list[Record] = Field(min_length=1)
+    limits: list[RegressionLimit] = []
+
+    @property
+    def latest(self) -> Record:
+        return self.runs[-1]
+
+    @property
+    def key(self) -> str:
+        return fingerprint_key(self.latest.fingerprint)
+
+    def save(self, path: Path) -> Path:
+        write_json(path, {"schema_version": SCHEMA} | self.model_dump(mode="json", exclude_defaults=True))
+        return path
 
 
 def repeats(run: Run) -> list[Record]:
     """Return the earlier repetitions of a run, the oldest first; none where it was not repeated."""
     path = run.path / REPEATS
-    return read_model(path, Repeats, "the records of repetitions").root if path.exists() else []
+    return read_model(path, KeptRuns, "the records of repetitions", SCHEMA).runs if path.exists() else []
 
 
 def save_repeats(run_dir: Path | str, records: Sequence[Record]) -> None:
-    write_json(Path(run_dir) / REPEATS, Repeats(list(records)).model_dump(mode="json"))
+    KeptRuns(runs=list(records)).save(Path(run_dir) / REPEATS)

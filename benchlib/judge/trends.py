@@ -33,7 +33,6 @@ from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import no_runs
 
 SERIES = 12  # examined, those with the newest runs
-MAX_RUNS = 1000  # of a series that are examined, the newest: the search takes time with the square of their number
 LOOKBACK_RUNS = 10  # before a change, whose facts are no news
 POSITION_TOLERANCE = 2  # runs by which the place of a change may be off
 COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
@@ -103,7 +102,7 @@ def exclusion(run: Record) -> str:
     if run.planted:
         return f"a slow-down of {run.planted:.0%} was injected into it"
     if run.word not in COUNTED:
-        return run.sentence or {"BROKEN": "it broke", "SKIPPED": "nothing ran"}.get(run.word, "it has not ended")
+        return run.sentence
     return "" if run.series else "this version cannot read its config or its machine"
 
 
@@ -127,7 +126,7 @@ def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
 
 def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
     """Return the trend of a metric over the runs of one series; None where no run has it."""
-    pairs = [(run, item) for run in runs for item in run.measured if item.name == metric][-MAX_RUNS:]
+    pairs = [(run, item) for run in runs for item in run.measured if item.name == metric]
     if not pairs:
         return None
     members, values, newest = [run for run, _ in pairs], [item.value or 0.0 for _, item in pairs], pairs[-1][1]
@@ -232,8 +231,8 @@ class History:
         return [(run, why) for run in self.runs if (why := exclusion(run))]
 
 
-def choose_store(store: str, **asked: str) -> tuple[Path, bool, Filter]:
-    """Return the store that is meant, whether it is the kit's demo store, and the filter.
+def choose_store(store: str = "") -> tuple[Path, bool]:
+    """Return the store that is meant, and whether it is the kit's demo store.
 
     '' takes the folder of the runs (``outputs``), and the demo store where that holds none.
     """
@@ -241,22 +240,22 @@ def choose_store(store: str, **asked: str) -> tuple[Path, bool, Filter]:
         folder = Path(store).expanduser()
         if not folder.is_dir():
             raise UserError(f"store = {store!r}: no such folder (looked in {Path.cwd()})")
-        return folder, False, Filter(**asked)
+        return folder, False
     empty = next(store_folders(outputs()), None) is None
-    return (home() / DEMO if empty else outputs()), empty, Filter(**asked)
+    return (home() / DEMO if empty else outputs()), empty
 
 
-def read_history(store: Path, demo: bool, asked: Filter) -> History:
-    """Read a store. A filter that no run passes is a ``UserError`` that says what there is."""
-    stored = load_all(store)
+def read_history(store: str = "", **wanted: str) -> History:
+    """Read a store, as far as the fields of a filter ask for it. What no run passes is a ``UserError``."""
+    (folder, demo), asked = choose_store(store), Filter(**wanted)
+    stored = load_all(folder)
     runs = [run for run in stored if asked.takes(run)]
     if stored and not runs:
-        words = [", ".join(sorted({getattr(run, name) for run in stored})[:8]) for name in ("benchmark", "tier")]
-        there = f"there are benchmarks {words[0]}; tiers {words[1]}"
-        wanted = ", ".join(f"{name} {value}" for name, value in vars(asked).items() if value)
-        days = f"days {stored[0].moment:%Y-%m-%d} to {stored[-1].moment:%Y-%m-%d}"
-        raise UserError(f"none of the {len(stored):,} runs in {store} is asked for ({wanted}): {there}; {days}")
-    history = History(store, demo, asked, len(stored), runs)
+        words = ", ".join(f"{name} {value}" for name, value in wanted.items() if value)
+        days = f"they are of {stored[0].moment:%Y-%m-%d} to {stored[-1].moment:%Y-%m-%d}"
+        kinds = ", ".join(sorted({f"{run.benchmark} {run.tier}" for run in stored})[:8])
+        raise UserError(f"none of the {len(stored):,} runs in {folder} is asked for ({words}): {days}, {kinds}")
+    history = History(folder, demo, asked, len(stored), runs)
     if runs and asked.metric and not history.trends:
         names = sorted({metric.name for run in runs for metric in run.measured})
         raise UserError(f"no run has a metric that begins with {asked.metric!r}: {nearest(asked.metric, names)}")

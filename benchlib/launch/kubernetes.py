@@ -164,7 +164,7 @@ def pod_template(
     }
     if k8s.host_network:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    tolerated = [item.model_dump(exclude_defaults=True) | {"operator": item.operator} for item in k8s.tolerations]
+    tolerated = [item | {"operator": item.get("operator", "Exists")} for item in k8s.tolerations]
     spec |= _filled(nodeSelector=dict(k8s.node_selector), tolerations=tolerated)
     return {"metadata": {"labels": {RUN_LABEL: name}}, "spec": spec}
 

@@ -271,7 +271,6 @@ def write_lost(run_dir: Path, reason: str, outcome: str = "failed") -> Status:
                 if event["kind"] == "start":  # again, after a failure: what its earlier process did is past
                     table.records.pop(rank, None)
                 table.hear(rank, event, agent=False)
-    table.read_errors()
     ranks = sorted(table.all(), key=lambda record: record.rank)
     reason += "".join(f"; rank {record.rank} was last heard of{record.where()}" for record in ranks)
     reason += f"; processes {left} could not be ended" if left else ""

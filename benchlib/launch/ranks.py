@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchlib.core.errors import UserError
 from benchlib.core.events import Event
-from benchlib.core.files import read_object
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
@@ -144,7 +142,7 @@ class AgentReport:
 
 
 class RankTable:
-    """The ranks of the present attempt: from their events, from what they and the agent left, from stacks.
+    """The ranks of the present attempt: from their events, from the agent's log, from stacks.
 
     ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
     """
@@ -201,15 +199,8 @@ class RankTable:
                     if fields[0] == "Z":
                         self.ended({record.pid: os.waitstatus_to_exitcode(int(fields[-1]))})
 
-    def read_errors(self, log: str = "") -> None:
-        """Take in the errors that the ranks left as files, and the ranks that an agent's log names."""
-        for record in self.all():
-            if record.error is None:
-                with contextlib.suppress(UserError):
-                    kinds = {"t": float, "type": str, "message": str, "traceback": str}
-                    error = read_object(self.logs / f"rank{record.rank}.error.json", kinds)
-                    if record.pid in (None, error.get("pid")):  # not of an earlier attempt
-                        record.error = error
+    def hear_agent(self, log: str) -> None:
+        """Take in the ranks that failed by an agent's log."""
         for rank, code, pid, root in diagnosis.agent_failures(log):
             record = self.records.setdefault(rank, RankRecord(rank, pid))
             if pid and record.pid not in (None, pid):
@@ -278,12 +269,6 @@ class Attempts:
     def left(self) -> bool:
         """Whether the ranks will be started again after a failure; a node that came or went costs no restart."""
         return sum(row["outcome"] != REGROUPED for row in self.past) < self.restarts
-
-    def used_up(self, ending: Ending) -> str:
-        """Return what to add to the reason of a run that failed although it was started again as often as allowed."""
-        if ending.outcome not in BROKEN or not self.restarts or self.left:
-            return ""
-        return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the only restart was used"
 
     def begins(self, event: Event, record: RankRecord | None) -> bool:
         """Whether a rank's start belongs to a new attempt; ``record`` is that of the rank in the present one."""

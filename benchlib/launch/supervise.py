@@ -38,7 +38,7 @@ from benchlib.launch.jobs import Job
 from benchlib.launch.processes import descendants, kill, signal_name
 from benchlib.launch.ranks import BROKEN, AgentReport, Attempts, Children, Ending, RankTable, rank_of
 
-GRACE_S = 1.0  # after the first failure, for the peers' error files
+GRACE_S = 1.0  # after the first failure, for what the peers say
 AGENT_S = 10.0  # for torchrun to leave after all its ranks are done
 TICK_S = 0.1
 SENSOR_S = 1.0
@@ -92,7 +92,6 @@ class Supervisor:
         if left := self._end_all(ending):
             ending.reason += f"; processes {left} did not go after SIGKILL (they may hang in a driver)"
         self.state = State.OVER
-        ending.reason += self.attempts.used_up(ending)
         try:
             times = {"started_at": self.launched.wall, "ended_at": self.launched.wall + self.launched.since()}
             again = {"restarts": len(self.attempts.past), "earlier_attempts": self.attempts.past}
@@ -244,7 +243,7 @@ class Supervisor:
         return Ending("complete", f"every rank ended with exit code 0; {self.agent.name} had to be ended")
 
     def _failed(self) -> Ending:
-        self.ranks.read_errors(self.agent.text())
+        self.ranks.hear_agent(self.agent.text())
         if last := self.attempts.ending:  # another attempt was to follow, and did not
             code, late = self.children.failure, f"they were not there after {self.job.startup_s:.0f} s"
             why = self.agent.exit_reason(code) if code else late
@@ -338,7 +337,7 @@ class Supervisor:
         with contextlib.suppress(StorageError):
             self._reap()
         self._follow()
-        self.ranks.read_errors(self.agent.text())
+        self.ranks.hear_agent(self.agent.text())
         return left
 
 

@@ -6,7 +6,6 @@
 import contextlib
 import datetime
 import functools
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -244,14 +243,6 @@ def others_share(folder: Path, machine: Machine, config: BaseConfig) -> float:
     return float(np.clip(others / used if used > 1 else 2 * others + own - 1, 0.0, 0.99)) if used else 0.0
 
 
-@functools.lru_cache(maxsize=256)
-def _built(benchmark: str, content: str) -> BaseConfig | None:
-    """Return the config of these values; None where this version has no such config."""
-    with contextlib.suppress(UserError):
-        return build(benchmark, json.loads(content))
-    return None
-
-
 def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None) -> Record:
     """Read a run folder. Raises nothing: what cannot be read, or changed after the run, is a sentence in ``problems``.
 
@@ -292,13 +283,15 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
         folder=str(path),
         report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
     )
-    built = _built(source["benchmark"], json.dumps(config)) if config and has_machine else None
-    if built:
+    if not (config and has_machine):
+        return record
+    with contextlib.suppress(UserError):  # this version has no such config
+        built = build(source["benchmark"], config)
         record.fingerprint = fingerprint(built, machine, result.facts if result else {})
-    if whole and built and record.complete:
-        with contextlib.suppress(Exception):  # a foreign result breaks it in many ways: its verdict says so
-            record.others = others_share(path, machine, built)
-            record.limits = limits_of(Run(path))
+        if whole and record.complete:
+            with contextlib.suppress(Exception):  # a foreign result breaks it in many ways: its verdict says so
+                record.others = others_share(path, machine, built)
+                record.limits = limits_of(Run(path))
     return record
 
 

@@ -37,12 +37,12 @@ def probe() -> dict[str, Any]:
         backends[name] = {"available": not reason, "count": len(names), "names": names, "reason": reason}
         if not reason:
             where = torch.device(BACKENDS[name].device_type)
-            support = {precision: supports(precision, where) for precision in DTYPES}
+            reasons = {precision: lacking(precision, where) for precision in DTYPES}
             if has_events(where):
                 module = torch.get_device_module(where)
                 every = map(module.get_device_properties, range(len(names)))
                 backends[name]["memory_bytes"] = [properties.total_memory for properties in every]
-            backends[name]["lacks"] = {precision: why for precision, (has, why) in support.items() if not has}
+            backends[name]["lacks"] = {precision: why for precision, why in reasons.items() if why}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
     return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}
 
@@ -156,36 +156,32 @@ def peak_resident_bytes() -> float:
     return float(peak if sys.platform == "darwin" else peak * 1024)
 
 
-def supports(precision: str, where: torch.device) -> tuple[bool, str]:
-    """Return whether the device has matrix products in ``precision``, and if not why.
+def lacking(precision: str, where: torch.device) -> str:
+    """Return why the device has no matrix products in ``precision``; '' where it has.
 
     On a CPU bf16 also runs where the instructions are missing, but slower than fp32: that is not supported here.
     """
-    if precision == "fp32":
-        return True, ""
-    if where.type == "cpu":
-        if precision == "fp16":
-            return False, "fp16 needs an accelerator (its gradient scaler is slow on a CPU): use bf16 or fp32"
-        has = torch.cpu.get_capabilities()
-        if has.get("avx512_bf16") or has.get("amx_bf16") or has.get("amx_tile") or has.get("bf16"):
-            return True, ""
-        return False, "this CPU has no bf16 instructions (AVX512_BF16, AMX or Arm BF16): use fp32"
-    if precision == "bf16" and where.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return False, f"{torch.cuda.get_device_name(where)} has no bf16 units: use fp16 or fp32"
+    if precision == "fp16" and where.type == "cpu":
+        return "fp16 needs an accelerator (its gradient scaler is slow on a CPU): use bf16 or fp32"
     if precision == "fp16" and where.type not in ("cuda", "xpu"):
-        return False, f"fp16 with a gradient scaler is not supported on {where.type}: use bf16 or fp32"
-    return True, ""
+        return f"fp16 with a gradient scaler is not supported on {where.type}: use bf16 or fp32"
+    if precision == "bf16" and where.type == "cpu":
+        has = torch.cpu.get_capabilities()
+        if not any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16")):
+            return "this CPU has no bf16 instructions (AVX512_BF16, AMX or Arm BF16): use fp32"
+    if precision == "bf16" and where.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"{torch.cuda.get_device_name(where)} has no bf16 units: use fp16 or fp32"
+    return ""
 
 
 def require_precision(precision: str, where: torch.device) -> None:
-    has, reason = supports(precision, where)
-    if not has:
+    if reason := lacking(precision, where):
         raise UserError(f"precision = {precision}: {reason}")
 
 
 def mixed_precision(where: torch.device) -> str:
     """Return the precision of matrix products that the device is made for: bf16, else fp16, else fp32."""
-    return next(name for name in ("bf16", "fp16", "fp32") if supports(name, where)[0])
+    return next(name for name in ("bf16", "fp16", "fp32") if not lacking(name, where))
 
 
 def autocast(precision: str, where: torch.device) -> contextlib.AbstractContextManager[Any]:

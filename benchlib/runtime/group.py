@@ -41,23 +41,18 @@ T = TypeVar("T")
 COLLECTIVE_MARGIN_S = 30.0  # a collective gives up this much after the stall limit: the supervisor names the cause
 STORE_FILE = "store.json"
 POLL_S = 0.02
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class World:
+class World(Place):
     """This rank's place, device and collective library (``gloo``, ``nccl``, ...).
 
-    ``hosts`` is the host name of each rank, or its address where two nodes have the same name. ``layout`` says which ranks
-    are in which group of a hierarchical exchange, '' for any other.
+    ``layout`` says which ranks are in which group of a hierarchical exchange, '' for any other.
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    device: torch.device
-    collective: str
-    hosts: tuple[str, ...] = ()
+    device: torch.device = CPU
+    collective: str = ""
     layout: str = ""
 
     @property
@@ -84,10 +79,9 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     with _interface(config, where):
         _join(library, where, Path(run_dir), device, timeout_s, config)
         try:
-            hosts = _hosts(config, where, Path(run_dir))
-            _agree(config, where, hosts)
+            _agree(config, where, Path(run_dir))
             layout = getattr(dist.group.WORLD, "layout", "")
-            yield World(where.rank, where.size, where.local_rank, where.local_size, device, library.name, hosts, layout)
+            yield World(where.rank, where.size, where.local_rank, where.local_size, device, library.name, layout)
         except BaseException:
             if where.size == 1:
                 dist.destroy_process_group()
@@ -125,23 +119,17 @@ def _address(config: BaseConfig) -> str:
     return nodes.local_address(*nodes.split_endpoint(endpoint)) if endpoint else ""
 
 
-def _hosts(config: BaseConfig, where: Place, run_dir: Path) -> tuple[str, ...]:
-    """Return what the host of each rank is called; where there are several, one rank of each writes the nodes down."""
-    host = platform.node()
-    if where.one_node:
-        return (host,) * where.size
-    members = nodes.group_ranks(all_gather_objects((where.rank, nodes.launch_id(), host, _address(config))))
-    if where.local_rank == 0:
-        nodes.write(run_dir, members)
-    return nodes.rank_hosts(members)
+def _agree(config: BaseConfig, where: Place, run_dir: Path) -> None:
+    """Write the nodes of a run down, and raise ``UserError`` on all ranks where they do not do the same work.
 
-
-def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:
-    """Raise ``UserError`` on all ranks where they do not do the same work. The ranks of one node read the same config."""
+    The ranks of one node read the same config.
+    """
     if where.one_node:
         return
-    reason = difference(all_gather_objects(statement(config, torch.__version__)), hosts)
-    if reason:
+    members = nodes.group_ranks(all_gather_objects((where.rank, nodes.launch_id(), platform.node(), _address(config))))
+    if where.local_rank == 0:
+        nodes.write(run_dir, members)
+    if reason := difference(all_gather_objects(statement(config, torch.__version__)), nodes.rank_hosts(members)):
         with contextlib.suppress(RuntimeError):  # nobody leaves before the others know it as well
             barrier()
         raise UserError(reason)
@@ -172,9 +160,8 @@ def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
 
     The token keeps a rank from meeting the store of an earlier launch in the same folder.
     """
-    token = os.environ.get(SUPERVISOR_PID) or "{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(
-        {"SLURM_JOB_ID": "", "SLURM_STEP_ID": "", **os.environ}
-    )
+    names = (SUPERVISOR_PID,) if SUPERVISOR_PID in os.environ else ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    token = ".".join(os.environ.get(name, "") for name in names)
     path, timeout = run_dir / STORE_FILE, timedelta(seconds=startup_s)
     if where.rank == 0:
         host = "127.0.0.1" if where.one_node else socket.gethostname()

@@ -42,9 +42,9 @@ def executed(benchmark: Benchmark) -> Callable[..., None]:
     The spec saves the rows of rank 0. A benchmark of one process joins no group and opens no device: those are for the processes
     that it starts.
     """
-    if own := benchmark.part("run", "run", None):
-        return own  # type: ignore[no-any-return]
-    measure, save = benchmark.part("run", "measure"), benchmark.spec.save
+    if whole := benchmark.part("run", "run", None):
+        return whole  # type: ignore[no-any-return]
+    measure: Callable[[Rank], Tables] = benchmark.part("run", "measure")
 
     def run(config: Any, run_dir: Path, events: EventWriter) -> None:
         import torch  # a benchmark whose ranks form no group needs none
@@ -71,7 +71,7 @@ def executed(benchmark: Benchmark) -> Callable[..., None]:
                     "torch": torch.__version__,
                 }
                 own = next(iter(tables.get("run", [])), {})
-                save(config, run_dir, began, {**tables, "run": [frame | own]})
+                benchmark.spec.save(config, run_dir, began, {**tables, "run": [frame | own]})
 
     return run
 
@@ -83,4 +83,4 @@ def alone(config: Any) -> "contextlib.AbstractContextManager[group.World]":
     from benchlib.runtime import group
 
     torch.set_num_threads(place().threads(config.threads))
-    return contextlib.nullcontext(group.World(0, 1, 0, 1, torch.device("cpu"), ""))
+    return contextlib.nullcontext(group.World())

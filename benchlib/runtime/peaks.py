@@ -29,7 +29,6 @@ DTYPES = devices.DTYPES | {"tf32": torch.float32}
 class MatmulPeak:
     """FLOP rates of n x n x n products (2 n^3 operations each). ``samples`` is empty where the device lacks the precision."""
 
-    precision: str
     size: int
     samples: tuple[float, ...]  # FLOP/s
     reason: str = ""
@@ -76,8 +75,8 @@ def matmul_peaks(
             except (RuntimeError, TypeError) as error:  # after the first size such as too little memory for the next
                 reason = f"{device.type} does not multiply {precision} matrices: {' '.join(str(error).split())[:200]}"
                 break
-            peaks.append(MatmulPeak(precision, size, tuple(rates)))
-    return peaks or [MatmulPeak(precision, max(sizes), (), reason)]
+            peaks.append(MatmulPeak(size, tuple(rates)))
+    return peaks or [MatmulPeak(max(sizes), (), reason)]
 
 
 def best(peaks: Iterable[MatmulPeak]) -> float:
@@ -192,7 +191,7 @@ def _unsupported(device: torch.device, precision: str) -> str:
             return f"tf32 is a mode of NVIDIA's tensor cores, and the device is {'rocm' if torch.version.hip else device.type}"
         old = torch.cuda.get_device_capability(device) < (8, 0)
         return f"{torch.cuda.get_device_name(device)} is older than tf32 (compute capability 8.0)" if old else ""
-    return devices.supports(precision, device)[1] if device.type == "cuda" else ""
+    return devices.lacking(precision, device) if device.type == "cuda" else ""
 
 
 @contextlib.contextmanager

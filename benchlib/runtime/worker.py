@@ -9,7 +9,7 @@ the config is ``config.json`` as a plain namespace, or validated by the module's
 ``--probe`` prints one JSON line of what torch reports about the backends and the collective libraries.
 
 Exit codes: 0 done, 77 the backend is not available, 74 nothing can be written (a full disk), 1 another error. The
-error is in ``logs/rankK.error.json``.
+error is in the rank's events.
 """
 
 import argparse
@@ -125,25 +125,14 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
         raise
 
 
-def _report(error: BaseException, run_dir: Path, where: Place, events: EventWriter, exit_code: int) -> None:
-    """Write the error for the supervisor."""
+def _report(error: BaseException, events: EventWriter, exit_code: int) -> None:
+    """Tell the supervisor of the error; on a full disk only the exit code remains."""
     text = "".join(traceback.format_exception(error))
-    record: dict[str, Any] = {
-        "rank": where.rank,
-        "pid": os.getpid(),
-        "t": time.time(),
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": text,
-        "echo": is_echo(error),
-        "exit_code": exit_code,
-    }
-    with contextlib.suppress(OSError):  # on a full disk only the exit code remains
-        write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-        events.emit("error", **record)
+        what = {"type": type(error).__name__, "message": str(error), "traceback": text}
+        events.emit("error", **what, echo=is_echo(error), exit_code=exit_code)
 
 
 def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:
@@ -174,7 +163,7 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     try:
         _run(run_dir, benchmark, where, events)
     except BackendUnavailable as error:
-        _report(error, run_dir, where, events, EXIT_SKIPPED)
+        _report(error, events, EXIT_SKIPPED)
         return EXIT_SKIPPED
     except (
         BaseException
@@ -185,7 +174,7 @@ def work(run_dir: Path, benchmark: str = "") -> int:
         if full and full is not error:
             full.__cause__ = error
         code = EXIT_STORAGE if full else 1
-        _report(full or error, run_dir, where, events, code)
+        _report(full or error, events, code)
         return code
     events.emit("phase", name="done")
     return 0

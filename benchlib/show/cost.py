@@ -8,23 +8,11 @@ import numpy as np
 import benchlib
 from benchlib.core.text import quantity
 from benchlib.judge.compare import Line, headline
-from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text
-from benchlib.show import markup
-from benchlib.show.figures import (
-    DASHED,
-    PALETTE,
-    End,
-    Picture,
-    blank,
-    data_url,
-    finish,
-    name_ends,
-    plain_numbers,
-    styled,
-)
+from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text, judge_worth
+from benchlib.show import figures, markup
 from benchlib.show.notebook import Shown
 
-BEST = PALETTE.series[2]
+BEST = figures.PALETTE.series[2]
 MAX_LABEL = 26  # characters of a machine's label in a picture
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
@@ -84,16 +72,16 @@ def _reach(value: Estimate, scale: float = 1.0) -> Any:
     return np.nan_to_num(np.diff(ends, axis=0))
 
 
-@styled
-def front(item: Worth) -> Picture:
+@figures.styled
+def front(item: Worth) -> figures.Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
-    figure, axes = blank("front", of_many=True)
+    figure, axes = figures.blank(of_many=True)
     longest = max(time.value or 0.0 for time in item.seconds)
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
-    ends, words = list[End](), list[str]()
+    ends, words = list[figures.End](), list[str]()
     for place, (machine, time, usd) in enumerate(zip(item.machines, item.seconds, item.usd, strict=True)):
         seconds, cost, on_front = time.value or 0.0, usd.value or 0.0, place in item.front
-        end = End(seconds / scale, cost, _short(machine.label), BEST if on_front else PALETTE.muted)
+        end = figures.End(seconds / scale, cost, _short(machine.label), BEST if on_front else figures.PALETTE.muted)
         looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
         axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
         ends.append(end)
@@ -101,14 +89,14 @@ def front(item: Worth) -> Picture:
         words.append(amounts + ", on the front" * on_front)
     best = sorted((end.x, end.y) for end in ends if end.colour == BEST)
     if len(best) > 1:
-        axes.step(*zip(*best, strict=True), where="post", color=BEST, linewidth=1.2, linestyle=DASHED)
+        axes.step(*zip(*best, strict=True), where="post", color=BEST, linewidth=1.2, linestyle=figures.DASHED)
     axes.set(xscale="log", yscale="log", xlim=_room([end.x for end in ends]), ylim=_room([end.y for end in ends]))
-    plain_numbers(axes.xaxis)
-    plain_numbers(axes.yaxis)
+    figures.plain_numbers(axes.xaxis)
+    figures.plain_numbers(axes.yaxis)
     axes.grid(visible=True, axis="both")
-    name_ends(axes, ends)
+    figures.name_ends(axes, ends)
     title, x = f"Time and cost of {item.amount}", f"time of {item.amount} ({unit})"
-    return finish(figure, axes, title, x, "USD", "; ".join(words))
+    return figures.finish(figure, axes, title, x, "USD", "; ".join(words))
 
 
 def _room(values: Sequence[float]) -> tuple[float, float]:
@@ -118,7 +106,7 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
 def page(items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, Sequence[Line]] | None = None) -> str:
     tops = [(headline(lines, name), lines) for name, lines in (summaries or {}).items()]
     shown = {"items": [(item, front(item)) for item in items], "tops": tops, "notes": notes}
-    return markup.page("cost.html.j2", rows=rows, published=published, data_url=data_url, **shown)
+    return markup.page("cost.html.j2", rows=rows, published=published, data_url=figures.data_url, **shown)
 
 
 def shown(offers: Offers) -> Shown:
@@ -146,11 +134,12 @@ def shown(offers: Offers) -> Shown:
         for machine in item.machines
     ]
     return Shown(
-        {"runs": runs, "USD per device hour": prices, "deadline": deadline},
-        tables | ({"published": claimed} if claimed else {}),
-        {"time and cost": lambda: [front(offers.items[0])]},
-        [*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
-        origins,
+        asked={"runs": runs, "USD per device hour": prices, "deadline": deadline},
+        tables=tables | ({"published": claimed} if claimed else {}),
+        figures={"time and cost": lambda: [front(offers.items[0])]},
+        reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
+        provenance=origins,
+        judge=lambda: judge_worth(offers.items),
     )
 
 

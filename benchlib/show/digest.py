@@ -51,7 +51,7 @@ def digest(record: Record, run: Run, problems: Problems) -> dict[str, Any]:
         "question": own.question if own else "",
         "hardware": "; ".join(record.components),
         "gate": (record.verdict.gate if record.verdict else None) or {},
-        "cards": _with_limits(cards(record), rows),
+        "cards": cards(record, rows),
         "checks": _by_kind(rows, {row["word"] for row in rows} - {"PASS", *UNJUDGED}),  # what needs a reader
         "passed": _by_kind(rows, ("PASS",)),
         "unjudged": _by_kind(rows, UNJUDGED),
@@ -74,18 +74,15 @@ def digest(record: Record, run: Run, problems: Problems) -> dict[str, Any]:
 
 
 def check_rows(verdict: Verdict | None) -> Rows:
-    checks = verdict.checks if verdict else []
-    kinds = list(KINDS)
-    return [
-        _check_row(check) for check in sorted(checks, key=lambda item: (kinds.index(item.kind), badness(item.word)))
-    ]
+    kinds, checks = list(KINDS), verdict.checks if verdict else []
+    return list(map(_check_row, sorted(checks, key=lambda item: (kinds.index(item.kind), badness(item.word)))))
 
 
 def _check_row(check: Check) -> dict[str, Any]:
     shown = quantity(check.value, check.unit) if check.value is not None else ""
     if check.value is not None and check.value.is_integer() and abs(check.value) < 1e7:
         shown = f"{check.value:,.0f} {check.unit}".strip()  # counts have no decimals
-    return check.model_dump() | {"word": check.word, "value": shown, "exact": str(check.value)}
+    return check.model_dump() | {"word": check.word, "value": shown, "exact": check.value}
 
 
 def _by_kind(rows: Rows, words: Collection[str]) -> list[tuple[str, Rows]]:
@@ -95,27 +92,22 @@ def _by_kind(rows: Rows, words: Collection[str]) -> list[tuple[str, Rows]]:
     return [(title, members) for title, members in groups.items() if members]
 
 
-def cards(record: Record) -> list[dict[str, str]]:
-    rows = []
+def cards(record: Record, rows: Rows) -> list[dict[str, str]]:
+    """Return the key numbers, each with the target or limit of the first check that compared the same value with one."""
+    cards, words = list[dict[str, str]](), {"regression": "baseline", "reference": "published"}
+    judged = [row for row in rows if row["limit"] and row["word"] not in (*UNJUDGED, "INCOMPLETE")]
     for label, metric in record.key_numbers:
         value, _, unit = metric.text.partition(" ")
         count, ends = f", n = {metric.n}" * (metric.n > 1), interval(metric)
         note = f"95%: {ends}{count}" if ends else "one value" if metric.n == 1 else metric.provenance + count
-        row = {"label": label, "value": value, "unit": unit, "note": note}
-        rows.append(row | {"name": metric.name, "exact": str(metric.value)})
-    return rows
-
-
-def _with_limits(cards: list[dict[str, str]], rows: Rows) -> list[dict[str, str]]:
-    """Add target or limit to the key numbers: those of the checks that compared the same value with one."""
-    for card in cards:
-        for row in rows:
-            same = row["exact"] == card["exact"] and row["kind"] in ("target", "reference", "budget")
-            judged = row["word"] not in (*UNJUDGED, "INCOMPLETE")
-            if row["limit"] and judged and (same or row["name"] == card["name"] + GATE):
-                word = {"regression": "baseline", "reference": "published"}.get(row["kind"], row["kind"])
-                card["limit"] = f"{look(row['word']).mark} {word} {row['limit']}"
-                break
+        limits = (
+            f"{look(row['word']).mark} {words.get(row['kind'], row['kind'])} {row['limit']}"
+            for row in judged
+            if (row["exact"] == metric.value and row["kind"] in ("target", "reference", "budget"))
+            or row["name"] == metric.name + GATE
+        )
+        card = {"label": label, "value": value, "unit": unit, "note": note, "name": metric.name}
+        cards.append(card | {"limit": next(limits, "")})
     return cards
 
 

@@ -5,20 +5,17 @@ with an HTML form of its first state, which is what a stored notebook and a repo
 (``BENCHLIB_HEADLESS``, no kernel, no ipywidgets) the pictures and the table of that state are displayed as they are.
 """
 
-import html
-import textwrap
 from typing import Any
 
 import pandas as pd
 
-from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.judge import trends
 from benchlib.judge.trends import History
 from benchlib.results.record import Record
 from benchlib.results.run import Run
-from benchlib.show import history
-from benchlib.show.figures import Picture, blank, data_url, leave_empty, show
+from benchlib.show import history, markup
+from benchlib.show.figures import Picture, data_url, show
 from benchlib.show.widgets import interactive
 
 ALL = "all"
@@ -26,7 +23,6 @@ LISTED = 300  # runs that can be picked, the newest of those that pass the filte
 DRAWN = 3  # metrics with a picture
 PICKED = 3  # runs at the beginning
 SPEED = "train_samples_per_s"  # the metric at the beginning, where a benchmark has it
-SPACED = '<table style="border-spacing:1.4em .1em;border-collapse:separate"'
 FILTERS = {"benchmark": "benchmark", "tier": "tier", "machine": "hardware"}  # and the field of a run
 
 
@@ -36,21 +32,20 @@ class View:
     def __init__(self, past: History) -> None:
         self.past = past
         self.tier, self.machine, self.curve = ALL, ALL, next(iter(history.CURVES))
-        counted = [run for run in past.runs if not trends.exclusion(run)]
         # A benchmark that records steps has curves to show; among those the one with the most runs.
-        names = [run.benchmark for run in counted if run.headline("step_s")] or [run.benchmark for run in past.runs]
-        self.benchmark = max(sorted(set(names)), key=names.count) if names else ALL
-        self.metrics: tuple[str, ...] = ()
-        self.picked: tuple[str, ...] = ()
+        steps = [run.benchmark for run in past.runs if run.headline("step_s") and not trends.exclusion(run)]
+        names = sorted(steps or [run.benchmark for run in past.runs])
+        self.benchmark = max(names, key=names.count, default=ALL)
+        self.metrics, self.picked = tuple[str, ...](), tuple[str, ...]()
         self.settle()
 
     def options(self, name: str) -> list[str]:
         return [ALL, *sorted({getattr(run, FILTERS[name]) for run in self.past.runs} - {""})]
 
     def runs(self) -> list[Record]:
-        asked = [(getattr(self, name), field) for name, field in FILTERS.items()]
-        passed = (run for run in self.past.runs if all(value in (ALL, getattr(run, field)) for value, field in asked))
-        return list(passed)[: -LISTED - 1 : -1]
+        asked = {field: value for name, field in FILTERS.items() if (value := getattr(self, name)) != ALL}
+        passed = [run for run in self.past.runs if all(getattr(run, field) == asked[field] for field in asked)]
+        return passed[: -LISTED - 1 : -1]
 
     def available_metrics(self) -> list[str]:
         members = [run for run in self.runs()[::-1] if run.measured]
@@ -84,28 +79,20 @@ class View:
         series = next((run.series for run in chosen if not trends.exclusion(run)), "")
         members = [run for run in self.past.runs if run.series == series and not trends.exclusion(run)]
         shown = [trends.trend(name, members) for name in self.metrics[:DRAWN]] if series else []
-        return [*(history.trend(trend, chosen) for trend in shown if trend), self._overlay(chosen)]
+        overlay = history.overlay(self.curve, [(_label(run), Run(run.folder)) for run in chosen])
+        return [*(history.trend(trend, chosen) for trend in shown if trend), overlay]
 
-    def _overlay(self, chosen: list[Record]) -> Picture:
-        try:
-            return history.overlay(self.curve, [(_label(run), Run(run.folder)) for run in chosen])
-        except (UserError, OSError) as error:  # a run was removed or damaged since the store was read
-            return leave_empty(*blank("overlay"), textwrap.fill(str(error), 56))
-
-    def table(self) -> pd.DataFrame:
+    def rows(self) -> list[dict[str, Any]]:
         rows = []
         for run in self.chosen():
             facts = {"run": _label(run), "verdict": run.word, "machine": run.hardware, "ranks": run.ranks}
             metrics = {self.words(name): run.headline(name) for name in self.metrics}
             values = {label: metric.text if metric else "" for label, metric in metrics.items()}
             rows.append(facts | {"torch": run.setup.get("torch", "")} | values)
-        return pd.DataFrame(rows or {"no run is picked": []})
+        return rows or [{"run": "no run is picked"}]
 
     def html(self) -> str:
-        looks = 'width="520" style="max-width:100%;margin:4px"'
-        images = [f'<img src="{data_url(item)}" alt="{html.escape(item.alt)}" {looks}>' for item in self.pictures()]
-        table = self.table().to_html(border=0, escape=True, index=False, justify="left")
-        return f"<div>{''.join(images)}</div>{table.replace('<table', SPACED, 1)}"
+        return markup.page("explorer.html.j2", pictures=self.pictures(), rows=self.rows(), data_url=data_url)
 
 
 def _label(run: Record) -> str:
@@ -166,7 +153,7 @@ def explore(past: History) -> None:
         for picture in view.pictures():
             if not picture.empty:  # a benchmark without steps has no curve
                 show(picture)
-        display(view.table().set_index("run") if view.picked else view.table())  # type: ignore[no-untyped-call]
+        display(pd.DataFrame(view.rows()).set_index("run"))  # type: ignore[no-untyped-call]
         return
     live = {"version_major": 2, "version_minor": 0, "model_id": Explorer(view).box.model_id}
     words = " ".join(picture.alt for picture in view.pictures())

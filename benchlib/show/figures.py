@@ -13,11 +13,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,23 +47,8 @@ class Palette:
 
 
 PALETTE = Palette()
-STYLE: Any = {
-    **dict.fromkeys(("text.color", "axes.titlecolor", "legend.labelcolor"), PALETTE.text),
-    **dict.fromkeys(("axes.edgecolor", "grid.color"), PALETTE.grid),
-    **dict.fromkeys(("font.size", "axes.labelsize", "legend.fontsize"), 9),
-    **dict.fromkeys(("axes.titlesize", "figure.titlesize"), 11),
-    **dict.fromkeys(("axes.titleweight", "figure.titleweight"), "bold"),
-    **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top", "legend.frameon"), False),
-    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
-    "axes.labelcolor": PALETTE.muted,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.grid.axis": "y",
-    "axes.prop_cycle": cycler(color=PALETTE.series),
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4,
-    "legend.handlelength": 1.2,
-}
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+STYLE: Any = matplotlib.rc_params_from_file(TEMPLATES / "pictures.mplstyle", use_default_template=False)
 styled = matplotlib.rc_context(STYLE)  # a decorator: what it decorates draws in the style
 in_style = functools.partial(matplotlib.rc_context, STYLE)
 
@@ -71,17 +56,15 @@ in_style = functools.partial(matplotlib.rc_context, STYLE)
 class Picture(Figure):
     """A figure that can say what it shows. ``empty`` is True where the run recorded nothing to draw."""
 
-    name: str = ""
     alt: str = ""
     empty: bool = False
 
 
 @styled
-def blank(name: str, of_many: bool = False) -> tuple[Picture, Axes]:
+def blank(of_many: bool = False) -> tuple[Picture, Axes]:
     """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels."""
     figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI_OF_MANY if of_many else DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.name = name
     axes: Axes = figure.subplots()
     axes.tick_params(colors=PALETTE.muted, labelsize=9, length=0, pad=5)  # ticks are made later, outside of the style
     return figure, axes
@@ -168,8 +151,7 @@ def show(picture: Picture) -> None:
     display(data, raw=True, metadata=looks)  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """The last point of a line, and what it shows."""
 
     x: float
@@ -194,18 +176,13 @@ def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str] =
     axes.minorticks_off()
 
 
-class _Ticks(LogLocator):
-    """Powers of ten; below two decades 1, 2 and 5 of each, so that an axis has more than one tick."""
-
-    def tick_values(self, vmin: float, vmax: float) -> Any:
-        few = vmax < 100 * vmin
-        self.set_params(subs=(1.0, 2.0, 5.0) if few else (1.0,))
-        return super().tick_values(vmin, vmax)
-
-
 def plain_numbers(axis: Axis) -> None:
-    """Write plain numbers along a logarithmic axis: 0.01, 1, 100; with 2 and 5 where it spans few decades."""
-    axis.set_major_locator(_Ticks(10, numticks=8))
+    """Write plain numbers along a logarithmic axis: 0.01, 1, 100; below two decades 2 and 5 as well.
+
+    To be called when its limits are final.
+    """
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0) if high < 100 * low else (1.0,), numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"))
     axis.set_minor_locator(NullLocator())
 
@@ -219,8 +196,8 @@ def short_numbers(axis: Axis) -> None:
 def log_values(axes: Axes) -> None:
     """Make y logarithmic with plain numbers."""
     axes.set_yscale("log")
-    plain_numbers(axes.yaxis)
     axes.margins(y=0.06)
+    plain_numbers(axes.yaxis)
 
 
 def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], words: str, colour: str, **looks: Any) -> End:

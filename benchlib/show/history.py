@@ -1,7 +1,7 @@
 """What people see of a history: pictures of trends and curves, then what its notebook shows of a store."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 import benchlib
 from benchlib.core.stats import smoothed
 from benchlib.core.text import UNITS, counted, quantity, seconds
-from benchlib.judge.trends import History, Trend
+from benchlib.judge.trends import History, Trend, judge_history
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
@@ -33,7 +33,7 @@ OF_CHANGES = {"worse": ("v", PALETTE.series[1]), "better": ("^", PALETTE.series[
 @styled
 def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
     """A metric over the runs of its series: band, level, changes and the runs outside. ``runs`` get a ring."""
-    figure, axes = blank("trend")
+    figure, axes = blank()
     values, many = shown.values, len(shown.values) > MANY
     for level in shown.levels.levels:
         ends = (level.start - 0.5, level.end - 0.5)
@@ -86,53 +86,39 @@ def _title(shown: Trend) -> str:
     return f"{shown.label}: no change in {len(shown.values):,} runs"
 
 
-def _steps(run: Run) -> pd.DataFrame:
-    """Return the training steps in order, one row a step; one that was done again counts as it was done last."""
+CURVES = {  # of a run: the axes
+    "loss": ("step", "loss (moving average)"),
+    "throughput": ("step", "samples per second (moving average)"),
+    "step times": ("step time of the slowest rank (s)", "share of steps that took no longer"),
+}
+
+
+def _curve(curve: str, run: Run) -> tuple[pd.Series, pd.Series]:
+    """Return what is drawn of a run, smoothed as the checks do: picture and verdict show the same number.
+
+    A step that was done again counts as it was done last. Of step times it is the raw samples, or all steps where there are none.
+    """
     rows = [event for event in run.events if event.get("kind") == "step" and event.get("step") is not None]
     frame = pd.DataFrame(rows, columns=pd.Index(["step", "loss", "samples", "step_s"]))
     frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=["step"])
-    return frame.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
-
-
-def _smooth(values: pd.Series) -> pd.Series:
-    """Smooth as the checks do, so that picture and verdict show the same number."""
-    return pd.Series(smoothed(values.tolist()), index=values.index) if len(values) else values
-
-
-def _loss(run: Run) -> tuple[pd.Series, pd.Series]:
-    frame = _steps(run)[["step", "loss"]].dropna()
-    return frame["step"], _smooth(frame["loss"])
-
-
-def _throughput(run: Run) -> tuple[pd.Series, pd.Series]:
-    frame = _steps(run).dropna(subset=["samples", "step_s"])
-    frame = frame[frame["step_s"] > 0]
-    return frame["step"], _smooth(frame["samples"] / frame["step_s"])
-
-
-def _step_times(run: Run) -> tuple[pd.Series, pd.Series]:
-    """Return the times of the counted steps, sorted, with their shares: the raw samples, or all steps where there are none."""
-    counted = next((values for name, values in run.samples.items() if f"{name}_".startswith("step_s_")), None)
-    times = pd.Series(counted or _steps(run)["step_s"], dtype=float).dropna().sort_values(ignore_index=True)
-    return times, (times.index.to_series() + 1) / max(1, len(times))
-
-
-Curve = Callable[[Run], tuple[pd.Series, pd.Series]]
-CURVES: dict[str, tuple[str, str, Curve]] = {  # of a run: its axes, and the pair of series that is drawn
-    "loss": ("step", "loss (moving average)", _loss),
-    "throughput": ("step", "samples per second (moving average)", _throughput),
-    "step times": ("step time of the slowest rank (s)", "share of steps that took no longer", _step_times),
-}
+    frame = frame.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+    if curve == "step times":
+        raw = next((values for name, values in run.samples.items() if f"{name}_".startswith("step_s_")), None)
+        times = pd.Series(raw or frame["step_s"], dtype=float).dropna().sort_values(ignore_index=True)
+        return times, (times.index.to_series() + 1) / max(1, len(times))
+    speed = frame["samples"] / frame["step_s"].where(frame["step_s"] > 0)
+    values = (frame["loss"] if curve == "loss" else speed).dropna()
+    return frame["step"][values.index], pd.Series(smoothed(values.tolist()), index=values.index)
 
 
 @styled
 def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
     """One curve of several runs, overlaid, each with its name; more than six share the muted colour."""
-    (x, y, series), title = CURVES[curve], curve.capitalize()
-    figure, axes = blank("overlay")
+    (x, y), title = CURVES[curve], curve.capitalize()
+    figure, axes = blank()
     drawn: list[str] = []
     for name, run in runs:
-        across, up = series(run)
+        across, up = _curve(curve, run)
         if len(up) == 0:
             continue
         colour = PALETTE.series[len(drawn)] if len(drawn) < OVERLAID else PALETTE.muted
@@ -181,18 +167,18 @@ def shown(past: History) -> Shown:
         {"when": _when(run), "run": run.run, "verdict": run.word, "reason": why}
         for run, why in past.excluded[: -ROWS - 1 : -1]
     ]
+    filters |= {
+        "metric": past.asked.metric or "key numbers",
+        "store": store + ", since no run is stored yet" * past.demo,
+    }
+    tables = {"series": series, "machines": lines.machines(runs), "changes and regressions": happened}
     return Shown(
-        filters
-        | {"metric": past.asked.metric or "key numbers", "store": store + ", since no run is stored yet" * past.demo},
-        {
-            "series": series,
-            "machines": lines.machines(runs),
-            "changes and regressions": happened,
-            "excluded runs": excluded,
-        },
-        {"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
-        _reading(past),
-        [{"": name, "value": value} for name, value in facts.items()],
+        asked=filters,
+        tables=tables | {"excluded runs": excluded},
+        figures={"trends": lambda: [trend(item) for item in _informative(trends)[:PICTURES]]},
+        reading=_reading(past),
+        provenance=[{"": name, "value": value} for name, value in facts.items()],
+        judge=lambda: judge_history(past),
     )
 
 

@@ -4,7 +4,6 @@ A folder that cannot be read is listed as what it is. The page stays small howev
 ones and says how to see the others.
 """
 
-import os
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,33 +24,21 @@ PAGES = 6  # of the machine, one for each tier and day
 LISTED = 250  # runs on the page
 
 
-def row(run: Record) -> dict[str, Any]:
-    place = os.fsencode(f"{'/'.join(Path(run.folder).parts[-2:])}/report.html")
-    return {
-        "run": run,
-        "link": quote(place) if run.report else "",
-        "numbers": run.key_numbers[:SHOWN],
-        "took": duration(run.ended_at - run.started_at) if run.ended_at else "",
-        "sentence": f"Copy of {run.copy_of}: excluded. " * bool(run.copy_of) + run.sentence,
-    }
-
-
 def groups(runs: list[Record]) -> list[dict[str, Any]]:
     """Return the series of runs (the oldest first) with the trends of their key numbers, sorted by name.
 
     Only the ``SERIES`` with the newest runs are looked at.
     """
     newest = sorted(trends.series(runs).values(), key=lambda members: -members[-1].started_at)[:SERIES]
-    listed = sorted(newest, key=lambda members: _seen(members[-1]))
-    apart = [words for _, alike in groupby((members[-1] for members in listed), _seen) for words in _apart(list(alike))]
+    lasts = [members[-1] for members in newest]
     return [
         {
-            "last": row(members[-1]),
+            "last": members[-1],
             "runs": len(members),
             "trends": list(filter(None, (trends.trend(key, members) for key in trends.key_metrics(members)[:SHOWN]))),
-            "apart": words,
+            "apart": _apart(members[-1], lasts),
         }
-        for members, words in zip(listed, apart, strict=True)
+        for members in sorted(newest, key=lambda members: _seen(members[-1]))
     ]
 
 
@@ -59,16 +46,12 @@ def _seen(run: Record) -> tuple[str, ...]:
     return run.benchmark, run.tier, run.backend, run.hardware, str(run.ranks)
 
 
-def _apart(alike: list[Record]) -> list[str]:
-    factors = [
-        {name: value.strip('"') for name, value in run.fingerprint.items() if name not in VERSIONS} for run in alike
-    ]
-    names = sorted(name for name in set().union(*factors) if len({each.get(name) for each in factors}) > 1)
-    more = ["…"] * (len(names) > FACTORS)
-    return [
-        ", ".join([f"{name.removeprefix('config.')} {each.get(name, 'absent')}" for name in names[:FACTORS]] + more)
-        for each in factors
-    ]
+def _apart(run: Record, others: list[Record]) -> str:
+    """Return the factors in which the series of a run differs from those that look like it."""
+    alike, own = [other.fingerprint for other in others if _seen(other) == _seen(run)], run.fingerprint
+    names = sorted(name for name in set().union(*alike) if len({each.get(name) for each in alike}) > 1)
+    words = [f"{name.removeprefix('config.')} {own.get(name, 'absent')}" for name in names if name not in VERSIONS]
+    return ", ".join(words[:FACTORS] + ["…"] * (len(words) > FACTORS)).replace('"', "")
 
 
 def _pages(store: Path) -> list[Path]:
@@ -81,22 +64,24 @@ def render(outputs: Path | str) -> Path:
     path, runs = Path(outputs) / NAME, load_all(outputs)
     series = groups(runs)
     happened = lines.events((trend for group in series for trend in group["trends"]), runs)
-    by_day = groupby(map(row, runs[: -LISTED - 1 : -1]), key=lambda row: row["run"].moment.strftime("%Y-%m-%d"))
+    by_day = groupby(runs[: -LISTED - 1 : -1], key=lambda run: run.moment.strftime("%Y-%m-%d"))
     page = markup.page(
         "runs.html.j2",
         count=len(runs),
         day_count=len({run.moment.date() for run in runs}),
-        days={day: list(rows) for day, rows in by_day},
+        days={day: list(of_day) for day, of_day in by_day},
         older=max(0, len(runs) - LISTED),
         groups=series,
         series_left=len(trends.series(runs)) - len(series),
-        events=[(event, row(event.run)) for event in happened[:EVENTS]],
+        events=happened[:EVENTS],
         events_left=max(0, len(happened) - EVENTS),
         machines=lines.machines(runs),
         pages=[quote(f"{page.parent.name}/{page.name}") for page in _pages(Path(outputs))],
         lines=lines,
         spanned=trends.spanned,
         quantity=quantity,
+        duration=duration,
+        shown=SHOWN,
     )
     write_text(path, page)
     return path

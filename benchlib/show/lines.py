@@ -1,11 +1,12 @@
-"""Trends as a line at text height (inline SVG that takes the space it gets) and in words, what happened, and on which machines."""
+"""What pages say of runs: where a report lies, trends as a line and in words, what happened, and on which machines."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
-
-from markupsafe import Markup
+from urllib.parse import quote
 
 from benchlib.core.text import counted, quantity
 from benchlib.judge.trends import LevelChange, Trend, label, spanned
@@ -18,17 +19,19 @@ STRETCHES = 6  # of equal versions, the newest of a machine
 NAMED = ("torch", "cuda", "rocm", "benchlib")  # versions of a machine, beside those of drivers
 SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
 FAILED = {GATE: ("regression", "✗ regression"), READABLE: ("unreadable", "! not readable, nothing compared")}
-SVG = Markup(
-    '<svg class="spark" viewBox="0 0 {} 100" width="100%" height="100%" preserveAspectRatio="none" role="img" aria-label="{}">'
-    '<polyline fill="none" stroke="currentColor" stroke-width="1.5" vector-effect="non-scaling-stroke" points="{}"/></svg>'
-)
 
 
-def sparkline(trend: Trend) -> Markup:
+def link(run: Record, levels: int) -> str:
+    """Return the address of a run's report for a page that lies so many folders above it; '' where it has none."""
+    place = "/".join([*Path(run.folder).parts[-levels:], "report.html"])
+    return quote(os.fsencode(place)) if run.report else ""
+
+
+def points(trend: Trend) -> list[str]:
+    """Return the newest values as points of a line, 100 high."""
     values = trend.values[-NEWEST:]
     low, span = min(values), (max(values) - min(values)) or 1.0
-    points = " ".join(f"{place},{100 - 100 * (value - low) / span:.1f}" for place, value in enumerate(values))
-    return SVG.format(len(values) - 1, describe_trend(trend), points) if len(values) > 1 else Markup("")
+    return [f"{place},{100 - 100 * (value - low) / span:.1f}" for place, value in enumerate(values)]
 
 
 def describe_change(change: LevelChange, unit: str = "") -> str:

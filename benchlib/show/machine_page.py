@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import read_params, tier_names
@@ -16,14 +15,14 @@ from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import badness, capitalized, counted, duration, quantity
-from benchlib.judge.checks import Ask, Status, verdict_of
+from benchlib.judge.checks import Ask, Check, Status, verdict_of
 from benchlib.judge.cost import Price, listed_price
 from benchlib.judge.reference_values import Compared, compared
 from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
-from benchlib.results.verdict import Verdict
+from benchlib.show.lines import link
 from benchlib.show.notebook import Shown
 
 NAME = "report.html"
@@ -43,7 +42,6 @@ class Page:
     word: str
     sentence: str
     hardware: str
-    header: list[str]
     right: list[Row]
     fast: list[Row]
     peaks: str
@@ -65,7 +63,7 @@ def read(folder: str, usd_per_hour: float) -> Page:
 
     Raises ``UserError`` for a folder that holds no run.
     """
-    store, demo, _ = choose_store("")
+    store, demo = choose_store()
     days = sorted({path.parent for path in store_folders(store)}, key=lambda day: (day.name[-8:], day.stat().st_mtime))
     chosen = Path(folder).expanduser() if folder else days[-1]
     if not chosen.is_dir() or not (runs := newest(chosen)):
@@ -79,7 +77,7 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
     whole = [run for run in runs if run.complete and not run.problems]
     right, fast = list[Row](), list[Row]()
     for run in runs:
-        verified, values, about = list[str](), list[Compared](), {"run": run, "link": _link(run)}
+        verified, values, about = list[str](), list[Compared](), {"run": run, "link": link(run, 1)}
         if run in whole:
             verified, qualities, reached = spec_of(run.benchmark).page(stored := Run(run.folder))
             values = sorted(compared(stored, qualities), key=lambda value: value.agrees)  # what differs first
@@ -96,7 +94,6 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         word=min((run.word for run in runs if run.word != "SKIPPED"), key=badness, default="SKIPPED"),
         sentence=_sentence(right, fast),
         hardware=runs[0].hardware if runs else "",
-        header=_header(runs),
         right=right,
         fast=fast,
         peaks="; ".join(bounds),
@@ -104,10 +101,6 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         price=price,
         undone=list(_undone(runs)),
     )
-
-
-def _link(run: Record) -> str:
-    return quote(os.fsencode(f"{Path(run.folder).name}/report.html")) if run.report else ""
 
 
 def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
@@ -126,7 +119,7 @@ def _worth(runs: Sequence[Record], price: Price) -> Iterator[Row]:
                 devices = int(run.fingerprint.get("nodes" if run.backend == "cpu" else "world_size") or 1)
                 usd = price.usd_per_device_hour * devices / HOUR_S * MILLION / metric.value
                 work = f"1 million {metric.unit.removesuffix('/s')}, {run.benchmark}"
-                yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": _link(run)}
+                yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": link(run, 1)}
 
 
 def _undone(runs: Sequence[Record]) -> Iterator[Row]:
@@ -175,29 +168,6 @@ def _sentence(right: Sequence[Row], fast: Sequence[Row]) -> str:
     return f"{'. '.join(words)}." if words else "There is no run to show."
 
 
-def _header(runs: Sequence[Record]) -> list[str]:
-    if not runs:
-        return []
-    first, versions = runs[0], runs[0].machine.get("versions", {})
-    ended = [run.ended_at for run in runs if run.ended_at]
-    took = duration(max(ended) - min(run.started_at for run in runs)) if ended else ""
-    ranks = max(run.ranks for run in runs)
-    return [
-        f"{first.tier} tier",
-        f"{first.backend}, {counted(ranks, 'rank')}",
-        f"torch {versions.get('torch', '?')}, transformers {versions.get('transformers', '?')}",
-        first.moment.strftime("%Y-%m-%d %H:%M"),
-        f"{counted(len(runs), 'benchmark')}{f' in {took}' if took else ''}",
-    ]
-
-
-def judge(page: Page) -> Verdict:
-    """Judge a page by the verdicts of its runs."""
-    asks = [(Ask(run.benchmark, "Did the run pass?", "target"), run) for run in page.runs]
-    checks = [ask.answer(STATUS.get(run.word, "FAIL"), run.sentence, gates=run.word != "SKIPPED") for ask, run in asks]
-    return verdict_of(checks, remedy="")
-
-
 def shown(page: Page) -> Shown:
     """Return what the notebook shows."""
     right = [
@@ -212,16 +182,22 @@ def shown(page: Page) -> Shown:
     worth = [{"work": row["work"], "rate": row["rate"], "price": row["usd"]} for row in page.worth]
     place = "the demo runs of the kit" if page.demo else str(page.folder)
     return Shown(
-        {"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
-        {"right": right, "fast": fast, "worth": worth, "not done": page.undone},
-        {"fast": lambda: [_picture(page.fast)]},
-        [page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
-        [
+        asked={"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
+        tables={"right": right, "fast": fast, "worth": worth, "not done": page.undone},
+        figures={"fast": lambda: [_picture(page.fast)]},
+        reading=[page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
+        provenance=[
             {name: getattr(run, name) for name in ("run", "benchmark", "hardware")}
             | {"benchlib": run.setup.get("benchlib", "")}
             for run in page.runs
         ],
+        judge=lambda: verdict_of([_answer(run) for run in page.runs], remedy=""),
     )
+
+
+def _answer(run: Record) -> Check:
+    ask, status = Ask(run.benchmark, "Did the run pass?", "target"), STATUS.get(run.word, "FAIL")
+    return ask.answer(status, run.sentence, gates=status != "SKIPPED")
 
 
 def _share(row: Row) -> str:
@@ -237,7 +213,7 @@ def _picture(rows: Sequence[Row]) -> Any:
 
     bounded = [row for row in rows if row["share"] is not None]
     with on.in_style():
-        figure, axes = on.blank("machine")
+        figure, axes = on.blank()
         if not bounded:
             return on.leave_empty(figure, axes, "No bound was measured.")
         on.label_rows(axes, [row["work"] for row in bounded])
@@ -260,5 +236,10 @@ def render(folder: Path, folders: Sequence[Path] | None = None, usd_per_hour: fl
 
     page = content(newest(folder) if folders is None else folders, usd_per_hour)
     path = folder / NAME
-    write_text(path, markup.page("machine.html.j2", page=page, share_text=share_text, values=VALUES, counted=counted))
+    write_text(
+        path,
+        markup.page(
+            "machine.html.j2", page=page, share_text=share_text, values=VALUES, counted=counted, duration=duration
+        ),
+    )
     return path

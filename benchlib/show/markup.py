@@ -28,8 +28,7 @@ MARKDOWN_CHARACTERS = 400
 # What Markdown would take for itself; underscores inside a word and punctuation inside a line it leaves alone.
 _SPECIAL = re.compile(r"([\\`*\[\]#|~$@]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.|^[-+])")
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
-_TEXT = "a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5 h6 hr i img kbd li meter"
-_MORE = "ol p pre progress s samp small span strong sub summary sup table tbody td tfoot th thead tr u ul"
+_PROGRESS = "meter progress tfoot"
 _MATH = "math mfrac mi mn mo mover mpadded mrow mspace msqrt mroot mstyle msub msubsup msup mtable mtd mtext mtr munder munderover"
 _DROPPED = "script style template iframe object embed svg title head noscript textarea select"
 _ATTRIBUTES = "align alt class colspan display height high lang linethickness low max min mathvariant optimum rowspan scope stretchy title value width"
@@ -49,7 +48,7 @@ def _attribute(tag: str, name: str, value: str) -> str | None:
 
 
 _CLEANER = nh3.Cleaner(
-    tags=set(f"{_TEXT} {_MORE} {_MATH}".split()),
+    tags=nh3.ALLOWED_TAGS | set(f"{_PROGRESS} {_MATH}".split()),
     clean_content_tags=set(_DROPPED.split()),
     attributes={"*": set(_ATTRIBUTES.split()), "a": {"href"}, "img": {"src"}},
     attribute_filter=_attribute,

@@ -2,43 +2,54 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchlib.config.schema import config_class
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.text import counted, quantity
+from benchlib.results.verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas
 
 
 class Shown(NamedTuple):
-    """What a notebook shows of stored runs: what was asked for, tables and pictures by name, sentences, where it is from."""
+    """What a notebook shows of stored runs: what was asked for, tables and pictures by name, sentences, where it is from.
+
+    ``judge`` gives the verdict on them.
+    """
 
     asked: Mapping[str, str]
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
     figures: Mapping[str, Callable[[], list[Any]]]
     reading: Sequence[str]
     provenance: Sequence[Mapping[str, str]]
+    judge: Callable[[], Verdict]
 
 
 # JupyterLab aligns the cells of tables right, also those with words, by a rule more specific than this one.
 _LEFT = "<style scoped>table.left th, table.left td {text-align: left !important}</style>"
 
 
-def _kernel() -> Any:
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+def begin(benchmark: str = "") -> None:
+    """Refuse wrong parameters, and let the kernel show tables left-aligned, with thousands separated and sentences in full."""
+    from IPython import get_ipython
+
+    if kernel := get_ipython():  # type: ignore[no-untyped-call]
+        import pandas as pd
+
+        _refuse_unknown_parameters(kernel.user_ns, benchmark)
+        pd.set_option("display.max_colwidth", None)
+        kernel.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
 
 
-def refuse_unknown_parameters(benchmark: str = "") -> None:
+def _refuse_unknown_parameters(variables: dict[str, Any], benchmark: str) -> None:
     """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
 
     papermill itself only warns and lets the notebook run with the default of what was meant. A field of the benchmark's
     config that is no parameter of the notebook goes into ``overrides``.
     """
-    variables: dict[str, Any] = getattr(_kernel(), "user_ns", {})
     defined: set[str] = set()
     for cell in list(variables.get("In", [])):
         names = set(re.findall(r"^(\w+)(?:: \w+)? = ", cell, re.MULTILINE))
@@ -50,16 +61,6 @@ def refuse_unknown_parameters(benchmark: str = "") -> None:
             why = remedy if unknown[0] in fields else nearest(unknown[0], defined)
             raise UserError(f"the notebook has no parameter {unknown[0]!r}: {why}")
         defined |= names
-
-
-def begin(benchmark: str = "") -> None:
-    """Refuse wrong parameters, and let the kernel show tables left-aligned, with thousands separated and sentences in full."""
-    refuse_unknown_parameters(benchmark)
-    if kernel := _kernel():
-        import pandas as pd
-
-        pd.set_option("display.max_colwidth", None)
-        kernel.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
 
 
 def table_html(frame: "pandas.DataFrame") -> str:

@@ -4,8 +4,8 @@ One file that needs nothing else: no script, no request, a content security poli
 drawn from the records, so the report of a run that broke before its notebook could draw anything has them as well.
 """
 
-import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,44 +26,39 @@ PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook to
 ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
 
 
-class Outputs:
-    """Chooses the form in which a cell's output is shown, within what one page may hold.
+def forms(limit: int, seen: Mapping[str, str]) -> Callable[[Any], dict[str, str]]:
+    """Return what chooses the form in which an output of a cell is shown, with pictures of at most ``limit`` base64 characters.
 
-    ``seen`` maps a picture of the first half, as base64, to its name: it is not shown twice.
+    ``seen`` maps a picture of the first half, as base64, to its name: it is not shown twice. A form has a ``kind`` (html, picture,
+    above, markdown, text) and what to show.
     """
+    left = limit
 
-    def __init__(self, limit: int, seen: Mapping[str, str]) -> None:
-        self.left, self.seen = limit, seen
-
-    def shown(self, output: Any) -> dict[str, str]:
-        """Return ``kind`` (html, picture, above, markdown, text) and what to show."""
+    def shown(output: Any) -> dict[str, str]:
+        nonlocal left
+        data = output.get("data", {})
         if output.output_type in ("stream", "error"):
-            words = (
+            text = (
                 output.text if "text" in output else "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
             )
-            return {"kind": "text", "text": _cut(markup.plain(words))}
-        data = output.get("data", {})
-        if "image/png" in data:
-            alt = output.get("metadata", {}).get("image/png", {}).get("alt") or data.get("text/plain") or markup.NO_ALT
-            return self._picture("".join(str(data["image/png"]).split()), str(alt))
-        if "text/html" in data and len(data["text/html"]) <= 3 * TEXT_LIMIT:
+        elif "image/png" in data:
+            encoded, about = "".join(data["image/png"].split()), output.metadata.get("image/png", {})
+            alt = str(about.get("alt") or data.get("text/plain") or markup.NO_ALT)
+            if encoded in seen:
+                return {"kind": "above", "name": seen[encoded], "text": alt}
+            if len(encoded) <= left:
+                left -= len(encoded)
+                return {"kind": "picture", "src": f"data:image/png;base64,{encoded}", "text": alt}
+            text = f"[picture left out to keep this report small; it is in notebook.ipynb: {alt}]"
+        elif "text/html" in data and len(data["text/html"]) <= 3 * TEXT_LIMIT:
             return {"kind": "html", "text": data["text/html"]}
-        if "text/markdown" in data:
+        elif "text/markdown" in data:
             return {"kind": "markdown", "text": _cut(data["text/markdown"])}
-        return {"kind": "text", "text": _cut(markup.plain(data.get("text/plain", "")))}
+        else:
+            text = data.get("text/plain", "")
+        return {"kind": "text", "text": _cut(markup.plain(text))}
 
-    def _picture(self, encoded: str, alt: str) -> dict[str, str]:
-        try:
-            base64.b64decode(encoded, validate=True)
-        except ValueError:
-            return {"kind": "text", "text": f"[damaged picture: {alt}]"}
-        if encoded in self.seen:
-            return {"kind": "above", "name": self.seen[encoded], "text": alt}
-        if len(encoded) > self.left:
-            words = f"[picture left out to keep this report small; it is in notebook.ipynb: {alt}]"
-            return {"kind": "text", "text": words}
-        self.left -= len(encoded)
-        return {"kind": "picture", "src": f"data:image/png;base64,{encoded}", "text": alt}
+    return shown
 
 
 def _cut(words: str) -> str:
@@ -73,7 +68,8 @@ def _cut(words: str) -> str:
     return f"{words[:half]}\n… {len(words) - TEXT_LIMIT:,} characters left out; all of it is in notebook.ipynb …\n{words[-half:]}"
 
 
-def _drawn(name: str, picture: Picture) -> list[dict[str, str]]:
+def _drawn(name: str, draw: Callable[[Run], Picture], run: Run) -> list[dict[str, str]]:
+    picture = draw(run)
     return [] if picture.empty else [{"name": name, "alt": picture.alt, "src": data_url(picture)}]
 
 
@@ -89,7 +85,7 @@ def html(run: Run) -> str:
     content, pictures = digest(record, run, problems), list[dict[str, str]]()
     for name, draw in spec_of(record.benchmark).figures().items():
         about = f"the picture {name} could not be drawn: "
-        pictures += problems.part(lambda name=name, draw=draw: _drawn(name, draw(run)), [], about)
+        pictures += problems.part(partial(_drawn, name, draw, run), [], about)
     data = problems.part(lambda: link(record), None, "the data of the run cannot be carried by this report: ")
     notebook = nbformat.v4.new_notebook()
     if path.exists():
@@ -100,7 +96,7 @@ def html(run: Run) -> str:
     limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - sum(len(picture["src"]) for picture in pictures)))
     seen = {picture["src"].partition(",")[2]: picture["name"] for picture in pictures}
     values = {"run": content | {"problems": left}, "pictures": pictures, "data": data, "nb": notebook}
-    return markup.page("index.html.j2", shown=Outputs(limit, seen).shown, **values)
+    return markup.page("index.html.j2", shown=forms(limit, seen), **values)
 
 
 def render(run_dir: Path | str) -> Path:

@@ -39,7 +39,7 @@ class Chart:
         module, _, function = self.paint.partition(":")
         paint = getattr(importlib.import_module(module), function)
         with on.in_style():
-            figure, axes = on.blank(self.name, of_many=True)
+            figure, axes = on.blank(of_many=True)
             try:
                 if (drawn := paint(run, axes, *self.of, **self.options)) is None:
                     return on.leave_empty(figure, axes, self.empty)
@@ -52,7 +52,7 @@ class Chart:
                 axes.set_xlabel(x)
                 return on.finish(figure, axes, title, x, y, alt) if y else on.head(figure, title, alt)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                figure, axes = on.blank(self.name, of_many=True)
+                figure, axes = on.blank(of_many=True)
                 words = f"The numbers of this picture are damaged ({type(error).__name__})."
                 on.leave_empty(figure, axes, words).empty = False  # a reader has to see it
                 return figure

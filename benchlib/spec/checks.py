@@ -6,7 +6,7 @@ missing. Where fewer than three checks would share a kind, ``Check(..., judge=fu
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -142,7 +142,7 @@ def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -
     return Check(name, question, rule=of, sign="needed" if needed else "", **more)
 
 
-def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
+def judge(check: Check, run: Rows, claims: Iterable[Claim]) -> Iterator[Judged]:
     """Yield the answers to a question: one, or one for each name."""
     try:
         reason = check.unless(run)
@@ -227,7 +227,7 @@ def _target(check: Check, run: Rows) -> Judged:
     return judged.model_copy(update={"limit": check.bound(wanted, ref), "gates": True})
 
 
-def _rule(check: Check, claims: Sequence[Claim]) -> Judged:
+def _rule(check: Check, claims: Iterable[Claim]) -> Judged:
     """Name the claims that break the rule, else the one that comes nearest to it."""
     asked = ask(check.rule, claims)
     for status in ("FAIL", "PASS"):

@@ -18,7 +18,7 @@ from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.checks import agreement_check, budget_check, finite_check
 from benchlib.judge.impossible.claim import Claim, in_its_unit
-from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.numbers import judged
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.reference_values import Quality, reference_checks
@@ -246,7 +246,7 @@ class Spec:
         """Judge a run by its own checks, by what all runs are judged by, and against the baseline."""
         assert run.result is not None
         stored = replace(Rows.of(run), comparison=comparison)
-        (rows, faults), claims = judged(self.tables, stored), OwnClaims(Numbers.of_run(run))
+        (rows, faults), claims = judged(self.tables, stored), Numbers.of_run(run)
         faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
         asked = [check for check in self.checks if check.when(run.config)]
         shown = ["possible values", *(check.rule for check in asked if check.rule)]

@@ -73,14 +73,10 @@ def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[s
     match is equality, F1 the harmonic mean of the shares of common words; the best of the gold answers counts. Two answers
     that have no words left do not share a word: their F1 is 0 although they match exactly (the script of SQuAD 2.0 says 1).
 
-    Returns {"f1", "exact_match"} in percent over all ``examples`` and "per_question": (exact match, F1) in percent by id. An
-    example without a prediction counts 0.
+    Returns {"f1", "exact_match"} in percent over all ``examples`` and "per_question": (exact match, F1) in percent by id.
     """
     scores = {
-        example.id: _score(predictions[example.id], [text for text, _ in example.answers])
-        if example.id in predictions
-        else (0.0, 0.0)
-        for example in examples
+        example.id: _score(predictions[example.id], [text for text, _ in example.answers]) for example in examples
     }
     exact, f1 = (sum(part) / len(examples) for part in zip(*scores.values(), strict=True))
     return {"f1": f1, "exact_match": exact, "per_question": scores}

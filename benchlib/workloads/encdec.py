@@ -141,14 +141,11 @@ class ChunkedLoss(torch.autograd.Function):
             for low in range(0, len(states), rows):
                 part = slice(low, low + rows)
                 place = target[part, None]
-                logits = torch.addmm(offset, own[part], factors.T).to(exact)
-                picked, top = logits.gather(1, place), logits.amax(1, keepdim=True)
-                sums = logits.sub_(top).exp_().sum(1, keepdim=True)
-                total += (sums.log() + top - picked).sum()
-                logits.div_(sums)  # softmax
-                logits.scatter_add_(1, place, logits.new_full(place.shape, -1.0))
-                by_bias += logits.sum(0)
-                slope = logits.to(dtype)
+                logarithms = torch.addmm(offset, own[part], factors.T).to(exact).log_softmax(1)
+                total -= logarithms.gather(1, place).sum()
+                slopes = logarithms.exp_().scatter_add_(1, place, logarithms.new_full(place.shape, -1.0))
+                by_bias += slopes.sum(0)
+                slope = slopes.to(dtype)
                 by_states[part] = slope @ factors
                 by_weight += slope.T @ own[part]
         ctx.save_for_backward(by_states, by_weight, by_bias)

@@ -5,7 +5,6 @@ Only safetensors are read: a pickled checkpoint can run code when it is opened.
 
 import logging
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,13 +67,7 @@ def quiet() -> None:
 
 def source(name: str) -> str:
     """Return the folder or hub name that ``name`` stands for."""
-    if name != EMBEDDED_MODEL:
-        return name
-    if not (TINY / "config.json").exists():
-        raise UserError(
-            f"the embedded model is missing at {TINY}: install benchlib with its assets, or give model=FOLDER"
-        )
-    return str(TINY)
+    return str(TINY) if name == EMBEDDED_MODEL else name
 
 
 def load(
@@ -131,9 +124,8 @@ def _read(name: str, read: Any) -> Any:
         reason = " ".join(str(error).split())[:300]
         if name == EMBEDDED_MODEL or Path(name).exists():
             raise UserError(f"model = {name}: cannot be read: {reason}") from error
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise UserError(
-            f"model = {name}: no such folder, and not in the cache of the hub nor reachable{offline}: {reason}. Download it once with "
+            f"model = {name}: no such folder, and not in the cache of the hub nor reachable: {reason}. Download it once with "
             f"`hf download {name}` where there is a connection, or give a local folder, or model={EMBEDDED_MODEL}"
         ) from error
 

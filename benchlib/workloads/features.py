@@ -7,7 +7,6 @@ Notation: F windows, T tokens of all windows, G samples of a global batch, B sam
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,15 +42,16 @@ class Features:
     starts: np.ndarray  # int64 (F + 1,)
     context_start: np.ndarray  # int32 (F,)
     example_index: np.ndarray  # int32 (F,): place in the list of examples
-    start_positions: np.ndarray | None  # int32 (F,): first token of the answer, or cls_index; with training=True
-    end_positions: np.ndarray | None  # int32 (F,): last token of the answer, or cls_index; with training=True
-    char_start: np.ndarray | None  # int32 (T,): first character in the context, -1 elsewhere; with training=False
-    char_end: np.ndarray | None  # int32 (T,): behind the last character, -1 elsewhere; with training=False
     max_length: int
     suffix: int
     cls_index: int
     token_types: bool
-    questions_cut: int  # questions that were too long to leave room for a context
+    start_positions: np.ndarray | None = None  # int32 (F,): first token of the answer, or cls_index; with training=True
+    end_positions: np.ndarray | None = None  # int32 (F,): last token of the answer, or cls_index; with training=True
+    char_start: np.ndarray | None = (
+        None  # int32 (T,): first character in the context, -1 elsewhere; with training=False
+    )
+    char_end: np.ndarray | None = None  # int32 (T,): behind the last character, -1 elsewhere; with training=False
 
     def __len__(self) -> int:
         return len(self.example_index)
@@ -74,7 +74,7 @@ def build(
 
     ``tokenizer`` is a fast tokenizer of transformers. ``training`` asks for answer positions (of the first gold answer), else the
     characters of the tokens are kept. ``progress`` is told how many questions are ``done`` of the ``total``. Raises ``UserError``
-    when the windows leave no room for a context, and for a tokenizer that does not join a question and a context as BERT's does.
+    when the windows leave no room for a context, and for a tokenizer that does not number its segments as BERT's does.
     """
     layout = _layout(tokenizer)
     special = tokenizer.num_special_tokens_to_add(pair=True)
@@ -85,7 +85,7 @@ def build(
             f"for the question and new context: set max_length to {doc_stride + special + 4} or more, or a smaller doc_stride"
         )
     longest = budget - min(MIN_ADVANCE, budget // 4)
-    rows, questions_cut = list[Row](), 0
+    rows = list[Row]()
     for low in range(0, len(examples), BATCH):
         part = examples[low : low + BATCH]
         # White space before a question is no information, and there are questions with thousands of blanks.
@@ -93,7 +93,7 @@ def build(
         alone = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
         for place, offsets in enumerate(alone["offset_mapping"]):
             if len(offsets) > longest:
-                questions[place], questions_cut = questions[place][: offsets[longest][0]], questions_cut + 1
+                questions[place] = questions[place][: offsets[longest][0]]
         windows = tokenizer(
             questions,
             [example.context for example in part],
@@ -106,22 +106,17 @@ def build(
         for index, window in zip(windows["overflow_to_sample_mapping"], windows.encodings, strict=True):
             rows.append(_window(window, part[index], layout, training) | {"example_index": low + index})
         progress(done=low + len(part), total=len(examples))
-    arrays: Row = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end"))
+    arrays: Row = {}
     for name, value in rows[0].items():
         join = np.concatenate if isinstance(value, np.ndarray) else functools.partial(np.array, dtype=np.int32)
         arrays[name] = join([row[name] for row in rows])
     starts = np.cumsum([0, *(len(row["input_ids"]) for row in rows)])
-    return Features(starts=starts, **arrays, max_length=max_length, questions_cut=questions_cut, **layout)
+    return Features(starts=starts, **arrays, max_length=max_length, **layout)
 
 
 def _layout(tokenizer: Any) -> Row:
     """Find out how ``tokenizer`` joins two texts, by letting it join two."""
     (pair,) = tokenizer("who is it", "it is me").encodings
-    order = [key for key, _ in itertools.groupby(pair.sequence_ids) if key is not None]
-    if order != [0, 1]:
-        raise UserError(
-            f"tokenizer {type(tokenizer).__name__} does not write a pair as question, context: choose a BERT-like encoder"
-        )
     context_start = pair.sequence_ids.index(1)
     token_types = "token_type_ids" in tokenizer.model_input_names
     bert_like = [0] * context_start + [1] * (len(pair) - context_start)

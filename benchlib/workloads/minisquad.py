@@ -7,6 +7,7 @@ questions are phrased in several ways. Names are disjoint between the splits: a 
 checksum, whatever the seed, so evaluation asks about entities that training never saw.
 """
 
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -130,13 +131,13 @@ def generate(n_questions: int, seed: int, split: str, facts: tuple[int, int] = F
     The same arguments give the same examples on every machine, and a longer set starts with the shorter one. ``facts`` is
     the least and the most number of facts in a paragraph; below 4 a guess is right too often.
     """
-    examples: list[Example] = []
     random = Random(f"minisquad questions {split} {seed}")
-    for number, (kind, context, stated) in enumerate(paragraphs(seed, split, facts)):
-        for place, fact in enumerate(random.sample(stated, min(QUESTIONS_PER_PARAGRAPH, len(stated)))):
-            if len(examples) == n_questions:
-                return examples
-            question, _ = _fill(random.choice(fact.relation.questions), fact.subject, "")
-            answers = ((fact.value, fact.start),)
-            examples.append(Example(f"mini-{split}-{seed}-{number}-{place}", question, context, answers, kind))
-    raise AssertionError("paragraphs are endless")
+
+    def endless() -> Iterator[Example]:
+        for number, (kind, context, stated) in enumerate(paragraphs(seed, split, facts)):
+            for place, fact in enumerate(random.sample(stated, min(QUESTIONS_PER_PARAGRAPH, len(stated)))):
+                question, _ = _fill(random.choice(fact.relation.questions), fact.subject, "")
+                name, answers = f"mini-{split}-{seed}-{number}-{place}", ((fact.value, fact.start),)
+                yield Example(name, question, context, answers, kind)
+
+    return list(itertools.islice(endless(), n_questions))

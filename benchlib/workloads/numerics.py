@@ -34,11 +34,9 @@ def relative_l2(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:
 
 
 def norm(a: np.ndarray) -> float:
-    """Return the Euclidean norm over all elements, without overflow or underflow on the way."""
-    largest = max_abs(a, np.zeros_like(a))
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    return float(largest * math.sqrt(float(np.sum(np.square(_wide(a).ravel() / largest)))))
+    """Return the Euclidean norm over all elements."""
+    length = float(np.linalg.norm(_wide(a)))
+    return length if math.isfinite(length) else math.nan
 
 
 def one_minus_cosine(a: np.ndarray, b: np.ndarray) -> float:

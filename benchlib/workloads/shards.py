@@ -22,6 +22,7 @@ from pathlib import Path
 import filelock
 import numpy as np
 import torch
+from scipy.special import entr
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, not_written
@@ -85,9 +86,7 @@ def _mixed(state: np.ndarray) -> np.ndarray:
 
 def entropy(vocabulary: int) -> float:
     """Return the entropy of a token in nats: the loss of a model that has learnt the distribution and nothing else can be."""
-    edges = np.sqrt(np.arange(vocabulary + 1) / vocabulary)
-    shares = np.diff(edges)
-    return float(-(shares * np.log(shares)).sum())
+    return float(entr(np.diff(np.sqrt(np.arange(vocabulary + 1) / vocabulary))).sum())
 
 
 class Source:

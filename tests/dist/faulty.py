@@ -5,12 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import BackendUnavailable
-from benchlib.core.events import EventWriter
 from benchlib.launch.nodes import place
 
 
@@ -23,39 +20,39 @@ class Config(BaseConfig):
     step_s: float = 0.05
 
 
-def nothing() -> None:
+def nothing():
     """Go on."""
 
 
-def boom() -> None:
+def boom():
     """Raise."""
     raise ValueError("boom <script>")
 
 
-def spin_without_end() -> None:
+def spin_without_end():
     """Hang in a Python loop."""
     while True:
         time.sleep(0.01)
 
 
-def deaf() -> None:
+def deaf():
     """Hang and ignore every polite signal, with a child in a session of its own."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     spin_without_end()
 
 
-def segfault() -> None:
+def segfault():
     """Die in native code."""
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def unavailable() -> None:
+def unavailable():
     """Miss the backend."""
     raise BackendUnavailable("no such device here")
 
 
-def steps(config: Any, events: EventWriter) -> None:
+def steps(config, events):
     """Count steps; at step 3 the chosen rank breaks."""
     rank = place().rank
     events.emit("phase", name="train")
@@ -66,19 +63,19 @@ def steps(config: Any, events: EventWriter) -> None:
         time.sleep(config.step_s)
 
 
-def run(config: Config, run_dir: Path, events: EventWriter) -> None:
+def run(config, run_dir, events):
     """Independent ranks, no torch."""
     steps(config, events)
 
 
-def never_at_work(config: Config, run_dir: Path, events: EventWriter) -> None:
+def never_at_work(config, run_dir, events):
     """Rank ``who`` gets stuck before its first phase."""
     if place().rank == config.who:
         spin_without_end()
     steps(config, events)
 
 
-def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
+def collective(config, run_dir, events):
     """Ranks that exchange a tensor in every step; the others wait in the collective for the broken one."""
     import torch
     import torch.distributed as dist
@@ -98,7 +95,7 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
             time.sleep(config.step_s)
 
 
-def strange(config: Config, run_dir: Path, events: EventWriter) -> None:
+def strange(config, run_dir, events):
     """Events that benchlib does not know, without their keys or with values of other types."""
     for kind in ("start", "plan", "step", "progress", "news"):
         events.emit(kind)
@@ -106,7 +103,7 @@ def strange(config: Config, run_dir: Path, events: EventWriter) -> None:
     steps(config, events)
 
 
-def long_work_of_one(config: Config, run_dir: Path, events: EventWriter) -> None:
+def long_work_of_one(config, run_dir, events):
     """Rank ``who`` works for two stall limits, with signs of life, while the others wait for it at a barrier."""
     from benchlib.runtime import group
 
@@ -120,7 +117,7 @@ def long_work_of_one(config: Config, run_dir: Path, events: EventWriter) -> None
         group.barrier()
 
 
-def checksums(config: Config, run_dir: Path, events: EventWriter) -> None:
+def checksums(config, run_dir, events):
     """Compare the weights of the ranks, equal at first, then with one bit of rank 1 changed."""
     import torch
 
@@ -133,7 +130,7 @@ def checksums(config: Config, run_dir: Path, events: EventWriter) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
 
-        def compared(model: Any) -> tuple[list[str], bool]:
+        def compared(model):
             checksums = group.all_gather_objects(group.weight_checksum(model))
             return checksums, len(set(checksums)) == 1
 
@@ -142,11 +139,7 @@ def checksums(config: Config, run_dir: Path, events: EventWriter) -> None:
             with torch.no_grad():
                 model[0].bias.view(torch.int16)[0] ^= 1
         other = compared(model)
-        facts = {
-            "place": [world.rank, world.size, world.local_rank, str(world.device), world.collective],
-            "threads": torch.get_num_threads(),
-        }
-        files.write_json(
-            run_dir / f"seen{world.rank}.json",
-            {**facts, "same": same, "wrapped": wrapped, "other": other, "omp": os.environ["OMP_NUM_THREADS"]},
-        )
+        place = [world.rank, world.size, world.local_rank, str(world.device), world.collective]
+        seen = {"place": place, "threads": torch.get_num_threads(), "omp": os.environ["OMP_NUM_THREADS"]}
+        seen |= {"same": same, "wrapped": wrapped, "other": other}
+        files.write_json(run_dir / f"seen{world.rank}.json", seen)

@@ -19,9 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchlib.config.schema import resolve, save_config
+from benchlib.core.files import read_json
+from benchlib.results.run import Result, Run
+
 REPOSITORY = Path(__file__).parents[2]
 BURST, LATENCY = "256k", "50ms"  # of the token bucket that gives the cable its speed
 PORT = 29517  # of the rendezvous, on the first host
+END_S = 600.0  # of a run
 # All-reduce only, of fp32 sums, at the sizes that are set: what is left of the benchmark `collectives`.
 ALL_REDUCE: dict[str, Any] = {
     "operations": ["all_reduce", "barrier"], "dtypes": ["fp32"], "reductions": ["sum"], "variants": ["library"],
@@ -67,32 +72,25 @@ class Host:
         _ip("-n", self.name, "link", "set", self.device, "down")
 
 
+def measured(hosts: tuple[Host, Host], folder: Path, benchmark: str, function: str = "", **values: Any) -> Result:
+    """Run a benchmark with a rank on each host, below ``folder``, and return the result, which one of the nodes has."""
+    run_dirs = [folder / name for name in "ab"]
+    for run_dir in run_dirs:
+        run_dir.mkdir(parents=True)
+        save_config(resolve(benchmark, overrides={**values, **hosts[0].nodes()}).config, run_dir)
+    for process in [host.execute(path, function) for host, path in zip(hosts, run_dirs, strict=True)]:
+        process.communicate(timeout=END_S)
+    for run_dir in run_dirs:
+        if (status := read_json(run_dir / "status.json"))["outcome"] != "complete":
+            raise RuntimeError(f"{run_dir}: {status['reason']}")
+    (result,) = [result for path in run_dirs if (result := Run(path).result)]
+    return result
+
+
 def _ip(*words: str) -> None:
     done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
-def why_not(*programs: str) -> str:
-    """Return why two hosts cannot be made here, or '': no Linux, not root, a missing program, or not permitted."""
-    if not sys.platform.startswith("linux"):
-        return "network namespaces are Linux"
-    if os.geteuid():
-        return "network namespaces need root: run the tests as root, in a container of one's own say"
-    packages = {"ip": "iproute2", "tc": "iproute2", "iperf3": "iperf3"}
-    missing = [name for name in ("ip", "tc", *programs) if not shutil.which(name)]
-    if missing:
-        return f"{missing[0]} is missing: apt-get install {packages.get(missing[0], missing[0])}"
-    name = f"bl-{uuid.uuid4().hex[:8]}"
-    try:
-        _ip("netns", "add", name)
-        try:
-            _ip("-n", name, "link", "add", "bl-try0", "type", "veth", "peer", "name", "bl-try1")
-        finally:
-            _ip("netns", "del", name)
-    except RuntimeError as error:
-        return f"namespaces or virtual cables are not permitted here ({error})"
-    return ""
 
 
 @contextlib.contextmanager
@@ -138,3 +136,14 @@ def _remove(host: Host) -> None:
         if process.stderr:
             process.stderr.close()
     _ip("netns", "del", host.name)
+
+
+def why_not(*programs: str) -> str:
+    """Return why two hosts cannot be made here, or '': a missing program, or not permitted."""
+    if missing := [name for name in ("ip", "tc", *programs) if not shutil.which(name)]:
+        return f"{missing[0]} is missing: on Linux, apt-get install iproute2 iperf3"
+    try:
+        with two_hosts():
+            return ""
+    except RuntimeError as error:
+        return f"namespaces or virtual cables are not permitted here: run the tests as root ({error})"

@@ -5,8 +5,6 @@ Reductions are of whole numbers that are exact in every type; what is moved are 
 
 import itertools
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +12,6 @@ import torch.distributed as dist
 from benchlib.benchmarks.collectives import gradients
 from benchlib.config.schema import BaseConfig
 from benchlib.core import files
-from benchlib.core.events import EventWriter
 from benchlib.runtime import group as process_group
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
@@ -35,18 +32,18 @@ class Config(BaseConfig):
     names: str = "gloo"
 
 
-def number(rank: int, length: int) -> torch.Tensor:
+def number(rank, length):
     """Whole numbers from 1 to 3 that differ by rank and place."""
     return ((torch.arange(length, dtype=torch.float64) * (rank + 2) + rank) % 3) + 1
 
 
-def pattern(seed: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+def pattern(seed, length, dtype):
     """Random bytes as ``length`` elements of a type."""
     source = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (length * dtype.itemsize,), generator=source, dtype=torch.uint8).view(dtype)
 
 
-def same(*pairs: tuple[torch.Tensor, torch.Tensor]) -> int:
+def same(*pairs):
     """Assert equality of every bit; return how many pairs there are."""
     for output, expected in pairs:
         assert output.dtype == expected.dtype
@@ -55,7 +52,7 @@ def same(*pairs: tuple[torch.Tensor, torch.Tensor]) -> int:
     return len(pairs)
 
 
-def reductions(rank: int, size: int, group: Any = None) -> int:
+def reductions(rank, size, group=None):
     """All-reduce, reduce and reduce-scatter of every reduction and kind; return how many were compared."""
     compared = 0
     for (op, together), (dtype, length) in itertools.product(TOGETHER.items(), KINDS):
@@ -75,7 +72,7 @@ def reductions(rank: int, size: int, group: Any = None) -> int:
     return compared
 
 
-def moves(rank: int, size: int, group: Any = None) -> int:
+def moves(rank, size, group=None):
     """Every operation that moves data, with random bytes of every kind; return how many were compared."""
     compared = 0
     for dtype, length in KINDS:
@@ -111,7 +108,7 @@ def moves(rank: int, size: int, group: Any = None) -> int:
     return compared
 
 
-def messages(rank: int, size: int) -> None:
+def messages(rank, size):
     """Messages around the ring: all at once, told apart by their tags, and larger than a socket takes unread."""
     after, before = (rank + 1) % size, (rank - 1) % size
     first, second, third = torch.empty(3), torch.empty(500_000), torch.empty(5)
@@ -128,7 +125,7 @@ def messages(rank: int, size: int) -> None:
     assert second.unique().tolist() == [before + 10]
 
 
-def objects(rank: int, size: int) -> None:
+def objects(rank, size):
     """Collectives of Python objects, as torch makes them of those of tensors."""
     texts = process_group.all_gather_objects("x" * rank)
     assert texts == ["x" * other for other in range(size)]
@@ -137,7 +134,7 @@ def objects(rank: int, size: int) -> None:
     assert shared == [{"a": 1}]
 
 
-def refusals(size: int) -> list[str]:
+def refusals(size):
     """Return the texts of what is refused, on every rank alike and before anything is sent."""
     calls = (
         lambda: dist.all_reduce(torch.ones(4, 4)[:, ::2]),
@@ -153,13 +150,13 @@ def refusals(size: int) -> list[str]:
     return texts
 
 
-def sharded(rank: int, size: int) -> float:
+def sharded(rank, size):
     """Return the largest difference of FSDP2's gradients from those of one process, in fp64."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    def model() -> torch.nn.Module:
+    def model():
         torch.manual_seed(3)
         return torch.nn.Sequential(torch.nn.Linear(9, 17), torch.nn.Tanh(), torch.nn.Linear(17, 5)).double()
 
@@ -178,7 +175,7 @@ def sharded(rank: int, size: int) -> float:
     return max(float((here.grad - there.grad.full_tensor()).abs().max()) for here, there in pairs)
 
 
-def late(rank: int) -> str:
+def late(rank):
     """Rank 1 comes to an all-reduce after the time of the group is over; return the error of the others."""
     group, text = dist.new_group(timeout=timedelta(seconds=0.3)), ""
     if rank != 1:
@@ -192,7 +189,7 @@ def late(rank: int) -> str:
     return text
 
 
-def run(config: Config, run_dir: Path, events: EventWriter) -> None:
+def run(config, run_dir, events):
     """Do all of it over the default group of four and over two groups at the same time; write down what was seen."""
     events.emit("phase", name="init")
     with process_group.world(config, run_dir) as world:

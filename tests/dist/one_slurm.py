@@ -5,10 +5,9 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
-from harness import free_port, until
+from harness import free_port
+from waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 INSTALL = "as root: apt-get install --no-install-recommends munge slurmctld slurmd slurm-client"
@@ -40,7 +39,7 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP
 """
 
 
-def missing() -> str:
+def missing():
     """Return why there can be no SLURM here; '' where there can."""
     if os.getuid():
         return "SLURM's daemons need root"
@@ -49,7 +48,7 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Path]:
+def running(folder):
     """Run the daemons; yield the configuration file, for ``SLURM_CONF``."""
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(parents=True)
@@ -63,7 +62,7 @@ def running(folder: Path) -> Iterator[Path]:
     )
     munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={key}"]
     munge += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
-    daemons: list[subprocess.Popen[bytes]] = []
+    daemons = []
     try:
         for command in (
             munge,
@@ -84,7 +83,7 @@ def running(folder: Path) -> Iterator[Path]:
             daemon.wait()
 
 
-def _idle(conf: Path) -> bool:
+def _idle(conf):
     command = ["sinfo", "--noheader", "--format=%D %t"]
     done = subprocess.run(
         command, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, check=False

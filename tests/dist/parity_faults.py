@@ -3,20 +3,18 @@
 import dataclasses
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 from benchlib.benchmarks.parity import exercise
 from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.executors import MEMBERS
 
 
-def record(run_dir: Path, name: str, tell: Any) -> None:
+def record(run_dir, name, work, tell):
     MEMBERS[name] = dataclasses.replace(MEMBERS[name], executor="parity_faults:make")
-    exercise.record(run_dir, name, tell)
+    exercise.record(run_dir, name, work, tell)
 
 
-def make(model: Any, member: Any, where: Any, example: Any, folder: Path) -> Any:
+def make(model, member, where, example, folder):
     """Crash as a driver does, or miss a library, by the member's name."""
     if member.name == "sdpa_math":
         os.kill(os.getpid(), signal.SIGSEGV)

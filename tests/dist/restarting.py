@@ -3,17 +3,13 @@
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import torch.distributed as dist
 from harness import flip
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.squad import run, train
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.train import Native, Task
 from benchlib.core import events
 from benchlib.runtime.measurement import executed
 from benchlib.workloads import training
@@ -23,11 +19,11 @@ STEP = 8
 training.PEAK_S = run.EXCHANGE_S = 0.02  # how fast it is, nobody asks
 
 
-def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter, fault: Callable[[Task], None]) -> None:
+def _broken_once(config, run_dir, writer, fault):
     """Run the benchmark; in its first attempt ``fault`` happens when checkpoint 8 is there."""
     save = train.save
 
-    def saved(work: Native, plan: training.Plan, step: int, table: np.ndarray) -> None:
+    def saved(work, plan, step, table):
         save(work, plan, step, table)
         if step == STEP:
             fault(work.task)
@@ -37,10 +33,10 @@ def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter,
     executed(BENCHMARKS["squad"])(config, run_dir, writer)
 
 
-def flipped_and_killed(config: SquadConfig, run_dir: Path, writer: events.EventWriter) -> None:
+def flipped_and_killed(config, run_dir, writer):
     """One bit of the newest checkpoint changes on the disk, then rank 1 dies."""
 
-    def fault(task: Task) -> None:
+    def fault(task):
         if task.rank.world.main:
             flip(task.rank.run_dir / f"checkpoints/step-{STEP:08d}/model.safetensors")
         dist.barrier()
@@ -50,10 +46,10 @@ def flipped_and_killed(config: SquadConfig, run_dir: Path, writer: events.EventW
     _broken_once(config, run_dir, writer, fault)
 
 
-def waits_for_its_end(config: SquadConfig, run_dir: Path, writer: events.EventWriter) -> None:
+def waits_for_its_end(config, run_dir, writer):
     """The node whose run folder is called ``b`` waits to be killed."""
 
-    def fault(task: Task) -> None:
+    def fault(task):
         if task.rank.run_dir.name == "b":
             (task.rank.run_dir / "waits").touch()
             time.sleep(600)

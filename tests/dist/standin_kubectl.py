@@ -2,8 +2,8 @@
 
 It keeps its cluster in ``$STANDIN``: ``calls.jsonl``, the mounted config maps, and for each pod a folder with its
 volume, its output, and its exit code. ``$STANDIN_MODE``: ``image`` (pods wait for an image that is not there),
-``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks at its third line), ``lost`` (a pod is gone when it was shown once). With ``$STANDIN_DIRECT`` a
-pod's only rank is started without torchrun, whose start takes seconds.
+``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks at its third line), ``lost`` (a pod is
+gone when it was shown once). The rank of a job of one pod is started without torchrun, whose start takes seconds.
 """
 
 import json
@@ -14,34 +14,33 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
-DIRECT = "STANDIN_DIRECT" in os.environ
+RUN = '"$@"; echo $? > "$0/code"'  # a container's command, and keep its exit code; the pod's processes are one group
 PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
-def mounted(text: str) -> str:
+def mounted(text):
     """Return a text with the place where the config maps are mounted here."""
     return text.replace("/etc/benchlib", str(ROOT / "config"))
 
 
-def local(pod: Path, network: str, words: list[str]) -> list[str]:
+def local(pod, network, words, alone):
     """Replace what only a cluster has: mounts, host names, the image's interpreter."""
     out = []
     for word in words:
         word = word.replace(f"{network}-0.{network}", "127.0.0.1").replace("/outputs", str(pod / "outputs"))
         out.append(sys.executable if word == "python3" else word)
-    if DIRECT and "torch.distributed.run" in out:
+    if alone and "torch.distributed.run" in out:
         begin, worker = out.index("torch.distributed.run") - 1, out.index("benchlib.runtime.worker") - 1
         out[begin:worker] = []
     return out
 
 
-def create() -> None:
+def create():
     """Start the pods of the manifest on the standard input."""
     if MODE == "refused":
         sys.exit("Error from server (Forbidden): jobs.batch is forbidden: User cannot create resource")
@@ -52,30 +51,22 @@ def create() -> None:
     for name, content in config["data"].items():
         (ROOT / "config" / name).write_text(mounted(content))
     name, (container,) = job["metadata"]["name"], job["spec"]["template"]["spec"]["containers"]
+    alone = job["spec"]["completions"] == 1
     for index in range(job["spec"]["completions"]):
         pod = ROOT / "pods" / f"{name}-{index}"
         (pod / "outputs").mkdir(parents=True)
         if MODE == "image":
             continue
         env = {**os.environ, **{item["name"]: mounted(item["value"]) for item in container["env"]}}
-        env |= {"JOB_COMPLETION_INDEX": str(index), **(PLACE if DIRECT else {})}
-        command = [sys.executable, "-c", RUN, str(pod), *local(pod, name, container["command"])]
+        env |= {"JOB_COMPLETION_INDEX": str(index), **(PLACE if alone else {})}
+        command = ["sh", "-c", RUN, str(pod), *local(pod, name, container["command"], alone)]
         with (pod / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            options = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "start_new_session": True}
+            process = subprocess.Popen(command, env=env, **options)
         (pod / "pid").write_text(str(process.pid))
 
 
-# Runs a container's command and keeps its exit code; the pod's processes are one group.
-RUN = (
-    "import pathlib, subprocess, sys; "
-    "code = subprocess.run(sys.argv[2:]).returncode; "
-    "pathlib.Path(sys.argv[1], 'code').write_text(str(code))"
-)
-
-
-def state(pod: Path) -> dict[str, Any]:
+def state(pod):
     """Return a pod as the API shows it."""
     waits = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "benchlib:cpu"'}}
     phase, inside = ("Pending", waits) if MODE == "image" else ("Running", {"running": {}})
@@ -86,7 +77,7 @@ def state(pod: Path) -> dict[str, Any]:
     return {"metadata": {"name": pod.name}, "status": status}
 
 
-def follow(pod: Path) -> None:
+def follow(pod):
     """Print a pod's log until the pod ends."""
     lines = 0
     with (pod / "log").open() as log:
@@ -105,7 +96,7 @@ def follow(pod: Path) -> None:
             time.sleep(0.05)
 
 
-def main() -> None:
+def main():
     """Do what the command line says."""
     words = sys.argv[1:]
     with (ROOT / "calls.jsonl").open("a") as calls:

@@ -18,27 +18,18 @@ SMALL = {
 def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeypatch):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
-    real, ranks = command.execute, []
-
-    def execute(run_dir):  # once as users have it
-        ranks.append(run_dir)
-        return real(run_dir) if len(ranks) == 1 else in_this_process(run_dir)
-
-    monkeypatch.setattr(command, "execute", execute)
-
+    monkeypatch.setattr(command, "execute", in_this_process)
     first = calibrate("machine", "smoke", "cpu", SMALL, {0.0: 3, 1.0: 1}, tmp_path / "out")
-    by_name = {item.metric: item for item in first.metrics}
-    (plant,) = by_name["matmul_fp32_alone_flops"].planted
-    assert plant.share == 1.0
-    assert plant.measured > 0  # how much one run lost is up to the machine's other work
-    assert (first.runs, first.planted_runs) == (3, 1)
+    ratio, judged = first.found["matmul_fp32_alone_flops"].slowed[1.0]
+    assert ratio > 0 and judged.total() == 1  # how much one run lost is up to the machine's other work
+    assert (len(first.unchanged), len(first.runs)) == (3, 4)
 
     (store,) = (tmp_path / "out" / "calibrations").iterdir()
     runs = sorted(path.parent for path in store.glob("*-*/*/config.json"))
     assert len(runs) == 4
     verdict = judge(runs[0], root)
     assert verdict.gate["sentence"] == first.sentence()
-    assert load_calibration(root, "machine", "smoke", first.fingerprint) == first
+    assert load_calibration(root, "machine", "smoke", first.runs[0].fingerprint).rows() == first.rows()
 
 
 def test_the_runs_are_interleaved():

@@ -2,7 +2,9 @@
 
 import ctypes
 import errno
+import functools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,13 +12,14 @@ from multiprocessing import forkserver
 
 import psutil
 import pytest
-from harness import HERE, until
+from waiting import until
 
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.core.errors import BackendUnavailable, StorageError
 from benchlib.runtime import child, worker
 
 PATIENCE_S = 300.0  # for what comes to pass at once where nobody else has the cores
+run = functools.partial(child.run, timeout_s=PATIENCE_S, tell=lambda progress: None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,21 +69,19 @@ def gone(pid):
         return True
 
 
+def hangs(pids):
+    return pids.exists() and pids.read_text().endswith(" ")
+
+
 def hanging(pids):
     """Wait for the ids of a hanging child and of its helper."""
-    return until(
-        lambda: (
-            [int(word) for word in pids.read_text().split()] if pids.exists() and pids.read_text().endswith(" ") else []
-        ),
-        PATIENCE_S,
-    )
+    until(lambda: hangs(pids), PATIENCE_S)
+    return [int(word) for word in pids.read_text().split()]
 
 
 def test_an_answer_comes_back_with_progress_and_output(tmp_path):
     reports = []
-    ended = child.run(
-        answer, 2, 3, timeout_s=PATIENCE_S, tell=reports.append, log=tmp_path / "a", variables={"COLOUR": "red"}
-    )
+    ended = run(answer, 2, 3, tell=reports.append, log=tmp_path / "a", variables={"COLOUR": "red"})
     assert (ended.status, ended.reason) == ("done", "") and ended.seconds > 0
     value = ended.value
     assert (value["sum"], value["set"], value["blas"]) == (5, "red", "1")
@@ -104,7 +105,7 @@ def test_an_answer_comes_back_with_progress_and_output(tmp_path):
     ],
 )
 def test_what_goes_wrong_is_told_in_its_own_words(tmp_path, kind, status, reason):
-    ended = child.run(fail, kind, timeout_s=PATIENCE_S, tell=lambda progress: None, log=tmp_path / "log")
+    ended = run(fail, kind, log=tmp_path / "log")
     assert (ended.status, ended.value) == (status, None) and ended.reason.startswith(reason)
     if kind == "segfault":
         assert "string_at" in ended.reason
@@ -112,7 +113,7 @@ def test_what_goes_wrong_is_told_in_its_own_words(tmp_path, kind, status, reason
 
 def test_a_full_disk_is_raised_again():
     with pytest.raises(StorageError, match=r"^/a/file cannot be written: no space left on device") as raised:
-        child.run(fail, "disk", timeout_s=PATIENCE_S, tell=lambda progress: None)
+        run(fail, "disk")
     assert raised.value.errno == errno.ENOSPC
 
 
@@ -126,10 +127,10 @@ def test_a_hang_is_silent_then_ends_in_time_with_its_place_and_leaves_no_process
 
     def tell(progress):
         reports.append(progress)
-        if pids.exists() and pids.read_text().endswith(" "):
+        if hangs(pids):
             late[0] = 700.0
 
-    ended = child.run(wait_for_the_device, pids, timeout_s=600, tell=tell, log=tmp_path / "log")
+    ended = run(wait_for_the_device, pids, timeout_s=600, tell=tell, log=tmp_path / "log")
     assert ended.status == "timeout" and ended.reason.startswith("not done after 600 s: ")
     assert "wait_for_the_device" in ended.reason and set(reports) == {None}
     assert all(gone(pid) for pid in hanging(pids))
@@ -138,21 +139,15 @@ def test_a_hang_is_silent_then_ends_in_time_with_its_place_and_leaves_no_process
 def test_an_interrupt_leaves_no_process(tmp_path, monkeypatch):
     pids = tmp_path / "pids"
     monkeypatch.setattr(child, "SILENT_S", 0.05)
-
-    def interrupt(progress):
-        if pids.exists() and pids.read_text().endswith(" "):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        child.run(wait_for_the_device, pids, timeout_s=PATIENCE_S, tell=interrupt)
+        run(wait_for_the_device, pids, tell=lambda _: hangs(pids) and signal.raise_signal(signal.SIGINT))
     assert all(gone(pid) for pid in hanging(pids))
 
 
 def test_a_child_and_its_server_die_with_their_parent(tmp_path):
     pids = tmp_path / "pids"
-    code = f"import test_child, pathlib; test_child.child.run(test_child.wait_for_the_device, pathlib.Path({str(pids)!r}), timeout_s=600, tell=print)"
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path})
+    code = f"import test_child, pathlib; test_child.run(test_child.wait_for_the_device, pathlib.Path({str(pids)!r}))"
+    parent = subprocess.Popen([sys.executable, "-c", code])
     pid, helper = hanging(pids)
     started = [pid, *(process.pid for process in psutil.Process(parent.pid).children(recursive=True))]
     parent.kill()

@@ -1,6 +1,4 @@
-"""The collectives benchmark on gloo processes: every operation verified, injected faults seen, tables that agree."""
-
-from types import SimpleNamespace
+"""The collectives benchmark on gloo processes: every operation verified, injected faults seen, tables that agree, times by a clock that only the work moves."""
 
 import numpy as np
 import pandas as pd
@@ -10,6 +8,7 @@ import torch.distributed as dist
 from worlds import in_ranks, in_world
 
 from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks.collectives import overlap
 from benchlib.benchmarks.collectives import run as benchmark
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
@@ -18,12 +17,14 @@ from benchlib.results.run import Run
 from benchlib.runtime.measurement import executed
 from benchlib.workloads import collective_timing
 from benchlib.workloads.collective_ops import Place
-from benchlib.workloads.collective_timing import Case, Pace, interleaved
+from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved
 
 SMALL = {
     "sizes": "1,999,4KiB,64KiB", "type_sizes": "100", "share_sizes": "64KiB", "pair_size": "4KiB", "bucket_bytes": [1000, 20000],
-    "seconds": 0.001, "compare_gradients": [], "budget_s": 1e5,  # nothing is cut or shortened, however slow the machine
+    "seconds": 0.001, "compare_gradients": [],
+    "budget_s": 1e5,  # nothing is cut or shortened, however slow the machine
 }  # fmt: skip
+CPU = torch.device("cpu")
 COLLECTIVES = BENCHMARKS["collectives"]
 ROOTED = ("reduce", "gather")  # only rank 0 gets something
 
@@ -63,8 +64,7 @@ def test_two_ranks_verify_every_operation_type_and_reduction(two):
     kinds = set(zip(library.operation, library.dtype, library.reduction, strict=True))
     assert len(kinds) == 3 * (6 * 5 - 3) + 6 * 6
     # Less than an element becomes one, or one for each rank; odd sizes are cut to whole elements.
-    headline = library[(library.dtype == "fp32") & (library.reduction.isin(["", "sum"]))]
-    small = headline.groupby("operation").bytes.agg(set)
+    small = library[(library.dtype == "fp32") & library.reduction.isin(["", "sum"])].groupby("operation").bytes.agg(set)
     assert small["broadcast"] == {4, 996, 4096, 65536, 100}
     assert small["all_gather"] == {8, 992, 4096, 65536, 96}
 
@@ -102,7 +102,9 @@ def test_four_ranks_verify_every_operation(tmp_path):
 
 
 def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
-    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, dtypes=["fp32"], sizes="3,999")
+    """Also beside a computation, and in the buckets of gradients."""
+    values = {"dtypes": ["fp32"], "sizes": "3,4KiB", "bucket_bytes": [1, 4000]}
+    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, **values)
     series = pd.DataFrame(run.result.tables["series"])
     wrong = series[series.wrong_elements > 0]
     # Of what only the root gets, the faulty rank has nothing to spoil.
@@ -110,18 +112,12 @@ def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
     assert (series[~series.operation.isin(["barrier", *ROOTED])].wrong_elements > 0).all()
     check = _checks(run)["right results"]
     assert check.status == "FAIL"
-    assert "on rank 1 is" in check.reason
-    assert "on rank 0" not in check.reason
-
-
-def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(tmp_path):
-    values = {"operations": ["all_reduce"], "reductions": ["sum"], "variants": ["overlap"], "dtypes": ["fp32"]}
-    values |= {"planted_fault_rank": 1, "sizes": "4KiB", "bucket_bytes": [1, 4000], "pairs": False}
-    run = _run(tmp_path / "run", nproc=2, **values)
-    (beside,), (buckets,) = (run.result.tables[name] for name in ("overlap", "buckets"))
+    assert "on rank 1 is" in check.reason and "on rank 0" not in check.reason
+    (beside,) = [row for row in run.result.tables["overlap"] if row["operation"] == "all_reduce"]
     # One element of each run of rank 1 is wrong: 9 to size the computation, 9 alone and 9 together; both ranks compare all.
     assert (beside["wrong_elements"], beside["checked_elements"]) == (27, 27 * 2 * 1024)
     # Two buckets, of 1 and of 1,000 elements, on both ranks; the rounds of warm-up are compared as well.
+    (buckets,) = run.result.tables["buckets"]
     rounds, rest = divmod(buckets["checked_elements"], 2 * 1001)
     assert rest == 0
     assert buckets["wrong_elements"] == 2 * rounds
@@ -138,52 +134,86 @@ def test_one_rank_measures_without_a_bus_and_has_no_rank_1_to_spoil(tmp_path):
         _run(tmp_path / "spoilt", nproc=1, planted_fault_rank=1)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Return the seconds of a clock that only ``Work`` moves, and what operations were held for."""
-    now = SimpleNamespace(seconds=0.0, held=[])
-    monkeypatch.setattr(collective_timing, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
-    monkeypatch.setattr(collective_timing, "hold", now.held.append)
-    return now
+class Clock:
+    """Seconds that only ``Work`` moves."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
 
 
-class Work:
-    """Five milliseconds of work, each of which has one wrong element of ten."""
+class Work(Exercise):
+    """An operation that holds its caller up, then goes on by itself; every run has one wrong element of ten."""
 
-    bytes, first_wrong = 4, ""
-
-    def __init__(self, clock, is_limit=False):
-        self.clock, self.is_limit = clock, is_limit
+    def __init__(self, clock, held=0.005, seconds=0.0, is_limit=False):
+        super().__init__(Case("all_reduce", "async", "fp32", "sum", True, 4), Place(0, 1, CPU))
+        self.clock, self.held, self.seconds, self.is_limit = clock, held, seconds, is_limit
 
     def restore(self):
         self.ready = True
 
-    def run(self):
-        self.clock.seconds += 0.005
+    def start(self, later=True):
+        self.clock.now += self.held
+        self.end = self.clock.now + self.seconds
+        return self
+
+    def wait(self):
+        self.clock.now = max(self.clock.now, self.end)
 
     def check(self):
         was, self.ready = self.ready, False
         return int(was), 10
 
 
-@pytest.mark.usefixtures("group")
-def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_limits(clock):
+@pytest.fixture
+def clock(group, monkeypatch):
+    own = Clock()
+    monkeypatch.setattr(collective_timing, "time", own)
+    return own
+
+
+def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_limits(clock, monkeypatch):
+    held = []
+    monkeypatch.setattr(collective_timing, "hold", held.append)
     pace = Pace(seconds=0.0, slowdown=1.0, least=5, warmup=2)
-    own, other = interleaved([Work(clock), Work(clock, is_limit=True)], torch.device("cpu"), pace)
+    own, other = interleaved([Work(clock), Work(clock, is_limit=True)], CPU, pace)
     assert (own.wrong, own.checked, len(own.seconds)) == (other.wrong, other.checked, len(other.seconds)) == (7, 70, 5)
-    assert clock.held == pytest.approx([0.005] * 7)  # the operation's runs
+    assert held == pytest.approx([0.005] * 7)  # the operation's runs
     assert other.seconds == pytest.approx([0.005] * 5)
 
 
-@pytest.mark.usefixtures("group")
 def test_seconds_and_the_most_rounds_bound_a_series(clock):
     for pace, rounds in ((Pace(seconds=0.1, most=3), 3), (Pace(seconds=0.099), 20)):
-        (series,) = interleaved([Work(clock)], torch.device("cpu"), pace)
+        (series,) = interleaved([Work(clock)], CPU, pace)
         assert len(series.seconds) == rounds
 
 
+SHORT_S, LONG_S = 0.02, 0.05
+
+
+def _hidden_share(rank, size):
+    """The share of a collective that is hidden behind a computation of known times; of one that blocks none is."""
+    clock = collective_timing.time = Clock()
+    overlap.PACE, own = overlap.PACE._replace(least=3, most=3), LONG_S if rank == size - 1 else SHORT_S
+    products = lambda seconds: lambda *_: lambda: setattr(clock, "now", clock.now + seconds)  # noqa: E731
+    overlap.products = products(own)
+    behind = overlap.overlapped(Work(clock, 0.0, SHORT_S), CPU)
+    assert behind["alone_us"] == pytest.approx([1e6 * SHORT_S] * 3)
+    assert behind["compute_us"] == pytest.approx([1e6 * LONG_S] * 3)  # that of the slowest rank, on all ranks
+    assert behind["hidden_share"] == pytest.approx(1) and "why" not in behind
+    # Alone twice and together, those that warm up as well, on both ranks.
+    assert (behind["wrong_elements"], behind["checked_elements"]) == (15 * size, 150 * size)
+    overlap.products = products(LONG_S)
+    blocking = overlap.overlapped(Work(clock, SHORT_S), CPU)
+    assert blocking.get("hidden_share", 0.0) == pytest.approx(0, abs=1e-4)
+    seen = [None] * size
+    dist.all_gather_object(seen, behind)
+    assert seen == [behind] * size
+
+
 def _lacks_one_reduction(rank, size):
-    """Try three kinds where rank 1 alone refuses the second: it must not pull down the third."""
+    """Try three kinds where rank 1 alone refuses the second: it is left out on all, and must not pull down the third."""
     benchmark.TRIAL_S = 5
     if rank == 1:
         real = dist.all_reduce
@@ -195,11 +225,12 @@ def _lacks_one_reduction(rank, size):
 
         dist.all_reduce = refuses
     cases = [Case("all_reduce", "library", "fp32", reduction, True, 64) for reduction in ("sum", "min", "max")]
-    found = benchmark.lacking(cases, Place(rank, size, torch.device("cpu")))
+    found = benchmark.lacking(cases, Place(rank, size, CPU))
     assert [kind[3] for kind in found] == ["min"], found
     assert "Timed out" in found[cases[1].kind] or "no such reduction" in found[cases[1].kind]
     assert "(rank " in found[cases[1].kind], "the ranks differ"
 
 
-def test_what_one_rank_alone_lacks_is_left_out_on_all(tmp_path):
-    in_world(2, tmp_path, _lacks_one_reduction)
+@pytest.mark.parametrize("case", [_hidden_share, _lacks_one_reduction])
+def test_two_ranks_together(tmp_path, case):
+    in_world(2, tmp_path, case)

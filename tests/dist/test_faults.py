@@ -2,96 +2,82 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, status, until
+from harness import BOOM, at_step, failed, foreground, none_left, prepare, status
+from small_disk import on_small_disk
+from waiting import END_S, until
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
-from benchlib.core.events import Event, read_events
+from benchlib.core.events import read_events
 from benchlib.launch.launch import Launch, RankFailed, execute, settle
 from benchlib.launch.processes import marked
+from benchlib.runtime.libraries import LIBRARIES
+
+MPI = pytest.mark.skipif(bool(LIBRARIES["mpi"].missing()), reason=LIBRARIES["mpi"].missing())
+OVER_MPI = {"collective": "mpi", "launcher": "mpirun", "fault": "nothing"}
+IN_GROUPS = {"nproc": 3, "collective": "hierarchical", "exchange_groups": "a,b,a", "fault": "nothing"}
 
 
-@pytest.fixture(autouse=True)
-def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-
-
-def test_complete(tmp_path: Path) -> None:
-    """Malformed events are skipped, and an error of the launching side finds neither process nor pipe left."""
-    run_dir = prepare(tmp_path / "run", steps=5, step_s=0.01)
-    launch, seen = Launch(run_dir, "faulty:strange"), []
-
-    def look(event: Event) -> None:
-        seen.append(event)
-        if event["kind"] == "ended":
-            until(lambda: not launch.running)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as caught, launch.start():
-        consume(launch.events(), look)
-    closed(launch)
-    del caught  # whose traceback held the iterator: that alone would close it
-    result = launch.wait()
+def test_complete(tmp_path):
+    """Malformed events are skipped."""
+    run_dir, seen = prepare(tmp_path / "run", steps=5, step_s=0.01), []
+    result = execute(run_dir, seen.append, "faulty:strange")
     assert result["outcome"] == "complete", result["reason"]
     assert [row["returncode"] for row in result["ranks"]] == [0, 0]
     assert {event["source"] for event in seen if event["kind"] == "heartbeat"} == {"rank0", "rank1"}
     assert any(event["kind"] == "sensor" and event["rss_bytes_per_pid"] for event in seen)
     assert "skipped a malformed event: {" in (run_dir / "logs/supervisor.log").read_text()
-    with pytest.raises(UserError, match="already executed"):
-        Launch(run_dir, "faulty:run").start()
 
 
-def consume(events: Iterator[Event], look: Callable[[Event], None]) -> None:
-    for event in events:
-        look(event)
-
-
-def closed(launch: Launch) -> None:
-    """Assert that a supervisor was waited for and the pipe to it closed."""
-    process = launch._process
-    assert process and process.stdin
-    assert (process.returncode is not None, process.stdin.closed) == (True, True)
-
-
-def test_an_error_while_the_ranks_are_at_work_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_launching_side_ends_the_ranks(tmp_path, monkeypatch):
     """One of who looks at the events, and one that comes when the supervisor has only just been started."""
-    run_dir, launches = prepare(tmp_path / "run"), []
+    launches = []
     monkeypatch.setattr(Launch, "__enter__", lambda launch: launches.append(launch) or launch)
     with pytest.raises(ZeroDivisionError):
-        execute(run_dir, lambda event: 1 // (event["kind"] != "heartbeat"), "faulty:run")
-    closed(launches[0])
-    none_left(run_dir)
+        execute(prepare(tmp_path / "run"), lambda event: 1 // (event["kind"] != "heartbeat"), "faulty:run")
 
-    def interrupted(launch: Launch, held: int, start: Any = Launch._start) -> None:
+    def interrupted(launch, held, start=Launch._start):
         start(launch, held)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Launch, "_start", interrupted)
-    early = Launch(prepare(tmp_path / "early"), "faulty:run")
+    launches.append(Launch(prepare(tmp_path / "early"), "faulty:run"))
     with pytest.raises(KeyboardInterrupt):
-        early.start()
-    closed(early)
-    none_left(early.run_dir)
+        launches[1].start()
+    for launch in launches:
+        process = launch._process
+        assert process.returncode is not None and process.stdin.closed
+        none_left(launch.run_dir)
 
 
-def test_rank_killed(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run")
-    with Launch(run_dir, "faulty:run").start() as launch:
-        os.kill(pid_at_step(run_dir, 1), signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("number", "rank", "values", "words"),
+    [
+        (signal.SIGKILL, 1, {}, "rank 1 was killed by SIGKILL during phase train, step "),
+        (signal.SIGSTOP, 1, {"stall_timeout_s": 4}, "it did not answer the request for its Python stack"),
+        # Neither the first of its group nor in the group of rank 1, which waits for it through rank 0.
+        (signal.SIGKILL, 2, IN_GROUPS, "rank 2 was killed by SIGKILL during phase train, step "),
+        pytest.param(signal.SIGKILL, 1, OVER_MPI, "rank 1 was killed by SIGKILL during phase train, step ", marks=MPI),
+    ],
+    ids=["killed", "stopped", "killed in groups", "killed over mpi"],
+)
+def test_a_rank_that_is_lost(tmp_path, number, rank, values, words):
+    run_dir = prepare(tmp_path / "run", **values)
+    with Launch(run_dir, "faulty:collective" if "collective" in values else "faulty:run").start() as launch:
+        os.kill(at_step(run_dir, rank), number)
         result = launch.wait()
-    assert result["reason"].startswith("rank 1 was killed by SIGKILL during phase train, step ")
-    assert (result["outcome"], result["culprit"]) == ("failed", 1)
-    assert [row["ended_by_supervisor"] for row in result["ranks"]] == [True, False]
     none_left(run_dir)
+    assert words in result["reason"] and result["culprit"] == rank
+    if not values:
+        assert [row["ended_by_supervisor"] for row in result["ranks"]] == [True, False]
 
 
-SPINS = {"fault": "spin_without_end"}
-BOOM = "rank 1 raised ValueError during phase train, step 3: boom <script>"
+SPINS = {"fault": "spin_without_end", "stall_timeout_s": 6}
 NOT_AT_WORK = "rank 1 was not at work 10 s after the launch (start-up limit)"
 
 
@@ -99,85 +85,94 @@ NOT_AT_WORK = "rank 1 was not at work 10 s after the launch (start-up limit)"
     ("values", "function", "outcome", "culprit", "words"),
     [
         ({"fault": "segfault", "who": 0}, "run", "failed", 0, ["rank 0 was killed by SIGSEGV"]),
-        ({**SPINS, "stall_timeout_s": 6}, "collective", "stalled", 1, ["spin_without_end", "rank 0 waited in torch"]),
+        (SPINS, "collective", "stalled", 1, ["spin_without_end", "rank 0 waited in torch"]),
         ({"fault": "boom"}, "collective", "failed", 1, [BOOM]),
+        ({"fault": "boom", "launcher": "torchrun"}, "collective", "failed", 1, [BOOM]),
         ({"startup_timeout_s": 10, "stall_timeout_s": 0.5}, "never_at_work", "timeout", 1, [NOT_AT_WORK]),
     ],
-    ids=lambda value: value.get("fault", "limit") if isinstance(value, dict) else None,
+    ids=["segfault", "spins", "boom", "boom under torchrun", "limit"],
 )
-def test_a_broken_run_names_who_and_how(
-    tmp_path: Path, values: dict[str, Any], function: str, outcome: str, culprit: int | None, words: list[str]
-) -> None:
+def test_a_broken_run_names_who_and_how(tmp_path, monkeypatch, values, function, outcome, culprit, words):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     run_dir = prepare(tmp_path / "run", **values)
-    with pytest.raises(RankFailed) as caught:
-        execute(run_dir, benchmark=f"faulty:{function}")
-    none_left(run_dir)
-    result = caught.value.status
+    error = failed(run_dir, function)
+    result, shown = error.status, "\n".join(error._render_traceback_())
     assert result == status(run_dir)
     assert (result["outcome"], result["culprit"]) == (outcome, culprit)
     assert [word for word in words if word not in result["reason"]] == [], result["reason"]
-    shown = "\n".join(caught.value._render_traceback_())
-    if outcome == "stalled" and "fault" in values:  # the stacks of all are kept, and that of the culprit is shown
+    if values is SPINS:  # the stacks of all are kept, and that of the culprit is shown
         assert "in spin_without_end" in result["ranks"][1]["stacks"] and "in spin_without_end" in shown
         assert "all_reduce" in result["ranks"][0]["stacks"]
     if words == [BOOM]:
         assert result["reason"] == BOOM and "in boom" in shown and "subprocess" not in shown
     if values.get("fault") == "segfault":
         assert "in segfault" in (run_dir / "logs/rank0.err").read_text()
+    if "launcher" in values:
+        assert not list((tmp_path / "temporary").glob("torchelastic_*")), "all that it leaves is in the run's folder"
 
 
-def test_stopped_rank(tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run", stall_timeout_s=4)
-    with Launch(run_dir, "faulty:run").start() as launch:
-        os.kill(pid_at_step(run_dir, 1), signal.SIGSTOP)
-        result = launch.wait()
-    assert result["culprit"] == 1
-    assert "it did not answer the request for its Python stack" in result["reason"]
-    none_left(run_dir)
-
-
-def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path: Path) -> None:
+def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path):
     result = execute(prepare(tmp_path / "run", stall_timeout_s=5), benchmark="faulty:long_work_of_one")
     assert result["outcome"] == "complete"
 
 
-def test_stop_button(tmp_path: Path) -> None:
+def test_a_folder_is_for_one_launch_until_it_is_stopped(tmp_path):
     run_dir = prepare(tmp_path / "run")
     with Launch(run_dir, "faulty:run").start() as launch:
-        pid_at_step(run_dir, 0)
+        at_step(run_dir, 1)
+        before = {process.pid for process in marked(run_dir)}
+        with pytest.raises(UserError, match="is in use: another process works on this run"):
+            Launch(run_dir, "faulty:run").start()
+        command = [sys.executable, "-m", "benchlib.launch.supervise", str(run_dir)]
+        second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        assert second.returncode == 2 and "is in use" in second.stderr
+        assert settle(run_dir) is None
+        assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
         result = launch.stop()
-    assert result is not None
-    assert (result["outcome"], result["reason"]) == ("stopped", "stopped by the user")
     none_left(run_dir)
+    assert result and (result["outcome"], result["reason"]) == ("stopped", "stopped by the user")
+    with pytest.raises(UserError, match="already executed"):
+        Launch(run_dir, "faulty:run").start()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_launching_process_gets(number: signal.Signals, tmp_path: Path) -> None:
+def test_launching_process_gets(number, tmp_path):
     run_dir = prepare(tmp_path / "run", fault="deaf", who=1)
     with foreground(run_dir) as process:
-        pid_at_step(run_dir, 1)
+        at_step(run_dir, 1)
         process.send_signal(number)
         _, errors = process.communicate(timeout=END_S)
     none_left(run_dir)
-    result = status(run_dir)
-    assert result["outcome"] == "stopped"
-    if number is signal.SIGINT:
-        assert "KeyboardInterrupt" in errors
-        assert result["reason"] == "stopped by the user"
-    else:
-        assert result["reason"] == "stopped: the launching process is gone"
+    interrupted = number is signal.SIGINT
+    reason = "stopped by the user" if interrupted else "stopped: the launching process is gone"
+    assert (status(run_dir)["outcome"], status(run_dir)["reason"]) == ("stopped", reason)
+    assert ("KeyboardInterrupt" in errors) == interrupted
 
 
-@pytest.mark.parametrize(("launcher", "fault"), [("local", "deaf"), ("torchrun", "nothing")])
-def test_supervisor_killed(tmp_path: Path, launcher: str, fault: str) -> None:
-    run_dir = prepare(tmp_path / "run", launcher=launcher, fault=fault)
-    with Launch(run_dir, "faulty:run").start() as launch:
-        pid_at_step(run_dir, 1)
-        assert launch.pid is not None
-        until(lambda: len(marked(run_dir)) == 4)  # supervisor, two ranks, and a child or the agent: see none_left
+@pytest.fixture
+def shared_memory():
+    """Remove what a killed mpirun leaves: segments that it would have removed at its end."""
+    before = set(Path("/dev/shm").glob("sm_segment.*"))
+    yield
+    for path in set(Path("/dev/shm").glob("sm_segment.*")) - before:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"fault": "deaf"}, {"launcher": "torchrun", "fault": "nothing"}, pytest.param(OVER_MPI, marks=MPI)],
+    ids=["local", "torchrun", "mpirun"],
+)
+@pytest.mark.usefixtures("shared_memory")
+def test_supervisor_killed(tmp_path, values):
+    run_dir = prepare(tmp_path / "run", **values)
+    with Launch(run_dir, "faulty:collective" if "collective" in values else "faulty:run").start() as launch:
+        at_step(run_dir, 1)
+        until(lambda: len(marked(run_dir)) >= 4)  # supervisor, two ranks, and a child or the agent: see none_left
         assert run_folder.is_running(run_dir)
         os.kill(launch.pid, signal.SIGKILL)
-        if launcher == "torchrun":
+        if "launcher" in values:
             none_left(run_dir)  # before anybody on this side clears up
         with pytest.raises(RankFailed, match="supervisor was killed by SIGKILL"):
             launch.raise_for_status()
@@ -186,17 +181,47 @@ def test_supervisor_killed(tmp_path: Path, launcher: str, fault: str) -> None:
     assert "rank 1 was last heard of during phase train" in status(run_dir)["reason"]
 
 
-def test_everybody_killed(tmp_path: Path) -> None:
+def test_everybody_killed(tmp_path):
+    """The next reader writes the status."""
     run_dir = prepare(tmp_path / "run")
     with foreground(run_dir) as process:
-        pid_at_step(run_dir, 1)
+        at_step(run_dir, 1)
         assert settle(run_dir) is None
         os.kill(process.pid, signal.SIGSTOP)  # so that it cannot notice the death of the other
         os.kill(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGKILL)
         os.kill(process.pid, signal.SIGKILL)
     none_left(run_dir)
-    until(lambda: not run_folder.is_running(run_dir))  # a process that ends gives its environment back before its files
+    until(lambda: not run_folder.is_running(run_dir))  # a process gives its environment back before its files
     result = settle(run_dir)
-    assert result is not None
-    assert result["reason"].startswith("the run was cut off: its supervisor is gone")
+    assert result and result["reason"].startswith("the run was cut off: its supervisor is gone")
     assert settle(run_dir) == status(run_dir)
+
+
+def test_the_command_line_on_a_disk_that_is_too_small(tmp_path):
+    output = on_small_disk(
+        tmp_path / "disk",
+        "4m",
+        """
+        from harness import none_left
+        from make_run import make_run
+        from benchlib.show import index
+        out = disk / "a store"
+        old = make_run(out / "quick-20261121" / "squad-cpu-101500-aaaaaa", steps=5)
+        index.render(out)
+        before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
+        command = [sys.executable, "-m", "benchlib.cli", "run", "squad", "--out", str(out), "--backend", "cpu"]
+        command += ["--set", "nproc=1", "--set", "train_questions=32", "--set", "eval_questions=8"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(done.stdout, done.stderr)
+        print("CODE", done.returncode)
+        run_dir = next(out.glob("smoke-*/squad-*"))
+        none_left(run_dir)
+        print("SAME", before == {path: path.read_bytes() for path in old.rglob("*") if path.is_file()})
+        print("TMP", [path.name for path in out.rglob("*.tmp")])
+        print("INDEX", "aaaaaa" in (out / "index.html").read_text())
+        """,
+    )
+    words = " ".join(output.split())
+    assert "CODE 2 SAME True TMP [] INDEX True" in words
+    assert "no space left on device; free some space on this disk" in words
+    assert "Traceback" not in output

@@ -1,21 +1,17 @@
-"""The exchange between groups of ranks: against sums in one place, against gloo alone, in DDP, and with a rank that is lost."""
+"""The exchange between groups of ranks: against sums in one place, against gloo alone, and in DDP."""
 
 import itertools
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import HERE, none_left, pid_at_step, prepare
 from library_cases import TOGETHER, number, same
 from torch.nn.parallel import DistributedDataParallel
 from worlds import in_world
 
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.launch.launch import Launch
 from benchlib.runtime.timing import Clock, GradientExchange, sum_hook
 from benchlib.workloads.collectives import hierarchy
 from benchlib.workloads.collectives.exchange import ALGORITHMS
@@ -144,15 +140,3 @@ def test_ranks_are_grouped_by_what_they_can_talk_with():
     assert "it takes those of cpu and cuda" in hierarchy.member("xpu").missing
     vendors = [Member(name, name) for name in ("cuda nccl 2.27.3", "rocm nccl 2.22.3", "cuda nccl 2.27.3", "gloo")]
     assert layout(vendors) == "cuda nccl 2.27.3: ranks 0, 2; rocm nccl 2.22.3: rank 1; gloo: rank 3"
-
-
-def test_a_lost_rank_ends_all_groups(tmp_path, monkeypatch):
-    """Rank 2 is neither the first of its group nor in the group of rank 1, which waits for it through rank 0."""
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    values = {"nproc": 3, "collective": "hierarchical", "exchange_groups": "a,b,a", "fault": "nothing"}
-    run_dir = prepare(tmp_path / "run", **values)
-    with Launch(run_dir, "faulty:collective").start() as launch:
-        os.kill(pid_at_step(run_dir, 2), signal.SIGKILL)
-        result = launch.wait()
-    assert result["reason"].startswith("rank 2 was killed by SIGKILL during phase train, step ")
-    none_left(run_dir)

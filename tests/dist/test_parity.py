@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from harness import in_this_process
 from safetensors.numpy import load_file, save_file
 
 from benchlib.benchmarks.parity import golden, recording, run
-from benchlib.benchmarks.parity.run import Bench, clear
+from benchlib.benchmarks.parity.run import Bench
 from benchlib.benchmarks.parity.spec import SPEC
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
@@ -25,20 +24,10 @@ from benchlib.runtime import child
 from benchlib.runtime.child import Ended
 
 SMALL = {
-    "benchmark": "parity",
-    "lengths": [8, 32],
-    "batch_sizes": [1, 2],
-    "dev_questions": 4,
-    "train_steps": 3,
-    "train_length": 32,
-    "latency_runs": 7,
-    "latency_length": 16,
-    "warmup": 1,
-    "repeats": 2,
-    "threads": 1,
-    "member_timeout_s": 3600,
+    "benchmark": "parity", "lengths": [8, 32], "batch_sizes": [1, 2], "dev_questions": 4, "train_steps": 3, "train_length": 32,
+    "latency_runs": 7, "latency_length": 16, "warmup": 1, "repeats": 2, "threads": 1, "member_timeout_s": 3600,
     "budget_s": 86400,  # the run counts from the start of its process, which is here that of all tests
-}
+}  # fmt: skip
 SUFFIX = "_minisquad_tiny"
 
 
@@ -48,24 +37,24 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def prepared(folder: Path, **values) -> Path:
+def prepared(folder, **values):
     folder.mkdir()
     (folder / "logs").mkdir()
     save_config(build("parity", SMALL | values), folder)
     return folder
 
 
-def here(folder: Path) -> Run:
+def here(folder):
     """Run the benchmark in this process; its members are in their own all the same."""
     in_this_process(folder)
     return Run(folder)
 
 
-def members(found: Run) -> dict[str, tuple[str, str]]:
+def members(found):
     return {row["member"]: (row["status"], row["reason"]) for row in found.result.tables["members"]}
 
 
-def named(found: Run) -> dict[str, object]:
+def named(found):
     return {check.name: check for check in SPEC.judge(found, find(found))}
 
 
@@ -87,11 +76,9 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
         member = row["member"]
         outputs = load_file(whole.path / "members" / member / "outputs.safetensors")
         real = inputs["len32-batch2/attention_mask"] == 1
-        apart = [
-            (np.abs(outputs[name].astype(float) - reference[name])[real]).max()
-            for name in ("len32-batch2/start", "len32-batch2/end")
-        ]
-        assert rows.loc[(member, "logits", "len32-batch2"), "value"] == pytest.approx(max(apart), rel=1e-12)
+        ends = ("len32-batch2/start", "len32-batch2/end")
+        apart = max(np.abs(outputs[name].astype(float) - reference[name])[real].max() for name in ends)
+        assert rows.loc[(member, "logits", "len32-batch2"), "value"] == pytest.approx(apart, rel=1e-12)
         logits = rows.loc[(member, "logits")]
         assert result.value(f"{member}_logits_max_difference{SUFFIX}") == logits["value"].max()
         far = []
@@ -102,13 +89,8 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
         times = whole.samples[f"{member}_latency_ms{SUFFIX}"]
         assert len(times) == 7 == result.metric(f"{member}_latency_ms{SUFFIX}").n
         assert result.value(f"{member}_queries_per_s{SUFFIX}") == pytest.approx(1000 / np.mean(times))
-    assert (
-        0
-        < rows.loc[("sdpa_flash", "logits"), "value"].max()
-        < 1e-4
-        < 1e-3
-        < rows.loc[("bf16", "logits"), "value"].max()
-    )
+    largest = {name: rows.loc[(name, "logits"), "value"].max() for name in ("sdpa_flash", "bf16")}
+    assert 0 < largest["sdpa_flash"] < 1e-4 < 1e-3 < largest["bf16"]
     assert list(rows.loc[("bf16", "loss curve")].index) == ["step 1", "step 2", "step 3"]
     digest = hashlib.sha256((place / "reference" / "outputs.safetensors").read_bytes()).hexdigest()
     assert result.facts["outputs_sha256"] == digest
@@ -118,7 +100,6 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
 
 def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(whole, tmp_path):
     folder = prepared(tmp_path / "run", members=["sdpa_math"], golden=str(whole.path / "golden"), planted_layer=1)
-    before = sorted(path.name for path in (whole.path / "golden").rglob("*"))
     found = here(folder)
     check = named(found)["parity sdpa_math"]
     assert (check.status, check.gates) == ("FAIL", True)
@@ -127,8 +108,9 @@ def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(
     beyond = [row["at"] for row in rows if row["value"] > row["limit"]]
     assert beyond == ["layer 1", "layer 2", "layer 3"]
     assert found.result.facts["golden"] == "golden" and "golden folder golden" in " ".join(SPEC.reading(found))
-    after = sorted(path.name for path in (whole.path / "golden").rglob("*"))
-    assert not (folder / "golden").exists() and after == before
+    assert not (folder / "golden").exists() and golden.read(whole.path / "golden"), (
+        "a folder that is compared with stays"
+    )
     assert not (folder / "members" / "sdpa_math" / "gradients.safetensors").exists(), "large files go unless kept"
 
 
@@ -146,7 +128,7 @@ def test_a_member_that_crashes_fails_and_one_without_its_library_is_skipped(whol
 def copies(whole, status="done"):
     """Stand in for processes: the reference and the truth of another run, whatever else is asked for ends by ``status``."""
 
-    def started(work, folder, name, timeout_s, **more):
+    def started(work, folder, name, place, timeout_s, **more):
         source = whole.path / "golden" / name
         if source.exists():
             shutil.copytree(source, folder / "golden" / name)
@@ -156,58 +138,27 @@ def copies(whole, status="done"):
     return started
 
 
-def test_a_recording_compares_nothing_and_passes_by_what_it_computed(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(run.child, "run", copies(whole))
-    found = here(prepared(tmp_path / "run", record=True, keep=True))
-    assert found.result.tables["members"] == []
-    assert "parity" not in named(found) and named(found)["recorded"].status == "PASS"
-    assert judge.judged(found).verdict == "PASS"
-    assert golden.WEIGHTS in golden.read(found.path / "golden")["files"]
+WHO_HAD_NO_TIME = [
+    ("timeout", 300, 5.0, "failed", "timeout after 5 s"),  # it had its own limit
+    ("timeout", 9, 300.0, "skipped", "ended after 9 s: the budget of 99 s was used up: --set budget_s=396 gives more"),
+    ("crashed", 300, 300.0, "failed", "it ended by crashed"),
+    ("done", 300, 300.0, "failed", "its recording cannot be compared"),  # and left nothing
+    ("done", 0, 300.0, "skipped", "the budget of 99 s was used up: --set budget_s=396"),
+]
 
 
-@pytest.mark.parametrize(
-    ("status", "left_s", "member_timeout_s", "outcome", "words"),
-    [
-        ("timeout", 300, 5.0, "failed", "timeout after 5 s"),  # it had its own limit
-        (
-            "timeout",
-            9,
-            300.0,
-            "skipped",
-            "ended after 9 s: the budget of 99 s was used up: --set budget_s=396 gives more time",
-        ),
-        ("crashed", 300, 300.0, "failed", "it ended by crashed"),
-        ("unavailable", 300, 300.0, "skipped", "it ended by unavailable"),
-        ("done", 300, 300.0, "failed", "its recording cannot be compared"),  # and left nothing
-        ("done", 0, 300.0, "skipped", "the budget of 99 s was used up: --set budget_s=396"),
-    ],
-)
+@pytest.mark.parametrize(("status", "left_s", "limit_s", "outcome", "words"), WHO_HAD_NO_TIME)
 def test_who_had_no_time_is_skipped_and_who_used_it_up_failed(
-    status, left_s, member_timeout_s, outcome, words, whole, tmp_path, monkeypatch
+    status, left_s, limit_s, outcome, words, whole, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(run.child, "run", copies(whole, status))
     monkeypatch.setattr(Bench, "left_s", lambda self: left_s)
-    values = {"budget_s": 99, "member_timeout_s": member_timeout_s, "members": ["sdpa_math"]}
+    values = {"budget_s": 99, "member_timeout_s": limit_s, "members": ["sdpa_math"]}
     found = here(prepared(tmp_path / "run", **values))
     word, reason = members(found)["sdpa_math"]
     assert (word, found.result.status) == (outcome, "complete") and words in reason
     if not left_s:
         assert found.result.facts["why"]["reference_error"] == reason
-
-
-@pytest.mark.parametrize(("name", "what"), [("model_sha256", "weights"), ("inputs_sha256", "inputs")])
-def test_a_member_of_other_weights_or_inputs_fails(name, what, whole, tmp_path, monkeypatch):
-    ready = copies(whole)
-
-    def started(work, folder, member, *more, **options):
-        if member == "sdpa_flash":
-            place = Path(shutil.copytree(whole.path / "members" / member, folder / "members" / member)) / recording.NAME
-            place.write_text(json.dumps(json.loads(place.read_text()) | {name: "0" * 64}))
-        return ready(work, folder, member, *more, **options)
-
-    monkeypatch.setattr(run.child, "run", started)
-    word, reason = members(here(prepared(tmp_path / "run", members=["sdpa_flash"])))["sdpa_flash"]
-    assert word == "failed" and f"cannot be compared: UserError: other {what}: 000000000000, the reference" in reason
 
 
 def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
@@ -216,37 +167,20 @@ def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
     with pytest.raises(BackendUnavailable, match="backend cuda is not available: no driver"):
         here(prepared(tmp_path / "elsewhere", backend="cuda", golden=str(whole.path / "golden")))
     for status, error in (("unavailable", BackendUnavailable), ("crashed", RunBroken)):
-        monkeypatch.setattr(
-            run.child, "run", lambda *args, status=status, **more: Ended(status, None, "no libfoo", 1.0)
-        )
+        ended = Ended(status, None, "no libfoo", 1.0)
+        monkeypatch.setattr(run.child, "run", lambda *args, ended=ended, **more: ended)
         with pytest.raises(error, match="no libfoo"):
             here(prepared(tmp_path / status))
 
 
-def test_a_layer_that_is_not_there_and_a_reference_without_logits_are_refused_before_a_member_runs(whole, tmp_path):
-    place = Path(shutil.copytree(whole.path / "golden", tmp_path / "golden"))
+def test_a_layer_that_is_not_there_is_refused_before_a_member_runs(whole, tmp_path):
     with pytest.raises(UserError, match="planted_layer = 900: the model has 4 layers"):
-        here(prepared(tmp_path / "planted", golden=str(place), planted_layer=900, members=["bf16"]))
-    path = place / "reference" / "outputs.safetensors"
-    save_file({name: array for name, array in load_file(path).items() if not name.startswith("len32-batch2/")}, path)
-    golden.write(place, golden.manifest(place))
-    with pytest.raises(UserError, match="the logits len32-batch2/start are missing, so there is nothing to compare"):
-        here(prepared(tmp_path / "sealed", golden=str(place), members=["bf16"]))
+        here(prepared(tmp_path / "run", golden=str(whole.path / "golden"), planted_layer=900, members=["bf16"]))
     assert not list(tmp_path.glob("*/members/*"))
 
 
-def test_what_a_killed_member_had_begun_to_write_is_gone(tmp_path):
-    begun = [tmp_path / ".member-eager-x1", tmp_path / "members" / ".eager.2", tmp_path / "golden" / ".reference.3"]
-    whole = [tmp_path / "members" / "bf16", tmp_path / "golden" / "truth"]
-    for folder in (*begun, *whole):
-        folder.mkdir(parents=True)
-        (folder / "outputs.safetensors").write_bytes(b"half")
-    clear(tmp_path)
-    assert [folder.exists() for folder in (*begun, *whole)] == [False] * 3 + [True] * 2
-
-
 def test_a_first_run_is_compared_with_the_recording_that_comes_with_the_kit(whole, tmp_path, monkeypatch):
-    def answer(name: str, edit: str = "", add: float = 0.0, **meta: str):
+    def answer(name, edit="", add=0.0, **meta):
         folder = tmp_path / name / "golden"
         shutil.copytree(whole.path / "golden", folder)
         for file, key in ((recording.OUTPUTS, "layer/start"), (recording.LAYERS, "002")):

@@ -1,8 +1,7 @@
 """Members honest and faulty, and what is recorded of them, against the model called here with a loss by hand and AdamW."""
 
-import itertools
+import functools
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.inputs import Inputs
 from benchlib.benchmarks.parity.recording import Recording
 from benchlib.config.schema import save_config
-from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads import encoders
 from benchlib.workloads.executors import MEMBERS
 from benchlib.workloads.executors import eager as executors
@@ -28,12 +26,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As a rank sets it: several threads on cores that others use are many times slower."""
+def as_it_was():
+    """One thread as a rank sets it, for several on cores that others use are many times slower; then torch's own defaults."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    for name in switches.KERNELS.values():
+        getattr(torch.backends.cuda, f"enable_{name}")(True)
+    for part in switches.PARTS:
+        functools.reduce(getattr, part.split("."), torch.backends).fp32_precision = "none"
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +48,14 @@ def run_dir(tmp_path_factory):
     return folder
 
 
-def test_a_member_records_what_torch_computes(run_dir):
+def test_a_member_records_what_torch_computes(run_dir, tmp_path):
     progress = []
-    exercise.record(run_dir, "eager", progress.append)
+    exercise.record(run_dir, "eager", tmp_path, progress.append)
     found = Recording.open(run_dir / "members" / "eager")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
     inputs, outputs = Inputs(run_dir / "golden"), found.outputs
-    assert {name.partition("/")[0] for name in outputs} == {case.id for case in inputs.of("data", "edge", "layer")} | {
-        "dev"
-    }
+    cases = {case.id for case in inputs.of("data", "edge", "layer")}
+    assert {name.partition("/")[0] for name in outputs} == cases | {"dev"}
     dev = []
     for case in inputs.of("data", "edge", "layer", "dev"):
         tensors = inputs.tensors(case.id)
@@ -97,48 +100,31 @@ def test_a_member_records_what_torch_computes(run_dir):
     assert steps == ["loading", "outputs", "repeats", "invariance", "layers", "gradients", "latency", "curve"]
 
 
-def test_a_backend_without_its_library_is_unavailable_before_anything_is_loaded(tmp_path):
-    save_config(CONFIG.model_copy(update={"backend": "tpu"}), tmp_path)
-    with pytest.raises(BackendUnavailable, match="torch_xla is not installed: pip install torch_xla"):
-        exercise.record(tmp_path, "exact", lambda progress: None)
-
-
 def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_dir, tmp_path):
     shutil.copytree(run_dir / "golden", tmp_path / "golden")
     save_config(CONFIG.model_copy(update={"planted_layer": 1, "latency_runs": 1, "train_steps": 1}), tmp_path)
     found = {}
     for name, folder in (("eager", "members"), ("reference", "golden"), ("truth", "golden")):
-        exercise.record(tmp_path, name, lambda progress: None)
+        (tmp_path / f"of {name}").mkdir()
+        exercise.record(tmp_path, name, tmp_path / f"of {name}", lambda progress: None)
         found[name] = Recording.open(tmp_path / folder / name)
-    assert {name: "latency_ms" in one.meta for name, one in found.items()} == {
-        "eager": True,
-        "reference": False,
-        "truth": False,
-    }
+    assert [name for name, one in found.items() if "latency_ms" in one.meta] == ["eager"]
     for name, honest in (("eager", False), ("reference", True)):
         pairs = ((array, found["truth"].layers[key]) for key, array in found[name].layers.items())
         close = [np.allclose(array, exact, rtol=0, atol=1e-4) for array, exact in pairs]
         assert close == [True, True, honest, honest, honest]
 
 
-def test_what_decides_how_exactly_a_device_computes_is_set_before_it_is_opened(monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    assert {name: exercise.variables(name) for name in ("exact", "reference", "native")} == {
-        "exact": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-        "reference": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-        "native": {},
-    }
-
-
-def computed(run_dir, name, config=CONFIG, change=lambda model: None):
+def computed(run_dir, name, config=CONFIG, change=None):
     """What a member finds, in this process. ``change`` gets the model after its weights were loaded."""
     member, place = exercise.task(config, run_dir, name)[0], run_dir / "golden"
     inputs, model = Inputs(place), weights.loaded(config, place, member.attention)[0]
-    change(model)
-    with switches.held(member, CPU), weights.planted(model, config.planted_layer if name in MEMBERS else -1):
-        executor = member.make(model, member, CPU, inputs.tensors("layer"), run_dir)
-        work = exercise.Exercise(config, member, model, executor, inputs, CPU, lambda progress: None)
-        return work.run(latency=name in MEMBERS)
+    if change:
+        change(model)
+    switches.hold(member, CPU)
+    executor = member.make(model, member, CPU, inputs.tensors("layer"), run_dir)
+    work = exercise.Exercise(config, member, model, executor, inputs, CPU, lambda progress: None)
+    return work.run(latency=name in MEMBERS)
 
 
 def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):
@@ -155,36 +141,22 @@ def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):
     assert 1e-8 < distance["fp32"] < 1e-4 < 1e-2 < distance["bf16"] < 1
 
 
-def wrapped(change):
-    """Change what the model's forward takes or returns: ``change(honest, args, kwargs)``."""
+def careless(model):
+    """Leave the mask of padding out of training alone."""
+    honest = model.forward
 
-    def replace(model):
-        honest = model.forward
-        model.forward = lambda *args, **kwargs: change(honest, args, kwargs)
+    def forward(**inputs):
+        mask = inputs["attention_mask"]
+        return honest(**inputs | {"attention_mask": torch.ones_like(mask) if torch.is_grad_enabled() else mask})
 
-    return replace
-
-
-def careless(honest, args, kwargs):
-    if torch.is_grad_enabled():
-        kwargs["attention_mask"] = torch.ones_like(kwargs["attention_mask"])
-    return honest(*args, **kwargs)
-
-
-def noisy(honest, args, kwargs):
-    found = honest(*args, **kwargs)
-    found.start_logits = found.start_logits + 100.0 * (kwargs["attention_mask"] == 0)
-    return found
+    model.forward = forward
 
 
 def test_a_mask_that_only_training_leaves_out_shows_in_the_gradients(run_dir):
     """Half of the rows of the first training batch are padded; outputs are honest, gradients are not."""
     mask = Inputs(run_dir / "golden").tensors("train-00")["attention_mask"]
     assert [bool(row.all()) for row in mask] == [True, False]
-    right, wrong, noise = (
-        computed(run_dir, "eager", SHORT, change) for change in (lambda model: None, wrapped(careless), wrapped(noisy))
-    )
-    assert right.facts["loss"] == noise.facts["loss"], "logits of padding are no part of the loss"
+    right, wrong = (computed(run_dir, "eager", SHORT, change) for change in (None, careless))
     for name, array in right.outputs.items():
         np.testing.assert_array_equal(array, wrong.outputs[name])
     name = "qa_outputs.weight"
@@ -219,13 +191,6 @@ def test_differences_between_batches_and_repeats_are_seen(run_dir, monkeypatch):
     assert found["padding_max_abs"] == pytest.approx(24 / 1024, abs=1e-4)  # 24 tokens, then 48
 
 
-def test_repeats_that_differ_in_the_sign_of_zero_are_not_the_same(run_dir, monkeypatch):
-    signs = itertools.cycle([1.0, -1.0])
-    zeros = lambda self, inputs: (torch.zeros(inputs["input_ids"].shape) * next(signs),) * 2  # noqa: E731
-    monkeypatch.setattr(executors.Eager, "forward", zeros)
-    assert 0 < computed(run_dir, "eager", SHORT).facts["repeats_max_abs"] < 1e-300
-
-
 def test_a_compiled_graph_says_what_it_cannot_tell(run_dir, monkeypatch):
     class Graph(executors.Eager):
         def __init__(self, *arguments):
@@ -240,14 +205,3 @@ def test_a_compiled_graph_says_what_it_cannot_tell(run_dir, monkeypatch):
     assert set(found.absent) == {"layers", "loss", "gradients", "loss curve"}
     assert (found.gradients, found.layers, "curve" in found.facts) == ({}, {}, False)
     assert np.isfinite(found.outputs["len48-batch3/end"]).all()
-
-
-def test_planted_slowdown_makes_timed_calls_longer(monkeypatch):
-    held, clock = [], itertools.count(0.0, 2.0)  # each look at it is 2 s after the last one
-    monkeypatch.setattr(exercise, "hold", held.append)
-    monkeypatch.setattr(exercise, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    for share, milliseconds in ((0.0, 2000), (0.5, 4000)):
-        config = CONFIG.model_copy(update={"planted_slowdown": share})
-        todo = exercise.Exercise(config, MEMBERS["eager"], None, None, None, CPU, lambda progress: None)
-        assert todo._timed(lambda: None) == milliseconds
-    assert held == [1.0]

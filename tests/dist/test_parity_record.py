@@ -1,8 +1,6 @@
 """Record here, verify there: the folder that goes from one machine to another, and what is refused before any work."""
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -48,30 +46,26 @@ def nothing_starts(monkeypatch):
     monkeypatch.setattr(runner, "run_one", lambda *_: pytest.fail("a run was started although the input is wrong"))
 
 
-@pytest.mark.usefixtures("nothing_starts")
-def test_a_damaged_golden_folder_is_refused_before_anything_starts(tmp_path):
-    folder = made(tmp_path / "golden")
-    (folder / golden.WEIGHTS).write_bytes(bytes(999))
-    done = call("verify", folder, "--backend", "cpu", "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "weights.safetensors was altered" in done.output, done.output
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--backend", "cpu"], "weights.safetensors was altered"),
         (["--set", "lengths=8,64"], "lengths = [8, 64] contradicts"),
-        (["--set", "seed=3"], "seed = 3 contradicts"),
         (["--set", "model=bert-base"], "model = 'bert-base' contradicts"),
         (["--set", "golden=elsewhere"], "sets golden itself"),
         (["--members", "eagre"], "eager"),
         (["--backend", "cudda"], "did you mean cuda"),
+        ([], "weights.safetensors was altered"),
     ],
 )
 @pytest.mark.usefixtures("nothing_starts")
-def test_what_contradicts_the_recording_is_refused(tmp_path, arguments, says):
-    done = call("verify", made(tmp_path / "golden"), *arguments, "--out", tmp_path / "out")
+def test_a_damaged_recording_and_what_contradicts_one_are_refused(tmp_path, arguments, says):
+    folder = made(tmp_path / "golden")
+    if "altered" in says:
+        (folder / golden.WEIGHTS).write_bytes(bytes(999))
+    done = call("verify", folder, *arguments, "--out", tmp_path / "out")
     assert done.exit_code == 2 and says in done.output, done.output
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("nothing_starts")
@@ -79,11 +73,8 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for target, says in (
-        ("taken", "never overwritten"),
-        ("file", "never overwritten"),
-        ("file/below", "not a directory"),
-    ):
+    says_of = {"taken": "never overwritten", "file": "never overwritten", "file/below": "not a directory"}
+    for target, says in says_of.items():
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output
     done = call("record", tmp_path / "new", "--set", "members=eager")
@@ -105,36 +96,14 @@ def test_a_recording_fixes_the_work_and_nothing_of_its_machine(tmp_path):
             golden.parameters({"work": work, "benchlib": "0.1.0"})
 
 
-@pytest.mark.parametrize(("across", "weights"), [(False, False), (True, True)])
-def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, monkeypatch, across, weights):
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_recorded_folder_is_moved_and_sealed_again_where_the_weights_were_left_out(tmp_path, weights):
     run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "deep" / "target"
-    rename, refused = os.rename, []
-
-    def renamed(source, to):
-        if across and not refused:
-            refused.append(source)
-            raise OSError(errno.EXDEV, "another file system")
-        rename(source, to)
-
-    monkeypatch.setattr(os, "rename", renamed)
+    target.mkdir(parents=True)
     before = golden.read(run_dir)
     command._publish(run_dir, target, weights)
-    after = golden.read(target)  # sealed again where the weights were left out
+    after = golden.read(target)
     assert not run_dir.exists() and (after == before if weights else golden.WEIGHTS not in after["files"])
-    assert [path.name for path in target.parent.iterdir()] == ["target"] and bool(refused) == across
-
-
-def test_a_failed_publication_leaves_the_recording_in_its_run_and_nothing_half_made(tmp_path, monkeypatch):
-    run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "target"
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "")))
-    monkeypatch.setattr(shutil, "copytree", full)
-    with pytest.raises(UserError, match="free some space"):
-        command._publish(run_dir, target, weights=True)
-    assert golden.read(run_dir) and [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, monkeypatch):
@@ -154,9 +123,8 @@ def test_a_recording_is_verified(tmp_path, monkeypatch):
     done = call("record", folder, *pairs, "--out", out)
     assert done.exit_code == 0, done.output
     assert "PASS" in done.output and "MB in" in done.output
-    assert {"weights.safetensors", "reference/outputs.safetensors", "truth/outputs.safetensors"} <= set(
-        golden.read(folder)["files"]
-    )
+    files = golden.read(folder)["files"].keys()
+    assert files >= {"weights.safetensors", "reference/outputs.safetensors", "truth/outputs.safetensors"}
     moved = Path(shutil.copytree(folder, tmp_path / "copied"))
     shutil.rmtree(folder)
     settings = [word for pair in SMALL[4:] for word in ("--set", pair)]

@@ -1,29 +1,21 @@
 """Ranks that are started again: from the last checkpoint that is whole, on the same node or another, to the same weights."""
 
-import json
 import socket
 
 import pytest
 import training_cases
-from harness import HERE, free_port, none_left, prepare, status, until
+from harness import at_step, failed, free_port, none_left, prepare, status
+from waiting import until
 from worlds import in_ranks
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.errors import UserError
-from benchlib.core.events import read_events
 from benchlib.judge import baselines
-from benchlib.launch.launch import Launch, RankFailed, execute
+from benchlib.launch.launch import Launch, execute
 from benchlib.launch.processes import kill_marked
 from benchlib.results.run import Run
 from benchlib.results.verdict import Verdict
 from benchlib.spec.tables import Rows
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _find_modules():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(HERE))
-        yield
 
 
 def _squad(run_dir, **values):
@@ -41,20 +33,18 @@ def _nodes(**values):
 
 def _start(launches, endpoint):
     """Start nodes; the first of them holds the rendezvous store."""
-    host, _, port = endpoint.partition(":")
+
+    def answers():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", int(endpoint.rpartition(":")[2]))) == 0
+
     for launch in launches:
         launch.start()
-        until(lambda: _answers(host, int(port)))
-
-
-def _answers(host, port):
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
+        until(answers)
 
 
 def _lose(launch):
     """Kill every process of a node, the supervisor too."""
-    assert launch.pid is not None
     kill_marked(launch.run_dir)
     none_left(launch.run_dir)
     launch.wait()
@@ -73,7 +63,7 @@ def left_alone(tmp_path_factory):
     first, second = (Launch(prepare(folder / name, **values), "faulty:collective") for name in "ab")
     with first, second:
         _start([first, second], values["rdzv_endpoint"])
-        until(lambda: any(event.get("step", 0) >= 3 for event in read_events(second.run_dir, {"heartbeat"})))
+        at_step(second.run_dir)
         _lose(second)
         yield first
 
@@ -121,8 +111,6 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed, tmp_path):
     (earlier,) = ended["earlier_attempts"]
     assert (earlier["attempt"], earlier["culprit"], earlier["ranks"][1]["signal"]) == (1, 1, "SIGKILL")
     assert earlier["reason"].startswith("rank 1 was killed by SIGKILL during phase train")
-    (event,) = read_events(run_dir, {"restarted"})
-    assert (event["attempt"], event["reason"]) == (2, earlier["reason"])
     assert (run_dir / "logs/rank1.err").exists(), "of both attempts"
     facts = Rows.of(Run(run_dir)).run
     assert (facts["resumed_step"], facts["restarts"]) == (4, 1), "step 8 is there and has a wrong bit"
@@ -135,10 +123,7 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed, tmp_path):
 
 def test_a_rank_that_hangs_is_killed_and_all_are_started_again(tmp_path):
     values = {"launcher": "torchrun", "max_restarts": 1, "fault": "spin_without_end", "stall_timeout_s": 4}
-    with pytest.raises(RankFailed) as caught:
-        execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
-    none_left(tmp_path / "run")
-    ended = caught.value.status
+    ended = failed(prepare(tmp_path / "run", **values)).status
     assert (ended["outcome"], ended["culprit"], ended["restarts"]) == ("stalled", 1, 1), "it hangs every time"
     (earlier,) = ended["earlier_attempts"]
     assert (earlier["outcome"], earlier["culprit"]) == ("stalled", 1)
@@ -154,8 +139,7 @@ def test_wrong_input_is_not_tried_again(tmp_path):
 
 def test_nobody_takes_the_place(left_alone):
     ended = _wait(left_alone)
-    assert (ended["outcome"], ended["restarts"]) == ("failed", 0)
+    assert ended["outcome"] == "failed"
     assert "may lie on another node" in ended["reason"]
     assert "the ranks could not be started again: the nodes did not all meet within 30 s" in ended["reason"]
     assert ended == status(left_alone.run_dir)
-    assert json.loads((left_alone.run_dir / "peers.json").read_text())["nodes"]

@@ -1,40 +1,44 @@
-"""What the training tests execute in each of two ranks: `python -m benchlib.runtime.worker RUN_DIR --benchmark training_cases:run`."""
+"""What the training tests execute in each of two ranks: cases of one training after the other, see ``run``."""
 
+import contextlib
 import functools
 import itertools
 import json
+import shutil
+from unittest import mock
 
+import numpy as np
 import torch
 import transformers
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.benchmarks.squad import compiled, train
+from benchlib.benchmarks.squad import balance, compiled, train
 from benchlib.benchmarks.squad import run as squad
+from benchlib.benchmarks.squad.balance import Member, Split
 from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.benchmarks.squad.train import Native
 from benchlib.config.schema import save_config
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import write_json
+from benchlib.runtime import checkpoint
 from benchlib.runtime.group import weight_checksum, world
 from benchlib.runtime.measurement import Rank, executed
-from benchlib.runtime.steps import COLUMNS, compare_ranks
-from benchlib.workloads import features, training
+from benchlib.runtime.steps import COLUMNS, Columns, compare_ranks
+from benchlib.workloads import encoders, features, training
 
 Config = SquadConfig
 PADDINGS = ("longest", "max_length")
+SAMPLE_S = 0.01  # of a rank that does its work once, by the injected clock
+ONE_BATCH = {"train_questions": 16, "max_steps": 1, "attention_dropout": 0.0, "hidden_dropout": 0.0}
+UNLIKE = {"batch_size": 12, "epochs": 2}  # of one process; of two, which share each batch as they like
 
 
 def make_model(folder):
-    """Write a random BERT of one layer with a word vocabulary of the generated data; return its path."""
-    split = train.load_data(SquadConfig(train_questions=40, eval_questions=4))
-    texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
-    words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
-    letters = sorted({letter for word in words for letter in word})
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = [*special, *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words])]
-    tokenizer = transformers.BertTokenizerFast(vocab={word: index for index, word in enumerate(vocabulary)})
+    """Write a random BERT of one layer with the embedded vocabulary; return its path."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.TINY)
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    transformers.BertConfig(vocab_size=len(vocabulary), **sizes).save_pretrained(folder)
+    transformers.BertConfig(vocab_size=len(tokenizer), **sizes).save_pretrained(folder)
     return str(folder)
 
 
@@ -51,50 +55,40 @@ def without_dropout(**changes):
     return {"attention_dropout": 0.0, "hidden_dropout": 0.0, **changes}
 
 
-def task_of(config, here, run_dir, events):
-    """Return a task on generated data, and the model that belongs to it."""
-    split = train.load_data(config)
-    loaded = train.load_model(config)
-    windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True)
-    return train.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, windows, 100)
+def trained(config, here, run_dir, events, exact=False):
+    """Train on generated data, ``exact`` in fp64; return what the tests look at, and the gradients of each step before they
+    are clipped."""
+    loaded, gradients, clip = train.load_model(config), [], torch.nn.utils.clip_grad_norm_
+    windows = features.build(
+        train.load_data(config).train, loaded.tokenizer, config.max_length, config.doc_stride, True
+    )
+    task = train.Task(Rank(config, run_dir, here, events, Moment.now()), loaded, windows, 100)
+    if exact:
+        loaded.model.double()
 
+    def look(parameters, limit):
+        gradients.append({name: parameter.grad.clone() for name, parameter in loaded.model.named_parameters()})
+        return clip(parameters, limit)
 
-def outcome_of(task):
-    """Train and return losses by step, the checksum of the final weights and what else the tests look at."""
-    trained = squad.engine(task.config.engine)(task)
-    last = zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)
+    with mock.patch.object(torch.nn.utils, "clip_grad_norm_", look):
+        done = squad.engine(config.engine)(task)
+    last = zip(COLUMNS, done.table[-1, 0].tolist(), strict=True)
     return {
-        "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
-        "weights": weight_checksum(task.loaded.model),
+        "losses": done.table[:, :, 0].sum(axis=1).tolist(),
+        "weights": weight_checksum(loaded.model),
         # They begin at 0. Left out are those without a gradient but for rounding: of keys, and of what shifts all logits alike.
         "biases": [
             float(value.detach().abs().mean())
-            for name, value in task.loaded.model.named_parameters()
+            for name, value in loaded.model.named_parameters()
             if name.endswith("bias") and not any(part in name for part in ("key", "qa_outputs", "0.output.LayerNorm"))
         ],
-        "samples": trained.table[:, :, COLUMNS.index("samples")].sum(axis=0).tolist(),
-        "expected": trained.plan.samples,
-        "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
-        "resumed": trained.first,
+        "samples": done.table[:, :, COLUMNS.index("samples")].tolist(),
+        "expected": done.plan.samples,
+        "equal": [len(set(ranks)) == 1 for ranks in done.checksums],
+        "resumed": done.first,
         "columns": {name: None if value != value else value for name, value in last},
-    }
-
-
-def gradients_of(task):
-    """Return the gradients of the first step, as they are when they get clipped."""
-    outcomes = {}
-    real = torch.nn.utils.clip_grad_norm_
-
-    def look(parameters, limit):
-        outcomes.update({name: parameter.grad.clone() for name, parameter in task.loaded.model.named_parameters()})
-        return real(parameters, limit)
-
-    torch.nn.utils.clip_grad_norm_ = look
-    try:
-        train.train(task)
-    finally:
-        torch.nn.utils.clip_grad_norm_ = real
-    return outcomes
+        "tables": done.tables,
+    }, gradients
 
 
 def whole(config, run_dir, events):
@@ -109,45 +103,83 @@ def trainer(config, run_dir, events):
         whole(config.model_copy(update={"trainer_padding": padding}), run_dir / padding, events)
 
 
+def other_split(work, step):
+    """Return a split that is another one in every step: of all, of none, of one, in several micro-batches."""
+    first = [0, 12, 1, 7, 5, 11][step % 6]
+    members = (Member(most=5, sample_s=1.0 + place) for place in range(2))
+    return Split(tuple(members), [first, 12 - first], tokens=100.0)
+
+
+@contextlib.contextmanager
+def injected_clock(config, rank):
+    """Let calibration and steps take SAMPLE_S a sample times what the rank repeats, however busy the machine is."""
+    follow = balance.Balance.follow
+
+    def paced(own, table, next_open):
+        repeats = [[config.work_of(place, step) for place in range(table.shape[1])] for step in range(len(table))]
+        table = table.copy()
+        table[:, :, [COLUMNS.index(name) for name in ("data_s", "backward_s", "optimizer_s")]] = 0.0
+        table[:, :, COLUMNS.index("forward_s")] = SAMPLE_S * np.array(repeats) * Columns(table)["samples"]
+        follow(own, table, next_open)
+
+    with (
+        mock.patch.object(balance, "fit", return_value=(0.0, SAMPLE_S * config.work_of(rank), 0.0)),
+        mock.patch.object(balance.Balance, "_optimizer_s", return_value=0.0),
+        mock.patch.object(balance.Balance, "follow", paced),
+    ):
+        yield
+
+
 def run(config, run_dir, events):
-    """Execute all cases one after the other; rank 0 leaves cases.json and gradients.pt."""
+    """Execute all cases one after the other; rank 0 leaves cases.json, and gradients.pt of two of them."""
     with world(config, run_dir) as here:
         _cases(config, run_dir, events, here)
 
 
 def _cases(config, run_dir, events, here):
-    outcomes = {}
+    outcomes, gradients = {}, {}
 
-    def case(name, folder="", **changes):
-        place = run_dir / (folder or name)
+    def case(name, exact=False, **changes):
+        place, settings = run_dir / name, config_of(config.model, 2, **changes)
         if here.main:
-            place.mkdir(exist_ok=True)
+            place.mkdir()
+            save_config(settings, place)
         torch.distributed.barrier()
-        task = task_of(config_of(config.model, 2, **changes), here, place, events)
-        save_config(task.config, place)
-        outcomes[name] = outcome_of(task)
+        with injected_clock(settings, here.rank) if "balance" in changes else contextlib.nullcontext():
+            outcomes[name], gradients[name] = trained(settings, here, place, events, exact)
 
     # Both trainings through XLA are of the same shapes, and weights are arguments: they share their programs.
     compiled.Xla._program = functools.partialmethod(_shared, compiled.Xla._program, {})
     case("plain", **without_dropout())
-    case("accumulated", **without_dropout(batch_size=4, accumulation=2))
-    case("compiled", engine="compiled", checkpoint_every=2, **without_dropout(batch_size=4, accumulation=2))
+    case("one batch", **ONE_BATCH)
+    accumulated = without_dropout(batch_size=4, accumulation=2)
+    case("accumulated", **accumulated)
+    case("compiled", engine="compiled", checkpoint_every=2, **accumulated)
     case("first", epochs=2, checkpoint_every=2)
     # From step 4 of 6 and step 2 of 3: the newest checkpoints are those of the end, with nothing left to train.
     case("resumed", epochs=2, checkpoint_every=0, resume=str(run_dir / "first"))
-    resume = {"checkpoint_every": -1, "resume": str(run_dir / "compiled")}
-    case("compiled resumed", engine="compiled", **without_dropout(batch_size=4, accumulation=2, **resume))
+    case("compiled resumed", engine="compiled", resume=str(run_dir / "compiled"), **accumulated)
 
-    first = config_of(config.model, 2, train_questions=16, max_steps=1, **without_dropout())
-    gradients = gradients_of(task_of(first, here, run_dir, events))
-
-    task = task_of(config_of(config.model, 2), here, run_dir, events)
+    halves = without_dropout(**UNLIKE | {"batch_size": 6})
+    with mock.patch.object(Native, "split", other_split):
+        case("unlike", exact=True, **halves)
+    # Rank 1 becomes the fast one: the even split of the last steps follows from what the steps take.
+    drift = halves | {"balance": "auto", "epochs": 8, "planted_work": [1, 4], "planted_drift_step": 8}
+    with mock.patch.object(checkpoint, "save", functools.partial(checkpoint.save, keep=100)):
+        case("drift", checkpoint_every=4, **drift)
+    if here.main:  # it is continued from before the answer to it
+        for folder in (run_dir / "drift" / "checkpoints").iterdir():
+            if int(folder.name.rpartition("-")[2]) > 4:
+                shutil.rmtree(folder)
+    torch.distributed.barrier()
+    case("drift resumed", resume=str(run_dir / "drift"), checkpoint_every=4, **drift)
+    model = train.load_model(config).model
     if here.rank == 1:
         with torch.no_grad():
-            next(iter(task.loaded.model.parameters()))[0, 0] += 1e-6
-    outcomes["perturbed"] = compare_ranks(task.loaded.model, here, events, 1)
+            next(iter(model.parameters()))[0, 0] += 1e-6
+    outcomes["perturbed"] = compare_ranks(model, here, events, 1)
     if here.main:
-        torch.save(gradients, run_dir / "gradients.pt")
+        torch.save({name: gradients[name] for name in ("one batch", "unlike")}, run_dir / "gradients.pt")
         write_json(run_dir / "cases.json", outcomes)
 
 
@@ -156,15 +188,15 @@ def _shared(engine, program, programs, inputs):
     return program(engine, inputs)
 
 
-def alone(config, run_dir):
+def alone(config, run_dir, exact=False):
     """Train with one rank in this process."""
     run_dir.mkdir()
     with world(config, run_dir) as here:
-        return outcome_of(task_of(config, here, run_dir, EventWriter(run_dir, "rank0")))
+        return trained(config, here, run_dir, EventWriter(run_dir, "rank0"), exact)
 
 
 def single_gradients(config):
-    """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
+    """Return the gradients of the mean loss of the first batch by transformers alone: one sample at a time, no padding."""
     split = train.load_data(config)
     loaded = train.load_model(config)
     windows = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True)

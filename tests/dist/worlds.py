@@ -4,9 +4,6 @@ import gc
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +23,7 @@ PRELOADED = [
 ]
 
 
-def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[int, int], None]) -> None:
+def _rank(rank, size, store, interfaces, work):
     gc.freeze()  # what was preloaded: to look through it copies its pages, a second for each collection
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = interfaces
@@ -37,7 +34,7 @@ def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[in
     dist.destroy_process_group()
 
 
-def _rank_of_run(rank: int, size: int, run_dir: Path, work: Callable[..., None], env: dict[str, str]) -> None:
+def _rank_of_run(rank, size, run_dir, work, env):
     gc.freeze()
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ.update(env | {name: str(value) for name, value in place.items()})
@@ -45,17 +42,17 @@ def _rank_of_run(rank: int, size: int, run_dir: Path, work: Callable[..., None],
     work(load_config(run_dir), run_dir, EventWriter(run_dir, f"rank{rank}"))
 
 
-def in_ranks(size: int, run_dir: Path, work: Callable[..., None], **env: str) -> None:
+def in_ranks(size, run_dir, work, **env):
     """Call a benchmark's ``work(config, run_dir, events)`` on every rank of a prepared folder; a warning is an error."""
     (run_dir / "logs").mkdir(exist_ok=True)
     _start(_rank_of_run, (size, run_dir, work, env), size)
 
 
-def in_world(size: int, folder: Path, work: Callable[[int, int], None], interfaces: str = "lo") -> None:
+def in_world(size, folder, work, interfaces="lo"):
     """Call ``work(rank, size)`` on every rank; the first error of a rank is raised here."""
     _start(_rank, (size, folder / "store", interfaces, work), size)
 
 
-def _start(rank: Callable[..., None], arguments: tuple[Any, ...], size: int) -> None:
+def _start(rank, arguments, size):
     multiprocessing.set_forkserver_preload(PRELOADED)
     mp.start_processes(rank, arguments, nprocs=size, start_method="forkserver")

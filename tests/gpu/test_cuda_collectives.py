@@ -1,7 +1,5 @@
 """The collectives on all GPUs of this machine, through the same launcher as everywhere."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,18 +15,13 @@ from benchlib.workloads.collectives import hierarchy
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")]
 
 
-def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path: Path) -> None:
-    values = {
-        "backend": "rocm" if torch.version.hip else "cuda",
-        "nproc": torch.cuda.device_count(),
-        "sizes": "1,999,4KiB,16MiB",
-        "budget_s": 300.0,
-    }
+def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path):
+    backend, ranks = "rocm" if torch.version.hip else "cuda", torch.cuda.device_count()
+    values = {"backend": backend, "nproc": ranks, "sizes": "1,999,4KiB,16MiB", "budget_s": 300.0}
     (tmp_path / "logs").mkdir()
     save_config(build("collectives", values), tmp_path)
     assert execute(tmp_path)["outcome"] == "complete"
     run = Run(tmp_path)
-    assert run.result is not None
     assert run.result.facts["collective"] == "nccl"
     assert run.result.facts["wrong_elements"] == 0
     measured = {(row["operation"], row["dtype"]) for row in run.result.tables["series"]}
@@ -37,7 +30,7 @@ def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path: Path) ->
     assert failed == []
 
 
-def one_of_a_pair(rank: int, folder: Path, backends: list[str]) -> None:
+def one_of_a_pair(rank, folder, backends):
     """Add a tensor on this rank's device to the other rank's, in segments and several at once."""
     backend = backends[rank]
     device = torch.device("cpu" if backend == "cpu" else "cuda")
@@ -57,5 +50,5 @@ def one_of_a_pair(rank: int, folder: Path, backends: list[str]) -> None:
     dist.destroy_process_group()
 
 
-def test_a_gpu_beside_a_processor_in_one_world(tmp_path: Path) -> None:
+def test_a_gpu_beside_a_processor_in_one_world(tmp_path):
     mp.spawn(one_of_a_pair, (tmp_path, ["rocm" if torch.version.hip else "cuda", "cpu"]), nprocs=2)

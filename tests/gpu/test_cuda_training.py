@@ -18,42 +18,22 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("engine", ["native", "trainer"])
-def test_training_on_one_gpu(tmp_path: Path, precision: str, engine: str) -> None:
-    if not devices.supports(precision, torch.device("cuda", 0))[0]:
+def test_training_on_one_gpu(tmp_path, precision, engine):
+    if devices.lacking(precision, torch.device("cuda", 0)):
         pytest.skip(f"this GPU has no {precision}")
     backend = "rocm" if torch.version.hip else "cuda"
-    config = SquadConfig.model_validate(
-        {
-            "backend": backend,
-            "precision": precision,
-            "engine": engine,
-            "train_questions": 640,
-            "learning_rate": 5e-4,
-            "budget_s": 600.0,
-        }
-    )
-    save_config(config, tmp_path)
-    env = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "BENCHLIB_OUTPUTS": str(tmp_path / "outputs"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
+    values = {"train_questions": 640, "learning_rate": 5e-4, "budget_s": 600.0}
+    save_config(SquadConfig(backend=backend, precision=precision, engine=engine, **values), tmp_path)
+    env = os.environ | {"BENCHLIB_OUTPUTS": str(tmp_path / "outputs"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     result = Run(tmp_path).result
-    assert result is not None
     assert result.status == "complete"
     assert sum(result.facts["samples_seen"]) == result.facts["samples_expected"]
-    assert (result.value("loss_final_minisquad_tiny") or 9e9) < (result.value("loss_first_minisquad_tiny") or 0.0)
-    assert 0 < (result.value("mfu_minisquad_tiny") or 0.0) < 1
-    assert (result.value("device_memory_gb") or 0.0) > 0
+    assert result.value("loss_final_minisquad_tiny") < result.value("loss_first_minisquad_tiny")
+    assert 0 < result.value("mfu_minisquad_tiny") < 1
+    assert result.value("device_memory_gb") > 0
     if engine == "native":
-        parts = [result.value(f"time_{part}_s") or 0.0 for part in ("data", "forward", "backward", "optimizer")]
-        assert 0 < sum(parts) <= (result.value("step_s_minisquad_tiny") or 0.0) * 1.1
+        parts = [result.value(f"time_{part}_s") for part in ("data", "forward", "backward", "optimizer")]
+        assert 0 < sum(parts) <= result.value("step_s_minisquad_tiny") * 1.1

@@ -19,30 +19,10 @@ sys.path.insert(0, str(home() / "scripts"))
 import record_notebooks
 
 SECTIONS = [
-    "Parameters",
-    "Setup",
-    "Method",
-    "Expectation",
-    "Run",
-    "Checks",
-    "Results",
-    "Reading",
-    "Verdict",
-    "Provenance",
-]
+    "Parameters", "Setup", "Method", "Expectation", "Run", "Checks", "Results", "Reading", "Verdict", "Provenance",
+]  # fmt: skip
 # A page to look at: what it shows first, then how it was made.
-LOOKING = [
-    "Parameters",
-    "Setup",
-    "Run",
-    "Results",
-    "Reading",
-    "Checks",
-    "Verdict",
-    "Method",
-    "Expectation",
-    "Provenance",
-]
+LOOKING = [*SECTIONS[:2], "Run", "Results", "Reading", "Checks", "Verdict", "Method", "Expectation", "Provenance"]
 NOTEBOOKS = sorted((home() / "notebooks").glob("*.ipynb"))
 # Notebooks that run no benchmark: their parameters are not fields of a config.
 ABOUT_RUNS = {"70_cost.ipynb", "90_history.ipynb", "95_machine_page.ipynb"}
@@ -71,12 +51,10 @@ def test_every_benchmark_has_its_notebook():
 
 
 def test_sections_come_in_order(path, notebook):
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    assert text.startswith("# ")
-    assert text.splitlines()[0].endswith("?")  # the question in one sentence
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == (
-        LOOKING if path.name in ABOUT_RUNS else SECTIONS
-    )
+    lines = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown").splitlines()
+    assert lines[0].startswith("# ") and lines[0].endswith("?")  # the question in one sentence
+    sections = LOOKING if path.name in ABOUT_RUNS else SECTIONS
+    assert [line[3:] for line in lines if line.startswith("## ")] == sections
 
 
 def test_notebooks_are_thin_and_import_no_torch(notebook):
@@ -100,14 +78,11 @@ def test_parameters_are_fields_of_the_config(path):
 def test_what_nbval_compares_is_for_readers_and_names_the_checks(notebook, path):
     compared = [cell for cell in code(notebook) if "nbval-ignore-output" not in cell.metadata.get("tags", [])]
     kinds = {kind for cell in compared for output in cell.outputs for kind in output.get("data", {})}
-    stored = path.stem in (
-        "90_history",
-        "95_machine_page",
-    )  # they show what is stored: under a test other runs than the recorded ones
+    # Some show what is stored: under a test other runs than the recorded ones.
+    stored = path.stem in ("90_history", "95_machine_page")
     assert kinds == {"text/html", "text/plain"} | (set() if stored else {"text/markdown"})
-    assert not any(cell.metadata.keys() - {"tags"} for cell in notebook.cells), (
-        "a folded cell shows its output once it runs"
-    )
+    folded = [cell.source for cell in notebook.cells if cell.metadata.keys() - {"tags"}]
+    assert folded == [], "a folded cell shows its output once it runs"
 
 
 def test_parameters_of_the_history_are_its_filters():
@@ -131,17 +106,11 @@ def test_committed_notebooks_are_normalised(path, notebook):
 
 
 @pytest.mark.parametrize("name", OF_BENCHMARKS)
-def test_every_metric_that_is_compared_has_words(name):
-    spec, source = OF_BENCHMARKS[name].spec, (home() / "notebooks" / name).read_text(encoding="utf-8")
-    metrics = set(re.findall(r"<th>(\w+) vs baseline", source))
-    assert metrics
-    assert [metric for metric in metrics if spec.label(metric) == metric.replace("_", " ")] == []
-
-
-@pytest.mark.parametrize("name", OF_BENCHMARKS)
-def test_pictures_and_tables_of_a_notebook_are_there(name, tmp_path):
+def test_pictures_tables_and_words_of_what_is_compared_are_there(name, tmp_path):
     benchmark, source = OF_BENCHMARKS[name], (home() / "notebooks" / name).read_text(encoding="utf-8")
     figures, tables = (set(re.findall(rf'session\.{kind}\(run, \\"([^"\\]+)', source)) for kind in ("figure", "table"))
-    assert figures
-    assert figures <= set(benchmark.spec.figures())
+    assert figures and figures <= set(benchmark.spec.figures())
     assert tables <= set(benchmark.spec.frames(unpack(benchmark.name, tmp_path / "run")))
+    metrics = set(re.findall(r"<th>(\w+) vs baseline", source))
+    assert metrics
+    assert [metric for metric in metrics if benchmark.spec.label(metric) == metric.replace("_", " ")] == []

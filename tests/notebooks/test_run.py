@@ -16,22 +16,14 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
+from waiting import END_S, until
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.core.files import home
 from benchlib.launch.processes import marked
 
-END_S = 180.0  # a limit for hangs: a busy machine needs a while to end many processes
 LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=300", "nproc=1"]
-
-
-def until(condition, within_s=END_S):
-    end = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-    return found
 
 
 def run_dir_of(out):
@@ -51,11 +43,9 @@ def begun(joined, tmp_path):
         return processes[-1]
 
     yield begin
-    for left in [
-        *(process for run_dir in tmp_path.glob("*/tally-*") for process in marked(run_dir)),
-        *(process for begun in processes for process in _family(begun)),
-    ]:
-        left.kill()
+    left = [process for run_dir in tmp_path.glob("*/tally-*") for process in marked(run_dir)]
+    for process in [*left, *(one for begun in processes for one in _family(begun))]:
+        process.kill()
     for process in processes:
         process.communicate()
 
@@ -75,25 +65,24 @@ def _family(process):
     return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
 
 
-def kernels(process):
-    """Yield the kernels of a program."""
+def kernel_of(process):
+    """Return the kernel of a program, None while it has none."""
     for child in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.Error):
             if "ipykernel_launcher" in child.cmdline():
-                yield child
+                return child
+    return None
 
 
-def kernel_of(process):
-    return next(kernels(process))
+def over(run_dir, family=()):
+    """Wait until nothing of a run is left; return how it ended."""
 
+    def gone():
+        there = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        return not there and not marked(run_dir)
 
-def assert_over(run_dir, family):
-    end = time.monotonic() + END_S
-    while left := [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] + marked(
-        run_dir
-    ):
-        assert time.monotonic() < end, [one.cmdline() for one in left]
-        time.sleep(0.1)
+    until(gone)
+    return json.loads((run_dir / "status.json").read_text())["outcome"]
 
 
 def says_stopped(text):
@@ -105,39 +94,29 @@ def report_of(run_dir):
     return (run_dir / "report.html").read_text()
 
 
-@pytest.mark.parametrize("delays", [["plan"], ["folder", 0.1, 0.5], ["kernel", 0.2, 1.0]], ids=str)
-def test_every_interrupt_is_130_and_a_run_that_began_has_status_and_report(begun, tmp_path, delays):
+@pytest.mark.parametrize(
+    ("file", "numbers"),
+    [
+        ("", [signal.SIGINT]),  # while torch is asked what is here
+        ("machine.json", [signal.SIGINT, signal.SIGINT]),
+        ("logs/kernel.err", [signal.SIGINT, signal.SIGINT]),
+        ("events-rank0.jsonl", [signal.SIGTERM, signal.SIGINT, signal.SIGINT]),
+    ],
+)
+def test_every_interrupt_is_130_and_a_run_that_began_has_status_and_report(begun, tmp_path, file, numbers):
+    """Also a request to end, which interrupts meanwhile do not change."""
     process = begun()
-    for delay in delays:
-        if delay == "plan":
-            until(psutil.Process(process.pid).children)  # torch is asked what is here
-        elif delay == "folder":
-            until(lambda: list(tmp_path.glob("*/tally-*/machine.json")))
-        elif delay == "kernel":
-            until(lambda: list(tmp_path.glob("*/tally-*/logs/kernel.err")))
-        else:
-            time.sleep(delay)
-        process.send_signal(signal.SIGINT)
+    until(lambda: list(tmp_path.glob(f"*/*/{file}")) if file else psutil.Process(process.pid).children())
+    family = _family(process)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.2)
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 130, output
     assert says_stopped(output), output
     for run_dir in tmp_path.glob("*/tally-*"):
-        assert json.loads((run_dir / "status.json").read_text())["outcome"] == "stopped"
+        assert over(run_dir, family) == "stopped"
         assert says_stopped(report_of(run_dir))
-        assert_over(run_dir, [])
-
-
-def test_a_request_to_end_ends_the_run_and_interrupts_meanwhile_change_nothing(adding):
-    process, run_dir = adding
-    family = _family(process)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
-        process.send_signal(number)
-        time.sleep(0.4)
-    process.communicate(timeout=END_S)
-    assert process.returncode == 130
-    assert_over(run_dir, family)
-    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "stopped"
-    assert says_stopped(report_of(run_dir))
 
 
 # The program with a limit of the notebook that comes when a file says so, however fast the kernel starts.
@@ -162,7 +141,7 @@ main()
 def test_a_kernel_that_is_stopped_breaks_the_run_after_its_limit(begun, tmp_path):
     late = tmp_path / "late"
     process = begun("wall_limit_s=5", program=["-c", LATE, str(late)])
-    kernel = until(lambda: next(kernels(process), None))
+    kernel = until(lambda: kernel_of(process))
     run_dir = run_dir_of(tmp_path)
     until(lambda: (run_dir / "events-supervisor.jsonl").exists())
     kernel.send_signal(signal.SIGSTOP)
@@ -172,47 +151,34 @@ def test_a_kernel_that_is_stopped_breaks_the_run_after_its_limit(begun, tmp_path
     assert process.returncode == 2, output
     assert "BROKEN  The run was ended after 5 s (wall limit)" in output, output
     assert "no end within 65 s, the limit for the whole run; its kernel was killed" in " ".join(output.split())
-    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "timeout"
-    assert_over(run_dir, [kernel])
+    assert over(run_dir, [kernel]) == "timeout"
 
 
 def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(adding, joined):
     process, run_dir = adding
     family = _family(process)
     process.kill()
-    assert_over(run_dir, family)
+    assert over(run_dir, family) == "stopped"
     assert not (run_dir / "report.html").exists()
-    done = subprocess.run(
-        [sys.executable, "-m", "benchlib.cli", "report", str(run_dir), "--out", str(run_dir.parents[1])],
-        env=joined.env,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "benchlib.cli", "report", str(run_dir), "--out", str(run_dir.parents[1])]
+    done = subprocess.run(command, env=joined.env, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "launching process is gone" in report_of(run_dir)
 
 
-def test_a_killed_kernel_ends_the_run_with_a_report(adding):
+@pytest.mark.parametrize(("who", "words"), [("kernel", "kernel died"), ("rank", "rank 1 was killed by SIGKILL")])
+def test_what_was_killed_is_named_in_terminal_and_report(adding, who, words):
     process, run_dir = adding
     family = _family(process)
-    kernel_of(process).kill()
-    process.communicate(timeout=END_S)
-    assert process.returncode == 2
-    assert_over(run_dir, family)
-    assert "BROKEN" in report_of(run_dir) and "kernel died" in report_of(run_dir)
-    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "failed"
-
-
-def test_a_killed_rank_is_named_in_terminal_and_report(adding):
-    process, run_dir = adding
-    victim = next(event["pid"] for event in read_events(run_dir, ["start"]) if event["source"] == "rank1")
-    os.kill(victim, signal.SIGKILL)
+    if who == "kernel":
+        kernel_of(process).kill()
+    else:
+        os.kill(read_events(run_dir, ["start"], "rank1")[0]["pid"], signal.SIGKILL)
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2
-    assert "rank 1 was killed by SIGKILL" in " ".join(output.split())
-    assert "rank 1 was killed by SIGKILL" in report_of(run_dir)
-    assert marked(run_dir) == []
+    assert over(run_dir, family) == "failed"
+    assert "BROKEN" in report_of(run_dir) and words in report_of(run_dir)
+    assert words in " ".join(output.split())
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def _of_shape(
         rows[name] = {"executor": name, "what": members()[name].what, "gates": members()[name].gates, **of_all}
         rows[name] |= {"ready_s": ready[name] + first_s, "wall_ms": [], "cpu_ms": []}
         rows[name] |= models.apart([side.numpy() for side in sides], reference)
-        calls[name] = executor.timed(inputs)
+        calls[name] = executor.timed(inputs, config.planted_slowdown)
         calls[name]()
     names = list(calls)
     for number in range(config.rounds):
@@ -277,8 +277,6 @@ def _of_shape(
         for name in names[turn:] + names[:turn]:
             began, used = time.perf_counter(), time.process_time()
             calls[name]()
-            if config.planted_slowdown:
-                time.sleep((time.perf_counter() - began) * config.planted_slowdown)
             rows[name]["wall_ms"].append((time.perf_counter() - began) * 1e3)
             rows[name]["cpu_ms"].append((time.process_time() - used) * 1e3)
     eager = rows[REFERENCE]

@@ -5,7 +5,7 @@ This process loads the data, plans, and reads what the tests left; it computes n
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -82,7 +82,7 @@ def _meet(bench: Bench) -> None:
 
     config, events = bench.rank.config, bench.rank.events
     events.emit("phase", name="workers", text=f"waiting for {', '.join(config.workers)}")
-    dispatcher = Dispatcher(_settings(bench), Policy(start_s=config.startup_timeout_s))
+    dispatcher = Dispatcher(replace(_settings(bench), policy=Policy(start_s=config.startup_timeout_s)))
     try:
         with keep_alive(events, config.startup_timeout_s):
             dispatcher.start()

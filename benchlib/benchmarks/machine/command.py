@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from benchlib.commands import user_errors
 from benchlib.core.errors import UserError
 
 
@@ -19,7 +18,6 @@ def command() -> None:
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", default="this", show_default=True, help="File params/machines/NAME.yaml.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@user_errors
 def init(run: Path, name: str, force: bool) -> None:
     """Write params/machines/NAME.yaml from RUN, the folder of a run that `benchlib run machine` left.
 

@@ -5,10 +5,8 @@ to import is imported when a verb is called.
 """
 
 import dataclasses
-import os
 import shutil
 import sys
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import click
 
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.commands import OUT, SET, user_errors
+from benchlib.commands import OUT, SET
 from benchlib.commands.output import place, say
 from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
@@ -44,7 +42,6 @@ def command() -> None:
 @click.option("--no-weights", is_flag=True, help="Leave the weights out: the other machine has the same ones.")
 @click.option("--slim", is_flag=True, help="Inputs, logits and layers alone: a recording that can be shipped.")
 @OUT
-@user_errors
 def record(
     folder: Path,
     tier: str,
@@ -90,7 +87,6 @@ def record(
 @SET
 @OUT
 @click.option("--strict", is_flag=True, help="Exit with 3 where a gated member was not compared.")
-@user_errors
 def verify(
     folder: Path, tier: str | None, backend: str, members: str, pairs: Iterable[str], out: Path | None, strict: bool
 ) -> int:
@@ -100,7 +96,6 @@ def verify(
     """
     from benchlib.benchmarks.parity import merge as results
     from benchlib.launch.plan import plan
-    from benchlib.results.run import Run
 
     manifest = golden.manifest(folder)
     overrides = golden.parameters(manifest) | _overrides(pairs, *OWN) | {"golden": str(folder.resolve())}
@@ -111,9 +106,7 @@ def verify(
     outcome = _run(planned, out)
     code = outcome.exit_code()
     missed = (
-        strict
-        and code == EXIT_PASS
-        and not _compared(results.read_run(Run(outcome.run_dir))[0], planned.config.members)
+        strict and code == EXIT_PASS and not _compared(results.read_run(outcome.run_dir)[0], planned.config.members)
     )
     return EXIT_NOTHING_TO_COMPARE if missed else code
 
@@ -149,7 +142,7 @@ def _overrides(pairs: Iterable[str], *own: str) -> dict[str, Any]:
 
 
 def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) -> None:
-    """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
+    """Move a recorded folder to its place. Half a copy has no manifest, or one that does not fit: it is refused."""
     manifest = golden.manifest(recorded)
     if not weights:
         (recorded / golden.WEIGHTS).unlink(missing_ok=True)
@@ -157,14 +150,11 @@ def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) ->
             shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
             (recorded / golden.REFERENCE / "gradients.safetensors").unlink(missing_ok=True)
         manifest = golden.write(recorded, manifest)
-    beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
-    try:
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(recorded, beside)  # copies it where it comes from another file system
-            os.rename(beside, target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            target.rmdir()  # else it would be moved into it
+        shutil.move(recorded, target)
     sizes = [facts["bytes"] for facts in manifest["files"].values()]
     say(f"golden folder: {place(target)}  {sum(sizes) / 1e6:,.1f} MB in {counted(len(sizes) + 1, 'file')}")
     if not weights:
@@ -185,7 +175,6 @@ def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) ->
     "--as", "machine", default="", metavar="NAME", help="Name the runs' machine so, instead of by its host name."
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 where a gated result fails, 3 where nothing was compared.")
-@user_errors
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
     """Merge results of all backends and machines into files that can be committed. [default: all parity runs]
 

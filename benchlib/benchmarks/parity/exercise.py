@@ -8,7 +8,6 @@ Notation: B rows, S tokens, T real tokens of the dev windows. Dropout is off thr
 
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
 from benchlib.config.schema import load_config
 from benchlib.core.machine import cpu_model, versions
 from benchlib.runtime import devices
-from benchlib.runtime.timing import hold
 from benchlib.workloads.answer_loss import answer_losses
 from benchlib.workloads.executors import MEMBERS, Member
 from benchlib.workloads.executors.eager import Executor, autocast, device_name
@@ -57,8 +55,8 @@ def variables(name: str) -> dict[str, str]:
     return {"CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")}
 
 
-def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
-    """Compute what ``name`` stands for and leave its recording, whole or not at all.
+def record(run_dir: Path, name: str, work: Path, tell: Callable[[Any], None]) -> None:
+    """Compute what ``name`` stands for, in the empty folder ``work``, and leave its recording, whole or not at all.
 
     Raises ``BackendUnavailable`` where this way to compute is not available.
     """
@@ -72,14 +70,10 @@ def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
     where = devices.device(backend)
     inputs = Inputs(place)
     model, model_sha256 = weights.loaded(config, place, member.attention)
-    with (
-        tempfile.TemporaryDirectory(prefix=f".member-{name}-", dir=run_dir, ignore_cleanup_errors=True) as folder,
-        switches.held(member, where) as switched,
-        weights.planted(model, config.planted_layer if candidate else -1),
-    ):
-        executor = make(model, member, where, inputs.tensors("layer"), Path(folder))
-        results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)
-        description = {**executor.description, "switches": switched}
+    weights.plant(model, config.planted_layer if candidate else -1)
+    switched = switches.hold(member, where)
+    executor = make(model, member, where, inputs.tensors("layer"), work)
+    results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)
     device, software = device_name(where), versions()
     meta: dict[str, Any] = {
         "member": name,
@@ -98,11 +92,13 @@ def record(run_dir: Path, name: str, tell: Callable[[Any], None]) -> None:
             "thread_waiting": os.environ.get("OMP_WAIT_POLICY", ""),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         },
-        "executor": description,
+        "executor": executor.description | {"switches": switched},
         "absent": results.absent,
         **results.facts,
     }
-    recording.write(to, meta, results.outputs, results.gradients, results.layers)
+    written = recording.write(work / "recording", meta, results.outputs, results.gradients, results.layers)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    written.folder.rename(to)
 
 
 @dataclass
@@ -231,14 +227,9 @@ class Exercise:
     def _latency(self) -> None:
         """Time single forward passes of one full input of one row, the device waited for, in milliseconds."""
         full = repeated(self.inputs.tensors(self.inputs.of("data")[-1].id), self.config.latency_length)
-        once = self.executor.timed(full)
-        for _ in range(self.config.warmup):
+        once, times = self.executor.timed(full, self.config.planted_slowdown), list[float]()
+        for _ in range(self.config.warmup + self.config.latency_runs):
+            begin = time.perf_counter()
             once()
-        self.facts[LATENCY] = [self._timed(once) for _ in range(self.config.latency_runs)]
-
-    def _timed(self, once: Callable[[], None]) -> float:
-        begin = time.perf_counter()
-        once()
-        if self.config.planted_slowdown:
-            hold((time.perf_counter() - begin) * self.config.planted_slowdown)
-        return (time.perf_counter() - begin) * 1e3
+            times.append((time.perf_counter() - begin) * 1e3)
+        self.facts[LATENCY] = times[self.config.warmup :]

@@ -8,7 +8,7 @@ order that does not depend on who merged them when, so that a change in a reposi
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_text
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
-from benchlib.results.run import Run, is_run
+from benchlib.results.record import load
+from benchlib.results.run import Run
+from benchlib.results.shared import run_folders
 from benchlib.show.markup import escaped
 from benchlib.spec.tables import Rows
 
@@ -30,9 +32,16 @@ TEXTS = (
     *("machine", "backend", "member", "outcome", "reason", "ended_at", "run", "tier", "model", "model_sha256"),
     *("inputs_sha256", "reference", "reference_sha256", "device", "precision", "accuracy"),
 )
+SETUP = (
+    "system",
+    "python",
+    "torch",
+    "transformers",
+    "benchlib",
+)  # what of a machine's software is shown, beside drivers
 NUMBERS = ("max_difference", "limit", "one_minus_cosine", "latency_ms")
 Row = dict[str, Any]
-# A row in which nothing is stated; its values say of which type the others are.
+# A row in which nothing is stated.
 EMPTY: Row = {**dict.fromkeys(TEXTS, ""), "gates": True, **dict.fromkeys(NUMBERS), "environment": {}, "quantities": {}}
 
 
@@ -48,61 +57,51 @@ class Merged(NamedTuple):
 
 
 def read_file(path: Path) -> list[Row]:
-    """Read a file of results; ``UserError`` where it is missing, cut, altered or of another kind."""
-    values = read_object(path, {"kind": str, "backend": str, "results": list}, SCHEMA)
-    if (values["kind"], values.get("schema_version")) != (KIND, SCHEMA):
+    """Read a file of results; ``UserError`` where it is missing, cut or of another kind."""
+    values = read_object(path, {"kind": str, "results": list}, SCHEMA)
+    same = (values["kind"], values.get("schema_version")) == (KIND, SCHEMA)
+    if not same or any(row.keys() != EMPTY.keys() for row in values["results"]):
         raise UserError(f"{path}: not results of parity of this version: restore the file, or merge its runs again")
-    for row in values["results"]:
-        if wrong := _misfits(row, values["backend"]):
-            raise UserError(f"{path}: a result does not fit ({wrong}): restore the file, or merge its runs again")
     return values["results"]  # type: ignore[no-any-return]
 
 
-def _misfits(row: Any, backend: str) -> str:
-    """Return what of a row cannot be: these files come from others, and their words are counted."""
-    if not isinstance(row, dict) or row.keys() != EMPTY.keys():
-        return "its fields"
-    kinds = {name: int | float | None if value is None else type(value) for name, value in EMPTY.items()}
-    wrong = [name for name, kind in kinds.items() if not isinstance(row[name], kind)]
-    wrong += ["backend"] * (row["backend"] != backend or backend not in BACKENDS)
-    if not wrong and row["outcome"] == "PASS" and not (row["max_difference"] or 0.0) <= (row["limit"] or 0.0):
-        return "PASS, and its difference is above its limit"
-    return ", ".join(wrong)
-
-
-def read_run(run: Run, machine: str = "") -> tuple[list[Row], str]:
+def read_run(folder: Path, machine: str = "") -> tuple[list[Row], str]:
     """Return a row for each member of a run, whole or broken, or why it says nothing; ``machine`` replaces its host name.
 
     Raises ``UserError`` for a damaged run.
     """
-    config: Any = run.config
-    result, status = run.result, run.status or {}
-    if config.benchmark != "parity":
-        return [], f"a run of {config.benchmark}, not of parity"
-    if config.planted_layer >= 0:
-        return [], f"a fault was injected into it on purpose, it tells nothing about {config.backend}"
-    if status.get("outcome") == "stopped":
+    record = load(folder, whole=False)
+    result, status = record.result, record.status or {}
+    if record.problems:
+        raise UserError(f"{folder}: {record.sentence}")
+    if record.benchmark != "parity":
+        return [], f"a run of {record.benchmark}, not of parity"
+    if record.config["planted_layer"] >= 0:
+        return [], f"a fault was injected into it on purpose, it tells nothing about {record.backend}"
+    if record.word == "STOPPED":
         return [], "it was stopped by its user before it could say what came out"
-    ended_at = (result.ended_at if result else None) or status.get("ended_at")
-    if ended_at is None:
+    if record.ended_at is None:
         return [], "it has not ended, or was cut off before it wrote a result"
     facts = result.facts if result else {}
     torch = facts.get("reference_torch")
     common = EMPTY | {
-        "machine": machine or str(run.machine.get("host") or "this machine"),
-        "backend": config.backend,
-        "run": run.path.name,
-        "tier": config.tier,
-        "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(ended_at))),
+        "machine": machine or record.host or "this machine",
+        "backend": record.backend,
+        "run": record.run,
+        "tier": record.tier,
+        "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(record.ended_at))),
         "model": facts.get("model", "") + (", random weights" if facts.get("init") == "random" else ""),
         "model_sha256": facts.get("weights_sha256", ""),
         "inputs_sha256": facts.get("cases_sha256", ""),
         "reference": f"eager on {facts['reference_backend']}, torch {torch}" if torch else "",
         "reference_sha256": facts.get("outputs_sha256", ""),
-        "environment": _environment(run.machine, config.backend),
+        "environment": {
+            "hardware": record.hardware,
+            **{name: text for name, text in record.setup.items() if name in SETUP or name.startswith("driver ")},
+        },
     }
     ends = result.status if result else "", status.get("outcome", "complete")
-    if ends[0] == "complete" and (rows := _members(Rows.of(run))):
+    if ends[0] == "complete" and (rows := _members(Rows.of(Run(folder)))):
         return [common | row for row in rows], ""
     if "skipped" in ends:
         outcome, reason = "SKIPPED", (result and result.reason) or str(status["reason"])
@@ -127,21 +126,6 @@ def _members(run: Rows) -> list[Row]:
     return rows
 
 
-def _environment(machine: Mapping[str, Any], backend: str) -> dict[str, str]:
-    """Return what is worth knowing of a machine, as texts by name; what is not known is left out."""
-    cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
-    device = machine.get("devices", {}).get("backends", {}).get(backend, {})
-    names = ", ".join(dict.fromkeys(map(str, device.get("names", [])))) if backend != "cpu" else ""
-    texts = {
-        "devices": f"{device.get('count', 1)} x {names}" if names else "",
-        "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores" if cpu.get("model") else "",
-        "system": machine.get("system"),
-        **{f"driver {name}": version for name, version in (machine.get("drivers") or {}).items()},
-        **{name: versions.get(name) for name in ("python", "torch", "transformers", "benchlib")},
-    }
-    return {name: str(text) for name, text in texts.items() if text}
-
-
 def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = ()) -> Merged:
     """Read ``sources`` into the newest results beside the rows ``stored``: runs, folders of runs, files of results, folders of those.
 
@@ -151,7 +135,7 @@ def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = 
     for path in [path for source in sources for path in of_source(source)]:
         short = "/".join(path.parts[-2:])
         try:
-            own, why = read_run(Run(path), machine) if path.is_dir() else (read_file(path), "")
+            own, why = read_run(path, machine) if path.is_dir() else (read_file(path), "")
             rows += own
             uncounted += [f"{short}: {why}"] * bool(why)
         except UserError as error:
@@ -163,11 +147,11 @@ def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = 
 
 def of_source(path: Path) -> list[Path]:
     """Return the runs and files that a source stands for."""
-    if path.is_file() or (path.is_dir() and is_run(path)):
+    if path.is_file():
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such run, folder or file of results")
-    runs = [found.parent for within in ("parity-*", "*/parity-*") for found in path.glob(f"{within}/config.json")]
+    runs = [folder for folder in run_folders(path) if folder == path or folder.name.startswith("parity-")]
     return [*runs, *path.glob(FILE), *path.glob(f"*/{FILE}")]
 
 

@@ -1,4 +1,4 @@
-"""A recording: what one member computed from the golden inputs, in a folder that is whole or absent.
+"""A recording: what one member computed from the golden inputs, in a folder of its own.
 
 recording.json          who, where, how, and all that is no tensor
 outputs.safetensors     CASE/start, CASE/end (B, S), dev/start, dev/end (T,); float32, float64 of the fp64 reference
@@ -6,8 +6,6 @@ gradients.safetensors   parameter name -> gradient, where the member trains
 layers.safetensors      000 -> hidden states behind the embeddings, 001 behind layer 0, and so on
 """
 
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,19 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
-from safetensors import SafetensorError
+from pydantic_core import to_json
 from safetensors.numpy import load_file, save_file
 
-from benchlib.core.errors import UserError
-from benchlib.core.files import read_object, writing
+from benchlib.core.files import read_object
 from benchlib.results.run import with_numbers
 from benchlib.runtime import checkpoint
 
 NAME = "recording.json"
 OUTPUTS, GRADIENTS, LAYERS = "outputs.safetensors", "gradients.safetensors", "layers.safetensors"
-_REQUIRED = {"member": str, "backend": str, "precision": str, "model_sha256": str, "inputs_sha256": str}
-_META: TypeAdapter[Any] = TypeAdapter(dict[str, Any], config=ConfigDict(ser_json_inf_nan="strings"))
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -41,15 +35,12 @@ class Recording:
     @classmethod
     def open(cls, folder: Path) -> "Recording":
         """Read a recording; ``UserError`` for one that is missing, cut, or of a later benchlib."""
-        return cls(folder, with_numbers(read_object(folder / NAME, _REQUIRED)))
+        return cls(folder, with_numbers(read_object(folder / NAME, {})))
 
     def _arrays(self, file: str) -> Arrays:
         """Return the arrays of a file by name, sorted; none where there is no such file."""
         path = self.folder / file
-        try:
-            return dict(sorted(load_file(path).items())) if path.exists() else {}
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: not a whole safetensors file ({error}); record it again") from None
+        return dict(sorted(load_file(path).items())) if path.exists() else {}
 
     outputs = cached_property(lambda self: self._arrays(OUTPUTS))  # CASE/start and CASE/end (B, S), of the dev set (T,)
     gradients = cached_property(lambda self: self._arrays(GRADIENTS))
@@ -57,22 +48,12 @@ class Recording:
 
 
 def write(folder: Path, meta: Mapping[str, Any], outputs: Arrays, gradients: Arrays, layers: Arrays) -> Recording:
-    """Write a recording whose folder appears at once and whole; ``UserError`` where it is there already.
-
-    ``meta`` needs member, backend, precision, model_sha256 and inputs_sha256.
-    """
-    if folder.exists():
-        raise UserError(f"{folder}: already exists; a recording is never overwritten")
+    """Write a recording into a new folder; ``meta`` needs member, backend, precision, model_sha256 and inputs_sha256."""
     whole = {"schema_version": 1, **meta}
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}"
-    try:
-        with writing(folder), checkpoint.naming_storage_errors(folder):
-            temporary.mkdir(parents=True)
-            for file, arrays in ((OUTPUTS, outputs), (GRADIENTS, gradients), (LAYERS, layers)):
-                if arrays:
-                    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary / file)
-            (temporary / NAME).write_bytes(_META.dump_json(whole, indent=2))
-            os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with checkpoint.naming_storage_errors(folder):
+        folder.mkdir(parents=True)
+        for file, arrays in ((OUTPUTS, outputs), (GRADIENTS, gradients), (LAYERS, layers)):
+            if arrays:
+                save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / file)
+        (folder / NAME).write_bytes(to_json(whole, indent=2, inf_nan_mode="strings"))
     return Recording(folder, whole)

@@ -5,7 +5,7 @@ member that the budget has no time for is skipped.
 """
 
 import hashlib
-import shutil
+import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from benchlib.benchmarks.parity import exercise, golden, inputs, recording, weights
-from benchlib.benchmarks.parity.compare import HEADS, Reference, compare, others
+from benchlib.benchmarks.parity.compare import Reference, compare, others
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.benchmarks.parity.exercise import LATENCY
 from benchlib.benchmarks.parity.recording import Recording
@@ -30,7 +30,6 @@ from benchlib.workloads import numerics
 from benchlib.workloads.executors import MEMBERS, Member
 
 LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
-COMPARED = ("data", "edge", "layer")  # kinds of cases whose logits are recorded one by one
 STAND_INS = ("minisquad", "files", EMBEDDED_MODEL, "random")
 RESERVE_S = 3.0  # of the budget, for the results
 Row = dict[str, Any]
@@ -75,18 +74,10 @@ class Bench:
             self.rank.events.emit("progress", phase="measure", member=name, **last)
 
         run_dir = self.rank.run_dir
-        log, work = run_dir / "logs" / f"member-{name}", (exercise.record, run_dir, name)
-        try:
-            return child.run(*work, timeout_s=timeout_s, tell=tell, log=log, variables=exercise.variables(name))
-        finally:
-            clear(run_dir)
-
-
-def clear(run_dir: Path) -> None:
-    """Remove the hidden folders of members that were ended: what they worked in, and recordings that were not whole."""
-    folders = (run_dir, run_dir / "members", golden.place(run_dir, ""))
-    for path in [path for folder in folders for path in folder.glob(".*") if path.is_dir()]:
-        shutil.rmtree(path, ignore_errors=True)
+        log, more = run_dir / "logs" / f"member-{name}", exercise.variables(name)
+        with tempfile.TemporaryDirectory(prefix=f".member-{name}-", dir=run_dir) as work:
+            arguments = exercise.record, run_dir, name, Path(work)
+            return child.run(*arguments, timeout_s=timeout_s, tell=tell, log=log, variables=more)
 
 
 def measure(rank: Rank) -> Tables:
@@ -99,7 +90,6 @@ def measure(rank: Rank) -> Tables:
     bench = Bench(rank, config, golden.place(rank.run_dir, config.golden))
     _require(config)
     _prepare(bench)
-    _require_logits(bench)
     tables: Tables = {"members": [], "differences": []}
     rank.events.emit("phase", name="members", text="computing and comparing members")
     for way in sorted([] if config.record else chosen(config), key=lambda way: way.slow):
@@ -158,17 +148,6 @@ def _prepare(bench: Bench) -> None:
         bench.no_truth = bench.used_up
     elif (ended := bench.computed(golden.TRUTH, left_s)).status != "done":
         bench.no_truth = f"double precision was not computed ({ended.status}): {ended.reason}"
-
-
-def _require_logits(bench: Bench) -> None:
-    """Raise ``UserError`` where the reference, or the fp64 one, lacks the logits of a case: it would not be compared."""
-    keys = [f"{case['id']}/{head}" for case in bench.fields["cases"] if case["kind"] in COMPARED for head in HEADS]
-    for record in filter(None, (bench.reference.recording, bench.reference.truth)):
-        if missing := [key for key in keys if key not in record.outputs]:
-            raise UserError(
-                f"{record.folder / recording.OUTPUTS}: the logits {missing[0]} are missing, so there is nothing to compare "
-                f"with; {golden.REMEDY}"
-            )
 
 
 def _member(bench: Bench, way: Member) -> tuple[Row, list[Row]]:

@@ -5,10 +5,9 @@ and ``model/facts.json`` (name, init, sha256, parameters, description). It may b
 modules whose names end in ``layer.N``, ``layers.N``, ``block.N`` or ``h.N``.
 """
 
-import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,16 +159,14 @@ def require_layer(model: torch.nn.Module, layer: int) -> None:
         raise UserError(f"planted_layer = {layer}: the model has {layers}")
 
 
-@contextlib.contextmanager
-def planted(model: torch.nn.Module, layer: int) -> Iterator[None]:
-    """Change the output of encoder layer ``layer`` while the block runs: a tenth of its mirror image is added.
+def plant(model: torch.nn.Module, layer: int) -> None:
+    """Change the output of encoder layer ``layer``: a tenth of its mirror image is added. -1 injects nothing.
 
-    -1 injects nothing. The layer's own ``forward`` is wrapped with ordinary operations of tensors, so that compilers,
-    exporters and whoever records hidden states take it along. ``UserError`` for a layer that the model does not have.
+    The layer's own ``forward`` is wrapped with ordinary operations of tensors, so that compilers, exporters and whoever
+    records hidden states take it along. ``UserError`` for a layer that the model does not have.
     """
     require_layer(model, layer)
     if layer < 0:
-        yield
         return
     module: Any = list(encoder_layers(model).values())[layer]
     honest = module.forward
@@ -181,7 +178,3 @@ def planted(model: torch.nn.Module, layer: int) -> Iterator[None]:
         return (output[0] + SHARE * output[0].flip(-1), *output[1:])
 
     module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward

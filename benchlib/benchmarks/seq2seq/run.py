@@ -5,7 +5,6 @@ Notation: G samples of a global batch, n samples of a rank, S tokens of a sequen
 
 import contextlib
 import gc
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -118,9 +117,9 @@ class Engine(Work):
         source = self.task.source
         if isinstance(source, Shards) and self.task.rank.world.local_rank == 0:
             self.cached.append(source.settle())
-        parts, again = itertools.tee(share(self.task, epoch, steps))
-        loaded = zip(source.batches((own for own, _ in parts), pin=self.device.type == "cuda"), again, strict=True)
-        return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, (_, weight) in loaded)
+        parts, weights = zip(*share(self.task, epoch, steps), strict=True)
+        loaded = zip(source.batches(parts, pin=self.device.type == "cuda"), weights, strict=True)
+        return ((tokens.to(self.device, non_blocking=True), weight, True) for tokens, weight in loaded)
 
     def differentiate(self, batch: torch.Tensor, weight: float, last: bool, step: int) -> torch.Tensor:
         """See ``Work``; ``batch`` is int64 (n, 2, S)."""

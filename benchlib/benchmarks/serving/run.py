@@ -67,7 +67,7 @@ class Bench:
         config = self.config
         limits_s, start_s = (config.deadline_s, config.stall_s, config.gone_s), start_s or config.gone_s
         policy = Policy(config.concurrency, *limits_s, start_s=start_s, partial=True)
-        dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token), policy)
+        dispatcher = Dispatcher(Settings(model=config.model, urls=tuple(urls), token=self.token, policy=policy))
         try:
             with keep_alive(self.events, start_s):
                 dispatcher.start()

@@ -95,8 +95,8 @@ class Split:
     @property
     def step_s(self) -> float:
         """Return the expected seconds of a step: the own work of the slowest rank."""
-        parts = zip(self.members, self.shares, strict=True)
-        return max(float(member.seconds(share, share * self.tokens)) for member, share in parts)
+        shares = np.array([self.shares])
+        return float(self.expected(shares, shares * self.tokens).max())
 
     def of(self, samples: int) -> list[int]:
         """Return the shares of a batch, which may be the smaller last one of an epoch."""
@@ -106,6 +106,26 @@ class Split:
         """Return the expected own work of each rank, (K, W) seconds, from (K, W) samples and tokens."""
         columns = [member.seconds(samples[:, place], tokens[:, place]) for place, member in enumerate(self.members)]
         return np.stack(columns, axis=1)
+
+    def wait_parts(
+        self, samples: np.ndarray, tokens: np.ndarray, own: np.ndarray, step_s: np.ndarray
+    ) -> dict[str, float]:
+        """Return what the time of a step consists of, seconds by part; they add up. ``best_s`` is the optimum of whole samples at
+        the speeds that these steps showed.
+
+        ``samples``, ``tokens`` and ``own`` work are (K, W), ``step_s`` (K,): steps under this split.
+        """
+        mean, expected = own.mean(axis=0), self.expected(samples, tokens).mean(axis=0)
+        speeds = zip(self.members, mean / np.maximum(expected, 1e-12), strict=True)
+        shown = [member.slower(float(factor)) for member, factor in speeds]
+        whole, each = round(float(samples.sum(axis=1).mean())), float(tokens.sum() / samples.sum())
+        best = best_split(shown, whole, each).step_s
+        return {
+            "best_s": best,
+            "other_split_s": float(mean.max()) - best,
+            "differing_steps_s": float(own.max(axis=1).mean() - mean.max()),
+            "exchange_s": float(step_s.mean() - own.max(axis=1).mean()),
+        }
 
 
 def best_split(members: Sequence[Member], samples: int, tokens: float, **more: Any) -> Split:
@@ -149,27 +169,6 @@ def replanned(split: Split, ratios: np.ndarray, from_step: int) -> Split | None:
     )
     gained = replace(split, members=best.members).step_s >= (1 + MIN_GAIN) * best.step_s
     return best if gained else None
-
-
-def wait_parts(
-    members: Sequence[Member], samples: np.ndarray, tokens: np.ndarray, own: np.ndarray, step_s: np.ndarray
-) -> dict[str, float]:
-    """Return what the time of a step consists of, seconds by part; they add up. ``best_s`` is the optimum of whole samples at
-    the speeds that these steps showed.
-
-    ``samples``, ``tokens`` and ``own`` work are (K, W), ``step_s`` (K,): steps under one split.
-    """
-    mean = own.mean(axis=0)
-    expected = [float(member.seconds(samples[:, i], tokens[:, i]).mean()) for i, member in enumerate(members)]
-    shown = [member.slower(value / max(was, 1e-12)) for member, value, was in zip(members, mean, expected, strict=True)]
-    whole, each = round(float(samples.sum(axis=1).mean())), float(tokens.sum() / samples.sum())
-    best = best_split(shown, whole, each).step_s
-    return {
-        "best_s": best,
-        "other_split_s": float(mean.max()) - best,
-        "differing_steps_s": float(own.max(axis=1).mean() - mean.max()),
-        "exchange_s": float(step_s.mean() - own.max(axis=1).mean()),
-    }
 
 
 def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float, float]:
@@ -343,7 +342,7 @@ class Balance:
         ]
         gained: Row = {"status": "skipped", "reason": few}
         if last.sum() >= WINDOW:
-            gained = wait_parts(split.members, samples[last], tokens[last], own[last], step_s[last])
+            gained = split.wait_parts(samples[last], tokens[last], own[last], step_s[last])
         waits = (1 - own / own.max(axis=1, keepdims=True)).mean(axis=1).tolist()
         gained |= {"wait_shares": waits, "calibration_s": self.calibration_s, "why": {"calibration_s": CONTINUED}}
         first = dict.fromkeys(("drifted", "factor"), "the first split follows from calibration")

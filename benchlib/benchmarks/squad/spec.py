@@ -40,9 +40,8 @@ def _whole(value: float, share: float) -> float | None:
 
 BUS, RATE = partial(busbw_samples, "all_reduce"), "collective.{}_gbytes_per_s".format
 run = training.run_of_training(
-    *cols("data fresh_weights checkpoint_faults"),
-    *cols("train_questions eval_questions shared_questions eval_windows questions_cut", "count"),
-    *cols("matmul_parameters bucket_bytes", "count"),
+    *cols("data checkpoint_faults"),
+    *cols("train_questions eval_questions shared_questions matmul_parameters bucket_bytes", "count"),
     Col("f1", "points", "F1", role="learning.f1", quality=0.5),
     Col("exact_match", "points", "exact match", role="learning.exact_match", quality=0.5),
     Col("whole_f1", "points", "F1", _whole, "f1 epoch_share"),

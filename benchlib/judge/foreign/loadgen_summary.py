@@ -40,7 +40,6 @@ def read(path: Path, text: str) -> list[Claim]:
             stated[KINDS[match[2].lower()]][f"{match[1].lower()}_s"] = NS * float(value)
     scenario, errors = lines["Scenario"].replace(" ", ""), ERRORS.search(text)
     run = LoadGen(
-        mode=lines.get("Mode", ""),
         valid=lines["Result is"] == "VALID",
         satisfied={name: word for name, word in lines.items() if name.endswith("satisfied")},
         errors=(0 if errors[1].lower() == "no" else int(errors[1])) if errors else None,

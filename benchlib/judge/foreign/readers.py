@@ -8,13 +8,13 @@ from pydantic import BaseModel, ValidationError
 
 from benchlib.benchmarks import of_run
 from benchlib.core.errors import UserError, explained
-from benchlib.core.files import read_bytes, read_json
+from benchlib.core.files import read_bytes, read_json, read_model
 from benchlib.core.run_folder import file_faults
 from benchlib.judge.baselines import Baseline, config_of
 from benchlib.judge.foreign import loadgen_summary, nccl, throughput_table
 from benchlib.judge.foreign.loadgen_summary import TITLE
 from benchlib.judge.impossible.claim import Claim, ClaimFile, Quantity
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers
 from benchlib.results.run import Result, Run, load_samples
 from benchlib.results.shared import is_report, read_html
 
@@ -53,14 +53,14 @@ def _result(path: Path, result: Result) -> list[Claim]:
     if faults := file_faults(folder):
         raise UserError(f"{folder}: changed since the run ended: {'; '.join(faults)}")
     whole = (folder / "config.json").exists()
-    claims = own_claims(Numbers.of_run(Run(folder)) if whole else Numbers(result, load_samples(folder)))
+    numbers = Numbers.of_run(Run(folder)) if whole else Numbers(result, load_samples(folder))
     own, beside = of_run(result.benchmark), list[Quantity]()
     try:
         # What a column of a table holds as it is stands beside that column, which needs no raw samples.
         for metric, number in own.spec.beside_rows(result) if own else ():
             both = {"samples": [metric.value], "recorded": [number]}
             beside.append(Quantity(name=metric.name, value=metric.value, unit=metric.unit, **both))
-        return [*claims, Claim(quantities=beside)]
+        return [*numbers.claims, Claim(quantities=beside)]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: the tables are not those of {result.benchmark} ({error})") from None
 
@@ -73,7 +73,7 @@ def _report(path: Path, text: str) -> list[Claim]:
         raise UserError(f"{path}: {error}") from None
     if run.result is None:
         raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
-    return own_claims(Numbers(run.result, run.samples, config_of(run.benchmark, run.config)))
+    return Numbers(run.result, run.samples, config_of(run.benchmark, run.config)).claims
 
 
 # In the order of asking: the formats with unmistakable marks first.
@@ -120,10 +120,7 @@ def claim_file(path: Path) -> ClaimFile | None:
     content = read_json(path) if path.suffix == ".json" and path.is_file() else None
     if not isinstance(content, dict) or not READERS["claim"].fits(path, content):
         return None
-    try:
-        return ClaimFile.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{path}: {explained(error, ClaimFile)}") from None
+    return read_model(path, ClaimFile, "a claim file")
 
 
 def not_read(path: Path, name: str) -> list[str]:

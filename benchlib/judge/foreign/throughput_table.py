@@ -2,12 +2,10 @@
 
 A column (``num_gpu``, ``nodes``) says how many devices a row is of, else a count before the row's name (``8x H200``). Rows of
 several devices are compared with the row of one such device. A heading says what its column holds: rates, times, counts,
-ratios, MFU; ``not_read`` names the others. Where no heading names a rate, every column of numbers that are not below zero is
-one, as in tables with a column per model.
+ratios, MFU; ``not_read`` names the others. Where no heading names a rate, every column of numbers is one, as in tables with a column per model.
 """
 
 import csv
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.judge.impossible.claim import Claim, Compute, Quantity, Speed, SpeedUp
+from benchlib.judge.impossible.claim import Claim, Compute, Speed, SpeedUp
 from benchlib.judge.impossible.findings import span
 
 COUNT = re.compile(
     r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])|^(\d{1,5})\s(?=(gpu|node|device|rank|worker|machine)s?$)", re.I
 )
 BOTH = re.compile(r"\bboth\b", re.IGNORECASE)  # of the two single rows above it, or twice the one
-NUMBER = re.compile(r"([-+]?(?:inf|(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,3})?))\s*([a-z%×/]*)$", re.I)
+NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d{1,2})?)\s*([a-z%×/]*)$", re.I)
 EMPTY = {"", "-", "–", "—", "n/a", "na", "nan", "none", "null"}
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6}
 UNITS = {
@@ -36,7 +34,7 @@ SECONDS = {unit: size for size, units in UNITS.items() for unit in units.split()
 ITEMS = r"(samples?|queries|req(uest)?s?|articles?|documents?|prompts?|seq(uence)?s?|images?|tok(en)?s?)"
 # What a column with this heading holds: the first that fits. Columns of kind '' are never rates.
 KINDS = {
-    "": r"cost|price|[$€£]|\b(usd|eur)\b|latency|ttft|tpot|\bp ?\d\d\b|length|^(watts?|power|tdp|year|memory|batch( size)?|bs|host)$",
+    "": r"\b([km]|thousands?|millions?)\b|(/|per) ?(min|h|hour|day)\b|cost|price|[$€£]|\b(usd|eur)\b|latency|ttft|tpot|\bp ?\d\d\b|length|^(watts?|power|tdp|year|memory|batch( size)?|bs|host)$",
     "rate": rf"\b{ITEMS} ?(/|per) ?s(ec(onds?)?)?\b|throughput|\bqps\b",
     "ranks": r"^(num |n )?(gpus?|nodes|devices|ranks|workers|servers|machines|replicas|instances|world size)$",
     "features": r"^features$",
@@ -49,7 +47,6 @@ KINDS = {
 }
 COUNTS = ("features", "epochs", "samples_counted")
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
-SCALED = re.compile(r"\b([km]|thousands?|millions?)\b|/ ?(min|h|hour|day)\b|\bper (min|h|day)")
 
 
 @dataclass(eq=False)
@@ -94,9 +91,8 @@ class _Row:
     singles: Sequence["_Row"] = ()  # the two rows whose machines work together in this one
 
     def value(self, column: _Column) -> float:
-        """Return a cell's finite number, 0 where there is none: the sign of a benchmark that was not run."""
-        value = self.cells.get(column, (0.0, ""))[0]
-        return value if math.isfinite(value) else 0.0
+        """Return a cell's number, 0 where there is none: the sign of a benchmark that was not run."""
+        return self.cells.get(column, (0.0, ""))[0]
 
 
 @dataclass(frozen=True)
@@ -144,14 +140,7 @@ def read(path: Path, text: str) -> list[Claim]:
     for row in table.rows:
         claims += [_claim(row, rate, table) for rate, _ in table.above_zero(row, "rate")]
         shares = table.shares(row, "mfu")
-        compute = Compute(mfu=shares[0], ranks=row.ranks) if shares else None
-        wrong = [
-            Quantity(name=column.head, value=value if value < 0 else None, unit=unit)
-            for column in table.columns
-            for value, unit in [row.cells.get(column, (0.0, ""))]
-            if column.kind in ("rate", "wall_s", "ranks", "mfu", *COUNTS) and not 0 <= value < math.inf
-        ]
-        claims += [Claim(subject=row.name, compute=compute, quantities=wrong)] if compute or wrong else []
+        claims += [Claim(subject=row.name, compute=Compute(mfu=shares[0], ranks=row.ranks))] if shares else []
     if not claims:
         unread = ", ".join(not_read(path, text))
         raise UserError(f"{path}: a table without a column of throughput or MFU{unread and f'; not read: {unread}'}")
@@ -163,7 +152,7 @@ def _claim(row: _Row, rate: _Column, table: _Table) -> Claim:
     # Counts and times are those of the one column of throughput, or the one of samples beside those of tokens.
     single = not share and [rate] in (rates, [column for column in rates if not column.of_tokens])
     alone, new, counts, ratios = table.alone(row, rate), row.value(rate), dict[str, Any](), list[SpeedUp]()
-    if single and not rate.of_tokens and not SCALED.search(rate.words):
+    if single and not rate.of_tokens:
         for column, value in table.above_zero(row, *COUNTS):
             counts[str(column.kind)] = value if column.kind == "epochs" else int(value)
         for column, value in table.above_zero(row, "wall_s")[:1]:
@@ -216,7 +205,7 @@ def _table(path: Path, text: str) -> _Table:
     for column in columns:
         found = [row.cells[column] for row in rows if column in row.cells]
         if column.kind is None and found:
-            may_be = "rate" not in kinds and all(0 <= value < math.inf and unit != "%" for value, unit in found)
+            may_be = "rate" not in kinds and all(unit != "%" for _, unit in found)
             column.kind, column.read = ("rate", column.read) if may_be else (None, False)
         if column.kind == "wall_s" and not kinds & set(COUNTS):
             column.read = False  # of how many samples nobody knows

@@ -56,7 +56,6 @@ class Speed(Part):
     step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
     batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
     sequence_length: Positive | None = _of("tokens of every sample, padded")
-    longest_sequence: Positive | None = _of("tokens of the longest sample")
     one_device_samples_per_s: Above0 | None = _of("rate of the same work on one device")
     one_device: str = _of("source of the rate of one device", "")
 
@@ -133,14 +132,12 @@ class Requests(Part):
     issued: Count | None = _of("sent to the server")
     completed: Count | None = _of("answered correctly")
     failed: Count | None = _of("refused, failed or timed out")
-    in_flight: Count | None = _of("still under way at the end")
     in_latency: Count | None = _of("requests whose times make up the latencies")
 
 
 class LoadGen(Part):
     """What an MLPerf LoadGen summary states. Times in seconds."""
 
-    mode: str = _of("PerformanceOnly, AccuracyOnly, FindPeakPerformance or SubmissionRun", "")
     valid: bool | None = _of("whether the summary says VALID")
     satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
     errors: Count | None = _of("errors in the log")

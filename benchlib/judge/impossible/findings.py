@@ -1,6 +1,5 @@
 """What a rule is and says of numbers, and when two numbers that were rounded for print still agree."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -125,11 +124,6 @@ def follows(
 
 def figure(value: float, unit: str = "") -> str:
     """Write a number with up to six digits, so that a reader sees what was compared."""
-    if math.isfinite(value) and unit == "FLOP/s":
+    if unit == "FLOP/s":
         return quantity(value, unit)
-    size, text = abs(value), f"{value:,.6g}" if abs(value) < 1e15 else f"{value:.4g}"
-    if math.isfinite(value) and size >= 1e4 and value == round(value):
-        text = f"{value:,.0f}"
-    elif "e" in text:
-        text = f"{value:,.1f}" if 1 <= size < 1e12 else f"{value:.4g}"
-    return with_unit(text, unit)
+    return with_unit(f"{value:,.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:,.6g}", unit)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from benchlib.core.errors import explained
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
 from benchlib.judge.numbers import InvalidNumber, within
-from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
 MIN_KEPT = 10  # samples of a longer series that tell where its median was
@@ -41,56 +40,25 @@ class Numbers:
         assert run.result is not None
         return cls(run.result, {**run.samples, **run.row_samples}, run.config, run.machine, run.path)
 
-    def metric(self, start: str) -> Metric | None:
-        """Return the metric of this name, else the first whose name goes on with the suffix of a stand-in."""
-        exact = next((metric for metric in self.result.metrics if metric.name == start), None)
-        return exact or next((metric for metric in self.result.metrics if metric.name.startswith(f"{start}_")), None)
-
-    def value(self, start: str) -> float | None:
-        """Return the value of ``metric(start)``; ``InvalidNumber`` where it should have one and has not."""
-        metric = self.metric(start)
-        if metric is not None and metric.fault:
-            raise InvalidNumber(f"{metric.name} is {metric.fault} in the metrics")
-        return metric.value if metric else None
-
-    def raw(self, start: str) -> list[float]:
-        """Return the raw samples of ``metric(start)``; none where some were left out, as in a baseline or a report."""
-        metric = self.metric(start)
-        samples = list(self.samples.get(metric.name, [])) if metric else []
-        return samples if metric and len(samples) == metric.n else []
-
-
-class OwnClaims(Sequence[Claim]):
-    """What a result states; it is read when a rule asks for it, so that what is missing fails the check that asks."""
-
-    def __init__(self, numbers: Numbers) -> None:
-        self.numbers = numbers
-
     @functools.cached_property
-    def _claims(self) -> list[Claim]:
-        return own_claims(self.numbers)
+    def claims(self) -> list[Claim]:
+        """What the result states, nothing for a skipped run; ``InvalidNumber`` where a value is outside its field's range.
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._claims[index]
+        Of a benchmark that this version does not know only the values themselves can be judged.
+        """
+        name = self.result.benchmark
+        if not self.result.metrics and not self.result.tables:
+            return []
+        try:
+            stated = own.spec.claims(self) if (own := of_run(name)) else []
+            return [*stated, Claim(quantities=[*quantities(self), *_recorded(self)], wholes=_whole_run(self))]
+        except (ValidationError, TypeError, KeyError) as error:
+            why = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
+            raise InvalidNumber(f"the result of {name} states an invalid number: {why}") from None
 
-    def __len__(self) -> int:
-        return len(self._claims)
-
-
-def own_claims(numbers: Numbers) -> list[Claim]:
-    """Return what a result states, nothing for a skipped run; ``InvalidNumber`` where a value is outside its field's range.
-
-    Of a benchmark that this version does not know only the values themselves can be judged.
-    """
-    name = numbers.result.benchmark
-    if not numbers.result.metrics and not numbers.result.tables:
-        return []
-    try:
-        stated = own.spec.claims(numbers) if (own := of_run(name)) else []
-        return [*stated, Claim(quantities=[*quantities(numbers), *_recorded(numbers)], wholes=_whole_run(numbers))]
-    except (ValidationError, TypeError, KeyError) as error:
-        why = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
-        raise InvalidNumber(f"the result of {name} states an invalid number: {why}") from None
+    def __iter__(self) -> Iterator[Claim]:
+        """Yield the claims when a rule asks for them, so that what is missing fails the check that asks."""
+        return iter(self.claims)
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:
@@ -133,7 +101,7 @@ def _most(numbers: Numbers, name: str, unit: str) -> float | None:
 
 def _whole_run(numbers: Numbers) -> list[Whole]:
     """Return what the clocks of a run say of its duration; writing its files comes after the last look at them."""
-    total_s, ended_at = numbers.value("total_s"), numbers.result.ended_at
+    total_s, ended_at = numbers.result.value("total_s"), numbers.result.ended_at
     if total_s is None or not ended_at or (elapsed_s := ended_at - numbers.result.started_at) <= 0:
         return []
     return [Whole(name="the time from begin to end", whole=elapsed_s + CLOCKS_S, parts={"total_s": total_s})]
@@ -146,16 +114,14 @@ def _recorded(numbers: Numbers) -> list[Quantity]:
     # A step that was done again after a failure is written again: the later line counts.
     steps = {event.get("step"): event for event in read_events(numbers.folder, {"step"}) if event["source"] == "rank0"}
     events = [steps[step] for step in sorted(step for step in steps if isinstance(step, int))]
-    series = {name: [event.get(name) for event in events] for name in ("loss", "step_s")}
-    series["train_samples_per_s"] = [
-        event["samples"] / event["step_s"] if event.get("samples") and event.get("step_s") else None for event in events
-    ]
-    quantities, counted = [], len(numbers.raw("step_s"))
-    for name, recorded in series.items():
-        metric, samples = numbers.metric(name), numbers.raw(name)
-        # The rate of a training whose steps come in bursts is one number.
-        whole = samples and (name == "loss" or len(samples) == counted) and all(map(within, recorded))
-        if metric and metric.value is not None and whole:
-            named = f"{name} of each step"
-            quantities.append(Quantity(name=named, value=metric.value, samples=samples, recorded=recorded))
-    return quantities
+    stated = list[Quantity]()
+    for name in ("loss", "step_s"):
+        recorded = [event.get(name) for event in events]
+        # A stand-in's name goes on with a suffix.
+        named = [metric for metric in numbers.result.metrics if f"{metric.name}_".startswith(f"{name}_")]
+        metric = min(named, key=lambda metric: len(metric.name), default=None)
+        samples = list(numbers.samples.get(metric.name, ())) if metric else []
+        if metric and metric.value is not None and len(samples) == metric.n and all(map(within, recorded)):
+            both = {"samples": samples, "recorded": recorded}
+            stated.append(Quantity(name=f"{name} of each step", value=metric.value, **both))
+    return stated

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchlib.benchmarks import loadable
 from benchlib.config.schema import nearest
-from benchlib.core.errors import StorageError, UserError
+from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, write_text
 from benchlib.core.text import counted
 from benchlib.results.record import Record
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pandas
 
 HERE = __name__
-MAX_TIME = 9e9  # unix seconds that a table holds: until 2255
 
 
 class Export(NamedTuple):
@@ -73,12 +72,7 @@ def export(runs: Sequence[Record], name: str, output: str = "", samples: bool = 
         raise UserError(f"{name} needs {', '.join(missing)}: pip install -e '.[export]' in the checkout")
     module, _, function = chosen.write.partition(":")
     write = getattr(importlib.import_module(module), function)
-    try:
-        return str(write(runs, output, samples) if chosen.has_samples else write(runs, output))
-    except StorageError:
-        raise
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename or output}: {error.strerror or error}") from None
+    return str(write(runs, output, samples) if chosen.has_samples else write(runs, output))
 
 
 def put(text: str, output: str, what: str) -> str:
@@ -142,33 +136,18 @@ def table_of(runs: Sequence[Record], samples: bool = False) -> "pandas.DataFrame
     """
     import pandas as pd  # takes a while to import: most formats, and the ranks that import one of them, do without
 
-    rows = [_common(run) | row for run in runs for row in (_samples(run) if samples else _metrics(run))]
+    rows = list[dict[str, Any]]()
+    for run in runs:
+        common = {name: getattr(run, name) for name in ("run", "benchmark", "tier", "backend")}
+        common |= {"world_size": run.ranks or None, "host": run.host or None, "verdict": run.word}
+        common["started_at"] = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
+        common["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else None
+        metrics = [metric.model_dump() | {"metric": metric.name} for metric in run.metrics]
+        taken = [
+            {"metric": name, "index": index, "value": value}
+            for name, values in run.samples.items()
+            for index, value in enumerate(values)
+        ]
+        rows += [common | row for row in (taken if samples else metrics or [{"reason": run.sentence}])]
     columns = SAMPLE_COLUMNS if samples else METRIC_COLUMNS
     return pd.DataFrame(rows, columns=pd.Index(list(columns))).astype(columns)
-
-
-def _metrics(run: Record) -> list[dict[str, Any]]:
-    return [metric.model_dump() | {"metric": metric.name} for metric in run.metrics] or [{"reason": run.sentence}]
-
-
-def _samples(run: Record) -> list[dict[str, Any]]:
-    return [
-        {"metric": name, "index": index, "value": value}
-        for name, values in run.samples.items()
-        for index, value in enumerate(values)
-    ]
-
-
-def _common(run: Record) -> dict[str, Any]:
-    started = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC) if run.started_at < MAX_TIME else None
-    return {
-        "run": run.run,
-        "benchmark": run.benchmark,
-        "tier": run.tier,
-        "backend": run.backend,
-        "world_size": run.ranks or None,
-        "host": run.host or None,
-        "started_at": started,
-        "verdict": run.word,
-        "fingerprint": fingerprint_key(run.fingerprint) if run.fingerprint else None,
-    }

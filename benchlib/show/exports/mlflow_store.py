@@ -84,13 +84,11 @@ def _store(client: Any, uri: str, run: Record) -> bool:
 
 
 def _tags(run: Record, name: str) -> dict[str, str]:
-    tags = {_TAG: name, "mlflow.note.content": run.sentence}
-    tags |= {"benchlib.verdict": run.word, "benchlib.backend": run.backend, "benchlib.host": run.host}
+    tags = {_TAG: name, "mlflow.note.content": run.sentence[:MAX_CHARACTERS], "benchlib.verdict": run.word}
+    tags |= {"benchlib.backend": run.backend, "benchlib.host": run.host}
     checks = run.verdict.checks if run.verdict else []
     tags |= {f"benchlib.check.{_key(check.name)}": check.status for check in checks}
-    tags |= {f"benchlib.version.{_key(k)}": str(v) for k, v in (run.machine.get("versions") or {}).items()}
-    problems = {"benchlib.problems": "; ".join(run.problems)[:MAX_CHARACTERS]} if run.problems else {}
-    return tags | problems
+    return tags | {f"benchlib.version.{_key(k)}": str(v) for k, v in run.machine.get("versions", {}).items()}
 
 
 def _numbers(client: Any, key: str, run: Record) -> None:

@@ -5,14 +5,11 @@ series once. There are no timestamps, which the textfile collector refuses; the 
 The file appears whole or not at all. Units are a label where Prometheus has no base unit for them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
-from prometheus_client import generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, StateSetMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CollectorRegistry, Enum, Gauge, Info, generate_latest
 from prometheus_client.openmetrics import exposition
-from prometheus_client.registry import Collector
 
 from benchlib.core.text import OF_RUNS, counted
 from benchlib.results.record import Record
@@ -22,6 +19,7 @@ from benchlib.show.exports import put
 
 OF_RUN = ("benchmark", "tier", "backend", "host")
 OF_METRIC = (*OF_RUN, "metric", "unit")
+OF_CHECK = ("check", "kind", "gates")
 GAUGES = {
     "run_readable": (OF_RUN, "0 where a part of the run is damaged."),
     "run_start_time_seconds": (OF_RUN, "Unix time of the run's start."),
@@ -43,11 +41,11 @@ def write_prometheus(runs: Sequence[Record], output: str) -> str:
 
 
 def openmetrics(runs: Sequence[Record]) -> str:
-    return exposition.generate_latest(_Newest(runs)).decode()
+    return exposition.generate_latest(_registry(runs)).decode()
 
 
 def prometheus(runs: Sequence[Record]) -> str:
-    return generate_latest(_Newest(runs)).decode()
+    return generate_latest(_registry(runs)).decode()
 
 
 def newest(runs: Sequence[Record]) -> list[Record]:
@@ -58,41 +56,31 @@ def _labels(run: Record) -> tuple[str, ...]:
     return run.benchmark, run.tier, run.backend, run.host or "unknown"
 
 
-class _Newest(Collector):
-    def __init__(self, runs: Sequence[Record]) -> None:
-        self.runs = newest(runs)
-
-    def collect(self) -> Iterator[Metric]:
-        info = InfoMetricFamily("benchlib_run", "The newest run.", labels=OF_RUN)
-        verdict = StateSetMetricFamily("benchlib_verdict", "What all checks of the run say together.", labels=OF_RUN)
-        words = "The status of each check; gates says whether its failure fails the run."
-        status = StateSetMetricFamily("benchlib_check_status", words, labels=(*OF_RUN, "check", "kind", "gates"))
-        gauges = {
-            name: GaugeMetricFamily(f"benchlib_{name}", what, labels=labels, unit="seconds" * name.endswith("_seconds"))
-            for name, (labels, what) in GAUGES.items()
-        }
-        for run in self.runs:
-            labels = _labels(run)
-            facts = {name: run.setup.get(name, "") for name in ("benchlib", "torch")} | {"run": run.run}
-            facts["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else ""
-            info.add_metric(labels, facts)
-            verdict.add_metric(labels, {word: word == run.word for word in OF_RUNS})
-            # Each check and each metric once, even where a foreign run repeats one.
-            for check in {check.name: check for check in (run.verdict.checks if run.verdict else [])}.values():
-                states = {word: word == check.status for word in get_args(Status)}
-                status.add_metric((*labels, check.name, check.kind, "true" if check.gates else "false"), states)
-            took = run.ended_at and run.ended_at - run.started_at
-            times = {
-                "readable": float(not run.problems),
-                "start_time_seconds": run.started_at,
-                "duration_seconds": took,
-            }
-            rows = [(f"run_{name}", labels, value) for name, value in times.items()]
-            for metric in {metric.name: metric for metric in run.metrics if metric.value is not None}.values():
-                numbers = {"value": metric.value, "samples": metric.n, "low": metric.ci_low, "high": metric.ci_high}
-                of = (*labels, metric.name, metric.unit)
-                rows += [(f"metric_{name}", of, value) for name, value in numbers.items()]
-            for name, of, value in rows:
-                if value is not None:
-                    gauges[name].add_metric(of, value)
-        yield from (info, verdict, status, *gauges.values())
+def _registry(runs: Sequence[Record]) -> CollectorRegistry:
+    own = CollectorRegistry()
+    info = Info("benchlib_run", "The newest run.", OF_RUN, registry=own)
+    words = "What all checks of the run say together."
+    verdict = Enum("benchlib_verdict", words, OF_RUN, registry=own, states=OF_RUNS)
+    words, of = "The status of each check; gates says whether its failure fails the run.", (*OF_RUN, *OF_CHECK)
+    status = Enum("benchlib_check_status", words, of, registry=own, states=get_args(Status))
+    gauges = {
+        name: Gauge(f"benchlib_{name}", what, labels, unit="seconds" * name.endswith("_seconds"), registry=own)
+        for name, (labels, what) in GAUGES.items()
+    }
+    for run in newest(runs):
+        labels = _labels(run)
+        facts = {name: run.setup.get(name, "") for name in ("benchlib", "torch")} | {"run": run.run}
+        info.labels(*labels).info(facts | {"fingerprint": fingerprint_key(run.fingerprint) if run.fingerprint else ""})
+        verdict.labels(*labels).state(run.word)
+        for check in run.verdict.checks if run.verdict else []:
+            status.labels(*labels, check.name, check.kind, str(check.gates).lower()).state(check.status)
+        gauges["run_readable"].labels(*labels).set(not run.problems)
+        gauges["run_start_time_seconds"].labels(*labels).set(run.started_at)
+        if run.ended_at:
+            gauges["run_duration_seconds"].labels(*labels).set(run.ended_at - run.started_at)
+        for metric in run.metrics:
+            numbers = {"value": metric.value, "samples": metric.n, "low": metric.ci_low, "high": metric.ci_high}
+            for name, value in numbers.items():
+                if metric.value is not None and value is not None:
+                    gauges[f"metric_{name}"].labels(*labels, metric.name, metric.unit).set(value)
+    return own

@@ -23,6 +23,7 @@ import torch
 from benchlib.core.errors import BackendUnavailable
 from benchlib.core.machine import cpu_model
 from benchlib.runtime import devices
+from benchlib.runtime.timing import hold
 from benchlib.workloads.executors import Member
 from benchlib.workloads.stablehlo.export import Answers, exported, pair, quiet, trace_inputs
 
@@ -65,13 +66,18 @@ class Executor:
         """Return what embeddings and layers put out, (B, S, H) each, on the CPU; nothing where a graph hides them."""
         return []
 
-    def timed(self, inputs: Inputs) -> Callable[[], None]:
-        """Return a call that does one forward pass and waits for it; the inputs are placed before, once."""
+    def timed(self, inputs: Inputs, slowdown: float = 0.0) -> Callable[[], None]:
+        """Return a call that does one forward pass, waits for it and takes ``slowdown`` times as long again.
+
+        The inputs are placed before, once.
+        """
         placed = self.place(inputs)
 
         def once() -> None:
+            begin = time.perf_counter()
             self.run(placed)
             devices.synchronize(self.where)
+            hold((time.perf_counter() - begin) * slowdown)
 
         return once
 
@@ -125,12 +131,9 @@ class Eager(TorchExecutor):
 
     def __init__(self, model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> None:
         """See ``Make``: a device may lack the precision or the attention kernel."""
-        if (
-            member.precision == "bf16" and where.type != "cpu"
-        ):  # a CPU without the instructions computes the same, slower
-            has, reason = devices.supports("bf16", where)
-            if not has:
-                raise BackendUnavailable(reason)
+        # A CPU without the instructions computes the same, slower.
+        if member.precision == "bf16" and where.type != "cpu" and (reason := devices.lacking("bf16", where)):
+            raise BackendUnavailable(reason)
         if member.precision == "fp64" and where.type == "xpu" and not torch.xpu.get_device_properties(where).has_fp64:
             raise BackendUnavailable(f"{device_name(where)} has no fp64 units")
         self.module = (model.double() if member.precision == "fp64" else model).to(where)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.workloads.llm.engines import Policy, Query, Settings
+from benchlib.core.errors import BackendUnavailable
+from benchlib.workloads.llm.engines import Query, Settings
 from benchlib.workloads.llm.wire import Answer, Job, RefusedQuery, Wire, Worker, addresses
 
 MAX_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
@@ -31,10 +31,8 @@ Row = dict[str, Any]
 class Dispatcher:
     """See the module. ``attempts`` and ``events`` are the record; times are those of ``time.monotonic()``."""
 
-    def __init__(self, settings: Settings, policy: Policy | None = None) -> None:
-        if not settings.urls:
-            raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
-        self.settings, self.policy = settings, policy or settings.policy
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.policy = settings, settings.policy
         self.counts = Counter[str]()  # tokens of answers in text: as servers state them, as the tokenizer counts them
         self.workers: list[Worker] = []
         self.attempts: list[Row] = []

@@ -83,10 +83,15 @@ def _type(meta: torch.Tensor) -> tuple[tuple[int, ...], str]:
     return tuple(meta.shape), element_of(meta.dtype)
 
 
+def _name(node: torch.fx.Node) -> str:
+    """Return the name of an operation without that of its overload."""
+    return str(node.target).rpartition(".")[0]
+
+
 def _require_known(graph: torch.fx.Graph) -> None:
     unknown: dict[str, str] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem and str(node.target) not in LOWERINGS:
+        if node.op == "call_function" and node.target is not operator.getitem and _name(node) not in LOWERINGS:
             unknown.setdefault(str(node.target), node.name)
     if unknown:
         raise Unsupported(sorted(unknown.items()))
@@ -98,7 +103,7 @@ def _lower(w: Writer, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) 
     if node.target is operator.getitem:
         return args[0][args[1]]
     w.begin(node.name)
-    lowered = LOWERINGS[str(node.target)](w, node, *args, **named)
+    lowered = LOWERINGS[_name(node)](w, node, *args, **named)
     lowered = w.end(lowered) if isinstance(lowered, Value) else lowered
     for value, meta in zip(_listed(lowered), _listed(node.meta.get("val")), strict=True):
         if (value.shape, value.element) != _type(meta):

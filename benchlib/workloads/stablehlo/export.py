@@ -1,10 +1,11 @@
 """A module becomes a graph of core ATen operations: the forward pass, or the forward and the backward pass together.
 
-Static shapes; dropout off. Attention that torch has as one fused operation is held to plain products
+Static shapes; dropout is to be off: random numbers have no lowering. Attention that torch has as one fused operation is held to plain products
 (``SDPBackend.MATH``): the fused backward operation of a CPU is torch's own and has no counterpart elsewhere.
 """
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchlib.workloads.answer_loss import answer_losses
 
 aten = torch.ops.aten
+
+
+_ERF_P = [-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05]
+_ERF_P += [-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02]
+_ERF_Q = [-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03]
+_ERF_Q += [-1.42647390514189e-02]
 
 
 def _layer_norm(
@@ -39,6 +46,16 @@ def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: float 
     return product + (bias if beta == 1 else bias * beta)
 
 
+def _erf(x: torch.Tensor) -> torch.Tensor:
+    """Return x P(x^2) / Q(x^2) for |x| <= 4, by the coefficients of Eigen for fp32 (generic_fast_erf_float): within 3.1e-7."""
+    if x.dtype is torch.float64:
+        raise ValueError("erf is approximated for fp32, not for fp64: convert the model in fp32")
+    inside = (x.float() if x.itemsize == 2 else x).clamp(-4.0, 4.0)
+    square, zero = inside * inside, torch.zeros_like(inside)
+    p, q = (functools.reduce(lambda total, factor: total * square + factor, parts, zero) for parts in (_ERF_P, _ERF_Q))
+    return (inside * p / q).to(x.dtype)
+
+
 def _clamp(x: torch.Tensor, low: float | None = None, high: float | None = None) -> torch.Tensor:
     x = x if low is None else torch.where(x < low, low, x)
     return x if high is None else torch.where(x > high, high, x)
@@ -51,7 +68,7 @@ def _places(dim: int, index: torch.Tensor) -> list[torch.Tensor]:
 
 
 # What torch takes for one operation and other compilers do not have: as plain ones, by torch's own definitions, but for a norm
-# without operations below ATen, for sums that are not multiplied by one, and for what is one of slices or of indices.
+# without operations below ATen, an error function, for sums that are not multiplied by one, and for what is one of slices or of indices.
 PLAIN = torch.export.default_decompositions()
 PLAIN.update(get_decompositions([aten._softmax, aten._log_softmax, aten.gelu, aten.cumsum, aten.mean, aten.any]))
 PLAIN.update(
@@ -59,6 +76,7 @@ PLAIN.update(
         aten.native_layer_norm.default: _layer_norm,
         aten.addmm.default: _addmm,
         aten.clamp.default: _clamp,
+        aten.erf.default: _erf,
         aten.select.int: lambda x, dim, index: x.narrow(dim, index % x.shape[dim], 1).squeeze(dim),
         aten.split_with_sizes.default: lambda x, sizes, dim=0: x.tensor_split(list(accumulate(sizes))[:-1], dim),
         aten.embedding.default: lambda weight, index, *_: weight[index],
@@ -70,7 +88,6 @@ PLAIN.update(
 
 def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Return the graph of ``module(**inputs)``, tensors to tensors. Raises what ``torch.export`` raises."""
-    _require_no_dropout(module)
     with torch.no_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
         return torch.export.export(module, (), dict(inputs), strict=False).run_decompositions(PLAIN)
 
@@ -80,7 +97,6 @@ def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Export
 
     The graph's signature says which output is which gradient; see ``torch.export.graph_signature``.
     """
-    _require_no_dropout(module)
     with torch.enable_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
         # The one name that torch calls experimental; no public one gives the joint graph.
         program = _export_forward_backward(torch.export.export(module, (), dict(inputs), strict=False))
@@ -109,13 +125,6 @@ def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
         first = {name: tensor.repeat(1, 2) if tensor.ndim > 1 else tensor for name, tensor in first.items()}
     rows = 3 if any(tensor.ndim > 1 and tensor.shape[1] == 2 for tensor in first.values()) else 2
     return {name: tensor.repeat(rows, *[1] * (tensor.ndim - 1)) for name, tensor in first.items()}
-
-
-def _require_no_dropout(module: torch.nn.Module) -> None:
-    for name, child in module.named_modules():
-        if isinstance(child, torch.nn.Dropout) and child.training and child.p:
-            remedy = "call eval() first, or set its rate to 0"
-            raise ValueError(f"{name} drops values at random, which is not converted: {remedy}")
 
 
 @contextlib.contextmanager

@@ -1,24 +1,21 @@
 """What stands beside a .mlir file: each argument's name, role, shape and type, and what comes out.
 
     model.mlir         the text
-    model.mlir.json    {"name", "text": SHA-256, "replicas", "arguments": [...], "results": [...]}
+    model.mlir.json    {"name", "replicas", "arguments": [...], "results": [...]}
 
 Roles of arguments: parameter, buffer, input. Roles of results: output, loss, gradient (of the parameter ``name``).
-The hash of the text is against mistakes, not against intent.
 """
 
-import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic.dataclasses import dataclass
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_bytes, read_object, write_json, write_text
 from benchlib.workloads.stablehlo.emit import element_of, fits, type_of
-
-_FIELDS = {"name": str, "text": str, "replicas": int, "arguments": list, "results": list}
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Manifest:
     def write(self, path: Path, text: str) -> None:
         """Write the text and, beside it, this manifest."""
         write_text(path, text)
-        write_json(_beside(path), asdict(self) | {"text": _hash(text)})
+        write_json(_beside(path), asdict(self))
 
 
 def _beside(path: Path) -> Path:
@@ -51,19 +48,8 @@ def _beside(path: Path) -> Path:
 
 
 def read(path: Path) -> tuple[str, Manifest]:
-    """Read a .mlir file and its manifest; raises ``UserError`` where one is missing or the text was changed."""
-    fields, text = read_object(_beside(path), _FIELDS), read_bytes(path).decode()
-    if fields["text"] != _hash(text):
-        raise UserError(f"{path} was changed after its manifest was written: convert the model again")
-    arguments, results = (
-        tuple(Item(**{**entry, "shape": tuple(entry["shape"])}) for entry in fields[name])
-        for name in ("arguments", "results")
-    )
-    return text, Manifest(fields["name"], fields["replicas"], arguments, results)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Read a .mlir file and its manifest; raises ``UserError`` where one is missing."""
+    return read_bytes(path).decode(), Manifest(**read_object(_beside(path), {}))
 
 
 def array(tensor: torch.Tensor, item: Item) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.numbers import judged
 from benchlib.results.run import Result
 from benchlib.spec.checks import judge
@@ -16,7 +16,7 @@ def judged_rows():
         view, _ = judged(spec.tables, rows)
         tables = {name: rows for name, rows in rows.tables.items() if name != "run"}
         result = Result.of(rows.config, facts=dict(rows.run), tables=tables)
-        claims = OwnClaims(Numbers(result.model_copy(update={"world_size": rows.world}), config=rows.config))
+        claims = Numbers(result, config=rows.config)
         asked = [check for check in spec.checks if check.when(rows.config)]
         return {answer.name: answer for check in asked for answer in judge(check, view, claims)}
 

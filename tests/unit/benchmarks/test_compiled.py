@@ -158,9 +158,3 @@ def test_a_row_too_few_fails(tmp_path):
     for table in ("curve", "runtimes", "executors"):
         stored[table].pop(0)
     assert {"training", "runtimes", "executors"} <= {*failed(judged(tmp_path / "run", stored)[1])}
-
-
-def test_pictures_are_titled_by_what_they_show(tmp_path):
-    run, _ = judged(tmp_path / "run", tables())
-    assert "steps are within 1e-05" in SPEC.figures()["curve"](run).alt
-    assert "Fastest: xla at 1 x 32, 2 ms" in SPEC.figures()["latency"](run).alt

@@ -13,6 +13,7 @@ from benchlib.benchmarks.parallel import estimate, measure, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
+from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.judge import presets
 from benchlib.judge.references import registry, vendor_peak
@@ -193,10 +194,11 @@ def test_a_preset_is_not_overwritten(tmp_path, monkeypatch):
     content = yaml.safe_load((presets.folder() / "h100.yaml").read_text())
     monkeypatch.setattr("benchlib.judge.presets.folder", lambda: tmp_path)
     monkeypatch.setattr(machine_command, "content", lambda _: content)
-    said = {
-        name: CliRunner().invoke(machine_command.command, ["init", str(tmp_path), "--name", name])
-        for name in ("mine", "../mine")
-    }
-    assert said["mine"].output == f"preset: {tmp_path / 'mine.yaml'}\n" and "letters" in said["../mine"].output
+
+    def init(*words):
+        return CliRunner().invoke(main, ["machine", "init", str(tmp_path), *words])
+
+    assert init("--name", "mine").output == f"preset: {tmp_path / 'mine.yaml'}\n"
     assert presets.preset(str(tmp_path / "mine.yaml")).memory_gb.value == 80
-    assert "--force" in CliRunner().invoke(machine_command.command, ["init", str(tmp_path), "--name", "mine"]).output
+    assert "--force" in init("--name", "mine").output
+    assert "letters" in init("--name", "../mine", "--force").output

@@ -172,15 +172,6 @@ def test_a_driver_that_changes_numerics_is_noticed(tmp_path):
     assert judged(later, tmp_path)[name.replace("sdpa_flash", "eager")].status == "FAIL", "0 may not grow"
 
 
-def test_a_recording_is_named_with_its_age_and_what_differs(tmp_path):
-    def change(found):
-        found["run"][0] |= {"golden": "golden", "golden_age_s": 2e6, "why": {}}
-        found["environment"][0]["reference"] = "2.12.0"
-
-    said = " ".join(SPEC.reading(run_of(tmp_path / "run", change)))
-    assert "the golden folder golden, recorded 23 days ago; other: torch 2.12.0 there, 2.13.0 here." in said
-
-
 def test_tables_have_each_member_with_its_outcome_and_each_limit_with_its_source(tmp_path):
     run = run_of(tmp_path / "run", left("skipped", "no such library"))
     shown = SPEC.report(run)

@@ -8,14 +8,11 @@ from benchlib.core.machine import BACKENDS
 from benchlib.launch import plan
 
 
-def names(**values):
-    return [member.name for member in chosen(ParityConfig(**values))]
-
-
 def test_members_of_a_backend():
-    assert names() == ["eager", "sdpa_math", "sdpa_flash", "fp64", "bf16", "native"]
-    assert names(slow=True)[6:] == ["compile", "aotinductor", "onnxruntime", "openvino", "xla", "iree"]
-    assert names(backend="mps") == ["bf16", "exact", "native"]
+    def names(**values):
+        return [member.name for member in chosen(ParityConfig(**values))]
+
+    assert set(names()) < set(names(slow=True))
     assert names(members=["compile", "bf16"]) == ["bf16", "compile"]  # named: also a slow one
     for backend in BACKENDS:
         assert any(member.gates and member.precision == "fp32" for member in chosen(ParityConfig(backend=backend)))
@@ -25,6 +22,7 @@ def test_members_of_a_backend():
     ("values", "words"),
     [
         ({"members": ["sdpa_mth"]}, "did you mean sdpa_math"),
+        ({"members": ["efficient"]}, "'efficient' is not of cpu but of cuda, rocm"),
         ({"data": "files"}, "needs dev_file=FILE"),
         ({"record": True, "members": ["bf16"]}, "omit members"),
         ({"record": True, "golden": "folder"}, "omit golden"),
@@ -33,16 +31,9 @@ def test_members_of_a_backend():
         ({"nproc": 2}, "one process"),
     ],
 )
-def test_wrong_values_say_what_to_do(values, words):
-    with pytest.raises(ValueError, match=words):
-        ParityConfig(**values)
-
-
-def test_a_member_of_another_backend_is_refused_before_anything_starts():
-    config = ParityConfig(members=["efficient"])
-    with pytest.raises(UserError, match="'efficient' is not of cpu but of cuda, rocm"):
-        config.check_whole()
-    ParityConfig(members=["efficient"], backend="cuda").check_whole()
+def test_wrong_values_say_what_to_do_before_anything_starts(values, words):
+    with pytest.raises((ValueError, UserError), match=words):
+        ParityConfig(**values).check_whole()
 
 
 def test_a_file_is_the_data_and_a_golden_folder_has_its_own():
@@ -50,12 +41,7 @@ def test_a_file_is_the_data_and_a_golden_folder_has_its_own():
     assert ParityConfig(data="files", golden="folder").golden == "folder"
 
 
-def test_the_work_is_said_and_is_what_the_members_compute():
-    config = ParityConfig(lengths=[8, 64], batch_sizes=[1, 4], reference="cuda", backend="rocm", latency_runs=7)
-    for part in ("exact", "of rocm", "fp32 on cuda", "4 inputs", "8 to 64 tokens", "7 timed passes"):
-        assert part in config.expected_work()
-    recording = ParityConfig(record=True, train_steps=0, backend="cuda").expected_work()
-    assert recording.startswith("records eager attention in fp32 on cuda") and "training" not in recording
+def test_the_work_is_what_the_members_compute():
     same = ParityConfig(members=["bf16"], slow=True, keep=True, planted_layer=1, golden="", member_timeout_s=9)
     assert same.work() == ParityConfig().work()
     assert ParityConfig(golden="/a/h100").work() == ParityConfig(golden="/b/h100").work() != ParityConfig().work()
@@ -68,13 +54,8 @@ def test_a_parameter_that_went_says_what_to_use():
 
 
 def test_a_tier_over_many_ranks_gives_parity_one_process_and_none_over_nodes(capsys):
-    eight = plan.plans("nightly", None, "cpu", ["nproc=8"], None)
-    assert {one.config.benchmark: one.config.nproc for one in eight} == {
-        "machine": 8, "squad": 8, "collectives": 8, "parity": 1, "inference": 1, "serving": 1, "seq2seq": 8, "compiled": 8,
-        "parallel": 8,
-    }  # fmt: skip
+    eight = {one.config.benchmark: one.config.nproc for one in plan.plans("nightly", None, "cpu", ["nproc=8"], None)}
+    assert (eight["parity"], eight["squad"]) == (1, 8)
     nodes = plan.plans("nightly", None, "cuda", ["nproc=8", "nnodes=2", "launcher=slurm", "cluster=slurm"], None)
     assert "parity" not in [one.config.benchmark for one in nodes]
     assert "left out: parity runs in one process" in capsys.readouterr().err
-    with pytest.raises(UserError, match="parity is the work of one process"):
-        plan.plans("parity", "nightly", "cpu", ["nproc=8"], None)

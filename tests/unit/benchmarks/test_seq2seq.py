@@ -25,10 +25,9 @@ from tests.fixtures.make_smoke import unpack
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"nhead": 5}, "nhead = 5 does not divide d_model = 128.*set nhead=4"),
+        ({"nhead": 5}, "nhead = 5 does not divide d_model = 128"),
         ({"vocabulary": 70000, "token_bytes": 2}, "token_bytes = 2.*set token_bytes=8"),
         ({"page_cache": "cold"}, "page_cache = cold is about shards: set data_dir"),
-        ({"data_dir": __file__}, "is a file: name a folder"),
         ({"memory_gb": 2}, "memory_gb = 2 is the limit of batch=auto"),
         ({"batch": "auto", "batch_size": "2"}, "batch_size = 2 with batch = auto, which decides it: leave one"),
         ({"full": "true"}, "seq2seq has no full any more: set samples=7500000"),
@@ -46,8 +45,6 @@ def test_sizes_and_sets():
     assert [config.scope(samples) for samples in (3_750_000, 7_500_000, 1000)] == ["", "", "_subset"]
     assert Seq2seqConfig(samples=0).epoch_samples == 3_750_000
     assert {resolve("seq2seq", tier).config.parameters for tier in tier_names()} == {3_527_168}
-    with pytest.raises(UserError, match="fewer than the 4 ranks"):
-        Seq2seqConfig(samples=3, nproc=4).check_whole()
 
 
 @pytest.mark.parametrize("most_that_fits", [1, 2, 7, 100, 128])

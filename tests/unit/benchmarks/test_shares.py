@@ -88,7 +88,7 @@ def test_parts_of_a_step_add_up_to_it():
     tokens = samples * draw.uniform(80, 120, (20, 1))
     own = split.expected(samples, tokens) * draw.lognormal(0, 0.05, (20, 2))
     step_s = own.max(axis=1) + 0.3
-    parts = balance.wait_parts(split.members, samples, tokens, own, step_s)
+    parts = split.wait_parts(samples, tokens, own, step_s)
     assert sum(parts.values()) == pytest.approx(step_s.mean())
     assert parts["best_s"] < own.mean(axis=0).max()  # 12+4 is better than 10+6
     assert parts["other_split_s"] > 0.1 * parts["best_s"]

@@ -27,7 +27,6 @@ def test_a_program_is_counted(tmp_path):
 
 ARGUMENT = "func.func @main(%a: {}) {{ return }}"
 HOSTILE = {
-    "tuples in tuples": (ARGUMENT.format("tuple<" * 100_000), "nested deeper than 256"),
     "a dimension of 5,000 digits": (ARGUMENT.format(f"tensor<{'9' * 5000}xf32>"), "invalid dimension"),
     "no shape": (ARGUMENT.format("tensor<*xf32>"), "cannot be counted"),
     "nothing": ("", "no function with a body"),

@@ -20,7 +20,6 @@ def test_shipped_profiles_load_and_travel():
         ("links: {inter_node_gpbs: 3}", "links.inter_node_gpbs: no such field: did you mean inter_node_gbps?"),
         ("links: {inter_node_gbps: 3}", "inter_node_gbps needs inter_node_source"),
         ("kubernets: {}", "kubernets: no such field: did you mean kubernetes?"),
-        ("kubernetes: {tolerations: [{key: a, efect: NoSchedule}]}", "did you mean effect?"),
         ('slurm: {setup: ["module load x\\nrm -r y"]}', "slurm.setup.0: 'module load x\\nrm -r y' has to be one line"),
         ('torchx: {cfg: {queue: "a\\nb"}}', "torchx.cfg"),
         ('kubernetes: {node_selector: {"a\\nb": c}}', "kubernetes.node_selector"),

@@ -33,15 +33,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_new_files_have_the_permissions_that_the_umask_leaves(tmp_path):
-    before = os.umask(0o027)
-    try:
-        write_json(tmp_path / "a.json", {})
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o640
-
-
 @pytest.mark.parametrize("read", [read_yaml, read_json])
 @pytest.mark.parametrize(
     ("content", "reason"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchlib.judge.checks import Check, Verdict, finite_check, verdict_of
 from benchlib.judge.impossible.claim import Claim, Compute
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.impossible.rules import RULES
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result
@@ -32,11 +32,7 @@ def test_a_value_above_its_measured_peak_is_impossible(flops_per_s, status):
 )
 def test_values_that_cannot_be_fail(metrics, status):
     result = Result(benchmark="squad", tier="smoke", backend="cpu", world_size=1, metrics=metrics)
-    assert finite_check(own_claims(Numbers(result))).status == status
-
-
-def test_one_slow_step_moves_no_metric():
-    assert measured("step_s", [1.0, 1.0, 9.0], "s").value == 1.0
+    assert finite_check(Numbers(result)).status == status
 
 
 def check(status, gates=True, **more):
@@ -71,11 +67,6 @@ def test_verdicts_and_exit_codes(checks, options, word, code, strict):
     verdict = verdict_of(checks, **options)
     assert (verdict.verdict, verdict.exit_code(), verdict.exit_code(strict=True)) == (word, code, strict)
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
-
-
-def test_a_gate_that_lacks_its_numbers_is_incomplete_and_no_question_without_a_target():
-    words = [check("SKIPPED"), check("SKIPPED", False), check("FAIL", False), check("FAIL"), check("NO_BASELINE")]
-    assert [item.word for item in words] == ["INCOMPLETE", "SKIPPED", "DIFFERS", "FAIL", "NO_BASELINE"]
 
 
 statuses = st.sampled_from(["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"])

@@ -12,7 +12,6 @@ from benchlib.judge.impossible.claim import (
     Decode,
     Latency,
     Learning,
-    LoadGen,
     Quantity,
     Requests,
     Speed,
@@ -33,7 +32,7 @@ IMPOSSIBLE = [
     ("04-bert-base-8xa100.md", "scaling", "9.65 times the 443 seq/s of one (A100 80GB SXM4), an efficiency of 1.21"),
     ("05-planned-steps.json", "steps that ran", "70 of 100 planned steps ran, which gives 6,441"),
     ("05-planned-steps.json", "rate from counts", "counts the 100 planned steps, of which 70 ran"),
-    ("06-learning-rate-zero.json", "learning rate", "nothing was trained"),
+    ("06-learning-rate-zero.json", "learning rate", "0 of 10 steps: the others, from step 1 on, trained nothing"),
     ("06-learning-rate-zero.json", "loss falls", "loss from 5.900 to 5.900"),
     ("07-rate-times-steps.json", "rate from raw steps", "80 samples/s by the raw times of 100 steps"),
     ("07-rate-times-steps.json", "rate from counts", "multiplied by the 100 steps"),
@@ -52,7 +51,7 @@ IMPOSSIBLE = [
     ("17-announced.json", "announced and measured", "15 to 25 samples/s announced, 0.18 to 0.29 samples/s measured"),
     ("18-tokens-and-samples.json", "tokens and samples", "319,898 tokens/s by 156.2 samples/s × 2,048 tokens"),
     ("19-two-limits.json", "limits have a source", "42.99 of inference_rules.adoc"),
-    ("20-schedule-too-short.json", "learning rate", "zero or less from step 4 of 10"),
+    ("20-schedule-too-short.json", "learning rate", "3 of 10 steps: the others, from step 4 on, trained nothing"),
     ("21-first-token-not-reported.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
     ("21-first-token-not-reported.txt", "tokens take time", "first token: 6 of 6 times are zero"),
     ("22-completed-twice.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
@@ -183,9 +182,7 @@ TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of trainin
         ("sample count", "PASS", {"speed": Speed(samples_counted=96, features=110, epochs=1.0, batch_per_rank=32, ranks=1)}),
         ("sample count", "FAIL", {"speed": Speed(samples_counted=64, features=110, epochs=1.0, batch_per_rank=32, ranks=1)}),
         ("requests add up", "PASS", {"requests": Requests(issued=1000, completed=980, failed=4)}),
-        ("requests add up", "PASS", {"requests": Requests(issued=1000, completed=736, failed=8, in_flight=256)}),
-        ("requests add up", "FAIL", {"requests": Requests(issued=1000, completed=736, failed=8)}),
-        ("requests add up", "FAIL", {"requests": Requests(issued=1000, completed=980, failed=4, in_flight=12)}),
+        ("requests add up", "FAIL", {"requests": Requests(issued=1000, completed=980, failed=24)}),
         # Latencies.
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0, 150: 2.0})]}),
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=3.0, max_s=2.0)]}),
@@ -202,7 +199,6 @@ TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of trainin
         # Ranges.
         ("possible ranges", "FAIL", {"quantities": [Quantity(name="f1", value=103.0, most=100.0)]}),
         ("possible ranges", "PASS", {"quantities": [Quantity(name="f1", value=100.0, most=100.0)]}),
-        ("LoadGen verdict", "SKIPPED", {"loadgen": LoadGen(valid=True, mode="AccuracyOnly")}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_and_what_is_only_unusual_is_not(rule, status, parts):

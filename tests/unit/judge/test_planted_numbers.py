@@ -26,13 +26,13 @@ from benchlib.spec.tables import Rows
 def stored(tmp_path):
     """Return a function that copies a recorded run into a folder, changes its result and judges it."""
 
-    def make(name, change=None):
-        folder = tmp_path / name
+    def make(change=None):
+        folder = tmp_path / "squad-run"
         packed = unpack("squad", folder)
         samples = packed.samples | packed.row_samples
         result = json.loads((folder / "result.json").read_text())
         if change:
-            change(Edit(result, samples, folder))
+            change(Edit(result, samples))
         rows = [(metric, index, value) for metric, values in samples.items() for index, value in enumerate(values)]
         pd.DataFrame(rows, columns=["metric", "index", "value"]).to_parquet(folder / "samples.parquet", index=False)
         (folder / "result.json").write_text(json.dumps(result))
@@ -44,8 +44,7 @@ def stored(tmp_path):
 class Edit:
     """A result and its raw samples, to be changed by hand."""
 
-    def __init__(self, result, samples, folder=None):
-        self.folder = folder
+    def __init__(self, result, samples):
         self.result, self.facts, self.tables, self.samples = result, result["facts"], result["tables"], samples
         self.metrics = {metric["name"].removesuffix("_minisquad_tiny"): metric for metric in result["metrics"]}
 
@@ -64,15 +63,10 @@ class Edit:
         self.samples[key] = [change(value) for value in self.samples[key]]
         row[name] = statistics.median(self.samples[key])
 
-    def swap(self, name):
-        """Exchange the ends of an interval."""
-        metric = self.metrics[name]
-        metric["ci_low"], metric["ci_high"] = metric["ci_high"], metric["ci_low"]
-
 
 def verdict(folder, tmp_path):
     judged = judge(folder, tmp_path / "no-baselines")
-    return judged, {check.name: check for check in judged.checks}
+    return judged.verdict, {check.name: check for check in judged.checks}
 
 
 SQUAD = [
@@ -82,6 +76,7 @@ SQUAD = [
     ("all-reduce right", "wrong elements 3, not = 0", lambda run: run.facts.update(wrong_elements=3)),
     ("all-reduce right", "missing", lambda run: run.facts.pop("wrong_elements")),
     ("sample count", "valid integer", lambda run: run.facts.update(samples_seen=[80.5, 80])),
+    ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
     ("finite", "no number", lambda run: run.facts.update(samples_expected="160")),
     ("sample count", "does not report", lambda run: run.facts.pop("samples_seen")),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts.update(learning_rate_min=-1e-6)),
@@ -92,19 +87,18 @@ SQUAD = [
     ("finite", "below zero", lambda run: run.scale("step_s", -1, raw=False)),
     ("finite", "train_s is missing", lambda run: run.metrics["train_s"].update(value=None)),
     ("ranks equal", "they differ", lambda run: run.facts.update(checksums=[["a", "a"], ["b", "c"]])),
-    ("numbers agree", "not within its interval", lambda run: run.swap("step_s")),
     ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_low=9.0, ci_high=10.0)),
 ]
 
 
 def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
     """Also where nothing else of the run contradicts it."""
-    folder = stored("squad-run")
+    folder = stored()
     record_files(folder)
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps(result | {"world_size": 8}))
-    judged, checks = verdict(folder, tmp_path)
-    assert judged.verdict == "FAIL"
+    word, checks = verdict(folder, tmp_path)
+    assert word == "FAIL"
     assert any(check.reason.startswith("result.json was ") for check in checks.values() if check.status == "FAIL")
     answer = CliRunner().invoke(main, ["judge", str(folder)])
     assert (answer.exit_code, "result.json was " in answer.output) == (2, True)
@@ -112,44 +106,24 @@ def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
 
 @pytest.mark.parametrize(("name", "reason", "change"), SQUAD, ids=[f"{row[0]}: {row[1]}" for row in SQUAD])
 def test_planted_numbers_fail_the_run(stored, tmp_path, name, reason, change):
-    judged, checks = verdict(stored("squad-run", change), tmp_path)
-    assert judged.verdict == "FAIL"
-    assert checks[name].status == "FAIL"
-    assert reason in checks[name].reason
+    word, checks = verdict(stored(change), tmp_path)
+    assert (word, checks[name].status) == ("FAIL", "FAIL") and reason in checks[name].reason
 
 
-MACHINE = [
-    ("all-reduce right", "wrong elements 3, not = 0", ("allreduce", 1, "wrong_elements"), lambda _: 3),
-    ("all-reduce right", "wrong_elements is missing", ("allreduce", 1, "wrong_elements"), lambda _: None),
-    ("possible scaling", "2 devices cannot do more", ("products", 0, "best_flops"), lambda value: value / 4),
-    ("numbers agree", "GB/s", ("copies", 0, "gbytes_per_s"), lambda values: [2 * value for value in values]),
-    ("numbers agree", "its row says", ("allreduce", 2, "times_us"), lambda values: [1e-4 for _ in values]),
-]
-
-
-@pytest.mark.parametrize(("name", "reason", "place", "change"), MACHINE, ids=[f"{row[0]}: {row[1]}" for row in MACHINE])
-def test_planted_peaks_fail_the_machine(tmp_path, name, reason, place, change):
-    run, (table, index, column) = unpack("machine", tmp_path / "run"), place
-    rows, key = run.result.tables[table], f"{table}[{index}].{column}"
-    row, samples = rows[index], run.row_samples
-    if key in samples:
-        samples[key] = change(samples[key])
-        row[column] = statistics.median(samples[key])
-    else:
-        row[column] = change(row[column])
-    checks = {check.name: check for check in judge(save(run, samples), tmp_path / "no-baselines").checks}
-    assert checks[name].status == "FAIL"
-    assert reason in checks[name].reason
-
-
-def save(run, samples):
-    metrics = [metric.model_copy(update={"samples": run.samples.get(metric.name, [])}) for metric in run.result.metrics]
-    save_result(run.path, run.result.model_copy(update={"metrics": metrics}), samples)
-    return run.path
+@pytest.mark.parametrize(
+    ("name", "table", "column", "factor"),
+    [("possible scaling", "products", "best_flops", 0.25), ("numbers agree", "copies", "gbytes_per_s", 2.0)],
+)
+def test_planted_peaks_fail_the_machine(tmp_path, name, table, column, factor):
+    run = unpack("machine", tmp_path / "run")
+    run.result.tables[table][0][column] *= factor
+    save_result(run.path, run.result, run.samples | run.row_samples)
+    failed = [check.name for check in judge(run.path, tmp_path / "no-baselines").checks if check.status == "FAIL"]
+    assert name in failed
 
 
 def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
-    folder = stored("squad-run")
+    folder = stored()
     verdict(folder, tmp_path)
     for path, name in ((folder, "run"), (folder / "result.json", "result")):
         found, claims = read_claims(path)
@@ -168,10 +142,10 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
-    folder = stored("squad-run", lambda run: run.set("steps.flops", lambda value: 20 * value))
+    folder = stored(lambda run: run.set("steps.flops", lambda value: 20 * value))
     data = embedded.link(load(folder))
     path = tmp_path / "report.html"
-    link = f'<a {embedded.ATTRIBUTE}="{data.version}" data-sha256="{data.sha256}" href="{data.href}">data</a>'
+    link = f'<a {embedded.ATTRIBUTE}="{data["version"]}" data-sha256="{data["sha256"]}" href="{data["href"]}">data</a>'
     path.write_text(f"<!doctype html><html><body>{link}</body></html>")
     name, claims = read_claims(path)
     found = {judgement.rule.name: judgement.status for judgement in judge_claims(claims)}
@@ -240,7 +214,7 @@ FORGED = {  # a change of rows from which all else follows, and what gives it aw
 def test_what_a_run_can_recompute_is_recomputed(stored, tmp_path, case):
     """Also where the result, its samples and the list of files were all made to agree; report, export and judge all see it."""
     change, words = FORGED[case]
-    folder = stored("squad-run")
+    folder = stored()
     keep_records(folder)
     record_files(folder)
     honest = judge(folder, tmp_path)

@@ -39,7 +39,7 @@ def test_values_are_compared_within_three_times_their_spread_or_what_a_column_al
         (values(0.2351), "FAIL", "final loss 0.2351, the reference is 0.205 ± 0.03"),
         (values(0.205, 92.8), "FAIL", "F1 92.8 points, the reference is exactly 92.6"),
         (
-            {"final loss": values(0.205)["final loss"], "first loss": values(9)["F1"]},
+            {"final loss": Quality(0.205, "", 0.001), "first loss": Quality(9.0, "", 0.0)},
             "PASS",
             "1 value as the reference",
         ),

@@ -12,9 +12,7 @@ from benchlib.commands.run import summarise
 from benchlib.core.errors import UserError
 from benchlib.judge.verdict import judge
 from benchlib.launch import nodes
-from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.nodes import Node
-from benchlib.launch.ranks import REGROUPED, Attempts, Ending, RankTable
 from benchlib.show import report
 
 
@@ -113,19 +111,3 @@ def test_a_node_without_rank_0_says_where_the_result_is(tmp_path: Path, capsys: 
     assert "the result and the verdict are on" in " ".join(capsys.readouterr().out.split())
     page = report.render(run_dir).read_text(encoding="utf-8")
     assert where in page and "Nothing ran" not in page
-
-
-def test_attempts(tmp_path: Path) -> None:
-    """A new meeting place is a new attempt, and so is a second start of a rank; only failures use up restarts."""
-    attempts, ranks = Attempts(restarts=1), RankTable(tmp_path)
-    ranks.records = {0: RankRecord(0, pid=10)}
-    starts = ((10, "0 h 1", None), (11, "0 h 1", None), (12, "0 h 2", None), (13, "0 h 2", RankRecord(0, pid=12)))
-    new = [attempts.begins({"pid": pid, "attempt": key}, record) for pid, key, record in starts]
-    assert new == [False, False, True, True], "the same place again, and another process of the rank"
-    row = attempts.close(ranks)
-    assert (row["attempt"], row["outcome"], attempts.left) == (1, REGROUPED, True)
-    assert row["ranks"][0]["ended_by_supervisor"] and not ranks.records
-    attempts.ending = Ending("failed", "rank 0 was killed", 0)
-    assert attempts.close(ranks)["reason"] == "rank 0 was killed" and not attempts.left
-    assert attempts.used_up(Ending("failed")) and not attempts.used_up(Ending("complete"))
-    assert not Attempts(0).used_up(Ending("failed"))

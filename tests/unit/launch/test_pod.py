@@ -84,7 +84,7 @@ def test_a_pod_ends_on_sigterm(run_dir, options, words, code):
 def test_a_pod_hands_over_what_was_measured_and_logged(run_dir, tmp_path, monkeypatch):
     """Not what is large, hidden or of the pod itself; events are never too large."""
     monkeypatch.setattr(pod, "MAX_BYTES", 4)
-    names = {"result.json", "logs/rank0.err", "logs/attempt-1/rank0.error.json", "events-rank0.jsonl"}
+    names = {"result.json", "logs/rank0.err", "logs/torchrun/agent.log", "events-rank0.jsonl"}
     for name in (*names, "config.json", "checkpoints/model.json", ".lock", "large.json"):
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / name).write_text("12345" if name in ("large.json", "events-rank0.jsonl") else "1234")

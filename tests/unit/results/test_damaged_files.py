@@ -4,8 +4,7 @@ import re
 import shutil
 
 import pytest
-from stores import command, no_pictures, place  # noqa: F401
-from test_record import damage
+from stores import command, damage, place
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -14,20 +13,6 @@ from benchlib.judge import baselines
 from benchlib.judge import verdict as judge
 from benchlib.results.record import load
 from benchlib.results.run import Run, fingerprint_key
-from benchlib.show import report
-
-
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize(
-    "name", ["config.json", "events-rank0.jsonl", "samples.parquet", "notebook.ipynb", "logs/notebook.error.json"]
-)
-def test_a_report_survives_what_is_no_file(tmp_path, name):
-    run = place(tmp_path, notebook="made up", steps=5)
-    for kind in ("pipe", "folder", "dangling", "foreign"):
-        damage(run / name, kind)
-        assert "made up for a test" in report.html(Run(run))
-        judge.judged(Run(run), tmp_path / "baselines")
-        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
 
 
 def test_files_that_are_cut_later_are_noticed(tmp_path):

@@ -32,7 +32,7 @@ def history_of(store, values, name="train_samples_per_s", **facts):
         folder = place(store, START - age * DAY, metrics=[_metric(name, value, "samples/s", "higher", 1)])
         if age < 4 and facts:
             on_machine(folder, **facts)
-    verdict = trends.judge_history(trends.read_history(*trends.choose_store(str(store))))
+    verdict = trends.judge_history(trends.read_history(str(store)))
     return verdict, {check.name.split(" of ")[0]: check for check in verdict.checks}
 
 
@@ -74,7 +74,7 @@ def test_filters(tmp_path):
     make_run(tmp_path / "smoke-20260101" / "machine-cpu-101500-abcdef", config=other)
 
     def count(**asked):
-        return len(trends.read_history(*trends.choose_store(str(tmp_path), **asked)).runs)
+        return len(trends.read_history(str(tmp_path), **asked).runs)
 
     day = load_all(tmp_path)[-1].moment.strftime("%Y-%m-%d")
     asked = ({}, {"tier": "smoke"}, {"benchmark": "machine"}, {"machine": "imaginary"}, {"first_day": day})
@@ -91,12 +91,12 @@ def test_filters(tmp_path):
 
 def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
-    store, demo, _ = trends.choose_store("")
+    store, demo = trends.choose_store()
     assert demo
     found = load_all(store)
     assert len(found) >= 10 and {run.word for run in found} == {"PASS"} and all(run.series for run in found)
     place(tmp_path, START)
-    assert trends.choose_store("")[:2] == (tmp_path, False)
+    assert trends.choose_store() == (tmp_path, False)
 
 
 def test_a_listed_run_has_time_and_key_number_in_80_columns_and_a_name_to_copy(tmp_path):
@@ -111,7 +111,7 @@ def test_a_listed_run_has_time_and_key_number_in_80_columns_and_a_name_to_copy(t
 
 def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys):
     (store / load_all(store)[0].path / "result.json").write_text("{")
-    found = trends.read_history(store, False, trends.Filter())
+    found = trends.read_history(str(store))
     verdict = trends.judge_history(found)
     check = verdict.checks[0]
     assert (verdict.verdict, check.status, verdict.sentence) == ("AMBIGUOUS", "AMBIGUOUS", "Open: runs readable.")

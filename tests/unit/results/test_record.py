@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from make_run import START, make_run
 from series import DAY, speed
 from series import place as stored_at
-from stores import command, files_of, no_pictures, place, without_pictures  # noqa: F401
+from stores import CUT, command, damage, no_pictures, place, without_pictures  # noqa: F401
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -93,28 +93,7 @@ def test_a_run_has_one_word_everywhere(every_state, tmp_path):
     assert {run.run: run.word for run in load_all(out)} == expected  # judged again it stays damaged
 
 
-CUT = {
-    "empty": b"", "list": b"[]", "number": b"3", "null": b"null", "text": b'"x"', "empty object": b"{}",
-    "NaN": b'{"a": NaN}', "digits": b'{"benchmark": ' + b"9" * 5000 + b"}", "deep": b"[" * 200_000,
-    "not UTF-8": b"\xff\xfe\x00", "later": b'{"schema_version": 99}', "half": 0.5, "folder": None, "pipe": None, "dangling": None,
-    "foreign": b'{"name": "x", "benchmark": 7, "verdict": "BANANA", "outcome": 7, "cpu": 3, "files": 3}',
-    "number too large": b'{"started_at": 1e300, "ended_at": 1e300, "planted_slowdown": "much"}',
-}  # fmt: skip
 FILES = ("config.json", "machine.json", "result.json", "verdict.json", "status.json", "samples.parquet", "files.json")
-
-
-def damage(path, kind):
-    """Put something else in the place of a file."""
-    whole = path.read_bytes() if path.is_file() else b""
-    path.unlink(missing_ok=True)
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "dangling":
-        path.symlink_to("nowhere")
-    else:
-        path.write_bytes(whole[: len(whole) // 2] if kind == "half" else CUT[kind])
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -41,8 +41,8 @@ def test_the_rate_of_a_product_counts_two_operations_a_term(monkeypatch):
 
 
 def test_the_peak_of_all_ranks_is_the_best_sum_of_a_size_that_every_rank_measured():
-    first = [peaks.MatmulPeak("fp32", 512, (90.0, 100.0)), peaks.MatmulPeak("fp32", 1024, (80.0, 130.0))]
-    second = [peaks.MatmulPeak("fp32", 512, (95.0,)), peaks.MatmulPeak("fp32", 1024, (60.0, 70.0))]
+    first = [peaks.MatmulPeak(512, (90.0, 100.0)), peaks.MatmulPeak(1024, (80.0, 130.0))]
+    second = [peaks.MatmulPeak(512, (95.0,)), peaks.MatmulPeak(1024, (60.0, 70.0))]
     assert peaks.peak_together([first, second]) == (200.0, 1024)
     assert peaks.peak_together([first, second[:1]]) == (195.0, 512)
 

@@ -17,7 +17,7 @@ from benchlib.show.figures import png
 
 
 def read(store, **asked):
-    return trends.read_history(*trends.choose_store(str(store), **asked))
+    return trends.read_history(str(store), **asked)
 
 
 @pytest.fixture

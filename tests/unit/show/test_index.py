@@ -43,10 +43,10 @@ def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
     assert "batch_size" not in rendered(tmp_path).text, "no series looks like another one"
     place(tmp_path, START - 4 * DAY, metrics=f1(50.0), config={"batch_size": 16})
     groups = index.groups(load_all(tmp_path))
-    seen = sorted((group["last"]["run"].tier, group["runs"], group["apart"]) for group in groups)
+    seen = sorted((group["last"].tier, group["runs"], group["apart"]) for group in groups)
     assert seen == [("nightly", 1, ""), ("quick", 1, "batch_size 16"), ("quick", 3, "batch_size 8")]
     of_three = next(group for group in groups if group["runs"] == 3)
-    assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three["trends"][0])
+    assert "last 2 runs: from 90.00 to 91.00" in lines.describe_trend(of_three["trends"][0])
 
 
 def test_a_change_is_drawn_said_and_explained(tmp_path):
@@ -60,12 +60,10 @@ def test_a_change_is_drawn_said_and_explained(tmp_path):
     picture = next(attrs for attrs in page.all("svg") if attrs["class"] == "spark")
     assert said in picture["aria-label"] and said in page.text
     machines = lines.machines(load_all(tmp_path))
-    assert [(item["machine"][-5:], item["runs"], item["ended"]) for item in machines] == [
-        ("node1", "6", "6 PASS"),
-        ("node0", "6", "6 PASS"),
-    ]
-    assert all("torch 2.12.1" in item["versions"].split("; ")[0] for item in machines)
-    assert all("torch 2.13.0" in item["versions"].split("; ")[1] for item in machines)
+    ends = [(item["machine"][-5:], item["runs"], item["ended"]) for item in machines]
+    assert ends == [("node1", "6", "6 PASS"), ("node0", "6", "6 PASS")]
+    versions = {tuple(part.rpartition("torch ")[2][:6] for part in item["versions"].split("; ")) for item in machines}
+    assert versions == {("2.12.1", "2.13.0")}
 
 
 def test_slowed_and_broken_runs_are_listed_but_take_no_part(tmp_path):
@@ -94,12 +92,8 @@ def test_damaged_folders_are_marked(tmp_path):
     page = rendered(tmp_path)
     assert len(rows_of(page)) == 10
     assert sum("DAMAGED" in row for row in rows_of(page)) == 9
-    for words in (
-        "the folder has no config.json",
-        "verdict.json: not valid JSON",
-        "result.json: not of this version (",
-    ):
-        assert words in page.text
+    said = ("the folder has no config.json", "verdict.json: not valid JSON", "result.json: not of this version (")
+    assert [words for words in said if words not in page.text] == []
     assert whole.name.rsplit("-", 1)[-1] in page.text
 
 
@@ -107,20 +101,16 @@ def test_hostile_names_are_shown_harmless(tmp_path):
     bytes_name = b"\xff\xfe".decode("utf-8", "surrogateescape")
     for number, name in enumerate(("<script>alert(1)<script>", "a\"b'c", "line\nfeed", "x" * 180, bytes_name)):
         place(tmp_path, START - number * DAY, clock=f"101500-{name}")
+    (place(tmp_path, START - 7 * DAY, clock="#1?%") / "report.html").write_text("x")
     folder = place(tmp_path, START - 9 * DAY)
     result = json.loads((folder / "result.json").read_text()) | {"benchmark": EVIL, "tier": "t" * 500, "backend": "<b>"}
     (folder / "result.json").write_text(json.dumps(result))
     on_machine(folder, host=EVIL, versions={"torch": EVIL})
-    page = rendered(tmp_path)
+    page = Page(index.render(tmp_path))
     assert not {"script", "img", "b"} & {tag for tag, _ in page.elements}
     assert "x" * 61 not in page.text
-    assert len(rows_of(page)) == 6
-
-
-def test_links_to_reports_are_quoted(tmp_path):
-    (place(tmp_path, START, clock="#1?%") / "report.html").write_text("x")
-    (link,) = {attrs["href"] for attrs in Page(index.render(tmp_path)).all("a")}
-    assert "%231%3F%25" in link
+    assert len(rows_of(page)) == 7
+    assert {"%231%3F%25" in attrs["href"] for attrs in page.all("a")} == {True}, "links are quoted"
 
 
 def test_the_page_of_many_runs_is_small_and_says_what_it_leaves_out(tmp_path):

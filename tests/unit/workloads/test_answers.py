@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import qa_reference
-from texts import TOKENIZERS, odd_examples
+from qa_reference import TOKENIZERS, odd_examples
 
 from benchlib.workloads import answers, features
 

@@ -23,7 +23,7 @@ def _features(lengths, training=True):
         input_ids=np.arange(1, starts[-1] + 1, dtype=np.int32), starts=starts, context_start=np.full(count, 3, np.int32),
         example_index=np.arange(count, dtype=np.int32), start_positions=np.arange(count, dtype=np.int32) if training else None,
         end_positions=np.arange(count, dtype=np.int32) + 1 if training else None, char_start=None, char_end=None, max_length=20, suffix=1,
-        cls_index=0, token_types=True, questions_cut=0,
+        cls_index=0, token_types=True,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ The models are small and random, with logits of the order of 1; a toy with few k
 
 import logging
 import sys
+import time
 
 import pytest
 import torch
@@ -150,6 +151,15 @@ def test_an_aotinductor_package_takes_any_number_of_rows_and_tokens(tmp_path):
     assert worst(executor, plain, "toy") <= LIMIT
     assert executor.timed(inputs("toy", 1, 8))() is None
     assert executor.description["package_bytes"] == (tmp_path / "model.pt2").stat().st_size
+
+
+def test_a_planted_slowdown_makes_timed_calls_longer():
+    executor = eager.Executor(CPU, {})
+    executor.place, executor.run = dict, lambda placed: time.sleep(0.02)
+    for slowdown, least in ((0.0, 0.02), (1.0, 0.04)):
+        begin = time.perf_counter()
+        executor.timed({}, slowdown)()
+        assert time.perf_counter() - begin >= least
 
 
 def test_without_a_compiler_inductor_is_unavailable(monkeypatch, tmp_path):

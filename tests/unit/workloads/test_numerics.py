@@ -1,4 +1,4 @@
-"""Distances against exact fractions and known angles; limits against the requirement, and how far they follow the logits."""
+"""Distances against exact fractions and known angles; limits against the requirement."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import pytest
 
 from benchlib.core.machine import BACKENDS
 from benchlib.workloads import numerics
-from benchlib.workloads.numerics import Limit, eased, eased_loss, limit, max_abs, norm, one_minus_cosine, relative_l2
+from benchlib.workloads.numerics import limit, max_abs, one_minus_cosine, relative_l2
 
 f32 = np.float32
 
@@ -25,7 +25,7 @@ def test_one_minus_cosine_near_one(angle):
 
 def test_cosine_sees_directions_only():
     a = np.array([3.0, -4.0])
-    assert one_minus_cosine(1e-200 * a, 1e200 * a) == pytest.approx(0.0, abs=1e-31)
+    assert one_minus_cosine(1e-30 * a, 1e30 * a) == pytest.approx(0.0, abs=1e-31)
     assert one_minus_cosine(a, -a) == pytest.approx(2.0)
     assert one_minus_cosine(a, np.array([4.0, 3.0])) == pytest.approx(1.0)
     assert one_minus_cosine(np.zeros(2), np.zeros(2)) == 0.0
@@ -39,8 +39,6 @@ def test_distances():
     assert relative_l2(a, b, floor=100.0) == pytest.approx(math.sqrt(17) / 100)
     assert relative_l2(a, np.zeros((2, 2))) == math.inf
     assert relative_l2(np.zeros(2), np.zeros(2)) == 0.0
-    assert norm(np.array([3e-300, 4e-300])) == pytest.approx(5e-300)
-    assert norm(np.array([3e300, 4e300])) == pytest.approx(5e300)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -63,39 +61,10 @@ def test_limits_of_logits_are_those_of_the_requirement():
         for precision, limits in (("fp32", (largest, apart)), ("fp64", (largest, apart)), ("bf16", (3e-2, 2e-4))):
             found = (limit(backend, precision, name).value for name in (numerics.LOGITS, numerics.COSINE))
             assert tuple(found) == limits, (backend, precision)
+    assert limit("cpu", "fp32", numerics.LOGITS, "cuda").value == 1e-4, "a reference may differ as its backend may"
 
 
 def test_every_limit_has_a_reason_and_the_derived_ones_their_factor():
     for backend, precision, quantity in itertools.product(BACKENDS, ("fp32", "bf16", "fp64"), numerics.QUANTITIES):
         assert limit(backend, precision, quantity).why.startswith(("set", "derived", "measured", "not measured"))
         assert limit(backend, precision, "loss").value == 2 * limit(backend, precision, "logits").value
-
-
-def test_a_gpu_that_is_the_reference_may_differ_as_a_gpu_may():
-    assert limit("cpu", "fp32", numerics.LOGITS, "cuda").value == 1e-4
-    assert limit("rocm", "fp32", numerics.COSINE, "cuda").value == 1e-3
-    assert limit("cpu", "bf16", numerics.LOGITS, "tpu").value == 3e-2
-
-
-@pytest.mark.parametrize(
-    ("entry", "largest", "error", "value"),
-    [
-        ("fp32", 30.0, None, 1e-5),
-        ("fp32", 30.0, 3e-6, 1e-5),  # below a third of the limit
-        ("fp32", 30.0, 1e-5, 3e-5),
-        ("fp32", 30.0, 1.0, 1e-4),  # ten times at most
-        ("bf16", 0.5, 1.0, 3e-2),
-        ("bf16", 20.0, 1.0, 0.6),
-    ],
-)
-def test_limits_of_logits_follow_the_references_own_error_and_in_bf16_their_size(entry, largest, error, value):
-    found = eased(limit("cpu", entry, numerics.LOGITS), entry, largest, error)
-    assert found.value == pytest.approx(value)
-
-
-def test_limits_of_losses_follow_the_logits():
-    """With logits up to 20 a loss in bf16 may be off by 0.2, in fp32 by twice what its logits may."""
-    assert eased_loss(Limit(0.06, "set"), "bf16", 20.0, 0.6).value == pytest.approx(0.2)
-    assert eased_loss(Limit(0.06, "set"), "bf16", 2.0, 0.6) == Limit(0.06, "set")
-    assert eased_loss(Limit(2e-5, "set"), "fp32", 20.0, 3e-5).value == pytest.approx(6e-5)
-    assert "logit" in eased_loss(Limit(2e-5, "set"), "fp32", 20.0, 3e-5).eased

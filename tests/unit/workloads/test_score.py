@@ -39,12 +39,14 @@ def test_hand_made_cases(prediction, answers, f1, exact):
     assert (result["f1"], result["exact_match"]) == (pytest.approx(f1), exact)
 
 
-def test_the_mean_is_over_all_questions_and_a_missing_one_counts_nothing():
-    gold = {"right": "Ada", "half": "the first program", "missing": "the", "wrong": "1843"}
-    result = score({"wrong": "1844", "right": "Ada", "half": "first"}, [_example(*pair) for pair in gold.items()])
+def test_the_mean_is_over_all_questions():
+    gold = {"right": "Ada", "half": "the first program", "other": "the", "wrong": "1843"}
+    result = score(
+        {"wrong": "1844", "right": "Ada", "half": "first", "other": "it"}, [_example(*pair) for pair in gold.items()]
+    )
     assert (result["f1"], result["exact_match"]) == (pytest.approx((100 + 200 / 3) / 4), 25)
     right, half = (100, 100), (0, pytest.approx(200 / 3))
-    assert result["per_question"] == {"right": right, "half": half, "missing": (0, 0), "wrong": (0, 0)}
+    assert result["per_question"] == {"right": right, "half": half, "other": (0, 0), "wrong": (0, 0)}
 
 
 PIECES = ["the", "a", "an", "An", "The", "Ada", "ada", "Löve", "1843", "1,843", "U.S.", "-", "...", "well-known", "é", "É", "ß", "İ"]  # fmt: skip

@@ -1,12 +1,9 @@
 """Servers and clients that are not the kit's: `transformers serve` asked by the dispatcher, and OpenAI's client at a worker."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 import torch
@@ -44,7 +41,7 @@ def answers(prompts):
 
 @pytest.fixture(params=[(), CONTINUOUS], ids=["one by one", "continuous"])
 def served(request, tmp_path):
-    """Start `transformers serve` with the embedded model, which it finds in no cache, on a free port; return URL and process."""
+    """Start `transformers serve` with the embedded model, which it finds in no cache, on a free port; return its URL."""
     if not is_serve_available():
         pytest.skip("`transformers serve` needs fastapi, openai and uvicorn: pip install 'transformers[serving]'")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -55,7 +52,7 @@ def served(request, tmp_path):
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, env=alone, stdout=log, stderr=log)
     try:
-        yield f"http://127.0.0.1:{port}", process
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
@@ -72,52 +69,22 @@ def worker():
     engine.stop()
 
 
-@pytest.fixture
-def client(prompts):
-    """Return a function that opens a dispatcher to servers and gives a client of it."""
-    dispatchers = []
-
-    def make(*urls):
-        dispatchers.append(Dispatcher(Settings(model="tiny", urls=urls, token=TOKEN), PATIENT))
-        dispatchers[-1].start()
-        return Client(dispatchers[-1], prompts, NEW, LONG_S)
-
-    yield make
-    for dispatcher in dispatchers:
-        dispatcher.stop()
-
-
 def texts(answers):
     return [Codec("tiny").decode(ids) for ids in answers]
 
 
-def test_transformers_serve_answers_what_the_model_says(served, client, answers):
-    url, _ = served
-    asked = client(url)
-    table, record = asked.at_once(len(answers)), asked.engine.record()
+def test_transformers_serve_answers_what_the_model_says(served, prompts, answers):
+    dispatcher = Dispatcher(Settings(model="tiny", urls=(served,), policy=PATIENT))
+    dispatcher.start()
+    try:
+        asked = Client(dispatcher, prompts, NEW, LONG_S)
+        table, record = asked.at_once(len(answers)), dispatcher.record()
+    finally:
+        dispatcher.stop()
     assert not table["failed"].any() and (table["attempt"] == 1).all(), asked.log.errors
     assert texts(asked.answers[sample] for sample in range(len(answers))) == texts(answers)
     assert record["workers"][0]["asked_in"] == "text"
     assert 0 < record["counts"]["stated"] == pytest.approx(record["counts"]["counted"], rel=0.05)
-
-
-@pytest.mark.parametrize("served", [()], indirect=True, ids=["one by one"])
-def test_a_worker_takes_over_when_transformers_serve_is_killed(served, client, worker, answers):
-    """Halted first, so that queries wait there: the answers are the same, whoever gives them."""
-    url, process = served
-    asked, tables = client(url, worker.url), []
-    process.send_signal(signal.SIGSTOP)
-    sending = threading.Thread(target=lambda: tables.append(asked.at_once(4 * len(answers))))
-    sending.start()
-    end = time.monotonic() + LONG_S
-    while not asked.engine.workers[0].open and time.monotonic() < end:
-        time.sleep(0.01)
-    process.kill()
-    sending.join()
-    (table,) = tables
-    assert not table["failed"].any() and asked.log.unended == asked.log.repeated == 0
-    assert set(table["worker"]) == {1} and table["attempt"].max() == 2
-    assert texts(asked.answers[sample] for sample in range(len(answers))) == texts(answers)
 
 
 def test_a_chat_template_of_the_model_is_applied():

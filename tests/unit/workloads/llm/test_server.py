@@ -162,7 +162,7 @@ def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(1000)]
         prompts = [[3 + row, 4, 5] for row in range(60)]
         policy = Policy(cap=16, probe_s=0.05, probe_limit_s=LONG_S, deadline_s=LONG_S, stall_s=LONG_S, gone_s=LONG_S)
-        dispatcher = Dispatcher(Settings(urls=tuple(pool.urls), token=pool.token), policy)
+        dispatcher = Dispatcher(Settings(urls=tuple(pool.urls), token=pool.token, policy=policy))
         dispatcher.start()
         client, loop = Client(dispatcher, prompts, 16, LONG_S), asyncio.new_event_loop()
         try:

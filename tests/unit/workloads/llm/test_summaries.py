@@ -10,7 +10,6 @@ import torch
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.workloads.llm import articles, decoders, mininews
 from benchlib.workloads.llm.engines import Query, Settings, make
-from benchlib.workloads.llm.server import Options
 
 
 @pytest.fixture(autouse=True)
@@ -94,17 +93,6 @@ def test_continuous_batching_whose_thread_died_says_so():
         while not engine.failure and time.monotonic() < end:
             time.sleep(0.01)
         assert "ended by itself" in engine.failure
-    finally:
-        engine.stop()
-
-
-def test_an_engine_computes_with_the_threads_that_its_worker_was_given():
-    engine, threads = make("static", Options(engine="static", threads=2)), []
-    engine.start()
-    try:
-        ended = threading.Event()
-        engine.submit(Query(0, [5], 1, lambda *_: threads.append(torch.get_num_threads()), lambda *_: ended.set()))
-        assert ended.wait(120) and threads == [2]
     finally:
         engine.stop()
 
