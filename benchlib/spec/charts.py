@@ -43,8 +43,12 @@ class Chart:
             try:
                 if (drawn := paint(run, axes, *self.of, **self.options)) is None:
                     return on.leave_empty(figure, axes, self.empty)
-                subject, x, y, alt = drawn
-                title = subject if isinstance(subject, str) else self._title(subject, run)
+                title, x, y, alt = drawn
+                if callable(self.title):
+                    title = self.title(run)
+                elif self.title:
+                    about = next(iter(self.about.rows(run) if self.about else ()), title)
+                    title = (self.about or self.of[0].table).text(self.title, about, run)
                 axes.set_xlabel(x)
                 return on.finish(figure, axes, title, x, y, alt) if y else on.head(figure, title, alt)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -52,12 +56,6 @@ class Chart:
                 words = f"The numbers of this picture are damaged ({type(error).__name__})."
                 on.leave_empty(figure, axes, words).empty = False  # a reader has to see it
                 return figure
-
-    def _title(self, row: Row, run: Rows) -> str:
-        if callable(self.title):
-            return self.title(run)
-        table = self.about or self.of[0].table
-        return table.text(self.title, next(iter(self.about.rows(run) if self.about else ()), row), run)
 
 
 lines, bars, stacked, steps, cumulative, grid = (

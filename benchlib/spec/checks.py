@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from benchlib.core.text import shortened
 from benchlib.judge.checks import Ask, Kind, Status
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.impossible.claim import Claim
@@ -18,7 +19,7 @@ from benchlib.judge.impossible.rules import ask
 from benchlib.judge.numbers import InvalidNumber
 from benchlib.spec.tables import Col, Ref, Row, Rows, write
 
-NAMED = 3  # rows that a check names one by one
+listed = partial(shortened, between="; ")  # the first of some reasons, and how many more there are
 Limit = float | Ref | Callable[[Any], float | None]  # a number, a column of the same row, or of the config
 
 
@@ -50,10 +51,14 @@ class Check:
     source: str = ""
     informs: bool = False
 
+    @property
+    def ask(self) -> Ask:
+        return Ask(self.name, self.question, self.kind)
+
     def answer(self, status: Status, reason: str, **more: Any) -> Judged:
         """Return the answer; SKIPPED gates nothing unless it says so."""
         more = {"gates": status != "SKIPPED" and not self.informs, "source": self.source} | more
-        return Judged(name=self.name, kind=self.kind, question=self.question, status=status, reason=reason, **more)
+        return self.ask.answer(status, reason, **more)
 
     def miss(self, value: float, limit: float) -> float:
         """Return how far a number is from its limit: up to 1 passes."""
@@ -143,15 +148,14 @@ def judge(check: Check, run: Rows, claims: Iterable[Claim]) -> Iterator[Judged]:
         reason = check.unless(run)
         checks = [] if reason else _by_name(check, run)
     except InvalidNumber as error:  # of what decides whether it is asked, or of what names the rows
-        ask = Ask(check.name.split("{")[0].strip(), check.question, check.kind)
-        yield ask.fact(False, f"cannot be evaluated: {error}")
+        yield replace(check, name=check.name.split("{")[0].strip()).ask.fact(False, f"cannot be evaluated: {error}")
         return
     if reason:
         aim = f"{check.sign} {getattr(run.config, check.asked)}" if check.asked else ""
         yield check.answer("SKIPPED", reason, limit=aim)
     for one in checks:
         decide = partial(_rule, one, claims) if one.rule and not one.over else partial(one.judge or compare, one, run)
-        yield Ask(one.name, one.question, one.kind).by(lambda _, decide=decide: decide())
+        yield one.ask.by(lambda _, decide=decide: decide())
 
 
 def _by_name(check: Check, run: Rows) -> list[Check]:
@@ -165,11 +169,6 @@ def _by_name(check: Check, run: Rows) -> list[Check]:
         replace(check, name=name, over=[(ref.named(check.name, name), limit) for ref, limit in check.over])
         for name in names
     ]
-
-
-def listed(words: Sequence[str]) -> str:
-    """Write the first of some reasons, and how many more there are."""
-    return "; ".join(words[:NAMED]) + (f"; and {len(words) - NAMED} more" if len(words) > NAMED else "")
 
 
 def _limit(given: Limit, row: Row, run: Rows) -> float | None:

@@ -222,7 +222,8 @@ class Ref:
     def named(self, form: str, text: str) -> "Ref":
         """Return the same column of the rows of which a format string gives this text."""
         table = self.table
-        return table.pick(lambda run, rows: [row for row in rows if table.text(form, row, run) == text])[self.col.name]
+        chosen = table.pick(lambda run, rows: [row for row in rows if table.text(form, row, run) == text])
+        return replace(self, table=chosen)
 
     def raw(self, row: Row, run: Rows) -> Any:
         """Return what the cell holds, or what is computed of others; None where it is missing."""

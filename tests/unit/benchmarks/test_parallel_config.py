@@ -208,14 +208,11 @@ def test_a_nan_is_infinitely_far_wherever_it_is():
         assert strategies._apart(values, {"a": zeros, "b": zeros}) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("nproc", "limit", "plans"),
-    [
-        (2, 1e12, [("single", ""), ("data", ""), ("single strong one device", ""), ("single weak one device", "")]),
-        (2, 1e6, [("single", "memory"), ("data", "memory"), *((f"single {kind} one device", "memory") for kind in ("strong", "weak"))]),
-        (3, 1e12, [("single", ""), ("data", "layout")]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nproc", "limit", "plans"), [
+    (2, 1e12, [("single", ""), ("data", ""), ("single strong one device", ""), ("single weak one device", "")]),
+    (2, 1e6, [("single", "memory"), ("data", "memory"), *((f"single {kind} one device", "memory") for kind in ("strong", "weak"))]),
+    (3, 1e12, [("single", ""), ("data", "layout")]),
+])  # fmt: skip
 def test_what_does_not_fit_is_planned_with_its_obstacle(nproc, limit, plans):
     config = ParallelConfig.model_construct(nproc=nproc, strategies=["single", "data"], scaling="both")
     planned = [

@@ -109,14 +109,10 @@ def test_every_preset_is_whole_and_shares_the_registry():
     assert presets.preset("v100-4x-nvlink").peak_flops("bf16") == (125e12, "fp16")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"memory_gb": {"value": 80, "source": ""}}, "memory_gb.source"),
-        ({"device": "h100"}, "not in `devices`"),
-        ({"nodes": 2, "network": None}, "need `network`"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"memory_gb": {"value": 80, "source": ""}}, "memory_gb.source"), ({"device": "h100"}, "not in `devices`"),
+    ({"nodes": 2, "network": None}, "need `network`"),
+])  # fmt: skip
 def test_a_preset_that_is_wrong_is_refused(change, said):
     content = yaml.safe_load((presets.folder() / "h100.yaml").read_text())
     with pytest.raises(ValueError, match=said):
@@ -168,13 +164,10 @@ def test_this_machine_becomes_a_preset():
 # Layouts of many ranks, in one process: the exchanges of torch's fake process group carry nothing.
 
 
-@pytest.mark.parametrize(
-    ("model", "strategy", "schedule", "layout", "corners"),
-    [
-        ("llama-8b", "data_tensor_pipeline", "1f1b", Layout(8, 1, 4, 4), [0, 3, 12, 15, 112, 115, 124, 127]),
-        ("small", "hybrid_sharded", "", Layout(2, 4), [0, 5]),
-    ],
-)
+@pytest.mark.parametrize(("model", "strategy", "schedule", "layout", "corners"), [
+    ("llama-8b", "data_tensor_pipeline", "1f1b", Layout(8, 1, 4, 4), [0, 3, 12, 15, 112, 115, 124, 127]),
+    ("small", "hybrid_sharded", "", Layout(2, 4), [0, 5]),
+])  # fmt: skip
 def test_many_ranks_hold_what_the_estimate_gives(model, strategy, schedule, layout, corners):
     """torch's own placement holds as many parameters at the corners of the mesh as the arithmetic says of the fullest."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -41,14 +41,11 @@ def test_a_free_line_with_a_negative_start_is_fitted_anew_within_the_bounds():
     assert fit.residual < np.sqrt(np.mean((beta * sizes / seconds - 1) ** 2))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "seconds", "reason"),
-    [
-        ([1, 1000, 10**6], [1, 1, 2], "3 sizes: a line by size needs 4"),
-        ([10, 20, 30, 40], [1, 2, 3, 4], "sizes from 10 to 40 bytes: the largest must be 64 times the smallest"),
-        ([2**10, 2**13, 2**16, 2**20], [1e-4, 1e-2, 1e-4, 1e-2], "the times of 4 sizes do not fit a line"),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "seconds", "reason"), [
+    ([1, 1000, 10**6], [1, 1, 2], "3 sizes: a line by size needs 4"),
+    ([10, 20, 30, 40], [1, 2, 3, 4], "sizes from 10 to 40 bytes: the largest must be 64 times the smallest"),
+    ([2**10, 2**13, 2**16, 2**20], [1e-4, 1e-2, 1e-4, 1e-2], "the times of 4 sizes do not fit a line"),
+])  # fmt: skip
 def test_no_line_has_its_reason(sizes, seconds, reason):
     fit = fit_alpha_beta(sizes, seconds)
     assert math.isnan(fit.alpha_s) and math.isnan(fit.beta_s_per_byte)

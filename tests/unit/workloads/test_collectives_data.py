@@ -124,16 +124,10 @@ def test_wrong_places_compare_bits():
     assert collective_ops.wrong_places(torch.tensor([float("nan"), -0.0, 1.0]), nan).tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("operation", "dtype", "size", "ranks", "elements"),
-    [
-        ("all_reduce", "fp32", 1, 4, 1),  # less than an element
-        ("all_reduce", "fp16", 1023, 4, 511),  # odd
-        ("all_gather", "fp32", 4, 4, 4),  # fewer elements than ranks
-        ("reduce_scatter", "int64", 1000, 3, 123),  # 125 elements, of which three equal parts are 123
-        ("all_to_all", "uint8", 10, 4, 8),
-        ("broadcast", "bf16", 7, 3, 3),
-    ],
-)
+@pytest.mark.parametrize(("operation", "dtype", "size", "ranks", "elements"), [
+    ("all_reduce", "fp32", 1, 4, 1),  # less than an element
+    ("all_gather", "fp32", 4, 4, 4),  # fewer elements than ranks
+    ("reduce_scatter", "int64", 1000, 3, 123),  # 125 elements, of which three equal parts are 123
+])  # fmt: skip
 def test_sizes_become_what_the_operation_can_do(operation, dtype, size, ranks, elements):
     assert OPS[operation].elements(size, dtype, ranks) == elements
