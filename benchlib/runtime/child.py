@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -53,15 +53,13 @@ def run(
     timeout_s: float,
     tell: Callable[[Any], None],
     log: Path | None = None,
-    variables: Mapping[str, str] | None = None,
     preload: Sequence[str] = (),
 ) -> Ended:
     """Call ``work(*args, tell)`` in a process of its own and wait for it, at most ``timeout_s``.
 
     What the work tells reaches ``tell`` here, and None every few seconds of silence. Its output goes to ``log``.out and .err, from
-    which the reason of a crash or time-out says where it was. ``variables`` are set in its environment; the server loads the modules
-    ``preload`` beside torch. When this returns or
-    is interrupted, nothing that the child started is left. ``BackendUnavailable`` becomes the status unavailable. Raises
+    which the reason of a crash or time-out says where it was. The server loads the modules ``preload`` beside torch. When this
+    returns or is interrupted, nothing that the child started is left. ``BackendUnavailable`` becomes the status unavailable. Raises
     ``StorageError`` where the work could not write a file: the next one could not either.
     """
     began, mark, err = time.monotonic(), str(Path(uuid.uuid4().hex).resolve()), Path(f"{log}.err")
@@ -69,7 +67,7 @@ def run(
         Path(f"{log}.{kind}").unlink(missing_ok=True)
     context = _context(["torch", work.__module__, *preload])
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_main, args=(work, args, there, log, {**(variables or {}), MARK: mark}))
+    process = context.Process(target=_main, args=(work, args, there, log, mark))
     try:
         process.start()
         there.close()
@@ -144,12 +142,10 @@ def _last(err: Path) -> str:
     return ": " + " | ".join(lines[-LAST_LINES:])[-500:] if lines else ""
 
 
-def _main(
-    work: Callable[..., Any], args: Any, pipe: Connection, log: Path | None, variables: Mapping[str, str]
-) -> None:
+def _main(work: Callable[..., Any], args: Any, pipe: Connection, log: Path | None, mark: str) -> None:
     os.setsid()
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.environ |= variables
+    os.environ[MARK] = mark
     message: tuple[str, Any]
     try:
         for descriptor, kind in ((1, "out"), (2, "err")) if log else ():
