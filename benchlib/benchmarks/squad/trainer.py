@@ -4,8 +4,10 @@ The usual recipe, to stand beside the kit's own loop: windows padded to ``max_le
 random order, gradients averaged by DDP.
 """
 
+import logging
 import math
 import tempfile
+import warnings
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,10 @@ def train(task: Task) -> Trained:
     plan = _plan(task, model)
     begin(rank, plan)
     recorder = Recorder(task, plan)
-    with tempfile.TemporaryDirectory() as folder:
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # Its hints (pinned memory without a GPU and the like) are about the recipe, which is not ours to change.
+        warnings.simplefilter("ignore")
         windows: Any = range(len(task.features))
         trainer = CountingTrainer(
             model, arguments(config, folder, plan), lambda part: _inputs(task, part), windows, callbacks=[recorder]
