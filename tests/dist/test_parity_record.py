@@ -82,7 +82,7 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     for target, says in (
         ("taken", "never overwritten"),
         ("file", "never overwritten"),
-        ("file/below", "not a directory"),
+        ("file/below", "cannot be written: file exists"),
     ):
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output
