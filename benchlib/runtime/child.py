@@ -75,9 +75,11 @@ def run(
         if status == "timeout":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
-            end = time.monotonic() + STACKS_S
-            while log and STACK not in _text(err) and time.monotonic() < end:
-                time.sleep(0.02)
+            end, seen = time.monotonic() + STACKS_S, ""
+            # To the end of what it writes: the main thread comes last.
+            while log and (STACK not in seen or seen != _text(err)) and time.monotonic() < end:
+                seen = _text(err)
+                time.sleep(0.05)
             value = f"not done after {timeout_s:g} s{_last(err)}"
         elif status == "died":
             process.join()
