@@ -59,7 +59,7 @@ def _wait(launch):
 def left_alone(tmp_path_factory):
     """A node whose neighbour was lost, and nobody comes instead: it waits for the start-up limit while tests go on."""
     folder = tmp_path_factory.mktemp("alone")
-    values = _nodes(steps=100_000, startup_timeout_s=30)
+    values = _nodes(steps=100_000, startup_timeout_s=60)
     first, second = (Launch(prepare(folder / name, **values), "faulty:collective") for name in "ab")
     with first, second:
         _start([first, second], values["rdzv_endpoint"])
@@ -139,7 +139,7 @@ def test_wrong_input_is_not_tried_again(tmp_path):
 
 def test_nobody_takes_the_place(left_alone):
     ended = _wait(left_alone)
-    assert ended["outcome"] == "failed"
+    assert (ended["outcome"], ended["restarts"]) == ("failed", 0)
     assert "may lie on another node" in ended["reason"]
-    assert "the ranks could not be started again: the nodes did not all meet within 30 s" in ended["reason"]
+    assert "the ranks could not be started again: the nodes did not all meet within 60 s" in ended["reason"]
     assert ended == status(left_alone.run_dir)
