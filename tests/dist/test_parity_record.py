@@ -73,7 +73,11 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    says_of = {"taken": "never overwritten", "file": "never overwritten", "file/below": "cannot be written: file exists"}
+    says_of = {
+        "taken": "never overwritten",
+        "file": "never overwritten",
+        "file/below": "cannot be written: file exists",
+    }
     for target, says in says_of.items():
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output
