@@ -98,7 +98,8 @@ def measure(rank: Rank) -> Tables:
         "message_bytes": exchange and exchange.bytes,
         "wrong_elements": exchange and exchange.wrong,
     }
-    row["why"] |= dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"), "one rank exchanges nothing")
+    if not exchange:
+        row["why"] |= dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"), "one rank exchanges nothing")
     if row["epoch_share"] < 1:
         short = f"after {row['epoch_share']:.0%} of the training; the target is for the whole training"
         row["why"] |= dict.fromkeys(("whole_f1", "whole_loss"), short)
