@@ -165,7 +165,7 @@ def _cases(config, run_dir, events, here):
         case("unlike", exact=True, **halves)
     # Rank 1 becomes the fast one: the even split of the last steps follows from what the steps take.
     drift = halves | {"balance": "auto", "epochs": 8, "planted_work": [1, 4], "planted_drift_step": 8}
-    with mock.patch.object(checkpoint, "save", functools.partial(checkpoint.save, keep=100)):
+    with mock.patch.object(checkpoint, "KEEP", 100):
         case("drift", checkpoint_every=4, **drift)
     if here.main:  # it is continued from before the answer to it
         for folder in (run_dir / "drift" / "checkpoints").iterdir():
