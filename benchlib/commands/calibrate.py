@@ -81,8 +81,8 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
                 raise UserError(f"{name} changed from {before} to {now} during the calibration")
         except (UserError, RuntimeError) as error:
             raise UserError(f"{run_dir}: {str(error).strip().splitlines()[-1]}") from error
-        kept = run.kept(run.limits, accepted_at=time.time())
-        runs.append(kept.model_copy(update={"config": {"planted_slowdown": share}}))
+        record = run.kept(run.limits, accepted_at=time.time())
+        runs.append(record.model_copy(update={"config": {"planted_slowdown": share}}))
     return Calibration(runs=sorted(runs, key=lambda run: run.planted), limits=run.limits)
 
 

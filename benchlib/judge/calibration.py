@@ -86,10 +86,10 @@ class Calibration(KeptRuns):
     """Runs of one fingerprint, the unchanged ones first; those that were slowed say by how much in their config."""
 
     @cached_property
-    def found(self) -> dict[str, Calibrated]:
+    def calibrated(self) -> dict[str, Calibrated]:
         """What the gate makes of each metric that enough of the unchanged runs have."""
-        found = {limit.metric: self._calibrated(limit) for limit in self.limits}
-        return {name: item for name, item in found.items() if item}
+        calibrated = {limit.metric: self._calibrated(limit) for limit in self.limits}
+        return {name: item for name, item in calibrated.items() if item}
 
     @property
     def unchanged(self) -> list[Record]:
@@ -118,13 +118,13 @@ class Calibration(KeptRuns):
 
     def spread(self, metric: str) -> Spread | None:
         """Return the spread between unchanged runs of a metric, on its gate's scale; None where it was not measured."""
-        if not (item := self.found.get(metric)):
+        if not (item := self.calibrated.get(metric)):
             return None
         return Spread(item.spread.s, item.spread.dof, f"a calibration of {len(item.side.runs)} runs")
 
     def sentence(self) -> str:
         # The metrics of a run are no separate trials: in the worst case other runs failed in each metric.
-        count, items = len(self.unchanged), self.found.values()
+        count, items = len(self.unchanged), self.calibrated.values()
         alarms = min(count, sum(item.statuses["FAIL"] for item in items))
         failed = f"at most {alarms} of the {count} unchanged" if alarms else f"none of the {count} unchanged"
         effects = sorted(item.effect for item in items if item.scale is LOG and is_timed(item.side.metric.unit))
@@ -139,7 +139,7 @@ class Calibration(KeptRuns):
         return METHOD.format(runs=len(self.unchanged))
 
     def rows(self) -> list[dict[str, str]]:
-        return [item.cells() for item in self.found.values()]
+        return [item.cells() for item in self.calibrated.values()]
 
 
 def _status(limit: RegressionLimit, new: Record, old: Sequence[Record]) -> str:

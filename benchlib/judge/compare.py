@@ -247,31 +247,29 @@ def line(item: Contrast) -> Line:
     if not item.same_work:
         decisive = shortened([factor.name for factor in item.factors if factor.decides], 3)
         return Line(item.benchmark, f"not comparable because of {decisive}")
-    found = Line(item.benchmark, "no speed on both sides")
+    summary = Line(item.benchmark, "no speed on both sides")
     qualities = [(row, spec.metric(row.metric).of.col.quality) for row in item.rows if spec.metric(row.metric)]
     both = [(row, least) for row, least in qualities if least is not None and None not in (row.before, row.after)]
     if both:
         apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
         differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
         words = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
-        found = replace(found, same=not apart, computes=words)
+        summary = replace(summary, same=not apart, computes=words)
     timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_timed(row.unit)]
     # Those of the whole run hold its start-up and say less.
     timed = [row for row in timed if row.direction != "none" and row.metric not in ("total_s", "startup_s")]
     if not timed:
-        return found
+        return summary
     rate = f"{spec.rate or '?'}_"
     row = min(timed, key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
-    ends = (row.change, row.low, row.high)
-    ratio, low, high = (
-        ends if row.direction == "higher" else (end and 1 / end for end in (row.change, row.high, row.low))
-    )
-    found = replace(found, speed=spec.label(row.metric), ratio=ratio, word="no interval")
+    ratio, low, high = row.change, row.low, row.high
+    if row.direction == "lower":
+        ratio, low, high = (end and 1 / end for end in (ratio, high, low))
+    summary = replace(summary, speed=spec.label(row.metric), ratio=ratio, word="no interval")
     if low is None or high is None or row.basis == "none":
-        return found
-    return replace(
-        found, low=low, high=high, word="no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
-    )
+        return summary
+    word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
+    return replace(summary, low=low, high=high, word=word)
 
 
 def headline(lines: Sequence[Line], other: str) -> str:
@@ -338,8 +336,8 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
         sides = [side for side in (after, before) if side is not None]
         if all(not side.runs and side.metric.provenance == "not_available" for side in sides):
             continue  # neither side could measure it
-        metric, known = sides[0].metric, spreads.get(name)
-        check = regression_check(limit, after, before, known, chance) if limit and comparable else None
+        metric, spread = sides[0].metric, spreads.get(name)
+        check = regression_check(limit, after, before, spread, chance) if limit and comparable else None
         row = Row(
             metric=name,
             unit=metric.unit,
@@ -351,7 +349,7 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
             headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
         )
         if before and after and before.runs and after.runs:
-            change = difference(limit, after, before, known, chance)
+            change = difference(limit, after, before, spread, chance)
             scale = change.scale
             values = before.value(scale), after.value(scale)
             row = replace(

@@ -424,8 +424,8 @@ Estimates = Sequence[Estimate]  # one of each machine
 
 def ranked(machines: Sequence[Machine], amounts: Estimates) -> tuple[list[int], str]:
     """Return the indices from the least amount on, those that are not known left out, and why this order is not certain."""
-    known = [place for place, amount in enumerate(amounts) if amount.value is not None]
-    order = sorted(known, key=lambda place: amounts[place].log)
+    valued = [place for place, amount in enumerate(amounts) if amount.value is not None]
+    order = sorted(valued, key=lambda place: amounts[place].log)
     ratios = {machines[place].label: amounts[place] / amounts[order[0]] for place in order[1:]}
     if any(ratio.low is None for ratio in ratios.values()):
         return order, "So few samples have no interval."

@@ -56,8 +56,8 @@ class Preset(Strict):
             raise ValueError(f"device {device!r} is not in `devices` of references.yaml: leave it out or add it there")
         # Its id, and those of the chips that it is a kind of: ``a100-sxm-80gb`` is an ``a100``.
         families = set(itertools.accumulate(device.split("-"), "{}-{}".format))
-        known = [item for name, item in registry().devices.items() if name in families]
-        rate = max((item.link_gbytes_per_s or 0.0 for item in known), default=0.0)
+        devices = [item for name, item in registry().devices.items() if name in families]
+        rate = max((item.link_gbytes_per_s or 0.0 for item in devices), default=0.0)
         peaks = {
             item.conditions.get("precision", "bf16"): {
                 "value": item.in_kit_unit()[1] / 1e12,

@@ -192,7 +192,7 @@ def listed(metric: str = "", device: str = "") -> Iterator[tuple[Figure, dict[st
     figures = registry()
     order = list(figures.quantities)
     for item in sorted(figures.figures, key=lambda figure: order.index(figure.metric)):
-        known = item.conditions.get("device", "")
-        named = f" {figures.devices[known].name if known else ''} {known}".lower()
+        name = item.conditions.get("device", "")
+        named = f" {figures.devices[name].name if name else ''} {name}".lower()
         if item.metric.startswith(metric) and (not device or f" {device.lower()}" in named):
             yield item, _described(item)

@@ -150,8 +150,8 @@ def registry() -> Registry:
         common = {name: value for name, value in group.items() if name != "figures"}
         for item in group["figures"]:
             conditions = {**group.get("conditions", {}), **item.get("conditions", {})}
-            known = {name: value for name, value in conditions.items() if value is not None}
-            figure = common | item | {"conditions": known}
+            stated = {name: value for name, value in conditions.items() if value is not None}
+            figure = common | item | {"conditions": stated}
             figures.append(figure | {"quantity": content["quantities"][figure["metric"]]})
     return Registry.model_validate(content | {"figures": figures})
 

@@ -36,8 +36,8 @@ def overlapped(exchange: Exercise, device: torch.device) -> dict[str, Any]:
     alone_us, compute_us, together_us = map(median, row.values())
     share = (alone_us + compute_us - together_us) / min(alone_us, compute_us)  # of the shorter, hidden behind the other
     why = SLOWER if share < 0 else DISTURBED if share > 1 else ""
-    told = {"why": {"hidden_share": why}} if why else {"hidden_share": share}
-    return row | alone.counts(*every) | told
+    hidden = {"why": {"hidden_share": why}} if why else {"hidden_share": share}
+    return row | alone.counts(*every) | hidden
 
 
 def products(seconds: float, device: torch.device) -> Callable[[], None]:

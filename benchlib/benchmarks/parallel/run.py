@@ -69,8 +69,8 @@ def measure(rank: Rank) -> Tables:
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
     search = largest.largest_batch(rank, one_trial, limit, MAX_BATCH) if config.find_max_batch else None
-    found = {"largest_batch": "batch", "too_large_batch": "below", "search_complete": "complete"}
-    facts |= {name: getattr(search, field, None) for name, field in found.items()}
+    columns = {"largest_batch": "batch", "too_large_batch": "below", "search_complete": "complete"}
+    facts |= {name: getattr(search, field, None) for name, field in columns.items()}
     lacking = ("peak_gb", "samples_per_s")
     tables["batches"] = [
         row | {"why": dict.fromkeys(lacking, row["reason"])} for row in (search.tried if search else ())

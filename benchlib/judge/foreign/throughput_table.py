@@ -107,9 +107,9 @@ class _Table:
 
     def shares(self, row: _Row, kind: str) -> list[float]:
         """Return shares as fractions: per cent where a unit says so, or where the column has values that no fraction has."""
-        found = [(row.cells[column], column) for column, _ in self.above_zero(row, kind)]
-        many = [unit == "%" or max(other.value(column) for other in self.rows) > 2 for (_, unit), column in found]
-        return [value / (100 if large else 1) for ((value, _), _), large in zip(found, many, strict=True)]
+        rates = [(row.cells[column], column) for column, _ in self.above_zero(row, kind)]
+        many = [unit == "%" or max(other.value(column) for other in self.rows) > 2 for (_, unit), column in rates]
+        return [value / (100 if large else 1) for ((value, _), _), large in zip(rates, many, strict=True)]
 
     def alone(self, row: _Row, rate: _Column) -> _Row | None:
         """Return the row of one such device."""
@@ -203,9 +203,9 @@ def _table(path: Path, text: str) -> _Table:
         rows.append(_Row(name, 2 if singles else max(1, int(ranks)), " ".join(device.split()), numbers, singles))
     kinds = {column.kind for column in columns}
     for column in columns:
-        found = [row.cells[column] for row in rows if column in row.cells]
-        if column.kind is None and found:
-            may_be = "rate" not in kinds and all(unit != "%" for _, unit in found)
+        values = [row.cells[column] for row in rows if column in row.cells]
+        if column.kind is None and values:
+            may_be = "rate" not in kinds and all(unit != "%" for _, unit in values)
             column.kind, column.read = ("rate", column.read) if may_be else (None, False)
         if column.kind == "wall_s" and not kinds & set(COUNTS):
             column.read = False  # of how many samples nobody knows

@@ -23,14 +23,14 @@ def rates(*values, **more):
 
 def test_the_counts_are_those_of_the_gate():
     """98, 100, 102: each run differs from the mean of the others by 3% at most, within the limit of 10%."""
-    found = calibration(*rates(98.0, 100.0, 102.0), slowed=rates(80.0, 79.0)).found["rate"]
+    result = calibration(*rates(98.0, 100.0, 102.0), slowed=rates(80.0, 79.0)).calibrated["rate"]
     logs = [math.log(v) for v in (98.0, 100.0, 102.0)]
     mean = sum(logs) / 3
-    assert found.spread.s == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in logs) / 2))
-    assert found.statuses == {"PASS": 3}
-    ratio, judged = found.slowed[0.25]
+    assert result.spread.s == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in logs) / 2))
+    assert result.statuses == {"PASS": 3}
+    ratio, judged = result.slowed[0.25]
     assert (ratio, judged.total()) == (pytest.approx(math.sqrt(80 * 79) / math.exp(mean)), 2)
-    assert found.effect > 0.10  # no loss within the limit is a regression
+    assert result.effect > 0.10  # no loss within the limit is a regression
 
 
 def test_an_alarm_among_unchanged_runs_is_counted_once_a_run_in_however_many_metrics():
@@ -39,28 +39,28 @@ def test_an_alarm_among_unchanged_runs_is_counted_once_a_run_in_however_many_met
     runs = rates(100.0, 100.0, 100.0, 80.0)
     for run in runs:
         run.result.metrics += [run.result.metrics[0].model_copy(update={"name": "speed"})]
-    found = calibration(*runs, limits=limits)
-    assert [item.statuses["FAIL"] for item in found.found.values()] == [1, 1]
-    assert found.found["rate"].upper == pytest.approx(0.751, abs=0.01)  # where (1-p)^4 + 4p(1-p)^3 = 0.05
-    assert "at most 2 of the 4 unchanged failed in a metric" in found.sentence()
+    result = calibration(*runs, limits=limits)
+    assert [item.statuses["FAIL"] for item in result.calibrated.values()] == [1, 1]
+    assert result.calibrated["rate"].upper == pytest.approx(0.751, abs=0.01)  # where (1-p)^4 + 4p(1-p)^3 = 0.05
+    assert "at most 2 of the 4 unchanged failed in a metric" in result.sentence()
 
 
 def test_what_a_slow_down_cannot_change_has_no_slowed_row():
     about = {"name": "f1", "unit": ""}
     limits = [RegressionLimit(metric="f1", amount=1.0), RegressionLimit(metric="other", share=0.1)]
-    found = calibration(*rates(88.0, 88.2, 87.9, **about), limits=limits, slowed=rates(88.0, **about)).found
-    assert [*found] == ["f1"] and found["f1"].slowed == {} and found["f1"].scale is LINEAR
-    assert found["f1"].effect > 1.0
+    result = calibration(*rates(88.0, 88.2, 87.9, **about), limits=limits, slowed=rates(88.0, **about)).calibrated
+    assert [*result] == ["f1"] and result["f1"].slowed == {} and result["f1"].scale is LINEAR
+    assert result["f1"].effect > 1.0
     few = calibration(*rates(1.0, 1.1), record(1.0, "other"))
-    assert few.found == {}, "too few runs have it"
+    assert few.calibrated == {}, "too few runs have it"
 
 
 def test_a_calibration_is_found_by_fingerprint_and_is_no_baseline(tmp_path):
     about = {"benchmark": "squad", "tier": "smoke", "fingerprint": {"cpu": "Z80"}}
-    made = calibration(*(run.model_copy(update=about) for run in rates(98.0, 100.0, 102.0)))
-    save_calibration(tmp_path, made)
-    found = load_calibration(tmp_path, "squad", "smoke", {"cpu": "Z80"})
-    assert found.rows() == made.rows() and found.spread("rate").dof == 2 and found.spread("other") is None
+    stored = calibration(*(run.model_copy(update=about) for run in rates(98.0, 100.0, 102.0)))
+    save_calibration(tmp_path, stored)
+    result = load_calibration(tmp_path, "squad", "smoke", {"cpu": "Z80"})
+    assert result.rows() == stored.rows() and result.spread("rate").dof == 2 and result.spread("other") is None
     assert load_calibration(tmp_path, "squad", "smoke", {"cpu": "Z81"}) is None
     assert baselines.stored(tmp_path) == ([], {})
-    assert "none of the 3 unchanged failed in a metric against the others" in found.sentence()
+    assert "none of the 3 unchanged failed in a metric against the others" in result.sentence()
