@@ -16,7 +16,8 @@ from benchlib.core.errors import UserError
 def verb(folder: Path, price: float | None) -> None:
     """Write FOLDER/report.html: whether this machine is right, fast and worth its price.
 
-    FOLDER is the day of a tier, such as outputs/quick-20261126. The newest run of each benchmark counts.
+    FOLDER is the day of a tier, such as outputs/quick-20261126. The newest run of each
+    benchmark counts; one that was changed on purpose or skipped only where there is no other.
     """
     from benchlib.show import machine_page
 

@@ -15,6 +15,7 @@ from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import badness, capitalized, counted, duration, quantity
+from benchlib.judge.baselines import planted
 from benchlib.judge.checks import Ask, Check, Status, verdict_of
 from benchlib.judge.cost import Price, listed_price
 from benchlib.judge.reference_values import Compared, compared
@@ -52,9 +53,14 @@ class Page:
 
 
 def newest(folder: Path) -> list[Path]:
-    """Return the newest run of each benchmark in the folder of a tier's day, in the order of the benchmarks."""
+    """Return the newest run of each benchmark in the folder of a tier's day, in the order of the benchmarks.
+
+    One that was changed on purpose, or that was skipped, counts where there is no other.
+    """
     paths = [path for path in folder.iterdir() if path.is_dir() and (path / "config.json").exists()]
-    runs = {run.benchmark: Path(run.folder) for run in load_all(folder, paths) if not run.copy_of}
+    stored = [run for run in load_all(folder, paths) if not run.copy_of]
+    stored.sort(key=lambda run: run.word != "SKIPPED" and not (run.fingerprint and planted(Run(run.folder))))
+    runs = {run.benchmark: Path(run.folder) for run in stored}
     return [runs[name] for name in BENCHMARKS if name in runs]
 
 

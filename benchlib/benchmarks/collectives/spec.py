@@ -244,6 +244,11 @@ def _bandwidth(name: str, operations: Sequence[str], wire: str) -> Chart:
     )
 
 
+def _hidden(run: Rows) -> str:
+    texts = each(overlap.most("hidden_share"), "{hidden_share} of the {operation} of {bytes} is hidden")(run)
+    return texts[0] if texts else "The times do not tell what is hidden: they are too disturbed"
+
+
 def _share_check(op: Op) -> Check:
     large = shares.where(operation=op.name, variant=op.target, bytes=lambda size: size >= op.target_bytes)
     name, question = f"{op.name.replace('_', '-')} share", f"Does {op.label} reach its share of what raw sockets carry?"
@@ -348,8 +353,7 @@ SPEC = Spec(
             overlap["alone_us"],
             mark=overlap["together_us"],
             x="time (µs), one after the other",
-            title="{hidden_share} of the {operation} of {bytes} is hidden",
-            about=overlap.most("hidden_share"),
+            title=_hidden,
             empty="No exchange was timed beside a computation.",
         ),
     ],

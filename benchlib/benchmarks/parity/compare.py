@@ -146,10 +146,10 @@ class _Comparison:
         """Add logits, cosines and spans by case."""
         outputs, base = self.candidate.outputs, self.reference.recording.outputs
         decided, differing = 0, list[str]()
-        for case in sorted({key.rpartition("/")[0] for key in base}):
+        for case in sorted({key.rpartition("/")[0] for key in [*outputs, *base]}):
             keys = [f"{case}/{head}" for head in HEADS]
             if len({arrays[key].shape if key in arrays else None for arrays in (outputs, base) for key in keys}) > 1:
-                self.add(LOGITS, math.nan, case, "not computed, or of another shape")
+                self.add(LOGITS, math.nan, case, "not computed by both, or of another shape")
                 continue
             a, b = (np.stack([arrays[key] for key in keys]) for arrays in (outputs, base))  # (2, B, S) or (2, T)
             mask = self.reference.attended(case, b[0].shape)

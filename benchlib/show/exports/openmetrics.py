@@ -49,7 +49,9 @@ def prometheus(runs: Sequence[Record]) -> str:
 
 
 def newest(runs: Sequence[Record]) -> list[Record]:
-    return list({_labels(run): run for run in sorted(runs, key=lambda run: run.started_at)}.values())
+    """Return the newest run of each place that was not slowed on purpose."""
+    honest = [run for run in runs if not run.planted]
+    return list({_labels(run): run for run in sorted(honest, key=lambda run: run.started_at)}.values())
 
 
 def _labels(run: Record) -> tuple[str, ...]:

@@ -233,6 +233,10 @@ def test_what_is_absent_needs_a_reason(tmp_path, name, quantity):
     [
         ({"outputs": {name: array for name, array in outputs().items() if "batch1" not in name}}, LOGITS),
         ({"outputs": outputs() | {"dev/end": np.zeros(10)}}, LOGITS),
+        (
+            {"reference": {"outputs": {name: array for name, array in outputs().items() if "batch1" not in name}}},
+            LOGITS,
+        ),
         ({"gradients": {name: array for name, array in gradients().items() if "0.key" not in name}}, GRADIENTS),
         ({"layers": layers() | {"001": np.zeros((1, 1))}}, LAYERS),
         ({"facts": {"curve": [1.5, 1.25]}}, CURVE),

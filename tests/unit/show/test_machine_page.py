@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from make_smoke import unpack
@@ -80,6 +81,25 @@ def test_what_differs_from_its_reference_fails_the_page_and_stands_first(day):
     assert "≠" in text and text.index("parallel") < text.index("seq2seq")
     accept_reference([run.path], "another machine", add=True)  # what differs is what widens a reference
     assert {item.agrees for item in reference_values.compared(run, values)} == {True}
+
+
+def test_a_run_that_was_changed_on_purpose_or_skipped_does_not_hide_an_honest_one(day):
+    honest = machine_page.newest(day)
+    for name, config, word in (
+        ("squad-cpu-111500-bbbbbb", {"planted_slowdown": 1.0}, "PASS"),
+        ("parity-cpu-111500-cccccc", {}, "SKIPPED"),
+    ):
+        later = unpack(name.partition("-")[0], day / name).path
+        for file, changes in (
+            ("config", config),
+            ("result", {"started_at": 2e9}),
+            ("verdict", {"verdict": word, "sentence": "", "checks": []}),
+        ):
+            path = later / f"{file}.json"
+            write_json(path, (json.loads(path.read_text()) if path.exists() else {}) | changes)
+    assert machine_page.newest(day) == honest
+    shutil.rmtree(day / "squad-cpu-101500-aaaaaa")
+    assert day / "squad-cpu-111500-bbbbbb" in machine_page.newest(day), "there is no other"
 
 
 def test_damaged_and_skipped_runs_and_an_empty_folder(day, tmp_path):
