@@ -28,7 +28,7 @@ VERDICT = "verdict.json"
 GROWING = "events-*.jsonl"  # an event may follow the list; what stood before it must not change
 KEPT = (
     *("config.json", "machine.json", "job.json", "status.json", "result.json", VERDICT),
-    *("samples.parquet", "predictions.json", "answers.json"),
+    *("samples.parquet", "predictions.json"),
 )
 SCHEMA = 2  # of files.json
 
