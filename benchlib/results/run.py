@@ -266,13 +266,17 @@ class Run:
         return fingerprint(self.config, self.machine, self.result.facts if self.result else {})
 
     @functools.cached_property
+    def _stored_samples(self) -> dict[str, list[float]]:
+        return load_samples(self.path)
+
+    @functools.cached_property
     def samples(self) -> dict[str, list[float]]:
-        return {name: values for name, values in load_samples(self.path).items() if "[" not in name}
+        return {name: values for name, values in self._stored_samples.items() if "[" not in name}
 
     @functools.cached_property
     def row_samples(self) -> dict[str, list[float]]:
         """Raw samples of the rows of tables, by ``table[row].column``."""
-        return {name: values for name, values in load_samples(self.path).items() if "[" in name}
+        return {name: values for name, values in self._stored_samples.items() if "[" in name}
 
     @functools.cached_property
     def status(self) -> Status | None:
