@@ -118,7 +118,7 @@ def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_d
 def computed(run_dir, name, config=CONFIG, change=None):
     """What a member finds, in this process. ``change`` gets the model after its weights were loaded."""
     member, place = exercise.task(config, run_dir, name)[0], run_dir / "golden"
-    inputs, model = Inputs(place), weights.loaded(config, place, member.attention)[0]
+    inputs, model = Inputs(place), weights.loaded(place, member.attention)[0]
     if change:
         change(model)
     switches.hold(member, CPU)

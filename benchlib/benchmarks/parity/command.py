@@ -39,15 +39,15 @@ def command() -> None:
 @click.option("--model", help="Model: --set model=NAME.")
 @click.option("--data", help="Text of the inputs: --set data=NAME.")
 @SET
-@click.option("--no-weights", is_flag=True, help="Leave the weights out: the other machine has the same ones.")
-@click.option("--slim", is_flag=True, help="Inputs, logits and layers alone: a recording that can be shipped.")
+@click.option(
+    "--slim", is_flag=True, help="Inputs, logits and layers alone: to ship for `shipped recording`, not to verify."
+)
 @OUT
 def record(
     folder: Path,
     tier: str,
     backend: str,
     pairs: Iterable[str],
-    no_weights: bool,
     slim: bool,
     out: Path | None,
     **named: str | None,
@@ -73,7 +73,7 @@ def record(
     if outcome.interrupted or outcome.verdict.broken or not (recorded / golden.NAME).exists():
         say(("nothing was published", "yellow"), "  the run has no complete recording")
         return code or (EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN)
-    _publish(recorded, folder, weights=not (no_weights or slim), slim=slim)
+    _publish(recorded, folder, slim)
     return code
 
 
@@ -141,14 +141,13 @@ def _overrides(pairs: Iterable[str], *own: str) -> dict[str, Any]:
     return overrides
 
 
-def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) -> None:
+def _publish(recorded: Path, target: Path, slim: bool) -> None:
     """Move a recorded folder to its place. Half a copy has no manifest, or one that does not fit: it is refused."""
     manifest = golden.manifest(recorded)
-    if not weights:
-        (recorded / golden.WEIGHTS).unlink(missing_ok=True)
-        if slim:
-            shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
-            (recorded / golden.REFERENCE / "gradients.safetensors").unlink(missing_ok=True)
+    if slim:
+        for name in (golden.WEIGHTS, f"{golden.REFERENCE}/gradients.safetensors"):
+            (recorded / name).unlink(missing_ok=True)
+        shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
         manifest = golden.write(recorded, manifest)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -157,11 +156,9 @@ def _publish(recorded: Path, target: Path, weights: bool, slim: bool = False) ->
         shutil.move(recorded, target)
     sizes = [facts["bytes"] for facts in manifest["files"].values()]
     say(f"golden folder: {place(target)}  {sum(sizes) / 1e6:,.1f} MB in {counted(len(sizes) + 1, 'file')}")
-    if not weights:
-        name, digest = manifest["model"]["name"], manifest["model"]["sha256"][:12]
-        say(f"without the weights: the other machine needs {name} itself, with hash {digest}", style="dim")
-    again = f"benchlib parity verify {place(Path(target.name))}"
-    say(f"copy it, then on the other machine: {again}", style="dim")
+    if not slim:
+        again = f"benchlib parity verify {place(Path(target.name))}"
+        say(f"copy it, then on the other machine: {again}", style="dim")
 
 
 @command.command("merge")

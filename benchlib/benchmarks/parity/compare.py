@@ -61,7 +61,7 @@ class Reference:
 
 @dataclass
 class _Comparison:
-    """A member beside the reference; ``rows`` fills up. Without ``ease`` the limits of logits are those of the table.
+    """A member beside the reference; ``rows`` fills up.
 
     ``largest`` is the largest logit of what was compared, ``error`` the reference's distance to the fp64 reference there.
     """
@@ -69,7 +69,6 @@ class _Comparison:
     reference: Reference
     candidate: Recording
     member: Member
-    ease: bool
     rows: list[Row] = field(default_factory=list)
     largest: float = 0.0
     error: float | None = None
@@ -79,9 +78,9 @@ class _Comparison:
         precision = self.member.precision
         backends = self.candidate.meta["backend"], self.reference.recording.meta["backend"]
         entry = numerics.limit(backends[0], precision, quantity, backends[1])
-        if self.ease and quantity in (LOGITS, BATCH, PADDING):
+        if quantity in (LOGITS, BATCH, PADDING):
             return numerics.eased(entry, precision, *(of or (self.largest, self.error)))
-        if self.ease and quantity in (LOSS, CURVE):
+        if quantity in (LOSS, CURVE):
             return numerics.eased_loss(entry, precision, self.largest, self.limit(LOGITS).value)
         return entry
 
@@ -188,7 +187,6 @@ def compare(
     reference: Reference,
     candidate: Recording,
     member: Member,
-    ease: bool = True,
     f1: tuple[float | None, float | None] = (None, None),
     questions: int = 0,
 ) -> list[Row]:
@@ -198,7 +196,7 @@ def compare(
     small set may change. The recording has to be of the same inputs, see ``others``.
     """
     meta, recorded, base = candidate.meta, reference.recording, reference.recording.meta
-    rows = _Comparison(reference, candidate, member, ease)
+    rows = _Comparison(reference, candidate, member)
     rows.finite()
     rows.logits()
     if rows.have(LOSS, "loss" in meta, "loss" in base):

@@ -30,12 +30,9 @@ class ParityConfig(BaseConfig):
     PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "dev_file"}
     # The fields that do not change what a member computes or how its time is taken.
-    ASIDE: ClassVar[tuple[str, ...]] = (
-        *("record", "ease", "keep", "members", "slow", "member_timeout_s", "planted_layer"),
-    )
+    ASIDE: ClassVar[tuple[str, ...]] = ("record", "keep", "members", "slow", "member_timeout_s", "planted_layer")
     ONE_PROCESS: ClassVar[bool] = True
     OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
-    GONE: ClassVar[dict[str, str]] = {"attention_kernels": "name kernels among members: sdpa_math, sdpa_flash, flash"}
     # The fields that a golden folder fixes: weights and inputs come from it, whatever machine computes.
     RECORDED: ClassVar[tuple[str, ...]] = (
         *("model", "init", "data", "dev_file", "lengths", "batch_sizes", "dev_questions", "train_steps", "train_batch"),
@@ -54,10 +51,6 @@ class ParityConfig(BaseConfig):
     )
     members: list[str] = Field([], description="members to compare; empty: all of the backend")
     slow: bool = Field(False, description="include members that compile or export the model (about a minute each)")
-    ease: bool = Field(
-        True,
-        description="ease limits of logits by the reference's own error (bf16: by their size); false: fixed limits",
-    )
     keep: bool = Field(False, description="keep weights, gradients and activations in the run folder")
 
     model: str = Field(
@@ -139,9 +132,7 @@ class ParityConfig(BaseConfig):
         names = [] if self.record else [member.name for member in chosen(self)]
         against = f"the recording in {Path(self.golden).name}" * bool(self.golden)
         against = against or f"eager attention in fp32 on {self.reference_backend}"
-        left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
-        hint = f" ({left_out} that compile or export are left out: slow=true)" * (not self.slow and not self.members)
-        who = f"compares {', '.join(names)} of {self.backend}{hint} with" if names else "records"
+        who = f"compares {', '.join(names)} of {self.backend} with" if names else "records"
         count = len(self.lengths) * len(self.batch_sizes)
         parts = [f"{count} inputs of {self.data} from {self.lengths[0]} to {self.lengths[-1]} tokens"]
         parts += [f"{self.train_steps} training steps"] * bool(self.train_steps)

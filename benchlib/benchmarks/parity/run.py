@@ -128,8 +128,8 @@ def _prepare(bench: Bench) -> None:
     if config.golden:
         tell("phase", name="data")
         bench.fields = golden.read(folder)
-        if config.planted_layer >= 0 or golden.WEIGHTS not in bench.fields["files"]:  # once, not by each member
-            weights.require_layer(weights.loaded(config, folder, "eager")[0], config.planted_layer)
+        if config.planted_layer >= 0:  # once, not by each member
+            weights.require_layer(weights.loaded(folder, "eager")[0], config.planted_layer)
         return
     tell("phase", name="model")
     bench.fields = inputs.prepare(config, folder)
@@ -172,7 +172,7 @@ def _member(bench: Bench, way: Member) -> tuple[Row, list[Row]]:
         for what in others(bench.reference, candidate):
             raise UserError(what)
         scores = bench.f1, inputs.dev_f1(bench.folder, candidate.outputs)
-        differences = compare(bench.reference, candidate, way, config.ease, scores, config.dev_questions)
+        differences = compare(bench.reference, candidate, way, scores, config.dev_questions)
         row |= _columns(bench, candidate)
     except (UserError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         return without("failed", f"its recording cannot be compared: {type(error).__name__}: {error}")
@@ -191,7 +191,7 @@ def _recorded(bench: Bench) -> list[Row]:
     cells = {"member": "eager", "precision": "fp32", "at": "", "index": 0, "eased": "", "value": 1.0, "limit": 0.0}
     rows: list[Row] = [cells | {"quantity": "weights and inputs", "note": what} for what in others(shipped, own)]
     if own.meta["inputs_sha256"] == shipped.recording.meta["inputs_sha256"]:
-        rows += compare(shipped, own, MEMBERS["eager"], bench.config.ease)
+        rows += compare(shipped, own, MEMBERS["eager"])
     return [row for row in rows if row.get("status") != "skipped"]  # what it leaves out: gradients, the dev set
 
 

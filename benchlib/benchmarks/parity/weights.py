@@ -1,7 +1,6 @@
 """The model that all members share: weights loaded or drawn once, stored with their hash, and a fault in one of its layers.
 
-In a golden folder these are ``weights.safetensors`` (one state dict, fp32, the names of the model), ``model/config.json``
-and ``model/facts.json`` (name, init, sha256, parameters, description). It may be any encoder of text: its layers are
+In a golden folder these are ``weights.safetensors`` (one state dict, fp32, the names of the model) and ``model/config.json``. It may be any encoder of text: its layers are
 modules whose names end in ``layer.N``, ``layers.N``, ``block.N`` or ``h.N``.
 """
 
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -21,8 +19,7 @@ from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.golden import WEIGHTS
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.errors import UserError
-from benchlib.core.files import atomic_path, read_json, write_json
-from benchlib.core.model_files import PICKLES
+from benchlib.core.files import atomic_path
 from benchlib.runtime import checkpoint
 from benchlib.workloads import encoders
 
@@ -42,50 +39,37 @@ def sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-# A model as it goes into a golden folder, on the CPU in fp32, the tokenizer of its inputs, and what the weights are: ``init``, in fact
-# ``pretrained`` or ``random``, and where they come from (``description``).
-Prepared = tuple[Any, Any, dict[str, str]]
+def prepare(config: ParityConfig) -> tuple[Any, Any, dict[str, str]]:
+    """Return model (CPU, fp32), tokenizer, and what the weights are: ``init`` and ``description``. Drawn ones depend on the seed only.
 
-
-def prepare(config: ParityConfig) -> Prepared:
-    """Load or draw the weights that ``config`` names. Drawn ones depend on ``config.seed`` only.
-
-    With init=auto weights that are not at hand are replaced by random ones with the model's config, or with
-    BERT-base's where a bert-base of the hub cannot be reached; the description says so. Raises ``UserError`` where the
-    model is no encoder that can take a question answering head, or is not there.
+    With init=auto random weights with BERT-base's config stand in for a bert-base of the hub that cannot be reached; the
+    description says so. Raises ``UserError`` for any other model that is not there, and for what is no encoder that can take a
+    question answering head.
     """
     encoders.quiet()
-    random, folder = f"with random weights (seed {config.seed})", Path(config.model)
+    random = f"with random weights (seed {config.seed})"
     if config.model == BERT_BASE:
         if config.init == "pretrained":
             raise UserError(
                 f"model = {BERT_BASE} is a config without weights: leave init=auto, or name the model of the hub, as in model=google-bert/bert-base-uncased"
             )
         return _bert_base(config.seed, f"BERT-base's config {random}")
-    name = "the embedded model" if config.model == EMBEDDED_MODEL else config.model
-    if config.init != "random":
-        try:
-            loaded = encoders.load(config.model, seed=config.seed, attention="eager")
-            fresh = f"; drawn (seed {config.seed}): {', '.join(loaded.fresh)}" if loaded.fresh else ""
-            return loaded.model, loaded.tokenizer, {"init": "pretrained", "description": f"{name}{fresh}"}
-        except UserError:  # weights that are there and are refused must not be replaced in silence
-            if config.init == "pretrained" or any(
-                file.suffix in (".safetensors", *PICKLES) for file in folder.glob("*")
-            ):
-                raise
+    init = "random" if config.init == "random" else "pretrained"
     try:
-        drawn = encoders.load(config.model, seed=config.seed, init="random", attention="eager")
+        loaded = encoders.load(config.model, seed=config.seed, init=init, attention="eager")
     except UserError:
-        if folder.exists() or not config.model.startswith(_BASE_NAMES):
+        replaceable = config.model.startswith(_BASE_NAMES) and not Path(config.model).exists()
+        if config.init == "pretrained" or not replaceable:
             raise
         why = f"{config.model} cannot be reached: BERT-base's config {random} and ids of the embedded tokenizer"
         return _bert_base(config.seed, why)
-    chosen = "" if config.init == "random" else "no weights at hand, "
-    description = f"{chosen}the config of {name} {random}"
-    return drawn.model, drawn.tokenizer, {"init": "random", "description": description}
+    name = "the embedded model" if config.model == EMBEDDED_MODEL else config.model
+    fresh = f"; drawn (seed {config.seed}): {', '.join(loaded.fresh)}" if loaded.fresh else ""
+    description = f"the config of {name} {random}" if init == "random" else f"{name}{fresh}"
+    return loaded.model, loaded.tokenizer, {"init": init, "description": description}
 
 
-def _bert_base(seed: int, description: str) -> Prepared:
+def _bert_base(seed: int, description: str) -> tuple[Any, Any, dict[str, str]]:
     torch.manual_seed(seed)
     model = AutoModelForQuestionAnswering.from_config(transformers.BertConfig(), attn_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(encoders.source(EMBEDDED_MODEL), use_fast=True)
@@ -93,7 +77,7 @@ def _bert_base(seed: int, description: str) -> Prepared:
 
 
 def save(model: Any, name: str, about: dict[str, str], golden: Path) -> dict[str, Any]:
-    """Write weights, config and facts of the model ``name`` into the golden folder and return the facts."""
+    """Write weights and config of the model ``name`` into the golden folder and return what its manifest says of them."""
     state = _state(model)
     facts = about | {
         "name": Path(name).name if Path(name).exists() else name,
@@ -104,7 +88,6 @@ def save(model: Any, name: str, about: dict[str, str], golden: Path) -> dict[str
         save_file(state, path)
     with checkpoint.naming_storage_errors(golden / "model"):
         model.config.save_pretrained(golden / "model")
-    write_json(golden / "model" / "facts.json", facts)
     return facts
 
 
@@ -112,32 +95,14 @@ def _state(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().float().contiguous() for name, tensor in model.state_dict().items()}
 
 
-def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str]:
-    """Return the model with the golden weights (eval mode, fp32, on the CPU, dropout without effect) and their SHA-256.
-
-    Where the weights were left out of the folder they are loaded by the model's name, or from where ``config.model`` says
-    that it lies on this machine. Raises ``UserError`` for other or damaged weights.
-    """
+def loaded(golden: Path, attention: str) -> tuple[Any, str]:
+    """Return the model with the golden weights (eval mode, fp32, on the CPU, dropout without effect) and their SHA-256."""
     encoders.quiet()
-    stored, facts = golden / WEIGHTS, read_json(golden / "model" / "facts.json")
     settings = AutoConfig.from_pretrained(str(golden / "model"))
     encoders.check_kind(str(golden), settings)
     model: Any = AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
-    name = facts["name"] if config.model == EMBEDDED_MODEL else config.model
-    source = str(stored) if stored.exists() else f"model = {name}"
-    again = config.model_copy(update={"model": name, "init": "auto" if name == BERT_BASE else facts["init"]})
-    try:
-        model.load_state_dict(load_file(stored) if stored.exists() else _state(prepare(again)[0]))
-    except (SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{source}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error
-    digest = sha256(_state(model))
-    if digest != facts["sha256"]:
-        raise UserError(
-            f"{source}: its weights have the SHA-256 {digest[:16]}…, {golden} was recorded with {facts['sha256'][:16]}…: copy "
-            "the folder again, or give the same version of the model (model=FOLDER)"
-        )
-    return model.float().eval(), digest
+    model.load_state_dict(load_file(golden / WEIGHTS))
+    return model.float().eval(), sha256(_state(model))
 
 
 def encoder_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:

@@ -1,20 +1,18 @@
 """The inputs, weights and dev set of a golden folder: what they are, that they repeat, and what is refused."""
 
 import functools
-import shutil
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from benchlib.benchmarks.parity import inputs as cases
 from benchlib.benchmarks.parity import weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
-from benchlib.core.files import home
 from benchlib.workloads import answers, encoders, features, minisquad
 
 CONFIG = ParityConfig(
@@ -29,8 +27,7 @@ def golden(tmp_path_factory):
 
 
 def test_every_length_and_batch_is_there_with_text_and_padding(golden):
-    folder, fields = golden
-    inputs = cases.Inputs(folder)
+    inputs = cases.Inputs(golden[0])
     data = inputs.of("data")
     assert {(case.length, case.batch) for case in data} == {(s, b) for s in (8, 24, 48) for b in (1, 2, 4)}
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
@@ -44,8 +41,6 @@ def test_every_length_and_batch_is_there_with_text_and_padding(golden):
             real = int(mask.sum())
             assert mask[:real].all() and (ids[real:] == tokenizer.pad_token_id).all()
             assert ids[0] == tokenizer.cls_token_id and ids[real - 1] == tokenizer.sep_token_id
-    assert fields["cases"] == [case._asdict() for case in inputs.cases]
-    assert fields["inputs_sha256"] == inputs.sha256
 
 
 def test_edge_cases_are_what_they_are_called(golden):
@@ -88,17 +83,9 @@ def test_the_same_config_gives_the_same_inputs_and_another_seed_others(golden, t
     assert other["inputs_sha256"] != again["inputs_sha256"] and other["model"] == again["model"]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "text"),
-    [
-        ("lengths", [8, 600], "lengths = 600: tiny has positions for 512 tokens: set it to 512 or less"),
-        ("latency_length", 513, "latency_length = 513"),
-        ("planted_layer", 900, "planted_layer = 900: the model has 4 layers"),
-    ],
-)
-def test_lengths_that_the_model_cannot_take_are_refused(tmp_path, field, value, text):
-    with pytest.raises(UserError, match=text):
-        cases.prepare(CONFIG.model_copy(update={field: value}), tmp_path)
+def test_lengths_that_the_model_cannot_take_are_refused(tmp_path):
+    with pytest.raises(UserError, match="lengths = 600: tiny has positions for 512 tokens: set it to 512 or less"):
+        cases.prepare(CONFIG.model_copy(update={"lengths": [8, 600]}), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -109,11 +96,9 @@ def test_an_encoder_with_one_segment_gets_none_whatever_its_tokenizer_gives(tmp_
     )  # fmt: skip
     model = transformers.AutoModelForQuestionAnswering.from_config(settings).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
-    assert "token_type_ids" in tokenizer.model_input_names and len(tokenizer) <= 4000
+    assert "token_type_ids" in tokenizer.model_input_names
     inputs = cases.write(CONFIG, tokenizer, settings, tmp_path)
-    kinds = {case.kind: case.id for case in inputs.cases}
-    assert {"data", "edge", "layer", "train", "dev"} == set(kinds)
-    for name in kinds.values():
+    for name in {case.kind: case.id for case in inputs.cases}.values():
         assert set(inputs.tensors(name)) == {"input_ids", "attention_mask"}
         assert model(**inputs.tensors(name)).start_logits.shape == inputs.tensors(name)["input_ids"].shape
 
@@ -137,31 +122,16 @@ def test_dev_scores_are_those_of_the_questions_themselves(golden):
     start[at], end[last] = 50, 50
     expected = answers.score(answers.best_answers(examples, found, start, end), examples)
     assert cases.dev_f1(folder, {"dev/start": start, "dev/end": end}) == expected["f1"] >= 100 / 6
-    assert cases.dev_f1(folder, {"len8-batch1/start": start}) is None
     assert cases.dev_f1(folder, {"dev/start": start, "dev/end": np.nan * end}) is None
 
 
-def test_the_dev_set_of_the_shipped_recording_is_scored():
-    shipped = home() / "baselines" / "golden" / "quick"
-    outputs = load_file(shipped / "reference" / "outputs.safetensors")
-    assert 0 < cases.dev_f1(shipped, {name: tensor.numpy() for name, tensor in outputs.items()}) <= 100
-
-
-def test_weights_come_back_and_altered_ones_are_refused(golden, tmp_path):
+def test_weights_come_back(golden):
     folder, fields = golden
-    model = weights.loaded(CONFIG, folder, "eager")[0]
+    model, digest = weights.loaded(folder, "eager")
     original, state = load_file(encoders.TINY / "model.safetensors"), model.state_dict()
     assert state.keys() == original.keys() and all(torch.equal(state[name], original[name]) for name in state)
-    assert not model.training and fields["model"]["sha256"] == sha256(original)
+    assert not model.training and fields["model"]["sha256"] == digest == sha256(original)
     assert fields["model"]["parameters"] == sum(tensor.numel() for tensor in original.values())
-    shutil.copytree(folder / "model", tmp_path / "model")
-    assert torch.equal(weights.loaded(CONFIG, tmp_path, "sdpa")[0].qa_outputs.bias, original["qa_outputs.bias"])
-    with pytest.raises(UserError, match=r"^model = bert-base: these weights do not fit"):  # where they were left out
-        weights.loaded(CONFIG.model_copy(update={"model": "bert-base"}), tmp_path, "eager")
-    state["qa_outputs.bias"][0] += 1e-6
-    save_file(state, tmp_path / "weights.safetensors")
-    with pytest.raises(UserError, match="copy the folder again, or give the same version of the model"):
-        weights.loaded(CONFIG, tmp_path, "eager")
 
 
 def test_a_bert_base_that_cannot_be_reached_gets_random_weights_and_says_so(monkeypatch):
@@ -179,18 +149,6 @@ def test_a_bert_base_that_cannot_be_reached_gets_random_weights_and_says_so(monk
         weights.prepare(ParityConfig(model=name, init="pretrained"))
     with pytest.raises(UserError, match="not in the cache of the hub nor reachable"):
         weights.prepare(ParityConfig(model="someone/else"))
-    with pytest.raises(UserError, match="a config without weights"):
-        weights.prepare(ParityConfig(model="bert-base", init="pretrained"))
-
-
-def test_a_folder_without_weights_gets_random_ones_and_pickled_ones_are_refused(tmp_path):
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((encoders.TINY / name).read_bytes())
-    _, _, made = weights.prepare(ParityConfig(model=str(tmp_path)))
-    assert made["init"] == "random" and "no weights at hand" in made["description"]
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(UserError, match="is a pickle"):
-        weights.prepare(ParityConfig(model=str(tmp_path)))
 
 
 def test_the_fingerprint_sees_names_types_shapes_and_bytes():

@@ -5,12 +5,11 @@ import math
 import pytest
 from make_parity import run_of
 
-from benchlib.benchmarks.parity.spec import SPEC, outcomes
+from benchlib.benchmarks.parity.spec import SPEC
 from benchlib.judge.baselines import accept, find
 from benchlib.judge.checks import save_verdict, verdict_of
 from benchlib.results.run import Run
-from benchlib.spec.tables import Rows
-from benchlib.workloads.numerics import COSINE, GRADIENTS, LAYERS, LOGITS, SPANS
+from benchlib.workloads.numerics import COSINE, GRADIENTS, LAYERS, LOGITS
 
 
 def judged(run, root):
@@ -50,9 +49,8 @@ def left(status, reason):
     """A member whose process left no recording."""
 
     def change(found):
-        index = next(index for index, row in enumerate(found["members"]) if row["member"] == "sdpa_flash")
-        found["members"][index] = without_recording(found["members"][index], status, reason)
-        without(found)
+        found["members"][1] = without_recording(found["members"][1], status, reason)
+        found["differences"] = [row for row in found["differences"] if row["member"] != "sdpa_flash"]
 
     return change
 
@@ -68,41 +66,30 @@ def planted(found):
             row["value"] = 0.1
 
 
-def without(found):
-    found["differences"] = [row for row in found["differences"] if row["member"] != "sdpa_flash"]
+WRONG = [
+    (value(LOGITS, 2e-5), "parity sdpa_flash", "logits len8-batch1: difference 2e-05, not <= 1e-05"),
+    (value(GRADIENTS, None), "parity sdpa_flash", "value is missing in row 10 of differences"),
+    (planted, "parity sdpa_flash", "the first layer beyond its limit is layer 1"),
+    (left("failed", "ended by SIGSEGV"), "parity sdpa_flash", "ended by SIGSEGV"),
+    (left("skipped", ""), "parity sdpa_flash", ""),
+    (lambda found: found["members"][1].update(model_sha256="x"), "same weights and inputs", "sdpa_flash: hashes that are not the reference's 1"),
+    (exact_bf16, "tolerance sensitivity", "bf16 computed in full precision, or the comparison detects nothing"),
+    (lambda found: found["run"][0].update(reference_error=1.1e-4), "reference accuracy", "0.00011, not <= 0.0001"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "name", "words"),
-    [
-        (value(LOGITS, 2e-5), "parity sdpa_flash", "logits len8-batch1: difference 2e-05, not <= 1e-05"),
-        (value(COSINE, 1e-9), "parity sdpa_flash", "logits cosine len8-batch1: difference 1e-09, not <= 1e-10"),
-        (value(SPANS, 0.01), "parity sdpa_flash", "spans: difference 0.01, not <= 0"),
-        (value(GRADIENTS, None), "parity sdpa_flash", "value is missing in row 10 of differences"),
-        (value(GRADIENTS, math.nan), "parity sdpa_flash", "value is nan in row 10 of differences"),
-        (lambda found: of(found, "sdpa_flash").update(limit=None), "parity sdpa_flash", "limit is missing in row 8"),
-        (planted, "parity sdpa_flash", "the first layer beyond its limit is layer 1"),
-        (without, "parity sdpa_flash", "there is no row to judge"),
-        (left("failed", "ended by SIGSEGV"), "parity sdpa_flash", "ended by SIGSEGV"),
-        (left("skipped", ""), "parity sdpa_flash", ""),
-        (lambda found: found["members"][1].update(model_sha256="x"), "same weights and inputs", "sdpa_flash: hashes that are not the reference's 1"),
-        (exact_bf16, "tolerance sensitivity", "bf16 computed in full precision, or the comparison detects nothing"),
-        (lambda found: found["run"][0].update(reference_error=1.1e-4), "reference accuracy", "0.00011, not <= 0.0001"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "name", "words"), WRONG)
 def test_what_is_wrong_fails_with_its_reason(change, name, words, tmp_path):
     check = judged(run_of(tmp_path / "run", change), tmp_path)[name]
     assert (check.status, check.gates) == ("FAIL", True), check.reason
     assert words in check.reason
 
 
-@pytest.mark.parametrize(("member", "verdict"), [("sdpa_flash", "FAIL"), ("native", "PASS")])
 @pytest.mark.parametrize("number", [0.5, math.nan])
-def test_a_difference_fails_the_run_only_of_a_member_that_gates(tmp_path, member, verdict, number):
-    found = judged(run_of(tmp_path / "run", lambda found: of(found, member).update(value=number)), tmp_path)
-    assert verdict_of(list(found.values())).verdict == verdict
-    check = found[f"parity {member}"]
-    assert (check.status, check.gates) == ("FAIL", verdict == "FAIL")
+def test_a_member_that_does_not_gate_fails_no_run(tmp_path, number):
+    found = judged(run_of(tmp_path / "run", lambda found: of(found, "native").update(value=number)), tmp_path)
+    assert verdict_of(list(found.values())).verdict == "PASS"
+    assert (found["parity native"].status, found["parity native"].gates) == ("FAIL", False)
 
 
 def skip_all(found):
@@ -141,8 +128,8 @@ def test_a_recording_compares_nothing_and_passes_where_its_inputs_were_computed(
 
 
 @pytest.mark.parametrize(
-    ("distance", "status"), [(5e-7, "PASS"), (6e-7, "PASS"), (6.1e-7, "FAIL"), (None, "SKIPPED")]
-)  # the reference is 3e-7 off
+    ("distance", "status"), [(6e-7, "PASS"), (6.1e-7, "FAIL"), (None, "SKIPPED")]
+)  # reference: 3e-7
 def test_worse_is_more_than_twice_the_references_distance_and_informs(tmp_path, distance, status):
     def change(found):
         for row in found["members"]:
@@ -168,8 +155,6 @@ def test_a_driver_that_changes_numerics_is_noticed(tmp_path):
         found = judged(run, tmp_path)
         assert (found[name].status, found["numerics unchanged"].status) == (status, word), factor
         assert not found["numerics unchanged"].gates
-    later = run_of(tmp_path / "later", lambda found: of(found, "eager").update(value=1e-9), started=1.79e9 + 9)
-    assert judged(later, tmp_path)[name.replace("sdpa_flash", "eager")].status == "FAIL", "0 may not grow"
 
 
 def test_tables_have_each_member_with_its_outcome_and_each_limit_with_its_source(tmp_path):
@@ -178,9 +163,7 @@ def test_tables_have_each_member_with_its_outcome_and_each_limit_with_its_source
     rows = {row["member"]: row for row in shown["Outcomes"]}
     assert rows["bf16"] | {"outcome": "PASS", "difference": "0.008", "limit": "0.03"} == rows["bf16"]
     assert (rows["sdpa_flash"]["outcome"], rows["sdpa_flash"]["reason"]) == ("INCOMPLETE", "no such library")
-    limits = {(row["quantity"], row["precision"]): row for row in shown["Limits and their sources"]}
-    assert limits[LOGITS, "fp32, fp64"]["limit"] == "1e-05" and limits[LOGITS, "bf16"]["why"].startswith("set; 8 bits")
+    assert {row["limit"] for row in shown["Limits and their sources"] if row["quantity"] == LOGITS} == {"1e-05", "0.03"}
     assert "Not computed: sdpa_flash (no such library)." in SPEC.reading(run)
-    assert [answer.status for _, answer in outcomes(Rows.of(run))] == ["PASS", "SKIPPED", "PASS", "PASS", "PASS"]
     run.config = run.config.model_copy(update={"members": ["sdpa_flash"]})
     assert SPEC.undone(run) == {"members": ["sdpa_flash"]}

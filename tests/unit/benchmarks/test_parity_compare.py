@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchlib.benchmarks.parity import recording
-from benchlib.benchmarks.parity.compare import Reference, best_span, compare, others
+from benchlib.benchmarks.parity.compare import Reference, best_span, compare
 from benchlib.workloads.executors import MEMBERS
 from benchlib.workloads.numerics import (
     BATCH,
@@ -73,11 +73,11 @@ def judged(tmp_path):
     """Compare a reference with a candidate that has the changes given; return rows by (quantity, place)."""
     numbers = itertools.count()
 
-    def run(member=EAGER, facts=None, reference=None, truth=None, ease=True, f1=(None, None), questions=0, **arrays):
+    def run(member=EAGER, facts=None, reference=None, truth=None, f1=(None, None), questions=0, **arrays):
         place = tmp_path / str(next(numbers))
         own, other = write(place / "own", facts, **arrays), write(place / "other", **(reference or {}))
         exact = write(place / "truth", outputs=truth) if truth else None
-        rows = compare(Reference(other, exact, INPUTS), own, member, ease, f1, questions)
+        rows = compare(Reference(other, exact, INPUTS), own, member, f1, questions)
         return {(row["quantity"], row.get("at", "")): row for row in rows}
 
     return run
@@ -99,7 +99,7 @@ def test_a_copy_is_within_every_limit_and_everything_was_compared(judged):
 
 @pytest.mark.parametrize(
     ("backend", "member", "limit"),
-    [("cpu", EAGER, 1e-5), ("cuda", EAGER, 1e-4), ("rocm", EAGER, 1e-3), ("tpu", BF16, 3e-2)],
+    [("cpu", EAGER, 1e-5), ("rocm", EAGER, 1e-3), ("tpu", BF16, 3e-2)],
 )
 def test_noise_around_the_limit_of_logits(judged, backend, member, limit):
     """One logit of 0 becomes ``delta``: within, on and beyond the limit."""
@@ -124,31 +124,19 @@ def turned(angle, size):
     return plain, own
 
 
-@pytest.mark.parametrize(
-    ("backend", "member", "limit"), [("cpu", EAGER, 1e-10), ("rocm", EAGER, 1e-3), ("cpu", BF16, 2e-4)]
-)
-def test_the_cosine_alone_gates(judged, backend, member, limit):
+@pytest.mark.parametrize(("share", "within"), [(0.999, True), (1.001, False)])
+def test_the_cosine_alone_gates(judged, share, within):
     """Logits so small that no difference is beyond its limit; only their direction is."""
-    for share, within in ((0.999, True), (1.001, False)):
-        plain, own = turned(math.acos(1 - share * limit) if limit > 1e-9 else math.sqrt(2 * share * limit), 1e-3)
-        rows = judged(member, {"backend": backend}, {"outputs": plain}, outputs=own)
-        assert rows[COSINE, "len8-batch4"]["value"] == pytest.approx(share * limit, rel=1e-4)
-        assert beyond(rows) - {SPANS} == (set() if within else {COSINE})
+    plain, own = turned(math.acos(1 - share * 1e-3), 1e-3)
+    rows = judged(EAGER, {"backend": "rocm"}, {"outputs": plain}, outputs=own)
+    assert rows[COSINE, "len8-batch4"]["value"] == pytest.approx(share * 1e-3, rel=1e-4)
+    assert beyond(rows) - {SPANS} == (set() if within else {COSINE})
 
 
-@pytest.mark.parametrize("member", [EAGER, BF16])
-def test_swapped_heads_fail(judged, member):
-    swap = {"start": "end", "end": "start"}
-    swapped = {f"{name.rpartition('/')[0]}/{swap[name.rpartition('/')[2]]}": array for name, array in outputs().items()}
-    assert {LOGITS, COSINE, SPANS} <= beyond(judged(member, outputs=swapped))
-
-
-@pytest.mark.parametrize(
-    ("error", "ease", "limit"), [(1e-6, True, 1e-5), (1e-5, True, 3e-5), (1.0, True, 1e-4), (1.0, False, 1e-5)]
-)
-def test_limits_follow_the_references_own_error(judged, error, ease, limit):
+@pytest.mark.parametrize(("error", "limit"), [(1e-6, 1e-5), (1e-5, 3e-5), (1.0, 1e-4)])
+def test_limits_follow_the_references_own_error(judged, error, limit):
     """A truth that is everywhere ``error`` away: three times that, at most ten times the table's."""
-    rows = judged(truth={name: array + error for name, array in outputs().items()}, ease=ease)
+    rows = judged(truth={name: array + error for name, array in outputs().items()})
     assert rows[LOGITS, "dev"]["limit"] == pytest.approx(limit)
     assert bool(rows[LOGITS, "dev"]["eased"]) == (limit > 1e-5) == ("logits" in rows[LOSS, ""]["eased"])
     assert rows[BATCH, ""]["limit"] == pytest.approx(limit) and rows[LOSS, ""]["limit"] == pytest.approx(2 * limit)
@@ -161,30 +149,17 @@ def test_in_bf16_limits_follow_the_largest_logit(judged):
     assert found == pytest.approx([0.6, 0.2, 0.2, 0.6])
 
 
-def test_a_truth_with_a_nan_still_says_how_far_the_reference_is(judged):
-    exact = {name: array + 1e-5 for name, array in outputs().items()}
-    exact["len8-batch4/start"][AT] = math.nan
-    assert judged(truth=exact)[LOGITS, "len8-batch4"]["limit"] == pytest.approx(3e-5)
-
-
 @pytest.mark.parametrize("k", [0, DEPTH - 1])
 def test_a_perturbed_layer_is_found_where_it_is_and_decides_nothing(judged, k):
-    """Layer k is off by 1.001 of the limit and all later ones by much more, the earlier ones by just less than it."""
+    """Layer k is off by 1.001 of the limit and all later ones by much more, the earlier ones by just less than it; padding by all."""
     states = layers()
+    states["000"][3, 3:] += 100.0  # row 3 has three tokens
     for number, name in enumerate(sorted(states)):
         states[name] *= 1 + (0.9 if number < k + 1 else 1.001 if number == k + 1 else 50) * 1e-5
     rows = judged(layers=states)
     first = next(row for (name, _), row in rows.items() if name == LAYERS and row["value"] > row["limit"])
     assert (first["at"], first["index"], first["gates"]) == (f"layer {k}", k + 2, False)
     assert beyond(rows) == {LAYERS}
-
-
-def test_layers_are_compared_where_there_is_text(judged):
-    states = layers()
-    states["002"][3, 3:] += 100.0  # row 3 has three tokens
-    assert beyond(judged(layers=states)) == set()
-    states["002"][3, 2] += 1.0
-    assert judged(layers=states)[LAYERS, "layer 1"]["value"] > 1e-3
 
 
 def with_nan(arrays, key, at):
@@ -200,7 +175,6 @@ NANS = {
     LOSS: {"facts": {"loss": math.nan}},
     CURVE: {"facts": {"curve": [1.5, math.inf, 1.0]}},
     REPEATS: {"facts": {"repeats_max_abs": math.nan}},
-    BATCH: {"facts": {"batch_max_abs": math.nan}},
 }
 
 
@@ -212,51 +186,30 @@ def test_nan_fails_wherever_it_is(judged, quantity):
     assert finite["value"] == 1 and finite["at"]
 
 
-@pytest.mark.parametrize(
-    ("name", "quantity"), [("loss", LOSS), ("curve", CURVE), ("repeats_max_abs", REPEATS), ("batch_max_abs", BATCH)]
-)
-def test_what_is_absent_needs_a_reason(tmp_path, name, quantity):
-    facts, other = {key: value for key, value in FACTS.items() if key != name}, write(tmp_path / "other")
-
-    def row(place, absent):
-        own = recording.write(tmp_path / place, facts | {"absent": absent}, outputs(), gradients(), layers())
-        (found,) = (row for row in compare(Reference(other, None, INPUTS), own, EAGER) if row["quantity"] == quantity)
-        return found
-
-    said = row("said", {quantity: "no such thing here"})
-    assert (said["status"], said["reason"]) == ("skipped", "no such thing here")
-    assert math.isnan(row("silent", {})["value"])
+FEWER = {name: array for name, array in outputs().items() if "batch1" not in name}
+MISSING = [
+    ({"outputs": FEWER}, LOGITS),
+    ({"reference": {"outputs": FEWER}}, LOGITS),
+    ({"gradients": {name: array for name, array in gradients().items() if "0.key" not in name}}, GRADIENTS),
+    ({"layers": layers() | {"001": np.zeros((1, 1))}}, LAYERS),
+    ({"facts": {"curve": [1.5, 1.25]}}, CURVE),
+    ({"facts": {"curve": []}}, CURVE),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "quantity"),
-    [
-        ({"outputs": {name: array for name, array in outputs().items() if "batch1" not in name}}, LOGITS),
-        ({"outputs": outputs() | {"dev/end": np.zeros(10)}}, LOGITS),
-        (
-            {"reference": {"outputs": {name: array for name, array in outputs().items() if "batch1" not in name}}},
-            LOGITS,
-        ),
-        ({"gradients": {name: array for name, array in gradients().items() if "0.key" not in name}}, GRADIENTS),
-        ({"layers": layers() | {"001": np.zeros((1, 1))}}, LAYERS),
-        ({"facts": {"curve": [1.5, 1.25]}}, CURVE),
-    ],
-)
+@pytest.mark.parametrize(("change", "quantity"), MISSING)
 def test_what_is_missing_or_of_another_shape_is_beyond(judged, change, quantity):
     assert quantity in beyond(judged(**change))
 
 
-def test_other_weights_and_inputs_are_named(tmp_path):
-    reference = Reference(write(tmp_path / "other"), None, INPUTS)
-    assert others(reference, write(tmp_path / "same")) == []
-    for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
-        words = f"other {what}: 000000000000, the reference has {FACTS[name][:12]}"
-        assert others(reference, write(tmp_path / name, {name: "0" * 64})) == [words]
+def test_what_is_absent_with_a_reason_is_skipped(judged):
+    row = judged(facts={"curve": [], "absent": {CURVE: "no such computation"}})[CURVE, ""]
+    assert (row["status"], row["reason"]) == ("skipped", "no such computation")
 
 
 @pytest.mark.parametrize(
     ("scores", "member", "questions", "limit"),
-    [((80.0, 80.1), EAGER, 32, 0.1), ((80.0, 77.0), BF16, 32, 3.125), ((80.0, 79.0), BF16, 1000, 1.0)],
+    [((80.0, 80.1), EAGER, 32, 0.1), ((80.0, 77.0), BF16, 32, 3.125)],
 )
 def test_f1_in_points(judged, scores, member, questions, limit):
     row = judged(member, f1=scores, questions=questions)[F1, ""]
@@ -292,8 +245,3 @@ def test_only_rows_whose_best_span_leads_clearly_are_compared(judged):
     assert judged(reference={"outputs": plain}, outputs=own)[SPANS, "len8-batch4"]["value"] == 1.0
     nothing = {name: np.zeros_like(array) for name, array in outputs().items()}
     assert judged(reference={"outputs": nothing}, outputs=nothing)[SPANS, ""]["status"] == "skipped"
-
-
-def test_numbers_that_are_not_finite_come_back(tmp_path):
-    write(tmp_path / "own", {"curve": [1.5, math.inf, math.nan]})
-    assert str(recording.Recording.open(tmp_path / "own").meta["curve"]) == "[1.5, inf, nan]"

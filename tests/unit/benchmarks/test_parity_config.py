@@ -48,11 +48,6 @@ def test_the_work_is_what_the_members_compute():
     assert ParityConfig(lengths=[8]).work() != ParityConfig().work()
 
 
-def test_a_parameter_that_went_says_what_to_use():
-    with pytest.raises(UserError, match="attention_kernels any more: name kernels among members"):
-        plan.plans("parity", "smoke", "cpu", ["attention_kernels=false"], None)
-
-
 def test_a_tier_over_many_ranks_gives_parity_one_process_and_none_over_nodes(capsys):
     eight = {one.config.benchmark: one.config.nproc for one in plan.plans("nightly", None, "cpu", ["nproc=8"], None)}
     assert (eight["parity"], eight["squad"]) == (1, 8)

@@ -1,6 +1,5 @@
 """Golden folders: whole, or refused with the file's name."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -34,46 +33,23 @@ def test_a_golden_folder_is_read_where_it_was_copied_to(folder, tmp_path):
     found = golden.read(shutil.copytree(folder, tmp_path / "elsewhere"))
     assert {name: found[name] for name in FIELDS} == FIELDS
     assert set(found["files"]) == {"weights.safetensors", "model/config.json", "reference/recording.json"}
-    (folder / golden.WEIGHTS).unlink()
-    golden.write(folder, found)
-    assert golden.WEIGHTS not in golden.read(folder)["files"], "weights may be left out"
-    path = folder / golden.NAME
-    path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items()))))
-    golden.read(folder)  # another layout of the same manifest is the same
 
 
 def flipped(path):
     path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
 
 
-def edited(change):
-    """Change the fields of the manifest."""
-
-    def edit(path):
-        found = json.loads(path.read_text())
-        change(found)
-        path.write_text(json.dumps(found))
-
-    return edit
+DAMAGE = [
+    ("weights.safetensors", flipped, r"weights\.safetensors was altered.*record it again"),
+    ("model/config.json", Path.unlink, "config.json is missing"),
+    ("reference/more.json", Path.touch, "more.json is extra"),
+    (golden.NAME, lambda path: path.write_text(path.read_text()[:-40]), r"golden\.json: not valid JSON"),
+    (golden.NAME, Path.unlink, "not a golden folder, or an incomplete recording"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "says"),
-    [
-        ("weights.safetensors", flipped, r"weights\.safetensors was altered.*record it again"),
-        ("reference/recording.json", lambda path: path.write_text("{}\n"), "recording.json was altered"),
-        ("model/config.json", Path.unlink, "config.json is missing"),
-        ("reference/more.json", Path.touch, "more.json is extra"),
-        (golden.NAME, edited(lambda found: found["model"].update(sha256="0" * 64)), "its digest does not match"),
-        (golden.NAME, edited(lambda found: found["files"].pop("weights.safetensors")), "its digest does not match"),
-        (golden.NAME, edited(lambda found: found.update(note="more")), "its digest does not match"),
-        (golden.NAME, edited(lambda found: found.update(schema_version=3)), "later benchlib"),
-        (golden.NAME, edited(lambda found: found.update(schema_version=1)), "is of another version of benchlib"),
-        (golden.NAME, lambda path: path.write_text(path.read_text()[:-40]), r"golden\.json: not valid JSON"),
-        (golden.NAME, Path.unlink, "not a golden folder, or an incomplete recording"),
-    ],
-)
-def test_what_is_cut_altered_missing_extra_or_of_another_version_is_refused(folder, name, damage, says):
+@pytest.mark.parametrize(("name", "damage", "says"), DAMAGE)
+def test_what_is_cut_altered_missing_or_extra_is_refused(folder, name, damage, says):
     damage(folder / name)
     with pytest.raises(UserError, match=says):
         golden.read(folder)

@@ -55,14 +55,10 @@ def make(folder, members=("eager", "bf16"), change=lambda tables: None, host="no
 
 
 def test_a_row_has_what_its_run_found(tmp_path):
-    (eager, bf16), why = read_run(make(tmp_path / "run", change=crash))
-    assert (eager["outcome"], eager["max_difference"], eager["reason"], why) == ("FAIL", None, "ended by SIGSEGV", "")
+    (eager, bf16), _ = read_run(make(tmp_path / "run", change=crash))
+    assert (eager["outcome"], eager["max_difference"], eager["reason"]) == ("FAIL", None, "ended by SIGSEGV")
     assert (bf16["outcome"], bf16["max_difference"], bf16["limit"], bf16["latency_ms"]) == ("PASS", 8e-3, 3e-2, 10.0)
-    assert bf16["quantities"]["gradients"] == [8e-3, 0.1]
-    assert bf16["machine"] == "node7" and bf16["environment"] == {
-        "hardware": "Imaginary 3000 × 2",
-        "system": "Linux 6.0-made-up",
-    }
+    assert bf16["quantities"]["gradients"] == [8e-3, 0.1] and bf16["machine"] == "node7"
 
 
 @pytest.mark.parametrize(
@@ -90,17 +86,15 @@ def test_the_newest_result_of_each_machine_backend_and_member_counts():
     rows = [
         row("eager"),
         row("bf16"),
-        row("sdpa_flash", day=3),
         row("eager", "FAIL", 3),
         row("eager", day=2, machine="b"),
+        row("eager", backend="cuda"),
     ]
-    rows += [row("eager", backend="cuda")]
     for given in (rows, rows[::-1]):
         found = [(one["backend"], one["machine"], one["member"], one["outcome"]) for one in newest(given)]
         assert found == [
             ("cpu", "b", "eager", "PASS"),
             ("cpu", "node7", "eager", "FAIL"),  # members in the order of the table
-            ("cpu", "node7", "sdpa_flash", "PASS"),
             ("cpu", "node7", "bf16", "PASS"),
             ("cuda", "node7", "eager", "PASS"),
         ]
@@ -165,10 +159,7 @@ def test_merging_again_changes_no_byte_and_keeps_other_machines(tmp_path):
         assert (again.exit_code, files()) == (0, before), again.output
     assert {row["machine"] for row in merge.read_file(to / "cuda" / FILE)} == {"H100 | <b> of the lab"}
     backends = json.loads((to / CROSS).read_text())["backends"]
-    assert {name: one["outcome"] for name, one in backends.items() if one["machines"]} == {
-        "cpu": "PASS",
-        "cuda": "PASS",
-    }
+    assert (backends["cpu"]["outcome"], backends["cuda"]["outcome"]) == ("PASS", "PASS")
     text = (to / PAGE).read_text()
     for block in (block.splitlines() for block in text.split("\n\n") if block.startswith("|")):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1, "a name adds no column"
@@ -176,13 +167,7 @@ def test_merging_again_changes_no_byte_and_keeps_other_machines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ('"reason"', "", "may be cut"),
-        ('"tier"', '"colour"', "not results of parity of this version"),
-        ('"schema_version": 2', '"schema_version": 3', "later benchlib"),
-        ('"schema_version": 2', '"schema_version": 1', "not results of parity of this version"),
-    ],
+    ("old", "new", "says"), [('"reason"', "", "may be cut"), ('"tier"', '"colour"', "not results of parity")]
 )
 def test_a_file_that_does_not_fit_is_refused_and_left_as_it_is(tmp_path, old, new, says):
     to = tmp_path / "results"
@@ -195,24 +180,17 @@ def test_a_file_that_does_not_fit_is_refused_and_left_as_it_is(tmp_path, old, ne
     refused = call(tmp_path / "cuda", "--to", to)
     assert refused.exit_code == 2 and says in refused.output and path.read_text() == changed, refused.output
     assert not (to / "cuda").exists()
-    left = call(tmp_path / "cuda", path, "--to", tmp_path / "other")
-    assert left.exit_code == 2 and says in left.output and (tmp_path / "other" / "cuda" / FILE).exists()
 
 
-def test_exit_codes_are_those_of_the_kit(tmp_path):
-    for name, values in (("good", {}), ("bad", {"change": crash}), ("none", {"record": True})):
-        make(tmp_path / name / "parity-a", **values)
-    codes = {
-        name: call(tmp_path / name, "--to", tmp_path / "to" / name, "--strict").exit_code
-        for name in ("good", "bad", "none")
-    }
-    assert codes == {"good": 0, "bad": 1, "none": 3}
-    assert call(tmp_path / "bad", "--to", tmp_path / "again").exit_code == 0
-    for name, code in (("good", 2), ("bad", 1)):
-        make(tmp_path / name / "parity-b").joinpath("result.json").write_text("{")
-        assert call(tmp_path / name, "--to", tmp_path / "left", "--strict").exit_code == code
-    for name in ("absent", "to"):
-        assert call(tmp_path / "good", tmp_path / name, "--to", tmp_path / "again").exit_code == 2
+@pytest.mark.parametrize(("values", "code"), [({}, 0), ({"change": crash}, 1), ({"record": True}, 3)])
+def test_exit_codes_are_those_of_the_kit(tmp_path, values, code):
+    source = tmp_path / "runs"
+    make(source / "parity-a", **values)
+    assert call(source, "--to", tmp_path / "to", "--strict").exit_code == code
+    assert call(source, "--to", tmp_path / "again").exit_code == 0
+    assert call(source, tmp_path / "absent", "--to", tmp_path / "again").exit_code == 2
+    make(source / "parity-b").joinpath("result.json").write_text("{")
+    assert call(source, "--to", tmp_path / "left").exit_code == 2
 
 
 def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named():
