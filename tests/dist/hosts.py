@@ -30,7 +30,7 @@ END_S = 600.0  # of a run
 # All-reduce only, of fp32 sums, at the sizes that are set: what is left of the benchmark `collectives`.
 ALL_REDUCE: dict[str, Any] = {
     "operations": ["all_reduce", "barrier"], "dtypes": ["fp32"], "reductions": ["sum"], "variants": ["library"],
-    "in_place": False, "pairs": False, "compare_gradients": [], "bucket_bytes": [4096], "share_sizes": "4KiB",
+    "pairs": False, "compare_gradients": [], "bucket_bytes": [4096], "share_sizes": "4KiB",
 }  # fmt: skip
 _SUBNET = itertools.count(os.getpid() % 200)
 

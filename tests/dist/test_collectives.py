@@ -20,7 +20,7 @@ from benchlib.workloads.collective_ops import Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved
 
 SMALL = {
-    "sizes": "1,999,4KiB,64KiB", "type_sizes": "100", "share_sizes": "64KiB", "pair_size": "4KiB", "bucket_bytes": [1000, 20000],
+    "sizes": "1,999,4KiB,64KiB", "type_sizes": "100", "share_sizes": "64KiB", "bucket_bytes": [1000, 20000],
     "seconds": 0.001, "compare_gradients": [],
     "budget_s": 1e5,  # nothing is cut or shortened, however slow the machine
 }  # fmt: skip
@@ -81,7 +81,10 @@ def test_times_limits_and_pairs_stand_beside_the_curves(two):
         *((name, "direct") for name in ("all_gather", "reduce_scatter")),
     }
     assert all(row["bytes"] == 65536 and row["times_us"] > 0 for row in tables["shares"])
-    assert [(row["source"], row["target"], row["bytes"]) for row in tables["pairs"]] == [(0, 1, 4096), (1, 0, 4096)]
+    assert [(row["source"], row["target"], row["bytes"]) for row in tables["pairs"]] == [
+        (0, 1, 1 << 20),
+        (1, 0, 1 << 20),
+    ]
     assert {row["variant"] for row in tables["crossover"]} == {"ring", "tree", "rs_ag"}
     exchanges = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
     assert {row["operation"] for row in tables["overlap"]} == exchanges and tables["fits"][0]["points"] >= 4

@@ -3,15 +3,7 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    ByteSize,
-    Field,
-    PositiveInt,
-    TypeAdapter,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ByteSize, Field, PositiveInt, TypeAdapter, field_validator, model_validator
 
 from benchlib.config.schema import BaseConfig
 from benchlib.core.definitions import size_text
@@ -54,7 +46,6 @@ class CollectivesConfig(BaseConfig):
         "(gather, scatter and their like), rounded down to as many elements for each, at least one",
     )
     type_sizes: str = Field("4KiB", description="sizes for the other types and reductions, written as sizes")
-    in_place: bool = Field(True, description="measure in place and out of place, where the operation can be both")
     variants: list[Literal[tuple(VARIANTS)]] = Field(  # type: ignore[valid-type]
         USUAL,
         min_length=1,
@@ -66,7 +57,6 @@ class CollectivesConfig(BaseConfig):
         "16MiB,64MiB", description="sizes measured interleaved with the sockets, besides the largest"
     )
     pairs: bool = Field(True, description="measure each pair of ranks by itself")
-    pair_size: str = Field("1MiB", description="bytes that a rank sends to another one, for the matrix of pairs")
     bucket_bytes: list[PositiveInt] = Field([4096, 262144], description="sizes of gradient buckets, timed one by one")
     compare_gradients: list[Library] = Field(
         ["gloo"], description="libraries over which the same gradients are compared"
@@ -93,15 +83,11 @@ class CollectivesConfig(BaseConfig):
             return {"variants": [*USUAL, "flat"], **values}
         return values
 
-    @field_validator("sizes", "type_sizes", "share_sizes", "pair_size", mode="before")
+    @field_validator("sizes", "type_sizes", "share_sizes", mode="before")
     @classmethod
-    def _sizes_can_be_read(cls, value: Any, info: ValidationInfo) -> str:
-        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if isinstance(text, str):
-            sizes = parse_sizes(text)
-            if info.field_name == "pair_size" and len(sizes) > 1:
-                raise ValueError(f"{text!r} are {len(sizes)} sizes: pairs are measured at one, such as 1MiB")
-        return text  # type: ignore[no-any-return]  # another type is refused by pydantic
+    def _sizes_can_be_read(cls, value: Any) -> str:
+        parse_sizes(text := str(value))
+        return text
 
     def check_whole(self) -> None:
         """Raise ``UserError`` also for a fault injected into a rank that does not exist."""

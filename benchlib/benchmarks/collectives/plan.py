@@ -34,7 +34,7 @@ def _curves(config: CollectivesConfig) -> Iterator[Case]:
     """Yield the first type and reduction at all sizes; the other placement, and ``async``, at both ends of the range."""
     sizes = config.size_list
     ends = sorted({sizes[0], sizes[-1]})
-    ways = [("library", 0, sizes), *[("library", 1, ends)] * config.in_place]
+    ways = [("library", 0, sizes), ("library", 1, ends)]
     ways += [(way, 0, ends if way == "async" else sizes) for way in VARIANTS if way not in ("library", "overlap")]
     for variant, place, at in ways:
         for size, operation in itertools.product(at, config.operations):
@@ -61,7 +61,7 @@ def _kinds(config: CollectivesConfig) -> Iterator[tuple[int, Kind]]:
             other_reduction = reduction != reductions[0]
             if "library" in config.variants:
                 yield int(other_reduction), (name, "library", dtype, reduction, first)
-                for where in others if config.in_place else ():
+                for where in others:
                     yield 2, (name, "library", dtype, reduction, where)
             for variant in config.variants:
                 own = VARIANTS[variant].own and name in VARIANTS[variant].operations

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from benchlib.benchmarks.collectives.config import NO_BUS, parse_sizes
+from benchlib.benchmarks.collectives.config import NO_BUS
 from benchlib.benchmarks.collectives.curves import Curves, crossover_rows, curves, fit_rows, ratio_rows
 from benchlib.benchmarks.collectives.gradients import compare
 from benchlib.benchmarks.collectives.overlap import overlapped
@@ -30,7 +30,7 @@ from benchlib.workloads.operations import OPS
 # Of the budget, after which nothing more of a part is begun; the rest is for writing, and for what takes longer.
 UNTIL, EXTRAS_UNTIL = {"curves": 0.4, "other ways": 0.7, "other types": 0.85}, 0.75
 BRIEF = {"least": 3, "warmup": 1}  # of a series of another type
-PAIR_SHARE = 0.3  # of the time of a series that a pair gets
+PAIR_SHARE, PAIR_BYTES = 0.3, 1 << 20  # of the time of a series that a pair gets, and the message of a pair
 TRIAL_BYTES = 64
 TRIAL_S = 20  # what raises on one rank only leaves the others waiting this long, and not the run
 OVERLAP_SERIES = 8  # series of an operation that ``overlapped`` takes as long as
@@ -208,9 +208,8 @@ def _limits(bench: Bench, bounds: Sequence[tuple[str, int]], cases: Sequence[Cas
 
 def _pairs(bench: Bench, pairs: Sequence[tuple[int, int]]) -> list[Row]:
     """Send messages from each rank to each other one, pair by pair."""
-    rows, (size,) = [], parse_sizes(bench.config.pair_size)
-    case = Case("send_recv", "library", "uint8", "", False, size)
-    for ends, pace in bench.fitting("pairs", dict.fromkeys(pairs, Weight(size, PAIR_SHARE))):
+    rows, case = [], Case("send_recv", "library", "uint8", "", False, PAIR_BYTES)
+    for ends, pace in bench.fitting("pairs", dict.fromkeys(pairs, Weight(PAIR_BYTES, PAIR_SHARE))):
         message = bench.exercise(case, bench.place._replace(ends=ends))
         rows.append({"source": ends[0], "target": ends[1]} | bench.timed({"times_us": message}, pace))
     return rows

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,6 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 
-WIDTHS = ("hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary")
 FEW = ("single", "data", "sharded_direct", "tensor", "pipeline")
 COVERAGE: dict[str, tuple[str, ...]] = {"few": FEW, "most": (*FEW, "sharded", "sequence"), "all": tuple(STRATEGIES)}
 
@@ -47,22 +46,14 @@ class ParallelConfig(BaseConfig):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of matrix products; weights are fp32")
     checkpointing: bool = Field(False, description="compute activations again on the way back instead of keeping them")
     compile: bool = Field(False, description="torch.compile each layer")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations that is dropped; the proofs drop none")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="of AdamW, the same in every step")
     warmup: int = Field(1, ge=1, le=1000, description="steps of each strategy that are not counted")
     steps: int = Field(5, ge=1, le=100000, description="counted steps of each strategy")
     prove: bool = Field(True, description="first compare every strategy with one device, on a narrow model")
 
-    find_max_batch: bool = Field(False, description="also search the largest batch of one device, by trials")
     memory_gb: float = Field(0.0, ge=0, description="what a rank may use, in GB (1e9 bytes); 0: what is free")
     machine: str = Field("", description="with --dry-run: a machine of params/machines; '': this one")
     planted: Literal["", "data", "rank", "communication"] = Field("", description="what planted_slowdown slows")
-
-    GONE: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(WIDTHS, "set model, which has its widths"),
-        "suite": "a run has one model: set model, and start a run for each",
-        "source": "tokens are random, at the same rates: leave it out",
-    }
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ParallelConfig":
@@ -129,7 +120,7 @@ class ParallelConfig(BaseConfig):
             raise UserError(f"{strategy} spreads a model over ranks and there is one: set nproc=2 or more")
         layout, seq = self.layout(strategy, world), self.seq_len or min(self.shape.positions, 512)
         shape = self.shape.padded(layout.tensor)
-        names = ("precision", "checkpointing", "compile", "dropout", "learning_rate", "seed")
+        names = ("precision", "checkpointing", "compile", "learning_rate", "seed")
         same = {name: getattr(self, name) for name in names} | {"micro_batches": self.micro_batches if schedule else 1}
         job = Job(shape, strategy, layout, schedule, batch or self.batch_size, seq, scaling=scaling, **same)
         for fault in _faults(job):

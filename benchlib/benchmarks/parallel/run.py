@@ -3,7 +3,7 @@
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean, median
@@ -14,7 +14,7 @@ from benchlib.benchmarks.parallel.estimate import HOPS, Rates, memory, rank_para
 from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together
 from benchlib.benchmarks.parallel.measure import measure as measured
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
-from benchlib.benchmarks.parallel.strategies import Way, checkpointing_error, prepare, prove, tokens
+from benchlib.benchmarks.parallel.strategies import Way, checkpointing_error, prepare, prove
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices, largest, peaks
@@ -26,7 +26,6 @@ from benchlib.workloads.collective_ops import OPS, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved
 
 PEAK_S, COPY_S, COPY_BYTES = 0.2, 0.1, 64 << 20
-MAX_BATCH = 65536
 ALONE = 3  # steps of the compute of a rank
 LINK_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 PROOF = ("loss_error", "weight_error", "loss_error_fp32", "gradient_error")
@@ -68,13 +67,6 @@ def measure(rank: Rank) -> Tables:
     facts |= {"precision": config.precision, "memory_bytes": limit, "learning_rate_min": config.learning_rate}
     facts["model_error"] = analysis.off(tables["strategies"])
     facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
-    search = largest.largest_batch(rank, one_trial, limit, MAX_BATCH) if config.find_max_batch else None
-    columns = {"largest_batch": "batch", "too_large_batch": "below", "search_complete": "complete"}
-    facts |= {name: getattr(search, field, None) for name, field in columns.items()}
-    lacking = ("peak_gb", "samples_per_s")
-    tables["batches"] = [
-        row | {"why": dict.fromkeys(lacking, row["reason"])} for row in (search.tried if search else ())
-    ]
     facts["why"] = {name: "not asked for, or nothing to tell it by" for name, value in facts.items() if value is None}
     return tables | {"run": [facts]}
 
@@ -194,19 +186,3 @@ def _one(job: Job, rank: Rank, forecast: Forecast, tables: Tables) -> Row:
     why = row["why"] | proof["why"] | predicted["why"]
     row |= {f"estimated_{part}_gb": size / 1e9 for part, size in memory(job).items()}
     return row | proof | predicted | {"why": why}
-
-
-def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> largest.Trial:
-    """Train some steps on ``batch`` samples of one device within ``limit_bytes``, in a process that may run out of memory."""
-    device, job = devices.device(config.backend), config.job(batch=batch)
-
-    def prepare() -> Callable[[], None]:
-        way, inputs = Way(job, device), tokens(job, 0, device)
-
-        def step() -> None:
-            way.step(*inputs)
-            way.update()
-
-        return step
-
-    return largest.tried(device, batch, limit_bytes, prepare)

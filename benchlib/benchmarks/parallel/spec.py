@@ -123,15 +123,11 @@ place = [key, Col("kind", label="scaling"), Col("world", "number", "devices"), C
 efficiency = [Col("efficiency", "ratio", derived=True), *cols("low high", "ratio"), Col("predicted", "ratio", "model")]
 error = Col("error", "ratio", "measured over model, less 1", signed=True)
 points = Table("scaling", "{key}, {kind}, {world}", [*place, *efficiency, error])
-trial = [*cols("batch", "number"), *cols("fits"), *cols("peak_gb", "GB"), *cols("samples_per_s", RATE)]
-batches = Table("batches", "{batch}", trial)
 run = run_table(
     Col("precision"),
-    Col("search_complete", words={"True": "the search was whole", "False": "it ended with its share of the budget"}),
     *cols("rank_flops alone_flops", "FLOP/s"),
     *cols("copy_bytes_per_s", "B/s"),
     *cols("memory_bytes", "B"),
-    *cols("largest_batch too_large_batch", "count"),
     Col("learning_rate_min", "number", role="learning.learning_rate_min"),
     Col("checkpointing_error", "error", "gradients apart by"),
     Col("model_error", "ratio"),
@@ -236,12 +232,8 @@ def _no_proof(run: Rows) -> str:
     return "" if run.config.prove else "prove = false"
 
 
-def _drops(run: Rows) -> str:
-    return "dropout draws other random numbers in each strategy" if run.config.dropout else ""
-
-
 SPEC = Spec(
-    tables=[strategies, kernels, exchanges, stages, links, points, batches, run],
+    tables=[strategies, kernels, exchanges, stages, links, points, run],
     metrics=[
         Metric("step_s_{key}", main["steps_s"], "Step time, {key}", SLOWEST, "lower"),
         Metric("samples_per_s_{key}", main["rates"], "Training throughput, {key}", SLOWEST, "higher", 0.20),
@@ -256,7 +248,7 @@ SPEC = Spec(
         Check("strategies ran", "Did the strategies run that fit this machine?", judge=_ran),
         below("equal to one device in fp64", "Are losses and weights those of one device?", *fp64, unless=_no_proof),
         below("equal to one device in fp32", "Are losses and gradients those of one device?", *fp32, unless=_no_proof),
-        same("same losses", "Do all strategies compute the same losses?", losses, "model", apart, unless=_drops),
+        same("same losses", "Do all strategies compute the same losses?", losses, "model", apart),
         near("parameter count", "Do the ranks together hold as many parameters as the shape has?", counted),
         below("recomputed activations", "Are recomputed activations the same, dropout included?", recomputed),
         zero("collectives right", "Is every timed exchange correct?", links["wrong_elements"], rule="right results"),
@@ -270,13 +262,7 @@ SPEC = Spec(
             fastest,
             "{model} ({parameters} parameters) trains fastest by {way}: {rates}, {tokens_per_s} on {hardware}.",
         ),
-        each(
-            run.where(largest_batch=lambda batch: batch > 0),
-            "{largest_batch} samples are the largest batch of one device that was found ({search_complete}), "
-            "{too_large_batch} are too many or were not tried.",
-        ),
         _padded,
-        each(run.where(largest_batch=0), "Not even one sample fits one device, as far as was searched."),
         _advice,
     ],
     shows=[
@@ -287,7 +273,6 @@ SPEC = Spec(
         Show("Communication by kind", exchanges.where(scaling=""), "key kind calls bytes time_s exposed_s"),
         Show("Bubble", main.unless(schedule=""), "key bubble_share ideal_bubble"),
         Show("Scaling", points, "key kind world samples_per_s efficiency low high predicted error"),
-        Show("Largest batch", batches, "batch fits peak_gb samples_per_s"),
     ],
     charts=[
         bars(
@@ -329,6 +314,6 @@ SPEC = Spec(
     batch=("batch_size",),
     ways=(
         *("strategies", "coverage", "schedules", "data", "tensor", "pipeline", "shard", "scaling", "micro_batches"),
-        *("checkpointing", "compile", "warmup", "steps", "prove", "find_max_batch", "memory_gb"),
+        *("checkpointing", "compile", "warmup", "steps", "prove", "memory_gb"),
     ),
 )

@@ -1,7 +1,5 @@
 """Parameters of the compiled path, and what a run is judged by: each check can fail."""
 
-import copy
-
 import pytest
 
 from benchlib.benchmarks.compiled.config import CompiledConfig
@@ -24,19 +22,11 @@ RUN = {
     [
         ({"executors": ["xlb"]}, "no executor 'xlb'.*xla"),
         ({"executors": ["bf16"]}, "computes in bf16: name one in fp32"),
-        ({"lengths": [513]}, "lengths"),
-        ({"runtimes": ["tvm"]}, "runtimes"),
-        ({"models": []}, "models"),
     ],
 )
 def test_what_does_not_fit_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         build("compiled", {"benchmark": "compiled", **values})
-
-
-def test_eager_is_always_timed_and_first():
-    assert CompiledConfig(executors=["xla"]).executors == ["eager", "xla"]
-    assert CompiledConfig(batch_sizes=[8, 1], lengths=[128]).shapes == [(1, 128), (8, 128)]
 
 
 def tables():
@@ -49,10 +39,8 @@ def tables():
     timed |= {"eager_ms": 4.0, "eager_ready_s": 1.0, "gates": True}
     apart = {"relative": 5e-7, "reference_error": 1e-7, "parameters": 71, "unequal": 0}
     ran = {"max_abs": 1e-7, "one_minus_cos": 0.0, "compile_s": 1.0, "run_s": 1.0}
-    of_eager, of_xla = (
-        {"cpu_over_eager": [1.0] * 3, "ready_s": 1.0},
-        {"cpu_over_eager": [0.21, 0.25, 0.8], "ready_s": 3.0},
-    )
+    of_eager = {"cpu_over_eager": [1.0] * 3, "ready_s": 1.0}
+    of_xla = {"cpu_over_eager": [0.21, 0.25, 0.8], "ready_s": 3.0}
     return {
         "programs": [
             {"program": "bert", "dot_flops": 100, "formula_flops": 100.0, **program},
@@ -94,45 +82,33 @@ def failed(checks):
 def test_a_right_run_passes_and_is_read(tmp_path):
     run, checks = judged(tmp_path / "run", tables())
     assert failed(checks) == []
-    sentences = " ".join(SPEC.reading(run))
-    for words in (
-        "xla at 1 x 32: 2 ms, 0.25 of eager's CPU time, ready after 3 s, which pays after 1,000 calls.",
-        "iree did not run: pip install iree.", "IREE for cuda: no such target.",
-    ):  # fmt: skip
-        assert words in sentences
+    said = "xla at 1 x 32: 2 ms, 0.25 of eager's CPU time, ready after 3 s, which pays after 1,000 calls."
+    assert said in SPEC.reading(run)
     assert run.result.value("cpu_over_eager_xla_b1_s32_tiny") == 0.25
     assert run.result.value("latency_ms_xla_b1_s32_tiny") == 2.0
     assert run.result.value("curve_max_abs") == pytest.approx(1e-5)
-    assert [limit.metric for limit in SPEC.limits(run)] == ["latency_ms_xla_b1_s32_tiny"]
 
 
-@pytest.mark.parametrize(
-    ("check", "table", "row", "change"),
-    [
-        ("programs", "programs", 0, {"max_abs": 2e-5}),
-        ("programs", "programs", 0, {"one_minus_cos": 1e-9}),
-        ("programs", "programs", 0, {"program": "other"}),
-        ("programs", "programs", 0, {"reference_error": 1e300}),
-        ("FLOPs", "programs", 2, {"dot_flops": 299}),
-        ("FLOPs", "programs", 1, {"program": "other"}),
-        ("FLOPs", "programs", 0, {"dot_flops": 101}),
-        ("FLOPs", "programs", 1, {"dot_flops": 299}),
-        ("gradients", "gradients", 0, {"relative": 2e-6}),
-        ("gradients", "gradients", 0, {"reference_error": 1e300}),
-        ("data parallel", "gradients", 1, {"relative": 2e-6}),
-        ("data parallel", "gradients", 1, {"unequal": 1}),
-        ("data parallel", "gradients", 1, {"replicas": 3}),
-        ("training", "curve", 3, {"xla": 3.001}),
-        ("runtimes", "runtimes", 0, {"max_abs": 1e-4}),
-        ("executors", "executors", 1, {"max_abs": 1e-3}),
-        ("executors", "executors", 1, {"max_abs": 1.1e-5}),  # parity's limit, and not ten times as much
-        ("executors", "executors", 1, {"one_minus_cos": 1e-9}),
-        ("executors", "executors", 1, {"reference_error": 1e-3}),
-        ("executors", "executors", 1, {"length": 64}),
-    ],
-)
+WRONG = [
+    ("programs", "programs", 0, {"max_abs": 2e-5}),
+    ("programs", "programs", 0, {"program": "other"}),
+    ("programs", "programs", 0, {"reference_error": 1e300}),
+    ("FLOPs", "programs", 1, {"program": "other"}),
+    ("FLOPs", "programs", 0, {"dot_flops": 101}),
+    ("gradients", "gradients", 0, {"relative": 2e-6}),
+    ("data parallel", "gradients", 1, {"relative": 2e-6}),
+    ("data parallel", "gradients", 1, {"unequal": 1}),
+    ("training", "curve", 3, {"xla": 3.001}),
+    ("runtimes", "runtimes", 0, {"max_abs": 1e-4}),
+    ("executors", "executors", 1, {"max_abs": 1.1e-5}),  # parity's limit, and not ten times as much
+    ("executors", "executors", 1, {"one_minus_cos": 1e-9}),
+    ("executors", "executors", 1, {"length": 64}),
+]
+
+
+@pytest.mark.parametrize(("check", "table", "row", "change"), WRONG)
 def test_a_wrong_number_fails_its_check_alone(tmp_path, check, table, row, change):
-    stored = copy.deepcopy(tables())
+    stored = tables()
     stored[table][row].update(change)
     _, checks = judged(tmp_path / "run", stored)
     assert set(failed(checks)) - {"numbers agree"} == {check}

@@ -2,8 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +13,6 @@ from benchlib.benchmarks.parallel.shapes import MODELS
 from benchlib.benchmarks.parallel.traces import Counter
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
-from benchlib.core.events import Moment
-from benchlib.runtime import largest
-from benchlib.runtime.group import World
-from benchlib.runtime.measurement import Rank
 from benchlib.workloads.transformer_stack import Stack, loss
 
 WIDTHS = {"hidden": 32, "layers": 2, "heads": 4, "ffn": 48, "positions": 16, "vocabulary": 40}
@@ -104,9 +98,6 @@ def test_flops_are_counted_as_the_field_counts_them():
     ("values", "says"),
     [
         ({"model": "tinny"}, "'tiny', 'small'"),
-        ({"strategies": "data,fsdp"}, "'single', 'data'"),
-        ({"heads": 5}, "parallel has no heads any more: set model"),
-        ({"suite": "tiny,small"}, "start a run for each"),
         ({"seq_len": 200}, "set seq_len=128"),
         ({"nproc": 4, "strategies": "data_tensor", "data": 3}, "data(3) × tensor(2) = 6 but world size is 4: set data=2,tensor=2"),
         ({"nproc": 2, "strategies": "hybrid_sharded"}, "shard 2 leaves one copy: set nproc=4"),
@@ -114,7 +105,6 @@ def test_flops_are_counted_as_the_field_counts_them():
         ({"nproc": 2, "strategies": "tensor", "model": "gpt2"}, "share weights: set untie=true"),
         ({"nproc": 8, "strategies": "tensor", "model": "gpt2"}, "tensor = 8 does not divide heads = 12 of gpt2: set model to one of medium, large"),
         ({"nproc": 8, "strategies": "pipeline"}, "8 stages (1f1b) for 4 layers of tiny: set model to one of medium, large"),
-        ({"nproc": 2, "strategies": "pipeline", "micro_batches": 3}, "set micro_batches=2"),
         ({"nproc": 2, "strategies": "pipeline", "schedules": "interleaved", "micro_batches": 1}, "a multiple of 2: set micro_batches=2"),
         ({"nproc": 2, "strategies": "sequence", "seq_len": 63}, "set seq_len=62"),
         ({"planted": "data"}, "set planted_slowdown=1"),
@@ -149,59 +139,6 @@ def test_an_odd_vocabulary_is_padded_and_trains_as_without(model, tensor, rows):
         assert not padded[len(plain) :].any(), name
 
 
-def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch):
-    monkeypatch.setattr(largest, "limited", lambda device, limit: None)  # not of this process
-    config = ParallelConfig(seq_len=8)
-    row = run.one_trial(config, 2, 1 << 60)
-    assert row["fits"] and row["peak_gb"] > 0 and row["samples_per_s"] > 0
-    assert not run.one_trial(config, 2, 1 << 20)["fits"]  # the process alone holds more
-
-
-def here(config=None):
-    world = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
-    return Rank(config or ParallelConfig(nproc=2), Path(), world, None, Moment.at(0.0))  # type: ignore[arg-type]
-
-
-def test_links_that_fit_no_line_predict_nothing(monkeypatch):
-    series = [
-        SimpleNamespace(seconds=[1e-3 if size in (1 << 10, 1 << 20) else 1.0], wrong=0) for size in run.LINK_BYTES
-    ]
-    monkeypatch.setattr(run, "interleaved", lambda cases, device, pace: series)
-    monkeypatch.setattr(run, "Exercise", lambda case, place: case)
-    row = run.links(here().world)[0]
-    assert "do not fit a line" in row["why"]["alpha_s"] and "alpha_s" not in row
-    assert estimate.Rates.of_run(1e9, 1e9, [row]) is None  # no exchange is free
-
-
-@pytest.mark.parametrize(("strategy", "schedule", "samples", "narrow_s", "expected"), [
-    # Half of the samples: 4 x 10 ms, the optimizer's 2 ms, and 4 ms for 2 narrow layers, of which there are 4.
-    ("data", "", 4, 0.001, 0.040 + 0.002 + 0.008),
-    # Four micro-batches of 2 samples, half of the layers and about half of the optimizer; 2 narrow layers of 4.
-    ("pipeline", "1f1b", 2, 4 * 0.001 / 2 / (1 - 1 / 5), 4 * 0.020 / 2 + 0.001 + 0.004),
-])  # fmt: skip
-def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
-    monkeypatch, strategy, schedule, samples, narrow_s, expected
-):
-    """``narrow_s`` is what the model says of a narrow step with its bubble; the strategy adds 4 ms to that."""
-    seen = set()
-
-    def phases(self, way):
-        if isinstance(way, str):
-            return {"step_s": narrow_s + 0.004}
-        if way.shape != MODELS["tiny"]:
-            return {"data_s": 0.0, "forward_s": 0.0004, "backward_s": 0.0006, "optimizer_s": 0.0}
-        seen.add(way.batch)
-        times = {"data_s": 0.001, "forward_s": 0.003, "backward_s": 0.006}
-        return {name: each * way.batch for name, each in times.items()} | {"optimizer_s": 0.002}
-
-    monkeypatch.setattr(run.Forecast, "_phases", phases)
-    monkeypatch.setattr(run, "prepare", lambda *_: "spread")
-    monkeypatch.setattr(run, "Way", lambda job, device: job)
-    free = estimate.Rates(1e11, 1e10, lambda op, ranks, stride: (0.0, 0.0))
-    job, model = ParallelConfig(nproc=2).job(strategy, schedule, 2), run.Forecast(here(), free)
-    assert model.columns(job, True)["compute_s"] == pytest.approx(expected, rel=0.02) and seen == {samples}
-
-
 def test_a_nan_is_infinitely_far_wherever_it_is():
     zeros, broken = torch.zeros(2), torch.tensor([1.0, math.nan])
     for values in ([("a", broken), ("b", zeros)], [("a", zeros), ("b", broken)]):
@@ -215,9 +152,7 @@ def test_a_nan_is_infinitely_far_wherever_it_is():
 ])  # fmt: skip
 def test_what_does_not_fit_is_planned_with_its_obstacle(nproc, limit, plans):
     config = ParallelConfig.model_construct(nproc=nproc, strategies=["single", "data"], scaling="both")
-    planned = [
-        (job.key.removeprefix("tiny "), obstacle, why) for job, obstacle, why in run._plans(config, nproc, limit)
-    ]
-    assert [plan[:2] for plan in planned] == plans
+    planned = list(run._plans(config, nproc, limit))
+    assert [(job.key.removeprefix("tiny "), obstacle) for job, obstacle, _ in planned] == plans
     reasons = {"": "", "memory": "may use 0.001 GB", "layout": "set batch_size=9"}
-    assert all(reasons[obstacle] in why and bool(why) == bool(obstacle) for _, obstacle, why in planned)
+    assert all(reasons[obstacle] in why for _, obstacle, why in planned)
