@@ -8,7 +8,6 @@ from make_collectives import CLAIMED, MIB, row, stored, tables, time_us
 
 from benchlib.benchmarks.collectives.curves import crossing
 from benchlib.benchmarks.collectives.spec import SPEC, _claimed_gbps
-from benchlib.core.definitions import BUS_FACTORS
 from benchlib.judge.baselines import find
 from benchlib.spec.tables import Rows
 
@@ -45,14 +44,12 @@ def test_an_honest_result_passes(judged):
 def test_metrics_by_hand(judged):
     run, _ = judged()
     values = {metric.name: metric for metric in run.result.metrics}
-    for operation, name in {"all_reduce": "allreduce", "send_recv": "send_recv"}.items():
-        rate = 8e-3 * 64 * MIB * BUS_FACTORS[operation](2) / time_us(operation, 64 * MIB, 2)
-        assert values[f"{name}_busbw_gbps"].value == pytest.approx(rate)
-        assert values[f"{name}_latency_us"].value == pytest.approx(time_us(operation, 1024, 2))
+    rate = 8e-3 * 64 * MIB / time_us("all_reduce", 64 * MIB, 2)  # of two ranks the bus factor is 1
+    assert values["allreduce_busbw_gbps"].value == pytest.approx(rate)
+    assert values["allreduce_socket_share"].value == pytest.approx(rate / 20)
+    assert values["allreduce_latency_us"].value == pytest.approx(time_us("all_reduce", 1024, 2))
     assert values["gradient_allreduce_gbps"].value == pytest.approx(8e-3 * (MIB + 4096) / 305)
     assert values["allreduce_alpha_us"].value == pytest.approx(60, rel=1e-3)
-    share = 8e-3 * 64 * MIB / time_us("all_reduce", 64 * MIB, 2) / 20
-    assert values["allreduce_socket_share"].value == pytest.approx(share)
 
 
 def plain(text):
@@ -107,12 +104,6 @@ def test_the_adapters_of_a_node_carry_the_traffic_between_nodes_alone(ranks, nod
     assert _claimed_gbps(operation, Rows(config, ranks, {"links": links})) == (most and pytest.approx(most))
 
 
-def test_without_a_claim_nothing_limits_a_bandwidth(judged):
-    gone = {"bound": "link", "status": "skipped", "reason": "no profile claims it; set cluster=NAME or FILE"}
-    check = judged(lambda found: found.update(links=[gone]))[1]["possible bandwidth"]
-    assert (check.status, check.gates, gone["reason"] in check.reason) == ("SKIPPED", False, True)
-
-
 @pytest.mark.parametrize(("variant", "library", "possible"), [("library", "nccl", True), ("library", "gloo", False), ("ring", "nccl", False)])  # fmt: skip
 def test_only_a_switch_that_adds_lets_an_all_reduce_exceed_its_link(judged, variant, library, possible):
     # 8 x H100 with NVLS: busbw 480 GB/s over links of 450 GB/s; the wire carries algbw x (n+1)/n = 309 GB/s.
@@ -134,11 +125,9 @@ def test_targets_fail_where_they_are_missed_and_where_nothing_was_measured(judge
         "target_allreduce_gbps": judged()[0].result.value("gradient_allreduce_gbps"),
         "target_share_broadcast": 0.9,
     }
-    run, found = judged(small, compare_gradients=["gloo", "ucc"], **targets)
+    _, found = judged(small, **targets)
     assert found["gradient all-reduce"].status == "FAIL"  # what is reached is not exceeded
     assert (found["broadcast share"].status, found["broadcast share"].gates) == ("SKIPPED", True)
-    run.verdict = SimpleNamespace(checks=list(found.values()))
-    assert SPEC.undone(run) == {"target_share_broadcast": ["= 0.9"], "compare_gradients": ["ucc"]}
 
 
 @pytest.mark.parametrize(("share", "measured", "status"), [(1.0, 50, "PASS"), (0.5, 50, "PASS"), (0.49, 50, "SKIPPED"), (1.0, 49, "SKIPPED")])  # fmt: skip

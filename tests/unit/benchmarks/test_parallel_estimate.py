@@ -168,9 +168,6 @@ def test_a_preset_is_not_overwritten(tmp_path, monkeypatch):
     monkeypatch.setattr("benchlib.judge.presets.folder", lambda: tmp_path)
     monkeypatch.setattr(machine_command, "content", lambda _: content)
 
-    def init(*words):
-        return CliRunner().invoke(main, ["machine", "init", str(tmp_path), *words])
-
-    assert init("--name", "mine").output == f"preset: {tmp_path / 'mine.yaml'}\n"
+    first, second = (CliRunner().invoke(main, ["machine", "init", str(tmp_path), "--name", "mine"]) for _ in range(2))
+    assert first.output == f"preset: {tmp_path / 'mine.yaml'}\n" and "--force" in second.output
     assert presets.preset(str(tmp_path / "mine.yaml")).memory_gb.value == 80
-    assert "--force" in init("--name", "mine").output

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from make_parity import run_of
+from make_parity import left, run_of
 
 from benchlib.benchmarks.parity.spec import SPEC
 from benchlib.judge.baselines import accept, find
@@ -40,21 +40,6 @@ def value(quantity, number):
     return lambda found: of(found, "sdpa_flash", quantity).update(value=number)
 
 
-def without_recording(row, status, reason):
-    bare = {key: row[key] for key in ("member", "backend", "what", "precision", "mode", "gates")}
-    return bare | {"status": status, "reason": reason}
-
-
-def left(status, reason):
-    """A member whose process left no recording."""
-
-    def change(found):
-        found["members"][1] = without_recording(found["members"][1], status, reason)
-        found["differences"] = [row for row in found["differences"] if row["member"] != "sdpa_flash"]
-
-    return change
-
-
 def exact_bf16(found):
     of(found, "bf16")["value"] = of(found, "bf16", COSINE)["value"] = 0.0
 
@@ -70,8 +55,8 @@ WRONG = [
     (value(LOGITS, 2e-5), "parity sdpa_flash", "logits len8-batch1: difference 2e-05, not <= 1e-05"),
     (value(GRADIENTS, None), "parity sdpa_flash", "value is missing in row 10 of differences"),
     (planted, "parity sdpa_flash", "the first layer beyond its limit is layer 1"),
-    (left("failed", "ended by SIGSEGV"), "parity sdpa_flash", "ended by SIGSEGV"),
-    (left("skipped", ""), "parity sdpa_flash", ""),
+    (left("sdpa_flash", "failed", "ended by SIGSEGV"), "parity sdpa_flash", "ended by SIGSEGV"),
+    (left("sdpa_flash", "skipped", ""), "parity sdpa_flash", ""),
     (lambda found: found["members"][1].update(model_sha256="x"), "same weights and inputs", "sdpa_flash: hashes that are not the reference's 1"),
     (exact_bf16, "tolerance sensitivity", "bf16 computed in full precision, or the comparison detects nothing"),
     (lambda found: found["run"][0].update(reference_error=1.1e-4), "reference accuracy", "0.00011, not <= 0.0001"),
@@ -93,13 +78,8 @@ def test_a_member_that_does_not_gate_fails_no_run(tmp_path, number):
 
 
 def skip_all(found):
-    names = {row["member"]: row for row in found["members"]}
-    found["members"] = [without_recording(row, "skipped", f"{name} is not installed") for name, row in names.items()]
-    found["differences"] = []
-
-
-def nothing(found):  # what a recording has
-    found["members"], found["differences"] = [], []
+    for row in found["members"]:
+        left(row["member"], "skipped", f"{row['member']} is not installed")(found)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +102,7 @@ def test_what_was_not_compared_never_passes(tmp_path, change, values, words):
 def test_a_recording_compares_nothing_and_passes_where_its_inputs_were_computed(tmp_path):
     unknown = judged(run_of(tmp_path / "fp32", names=("eager", "sdpa_flash")), tmp_path)["tolerance sensitivity"]
     assert (unknown.status, unknown.gates) == ("SKIPPED", False), "without bf16 nothing shows that the limits can fail"
-    found = judged(run_of(tmp_path / "run", nothing, record=True), tmp_path)
+    found = judged(run_of(tmp_path / "run", names=(), record=True), tmp_path)
     assert "parity" not in found and found["recorded"].status == "PASS"
     assert verdict_of(list(found.values())).verdict == "PASS"
 
@@ -158,7 +138,7 @@ def test_a_driver_that_changes_numerics_is_noticed(tmp_path):
 
 
 def test_tables_have_each_member_with_its_outcome_and_each_limit_with_its_source(tmp_path):
-    run = run_of(tmp_path / "run", left("skipped", "no such library"))
+    run = run_of(tmp_path / "run", left("sdpa_flash", "skipped", "no such library"))
     shown = SPEC.report(run)
     rows = {row["member"]: row for row in shown["Outcomes"]}
     assert rows["bf16"] | {"outcome": "PASS", "difference": "0.008", "limit": "0.03"} == rows["bf16"]
