@@ -305,7 +305,6 @@ SPEC = Spec(
         Show("Verified", series, make=_verified),
         Show("Bus bandwidth by size", curves.pick(_few_sizes), "operation variant busbw_gbps", across="bytes"),
         Show("Median time by size", curves.pick(_few_sizes), "operation variant times_us", across="bytes"),
-        Show("Limits by size", bounds.ran().pick(_few_sizes), "bound gbps", across="bytes"),
         Show("Shares of the limits", shares, "operation variant bytes busbw_gbps bound bound_gbps share target"),
         Show("Start-up time and bandwidth", fits),
         Show("The same gradients over each library", gradients),

@@ -111,9 +111,8 @@ strategies = Table(
         Col("ideal_bubble", "ratio", "of equal stages", bubble_share, "pipeline micro_batches schedule"),
     ],
 )
-traced = [key, *cols("scaling"), *cols("time_s", "s"), *cols("bytes", "B"), *cols("calls", "number")]
-kernels = Table("kernels", "{class} of {key}", [*traced, *cols("class"), *cols("flops", "FLOP")])
-exchanges = Table("communication", "{kind} of {key}", [*traced, *cols("kind"), *cols("exposed_s", "s")])
+traced = [*cols("scaling class"), *cols("time_s", "s"), *cols("bytes", "B"), *cols("calls", "number")]
+kernels = Table("kernels", "{class} of {key}", [key, *traced, *cols("flops", "FLOP")])
 passes = [key, *cols("scaling phase"), *cols("stage micro_batch rank", "number"), *cols("start_s end_s", "s")]
 stages = Table("stages", "{key}, stage {stage}, micro-batch {micro_batch}", passes)
 wrong = Col("wrong_elements", "count", role="collective.wrong_elements")
@@ -233,7 +232,7 @@ def _no_proof(run: Rows) -> str:
 
 
 SPEC = Spec(
-    tables=[strategies, kernels, exchanges, stages, links, points, run],
+    tables=[strategies, kernels, stages, links, points, run],
     metrics=[
         Metric("step_s_{key}", main["steps_s"], "Step time, {key}", SLOWEST, "lower"),
         Metric("samples_per_s_{key}", main["rates"], "Training throughput, {key}", SLOWEST, "higher", 0.20),
@@ -270,7 +269,6 @@ SPEC = Spec(
         Show("Not run", asked.unless(obstacle=""), "key because"),
         Show("Where a step goes", main, " ".join(["key steps_s expected_s", *STEP_PARTS, "bottleneck faster_without"])),
         Show("Memory of the fullest rank", main, " ".join(["key", *MEMORY, "estimated_gb peak_gb explained"])),
-        Show("Communication by kind", exchanges.where(scaling=""), "key kind calls bytes time_s exposed_s"),
         Show("Bubble", main.unless(schedule=""), "key bubble_share ideal_bubble"),
         Show("Scaling", points, "key kind world samples_per_s efficiency low high predicted error"),
     ],

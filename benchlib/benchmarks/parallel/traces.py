@@ -1,4 +1,4 @@
-"""What torch saw of some steps: time by class of kernels, communication by kind, what of it was exposed, FLOPs, bytes.
+"""What torch saw of some steps: time by class of kernels, what of communication was exposed, FLOPs, bytes.
 
 Times are the profiler's: on a CPU an operation's own time and the spans of the collective library's work, on an
 accelerator those of its kernels. FLOPs and bytes are counted in a step of its own, where torch dispatches operations.
@@ -7,7 +7,7 @@ accelerator those of its kernels. FLOPs and bytes are counted in a step of its o
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchlib.benchmarks.parallel.estimate import HOPS
 from benchlib.runtime import devices
 from benchlib.runtime.timing import union
 
@@ -39,7 +38,7 @@ _KERNELS = {  # of accelerators, likewise
     "copy": re.compile(".*(memcpy|memset|copy|cat_)", re.I),
     "optimizer": re.compile(".*(adam|multi_tensor)", re.I),
 }
-_COLLECTIVE = re.compile(r"^(?:gloo|nccl|xccl|ucc|mpi):(\w+)")
+_COLLECTIVE = re.compile("(gloo|nccl|xccl|ucc|mpi):")
 # AdamW by parameter, fp32: weight, gradient and two moments are read, three of them written.
 UPDATE_FLOPS, UPDATE_BYTES = 15, 28
 Row = dict[str, Any]
@@ -90,16 +89,16 @@ def _first(patterns: Mapping[str, re.Pattern[str]], name: str) -> str:
 def read(profiler: Any, device: torch.device, steps: int, counter: Counter, updated: int) -> Row:
     """Return what a profiler saw, by step, and what was counted in one; AdamW updates ``updated`` parameters.
 
-    It is rows of ``kernels`` and ``communication``, and as ``exposed_s`` the seconds of exchanges while nothing was computed.
+    It is rows of ``kernels``, and as ``exposed_s`` the seconds of exchanges while nothing was computed.
     """
-    named, talk, compute = defaultdict[str, list[float]](list), defaultdict[str, list[Any]](list), list[Span]()
+    named, talk, compute = defaultdict[str, list[float]](list), list[Any](), list[Span]()
     events = profiler.events()
     if devices.has_events(device):
         for event in (event for event in events if event.device_type != DeviceType.CPU):
-            kind, words = _first(_KERNELS, event.name), event.name.lower()
+            kind = _first(_KERNELS, event.name)
             named[kind].append(event.time_range.elapsed_us())
             if kind == "communication":
-                talk[next((name for name in HOPS if name.replace("_", "") in words), "other")].append(event)
+                talk.append(event)
             else:
                 compute.append(_span(event))
     else:
@@ -110,28 +109,21 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
                 update = any(first <= begin and end <= last for first, last in updates)
                 kind = "optimizer" if update else _first(_OPERATIONS, event.name.removeprefix("aten::"))
                 named[kind].append(event.self_cpu_time_total)
-            if match := _COLLECTIVE.match(event.name):
-                talk[match[1]].append(event)
+            if _COLLECTIVE.match(event.name):
+                talk.append(event)
             elif _pure(event):
                 compute.append((begin, end))
-    whole = _talk([event for some in talk.values() for event in some], compute, steps)
+    spans, shapes = [_span(event) for event in talk], [event.input_shapes for event in talk]
+    size = sum(4 * math.prod(inputs[0]) for inputs in shapes if inputs and inputs[0])
+    whole = {"time_s": union(spans) / steps, "calls": len(talk) / steps, "bytes": size / steps}
     rows = dict[str, Row]()
     for name in CLASSES:
         row = {"class": name, "time_s": 1e-6 * sum(named[name]) / steps, "calls": len(named[name]) / steps}
         rows[name] = row | {"flops": counter.flops[name], "bytes": counter.bytes[name]}
     rows["optimizer"] |= {"flops": UPDATE_FLOPS * updated, "bytes": UPDATE_BYTES * updated}
-    rows["communication"] |= {name: whole[name] for name in ("time_s", "calls", "bytes")}
-    communication = [{"kind": kind, **_talk(some, compute, steps)} for kind, some in talk.items()]
-    return {"kernels": list(rows.values()), "communication": communication, "exposed_s": whole["exposed_s"]}
-
-
-def _talk(events: Sequence[Any], compute: list[Span], steps: int) -> Row:
-    """Return calls, bytes and times of exchanges, by step. Exposed are those under way while nothing is computed."""
-    spans, shapes = [_span(event) for event in events], [event.input_shapes for event in events]
-    exposed = union([*spans, *compute]) - union(compute)
-    size = sum(4 * math.prod(inputs[0]) for inputs in shapes if inputs and inputs[0])
-    whole = {"bytes": size, "calls": len(events), "time_s": union(spans), "exposed_s": exposed}
-    return {name: value / steps for name, value in whole.items()}
+    rows["communication"] |= whole
+    exposed_s = (union([*spans, *compute]) - union(compute)) / steps
+    return {"kernels": list(rows.values()), "exposed_s": exposed_s}
 
 
 def _span(event: Any) -> Span:

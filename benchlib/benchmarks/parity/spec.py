@@ -435,7 +435,6 @@ SPEC = Spec(
     ],
     shows=[
         Show("Outcomes", answered, OUTCOMES),
-        Show("Closest to its limit, by quantity", worst, "quantity value", across="member"),
         Show("Beyond a limit", differences.ran().unless(share=WITHIN), "member quantity at value limit note"),
         Show("Not compared", differences.where(status="skipped"), "member quantity because"),
         Show("Eased limits of logits", worst.where(eased=bool, quantity=LOGITS), "member at limit eased"),

@@ -45,19 +45,35 @@ def write_onnx(model: torch.nn.Module, example: Inputs, path: Path) -> dict[str,
     }
 
 
-class OnnxRuntime(Executor):
-    """A session of ONNX Runtime on one provider, on a GPU without TF32."""
+class _FromFile(Executor):
+    """What computes from an exported file; ``load`` opens it and says what runs."""
+
+    package = ""
 
     def __init__(self, model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> None:
-        """See ``eager.Make``. ONNX Runtime by itself falls back to the CPU with no more than a warning."""
-        self._runtime, path = require_package("onnxruntime"), folder / "model.onnx"
-        description = write_onnx(model, example, path)
+        """See ``eager.Make``."""
+        self._runtime, path = require_package(self.package), folder / "model.onnx"
+        super().__init__(where, write_onnx(model, example, path))
         begin = time.monotonic()
+        self.description |= self.load(path) | {"load_s": time.monotonic() - begin}
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Open the file; return runtime, precision and threads."""
+        raise NotImplementedError
+
+
+class OnnxRuntime(_FromFile):
+    """A session of ONNX Runtime on one provider, on a GPU without TF32."""
+
+    package = "onnxruntime"
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """ONNX Runtime by itself falls back to the CPU with no more than a warning: here it is an error."""
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _ERRORS_ONLY
-        gpu = {"device_id": where.index or 0, "use_tf32": 0}
-        provider = ("CPUExecutionProvider", {}) if where.type == "cpu" else ("CUDAExecutionProvider", gpu)
+        gpu = {"device_id": self.where.index or 0, "use_tf32": 0}
+        provider = ("CPUExecutionProvider", {}) if self.where.type == "cpu" else ("CUDAExecutionProvider", gpu)
         with quiet():
             self._session = self._runtime.InferenceSession(str(path), options, providers=[provider])
         active = self._session.get_providers()[0]
@@ -67,13 +83,8 @@ class OnnxRuntime(Executor):
                 "onnxruntime-gpu in place of onnxruntime, with the CUDA and cuDNN libraries of its version: "
                 "pip install 'onnxruntime-gpu[cuda,cudnn]'"
             )
-        description |= {
-            "runtime": f"ONNX Runtime {self._runtime.__version__}, {active}",
-            "precision": "fp32",
-            "threads": torch.get_num_threads(),
-            "load_s": time.monotonic() - begin,
-        }
-        super().__init__(where, description)
+        runtime = f"ONNX Runtime {self._runtime.__version__}, {active}"
+        return {"runtime": runtime, "precision": "fp32", "threads": torch.get_num_threads()}
 
     def place(self, inputs: Inputs) -> Any:
         """Bind inputs and outputs that are on the device."""
@@ -90,25 +101,19 @@ class OnnxRuntime(Executor):
         return placed.copy_outputs_to_cpu()  # type: ignore[no-any-return]
 
 
-class OpenVino(Executor):
+class OpenVino(_FromFile):
     """A model compiled by OpenVINO for the CPU, held to f32."""
 
-    def __init__(self, model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> None:
-        """See ``eager.Make``."""
-        self._runtime, path = require_package("openvino"), folder / "model.onnx"
-        description = write_onnx(model, example, path)
-        begin = time.monotonic()
+    package = "openvino"
+
+    def load(self, path: Path) -> dict[str, Any]:
         core = self._runtime.Core()
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         self._compiled = core.compile_model(core.read_model(path), "CPU", settings)
         hint = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-        description |= {
-            "runtime": f"OpenVINO {self._runtime.get_version()}",
-            "precision": {"f32": "fp32"}.get(hint, hint),
-            "threads": int(self._compiled.get_property("INFERENCE_NUM_THREADS")),
-            "load_s": time.monotonic() - begin,
-        }
-        super().__init__(where, description)
+        threads = int(self._compiled.get_property("INFERENCE_NUM_THREADS"))
+        runtime = f"OpenVINO {self._runtime.get_version()}"
+        return {"runtime": runtime, "precision": {"f32": "fp32"}.get(hint, hint), "threads": threads}
 
     def place(self, inputs: Inputs) -> Any:
         request = self._compiled.create_infer_request()

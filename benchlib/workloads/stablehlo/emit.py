@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-FLOATS = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+FLOATS = {"f64": torch.float64, "f32": torch.float32}
 INTEGERS = {"i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "ui8": torch.uint8, "i1": torch.bool}
 ELEMENTS = {dtype: name for name, dtype in (FLOATS | INTEGERS).items()} | {torch.int64: "i32"}
 _FOREIGN = re.compile(r"[^A-Za-z0-9$._-]")  # what no name in MLIR has

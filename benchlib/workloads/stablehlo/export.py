@@ -30,13 +30,13 @@ _ERF_Q += [-1.42647390514189e-02]
 def _layer_norm(
     x: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, ...]:
-    """Return the norm, its mean and 1 / deviation. Numbers of 16 bits are computed in fp32 and rounded once, as torch does."""
-    dims, wide = list(range(-len(sizes), 0)), x.float() if x.itemsize == 2 else x
-    mean = wide.mean(dims, keepdim=True)
-    scale = ((wide - mean) * (wide - mean)).mean(dims, keepdim=True).add(eps).rsqrt()
-    scaled = (wide - mean) * scale
+    """Return the norm, its mean and 1 / deviation."""
+    dims = list(range(-len(sizes), 0))
+    mean = x.mean(dims, keepdim=True)
+    scale = ((x - mean) * (x - mean)).mean(dims, keepdim=True).add(eps).rsqrt()
+    scaled = (x - mean) * scale
     scaled = scaled if weight is None else scaled * weight
-    return tuple(part.to(x.dtype) for part in (scaled if bias is None else scaled + bias, mean, scale))
+    return scaled if bias is None else scaled + bias, mean, scale
 
 
 def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
@@ -48,10 +48,10 @@ def _erf(x: torch.Tensor) -> torch.Tensor:
     """Return x P(x^2) / Q(x^2) for |x| <= 4, by the coefficients of Eigen for fp32 (generic_fast_erf_float): within 3.1e-7."""
     if x.dtype is torch.float64:
         raise ValueError("erf is approximated for fp32, not for fp64: convert the model in fp32")
-    inside = (x.float() if x.itemsize == 2 else x).clamp(-4.0, 4.0)
+    inside = x.clamp(-4.0, 4.0)
     square, zero = inside * inside, torch.zeros_like(inside)
     p, q = (functools.reduce(lambda total, factor: total * square + factor, parts, zero) for parts in (_ERF_P, _ERF_Q))
-    return (inside * p / q).to(x.dtype)
+    return inside * p / q
 
 
 def _clamp(x: torch.Tensor, low: float | None = None, high: float | None = None) -> torch.Tensor:

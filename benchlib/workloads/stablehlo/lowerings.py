@@ -24,10 +24,6 @@ def out(node: torch.fx.Node) -> tuple[tuple[int, ...], str]:
     return tuple(value.shape), element_of(value.dtype)
 
 
-def _wide(w: Writer, x: Value) -> Value:
-    return w.convert(x, "f32") if x.element in ("bf16", "f16") else x
-
-
 def _dim(dim: int, x: Value) -> int:
     return dim % max(1, x.rank)
 
@@ -84,8 +80,7 @@ def _cat(w: Writer, node: Any, values: Sequence[Value], dim: int = 0) -> Value:
 
 def _sum(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False, **unused: Any) -> Value:
     shape, element = out(node)
-    total = w.reduce("add", _wide(w, w.convert(x, element)), _dims(dims, x), 0)
-    return w.reshape(w.convert(total, element), shape)
+    return w.reshape(w.reduce("add", w.convert(x, element), _dims(dims, x), 0), shape)
 
 
 def _places(w: Writer, x: Value, indices: Sequence[Value | None]) -> tuple[Value, list[int], list[int]]:

@@ -55,8 +55,7 @@ def read(path: Path) -> tuple[str, Manifest]:
 def array(tensor: torch.Tensor, item: Item) -> np.ndarray:
     """Return a tensor as the array that the program takes; int64 becomes int32.
 
-    Raises ``UserError`` where it is of another shape or type, or a value does not fit 32 bits. bf16 is seen as what
-    ml_dtypes, which comes with jaxlib, calls bfloat16.
+    Raises ``UserError`` where it is of another shape or type, or a value does not fit 32 bits.
     """
     tensor = tensor.detach().cpu().contiguous()
     if (tuple(tensor.shape), element_of(tensor.dtype)) != (item.shape, item.element):
@@ -66,8 +65,4 @@ def array(tensor: torch.Tensor, item: Item) -> np.ndarray:
         if tensor.numel() and not fits(int(tensor.min()), int(tensor.max())):
             raise UserError(f"{item.name} has values beyond 32 bits, which the program's i32 cannot hold")
         tensor = tensor.to(torch.int32)
-    if tensor.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()

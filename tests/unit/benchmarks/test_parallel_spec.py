@@ -92,7 +92,7 @@ def test_advice_takes_the_fastest_that_fits_and_of_equal_ones_the_smallest(rows,
 def run_of(rows, points=(), stages=(), **config):
     config = ParallelConfig(nproc=2, **config)
     kernels = [item | {"key": one["key"], "scaling": ""} for one in rows for item in KERNELS]
-    tables = {"strategies": rows, "kernels": kernels, "communication": [], "stages": list(stages), "alpha_beta": LINKS}
+    tables = {"strategies": rows, "kernels": kernels, "stages": list(stages), "alpha_beta": LINKS}
     return Rows(config, 2, tables | {"scaling": list(points), "run": [RUN]})
 
 
