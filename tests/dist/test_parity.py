@@ -25,7 +25,7 @@ from benchlib.runtime.child import Ended
 
 SMALL = {
     "benchmark": "parity", "lengths": [8, 32], "batch_sizes": [1, 2], "dev_questions": 4, "train_steps": 3, "train_length": 32,
-    "latency_runs": 7, "latency_length": 16, "warmup": 1, "repeats": 2, "threads": 1, "member_timeout_s": 3600,
+    "latency_runs": 7, "threads": 1, "member_timeout_s": 3600,
     "budget_s": 86400,  # the run counts from the start of its process, which is here that of all tests
 }  # fmt: skip
 SUFFIX = "_minisquad_tiny"

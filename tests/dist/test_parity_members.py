@@ -18,8 +18,8 @@ from benchlib.workloads.executors import MEMBERS
 from benchlib.workloads.executors import eager as executors
 
 CONFIG = ParityConfig(
-    lengths=[8, 24, 48], batch_sizes=[1, 3], dev_questions=4, train_steps=3, train_batch=2, train_length=32, warmup=1,
-    latency_runs=3, latency_length=40,
+    lengths=[8, 24, 48], batch_sizes=[1, 3], dev_questions=4, train_steps=3, train_batch=2, train_length=32,
+    latency_runs=3,
 )  # fmt: skip
 SHORT = CONFIG.model_copy(update={"latency_runs": 0, "train_steps": 1})
 CPU = torch.device("cpu")

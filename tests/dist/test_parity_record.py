@@ -19,7 +19,7 @@ from benchlib.results.run import Run
 
 PROBE = {"backends": {"cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""}}, "versions": {}}
 SMALL = (
-    "lengths=8", "batch_sizes=1", "dev_questions=0", "train_steps=0", "latency_runs=0", "repeats=2",
+    "lengths=8", "batch_sizes=1", "dev_questions=0", "train_steps=0", "latency_runs=0",
     "member_timeout_s=3600", "budget_s=86400",  # the run counts from the start of its process, which may be that of all tests
 )  # fmt: skip
 
@@ -90,12 +90,12 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
 
 def test_a_recording_fixes_the_work_and_nothing_of_its_machine(tmp_path):
     (tmp_path / "my-model").mkdir()
-    values = {"model": str(tmp_path / "my-model"), "tier": "nightly", "seed": 4, "repeats": 7}
+    values = {"model": str(tmp_path / "my-model"), "tier": "nightly", "seed": 4, "latency_runs": 7}
     manifest = {"work": golden.work(build("parity", {"benchmark": "parity", **values})), "benchlib": "0.1.0"}
     assert str(tmp_path) not in json.dumps(manifest)
     parameters = golden.parameters(manifest)
     assert (parameters["model"], parameters["seed"], manifest["work"]["tier"]) == ("my-model", 4, "nightly")
-    assert "repeats" not in parameters and "dev_file" not in parameters
+    assert "latency_runs" not in parameters and "dev_file" not in parameters
     less = {name: value for name, value in manifest["work"].items() if name != "lengths"}
     for work, name in ((manifest["work"] | {"colour": "red"}, "colour"), (less, "lengths")):
         with pytest.raises(UserError, match=name):

@@ -105,9 +105,7 @@ def verify(
     say(("golden", "bold"), f"  {place(folder)}  {what}")
     outcome = _run(planned, out)
     code = outcome.exit_code()
-    missed = (
-        strict and code == EXIT_PASS and not _compared(results.read_run(outcome.run_dir)[0], planned.config.members)
-    )
+    missed = strict and code == EXIT_PASS and not _compared(results.read_run(outcome.run_dir), planned.config.members)
     return EXIT_NOTHING_TO_COMPARE if missed else code
 
 
@@ -194,11 +192,11 @@ def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) 
     check_place(folder)
     merged = results.collect(sources or [path for path in (outputs(),) if path.is_dir()], machine, stored)
     if not (merged.rows or merged.left_out):
-        raise UserError("; ".join(merged.uncounted) or "no parity results yet: run `benchlib run parity` first")
+        raise UserError(
+            "no parity results yet: run `benchlib run parity` first; planted and unfinished runs do not count"
+        )
     written = results.write(merged, folder)
     say(results.page(merged))
-    for sentence in merged.uncounted:
-        say(("not counted", "yellow"), f"  {sentence}")
     say(f"written: {', '.join(map(place, written))}")
     words = [row["outcome"] for row in merged.rows if row["gates"]]
     if strict and "FAIL" in words:

@@ -77,10 +77,7 @@ class ParityConfig(BaseConfig):
     train_batch: int = Field(4, ge=1, le=1024, description="samples of a training step")
     train_length: int = Field(64, ge=8, le=8192, description="tokens of a training sample")
     learning_rate: float = Field(5e-5, gt=0, le=1, description="constant learning rate of the loss curve (AdamW)")
-    repeats: int = Field(5, ge=2, le=1000, description="repetitions of one input, which must be bit-identical")
-    warmup: int = Field(10, ge=0, le=10000, description="untimed forward passes before the timed ones")
     latency_runs: int = Field(100, ge=0, le=100000, description="timed forward passes at batch 1; 0: none")
-    latency_length: int = Field(128, ge=1, le=8192, description="tokens of the timed input")
     member_timeout_s: float = Field(
         300.0, gt=0, description="time limit of a member, seconds; beyond it the member fails"
     )

@@ -82,9 +82,7 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
     """
     model, tokenizer, about = weights.prepare(config)
     longest = encoders.positions(model.config)
-    lengths = {"lengths": max(config.lengths), "train_length": config.train_length}
-    lengths |= {"latency_length": config.latency_length} if config.latency_runs else {}
-    for name, length in lengths.items():
+    for name, length in (("lengths", max(config.lengths)), ("train_length", config.train_length)):
         if longest is not None and length > longest:
             raise UserError(
                 f"{name} = {length}: {config.model} has positions for {longest} tokens: set it to {longest} or less"

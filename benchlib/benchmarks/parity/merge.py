@@ -46,14 +46,10 @@ EMPTY: Row = {**dict.fromkeys(TEXTS, ""), "gates": True, **dict.fromkeys(NUMBERS
 
 
 class Merged(NamedTuple):
-    """The newest rows in the order of backends, machines and members.
-
-    ``left_out`` are sentences on what is damaged, ``uncounted`` on runs that are in order and say nothing.
-    """
+    """The newest rows in the order of backends, machines and members; ``left_out`` are sentences on what is damaged."""
 
     rows: list[Row]
     left_out: list[str]
-    uncounted: list[str]
 
 
 def read_file(path: Path) -> list[Row]:
@@ -65,23 +61,19 @@ def read_file(path: Path) -> list[Row]:
     return values["results"]  # type: ignore[no-any-return]
 
 
-def read_run(folder: Path, machine: str = "") -> tuple[list[Row], str]:
-    """Return a row for each member of a run, whole or broken, or why it says nothing; ``machine`` replaces its host name.
+def read_run(folder: Path, machine: str = "") -> list[Row]:
+    """Return a row for each member of a run, whole or broken; ``machine`` replaces its host name.
 
+    None of a run that says nothing: of another benchmark, with an injected fault, stopped by its user, or without an end.
     Raises ``UserError`` for a damaged run.
     """
     record = load(folder, whole=False)
     result, status = record.result, record.status or {}
     if record.problems:
         raise UserError(f"{folder}: {record.sentence}")
-    if record.benchmark != "parity":
-        return [], f"a run of {record.benchmark}, not of parity"
-    if record.config["planted_layer"] >= 0:
-        return [], f"a fault was injected into it on purpose, it tells nothing about {record.backend}"
-    if record.word == "STOPPED":
-        return [], "it was stopped by its user before it could say what came out"
-    if record.ended_at is None:
-        return [], "it has not ended, or was cut off before it wrote a result"
+    planted = record.benchmark == "parity" and record.config["planted_layer"] >= 0
+    if record.benchmark != "parity" or planted or record.word == "STOPPED" or record.ended_at is None:
+        return []
     facts = result.facts if result else {}
     torch = facts.get("reference_torch")
     common = EMPTY | {
@@ -102,14 +94,14 @@ def read_run(folder: Path, machine: str = "") -> tuple[list[Row], str]:
     }
     ends = result.status if result else "", status.get("outcome", "complete")
     if ends[0] == "complete" and (rows := _members(Rows.of(Run(folder)))):
-        return [common | row for row in rows], ""
+        return [common | row for row in rows]
     if "skipped" in ends:
         outcome, reason = "SKIPPED", (result and result.reason) or str(status["reason"])
     elif ends == ("complete", "complete"):
         outcome, reason = NOT_COMPARED, "only the reference was recorded"
     else:
         outcome, reason = "FAIL", f"the run broke: {status.get('reason') or 'it left no complete result'}"
-    return [common | {"member": WHOLE, "outcome": outcome, "reason": reason}], ""
+    return [common | {"member": WHOLE, "outcome": outcome, "reason": reason}]
 
 
 def _members(run: Rows) -> list[Row]:
@@ -131,18 +123,16 @@ def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = 
 
     ``machine`` replaces the host names of runs. Raises ``UserError`` for a source that is not there at all.
     """
-    rows, left_out, uncounted = list(stored), list[str](), list[str]()
+    rows, left_out = list(stored), list[str]()
     for path in [path for source in sources for path in of_source(source)]:
         short = "/".join(path.parts[-2:])
         try:
-            own, why = read_run(path, machine) if path.is_dir() else (read_file(path), "")
-            rows += own
-            uncounted += [f"{short}: {why}"] * bool(why)
+            rows += read_run(path, machine) if path.is_dir() else read_file(path)
         except UserError as error:
             left_out.append(str(error).replace(str(path), short))
         except (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError) as error:
             left_out.append(f"{short}: not a result of parity of this version ({type(error).__name__}: {error})")
-    return Merged(newest(rows), sorted(left_out), sorted(uncounted))
+    return Merged(newest(rows), sorted(left_out))
 
 
 def of_source(path: Path) -> list[Path]:
