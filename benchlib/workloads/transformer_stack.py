@@ -20,14 +20,13 @@ INIT_STD = 0.02  # of weights, as GPT-2 and BERT start
 class Embed(nn.Module):
     """Tokens to hidden states (B, S, h): with places, where they are learned, and for the encoder types and a norm."""
 
-    def __init__(self, form: Any, dropout: float) -> None:
+    def __init__(self, form: Any) -> None:
         super().__init__()
         self.tokens = _padded(nn.Embedding(form.rows, form.hidden), form)
         self.places = nn.Embedding(form.positions, form.hidden) if form.learned_positions else None
         encoder = form.kind == "encoder"
         self.types = nn.Embedding(2, form.hidden) if encoder else None
         self.norm: Any = _norm(form) if encoder else None
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Return (B, S, h) of int64 (B, S) at the int64 (S) places. All tokens are of the first type."""
@@ -36,7 +35,7 @@ class Embed(nn.Module):
             x = x + self.places(places)
         if self.types is not None:
             x = self.norm(x + self.types(torch.zeros_like(tokens)))
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return x  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -78,19 +77,18 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """A layer, (B, S, h) to the same: norms before the parts in a decoder, after the sums in the encoder."""
 
-    def __init__(self, form: Any, dropout: float) -> None:
+    def __init__(self, form: Any) -> None:
         super().__init__()
         self.first = form.kind == "decoder"
         self.norm1, self.attention = _norm(form), Attention(form)
         self.norm2, self.ffn = _norm(form), FeedForward(form)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:
         if self.first:
-            x = x + self.dropout(self.attention(self.norm1(x), turns))
-            return x + self.dropout(self.ffn(self.norm2(x)))  # type: ignore[no-any-return]
-        x = self.norm1(x + self.dropout(self.attention(x, turns)))
-        return self.norm2(x + self.dropout(self.ffn(x)))  # type: ignore[no-any-return]
+            x = x + self.attention(self.norm1(x), turns)
+            return x + self.ffn(self.norm2(x))  # type: ignore[no-any-return]
+        x = self.norm1(x + self.attention(x, turns))
+        return self.norm2(x + self.ffn(x))  # type: ignore[no-any-return]
 
 
 class Stack(nn.Module):
@@ -102,13 +100,13 @@ class Stack(nn.Module):
 
     places: torch.Tensor  # (S,)
 
-    def __init__(self, form: Any, length: int, dropout: float = 0.0, checkpointing: bool = False) -> None:
+    def __init__(self, form: Any, length: int, checkpointing: bool = False) -> None:
         super().__init__()
         self.kind, self.tied, self.checkpointing = form.kind, form.tied, checkpointing
         self.turn_width = 0 if form.learned_positions else form.hidden // form.heads
         encoder = form.kind == "encoder"
-        self.embed: Embed | None = Embed(form, dropout)
-        self.blocks = nn.ModuleDict({str(layer): Block(form, dropout) for layer in range(form.layers)})
+        self.embed: Embed | None = Embed(form)
+        self.blocks = nn.ModuleDict({str(layer): Block(form) for layer in range(form.layers)})
         self.norm: nn.Module | None = None if encoder else _norm(form)
         self.outputs = form.outputs
         head = nn.Linear(form.hidden, 2) if encoder else _padded(nn.Linear(form.hidden, form.rows, bias=False), form)

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from benchlib.benchmarks.parallel import measure, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Shape
-from benchlib.benchmarks.parallel.spec import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
+from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Shape
+from benchlib.benchmarks.parallel.spec import FP32, LOSS_FP64, WEIGHT_FP64
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime import timing
@@ -207,11 +207,3 @@ def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(ranks):
         assert held == parameters and (empty < held) == injected, name
     plain = {name.split()[0] for name, (*_, injected) in seen.items() if not injected}
     assert plain == {"single", "data", "pipeline"}  # tensors that no mesh cuts
-
-
-def test_recomputed_activations_that_drop_others_are_found(monkeypatch):
-    error = functools.partial(strategies.checkpointing_error, Job(NARROW), CPU)
-    assert error() <= RECOMPUTED
-    other = functools.partial(transformer_stack.checkpoint, preserve_rng_state=False)
-    monkeypatch.setattr(transformer_stack, "checkpoint", other)
-    assert error() > 1e-4

@@ -1,15 +1,14 @@
 """What a run of the compiled path states: whether the programs give torch's numbers, and which time pays when."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import Any
 
-from benchlib.benchmarks.compiled.config import REFERENCE, members
-from benchlib.core.text import listing, stand_ins
-from benchlib.judge.checks import Check as Judged
+from benchlib.benchmarks.compiled.config import REFERENCE
+from benchlib.core.text import stand_ins
 from benchlib.spec.charts import Line, bars, lines
-from benchlib.spec.checks import Check, below, compare, near
+from benchlib.spec.checks import below, near
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Ref, Rows, Table, cols, write
 from benchlib.workloads.numerics import COSINE, CURVE, LOGITS, MAX_EASED, Limit, eased, limit
@@ -91,23 +90,6 @@ xla = executors.where(executor="xla").ran()
 others = executors.unless(executor=REFERENCE)
 
 
-def _each_of(wanted: Callable[[Any], list[str]]) -> Callable[[Check, Rows], Judged]:
-    """Judge rows of which none that the config asks for may be missing; ``wanted`` returns their titles."""
-
-    def judge(check: Check, run: Rows) -> Judged:
-        table = check.over[0][0].table
-        there = {table.name_of(row, run) for row in table.rows(run)}
-        missing = [title for title in wanted(run.config) if title not in there]
-        return check.answer("FAIL", f"no result of {listing(missing)}") if missing else compare(check, run)
-
-    return judge
-
-
-def _to_time(config: Any) -> list[str]:
-    names = [name for name in config.executors if members()[name].gates]
-    return [f"{name} at {batch} x {length}" for name in names for batch, length in config.shapes]
-
-
 def _apart(table: Table, column: str, limit: Limit, *more: tuple[Ref, float]) -> list[tuple[Ref, Any]]:
     """Return how far a column may be apart; a reference that is itself farther off than any may be proves nothing."""
     return [(table[column], table["limit"]), (table["reference_error"], MAX_EASED * limit.value), *more]
@@ -178,13 +160,11 @@ SPEC = Spec(
             "programs",
             "Does XLA give torch's numbers from the text of every model?",
             *_logits(converted),
-            judge=_each_of(lambda config: config.models),
         ),
         near(
             "FLOPs",
             "Does the text have the FLOPs of dots that the formula gives, forward and backward three times as many?",
             (programs["dot_flops"], programs["formula_flops"]),
-            judge=_each_of(lambda config: ["joint"]),
         ),
         below("gradients", "Does the joint program give autograd's gradients?", *_relative(one)),
         below(
@@ -197,7 +177,6 @@ SPEC = Spec(
             "training",
             "Does training through the program follow the loss curve of eager torch?",
             (curve["apart"], CURVE_LIMIT.value),
-            judge=_each_of(lambda config: [f"step {step + 1}" for step in range(config.train_steps)]),
             unless=lambda run: "" if run.config.train_steps else "train_steps = 0",
         ),
         below(
@@ -205,14 +184,12 @@ SPEC = Spec(
             "Do XLA, IREE and the reference interpreter give the same numbers from one file?",
             (runtimes["max_abs"], LOGITS_LIMIT.value),
             (runtimes["one_minus_cos"], COSINE_LIMIT.value),
-            judge=_each_of(lambda config: config.runtimes),
             unless=lambda run: "" if run.config.runtimes else "runtimes is empty",
         ),
         below(
             "executors",
             "Do the timed executors compute the same, within parity's limits?",
             *_logits(gating),
-            judge=_each_of(_to_time),
         ),
     ],
     says=[

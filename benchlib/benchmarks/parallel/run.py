@@ -14,7 +14,7 @@ from benchlib.benchmarks.parallel.estimate import HOPS, Rates, memory, rank_para
 from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together
 from benchlib.benchmarks.parallel.measure import measure as measured
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
-from benchlib.benchmarks.parallel.strategies import Way, checkpointing_error, prepare, prove
+from benchlib.benchmarks.parallel.strategies import Way, prepare, prove
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices, largest, peaks
@@ -66,7 +66,6 @@ def measure(rank: Rank) -> Tables:
     tables["scaling"] = list(analysis.points(tables["strategies"]))
     facts |= {"precision": config.precision, "memory_bytes": limit, "learning_rate_min": config.learning_rate}
     facts["model_error"] = analysis.off(tables["strategies"])
-    facts["checkpointing_error"] = checkpointing_error(config.job(), here.device) if config.checkpointing else None
     facts["why"] = {name: "not asked for, or nothing to tell it by" for name, value in facts.items() if value is None}
     return tables | {"run": [facts]}
 

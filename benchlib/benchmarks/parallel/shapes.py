@@ -180,7 +180,6 @@ class Job:
     precision: str = "fp32"
     checkpointing: bool = False
     compile: bool = False
-    dropout: float = 0.0
     learning_rate: float = 1e-3
     seed: int = 0
     scaling: str = ""

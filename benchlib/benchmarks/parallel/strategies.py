@@ -66,7 +66,7 @@ class Way:
     def __init__(self, job: Job, device: torch.device, here: Any = None) -> None:
         self.job, self.device, self.here, layout = job, device, here, job.layout
         with torch.device("meta"):
-            self.model = Stack(job.shape, job.seq, job.dropout, job.checkpointing)
+            self.model = Stack(job.shape, job.seq, job.checkpointing)
         self.model.places = torch.arange(job.seq, device=device)
         self.numbers, self.parts, self.stages = [0], [self.model], list[PipelineStage]()
         if layout.pipeline > 1:  # several stages of a rank are every p-th from its own on
@@ -254,12 +254,12 @@ def tokens(job: Job, step: int, device: torch.device | str = "cpu") -> tuple[tor
 
 
 def prove(job: Job, device: torch.device) -> dict[str, Any]:
-    """Compare a strategy with one device; all ranks call it and get the same columns. Raises as ``prepare`` does.
+    """Compare a strategy with one device that keeps its activations; all ranks call it and get the same columns. Raises as ``prepare`` does.
 
     They are the largest differences over ranks: in fp64, after ``PROOF_STEPS`` of AdamW, of losses (relative) and
     weights; in fp32 of losses, and of the gradients of the first step over the largest one.
     """
-    job = replace(job.narrow(), precision="fp32", dropout=0.0)
+    job = replace(job.narrow(), precision="fp32")
     if device.type == "mps":
         proof: dict[str, Any] = {"why": dict.fromkeys(("loss_error", "weight_error"), "the device has no fp64")}
     else:
@@ -267,22 +267,6 @@ def prove(job: Job, device: torch.device) -> dict[str, Any]:
         proof = {"loss_error": loss, "weight_error": weight, "why": {}}
     loss, _, gradient = _differences(job, device, 2)
     return proof | {"loss_error_fp32": loss, "gradient_error": gradient}
-
-
-def checkpointing_error(job: Job, device: torch.device) -> float:
-    """Return the largest difference of a gradient where activations are kept and where they are computed again.
-
-    Both drop a tenth of the activations: who computes again with other random numbers gets other gradients.
-    """
-    weights = "fp32" if device.type == "mps" else "fp64"
-    job = job.alone(precision="fp32", compile=False, dropout=0.1, weights=weights).narrow()
-    gradients = []
-    for again in (False, True):
-        way = Way(replace(job, checkpointing=again), device)
-        torch.manual_seed(job.seed + 1)
-        way.step(*tokens(job, 0, device))
-        gradients.append(dict(way.named(gradients=True)))
-    return _apart(gradients[1].items(), gradients[0])
 
 
 def _apart(tensors: Iterable[tuple[str, torch.Tensor]], expected: dict[str, torch.Tensor]) -> float:
@@ -297,7 +281,7 @@ def _largest(errors: Iterable[float]) -> float:
 
 def _differences(job: Job, device: torch.device, steps: int) -> tuple[float, float, float]:
     """Return the largest differences of losses (relative), weights and first gradients (over the largest one)."""
-    way, single = prepare(job, device), Way(job.alone(compile=False), device)
+    way, single = prepare(job, device), Way(job.alone(compile=False, checkpointing=False), device)
     expected, losses, gradient = list[float](), list[float | None](), 0.0
     for step in range(steps):
         inputs, targets = tokens(job, step, device)

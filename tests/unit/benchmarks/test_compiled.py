@@ -91,9 +91,7 @@ def test_a_right_run_passes_and_is_read(tmp_path):
 
 WRONG = [
     ("programs", "programs", 0, {"max_abs": 2e-5}),
-    ("programs", "programs", 0, {"program": "other"}),
     ("programs", "programs", 0, {"reference_error": 1e300}),
-    ("FLOPs", "programs", 1, {"program": "other"}),
     ("FLOPs", "programs", 0, {"dot_flops": 101}),
     ("gradients", "gradients", 0, {"relative": 2e-6}),
     ("data parallel", "gradients", 1, {"relative": 2e-6}),
@@ -102,7 +100,6 @@ WRONG = [
     ("runtimes", "runtimes", 0, {"max_abs": 1e-4}),
     ("executors", "executors", 1, {"max_abs": 1.1e-5}),  # parity's limit, and not ten times as much
     ("executors", "executors", 1, {"one_minus_cos": 1e-9}),
-    ("executors", "executors", 1, {"length": 64}),
 ]
 
 
@@ -127,10 +124,3 @@ def test_a_limit_grows_with_the_references_own_error_and_not_for_ever(tmp_path):
         stored = tables()
         stored["executors"][1] |= {"max_abs": 2.9e-5, "reference_error": error}
         assert judged(tmp_path / f"run{error}", stored)[1]["executors"].status == status
-
-
-def test_a_row_too_few_fails(tmp_path):
-    stored = tables()
-    for table in ("curve", "runtimes", "executors"):
-        stored[table].pop(0)
-    assert {"training", "runtimes", "executors"} <= {*failed(judged(tmp_path / "run", stored)[1])}
