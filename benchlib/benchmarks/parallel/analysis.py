@@ -56,8 +56,6 @@ def waterfall(row: Row, kernels: Sequence[Row]) -> dict[str, float]:
     passes = max(0.0, step - sum(waste.values()))
     times = {item["class"]: item["time_s"] for item in kernels}
     compute, elementwise = (sum(times.get(name, 0.0) for name in group) for group in (COMPUTE, MEMORY_BOUND))
-    if not compute + elementwise:  # nothing was traced: the passes are work of a kind that is not known
-        compute = passes
     scale = min(1.0, passes / max(compute + elementwise, 1e-12))
     parts = waste | {"compute": compute * scale, "elementwise": elementwise * scale}
     parts["launch"] = max(0.0, step - sum(parts.values()))

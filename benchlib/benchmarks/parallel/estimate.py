@@ -301,11 +301,7 @@ def _choice(possible: list[Estimate], capacity: float) -> str:
     """Say which strategy the estimates prefer: the fastest that fits, and whether one device does not."""
     fitting = [item for item in possible if item[1] <= capacity]
     if not fitting:
-        job, need, _ = min(possible, key=lambda item: item[1])
-        return (
-            f"estimate: none fits; {job.strategy} needs least, {quantity(need / 1e9, 'GB')} of "
-            f"{quantity(capacity / 1e9, 'GB')} a device: take more devices, checkpointing=true or fewer samples"
-        )
+        return "estimate: none fits the memory of a device: take more devices, checkpointing=true or fewer samples"
     best, *_ = min(fitting, key=lambda item: item[2].step_s)
     words = f"estimate: {best.strategy} ({best.layout}) is the fastest that fits"
     lacks = [need for job, need, _ in possible if job.strategy == "single" and need > capacity]

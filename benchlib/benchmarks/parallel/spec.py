@@ -180,18 +180,6 @@ def _advice(run: Rows) -> Iterator[str]:
         yield missed if off > MAX_ERROR else f"The model predicted the steps to {off:.0%} (median)."
 
 
-def _padded(run: Rows) -> Iterator[str]:
-    """Say which strategies padded the vocabulary, and to how many rows."""
-    rows = [row for row in main.rows(run) if row.get("padding")]
-    for padding in sorted({row["padding"] for row in rows}):
-        size = run.config.shape.vocabulary
-        names = listing([row["strategy"] for row in rows if row["padding"] == padding])
-        yield (
-            f"The vocabulary of {size:,} is padded to {size + padding:,} rows, which tensor-parallel ranks can share "
-            f"({names}); the outputs of the added rows are cut off before the loss."
-        )
-
-
 def _side_by_side(run: Rows) -> str:
     """Name the fastest strategy, and those that the noise does not tell from it."""
     best, *others = sorted(main.whole(run), key=lambda row: -row["samples_per_s"])
@@ -258,7 +246,10 @@ SPEC = Spec(
             fastest,
             "{model} ({parameters} parameters) trains fastest by {way}: {rates}, {tokens_per_s} on {hardware}.",
         ),
-        _padded,
+        each(
+            main.where(padding=bool),
+            "{strategy} pads the vocabulary by {padding} rows, so that its ranks can share it; their outputs are in no loss.",
+        ),
         _advice,
     ],
     shows=[

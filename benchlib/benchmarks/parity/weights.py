@@ -23,8 +23,7 @@ from benchlib.core.files import atomic_path
 from benchlib.runtime import checkpoint
 from benchlib.workloads import encoders
 
-BERT_BASE = "bert-base"  # the name for its config with random weights
-_BASE_NAMES = (BERT_BASE, f"google-bert/{BERT_BASE}")  # what such a model's name begins with on the hub
+_BASE_NAMES = ("bert-base", "google-bert/bert-base")  # what a BERT-base's name begins with on the hub
 _LAYER = re.compile(r"(layers?|blocks?|h)\.\d+$")
 SHARE = 0.1  # of the injected fault: beyond the limit of bf16 too
 
@@ -48,12 +47,6 @@ def prepare(config: ParityConfig) -> tuple[Any, Any, dict[str, str]]:
     """
     encoders.quiet()
     random = f"with random weights (seed {config.seed})"
-    if config.model == BERT_BASE:
-        if config.init == "pretrained":
-            raise UserError(
-                f"model = {BERT_BASE} is a config without weights: leave init=auto, or name the model of the hub, as in model=google-bert/bert-base-uncased"
-            )
-        return _bert_base(config.seed, f"BERT-base's config {random}")
     init = "random" if config.init == "random" else "pretrained"
     try:
         loaded = encoders.load(config.model, seed=config.seed, init=init, attention="eager")

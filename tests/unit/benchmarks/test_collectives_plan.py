@@ -35,7 +35,6 @@ def test_sizes_that_cannot_be_are_told_before_anything_starts(text):
 def test_tiers_measure_more_and_more_and_a_cpu_has_no_target_of_accelerators():
     tiers = [resolve("collectives", tier, "cpu").config for tier in ("smoke", "quick", "nightly", "weekend")]
     assert [len(plan(config)) for config in tiers] == sorted(len(plan(config)) for config in tiers)
-    assert tiers[2].size_list[-1] == tiers[3].size_list[-1] == 256 * 2**20
     assert {config.target_allreduce_gbps for config in tiers} == {None}
     on_gpu = resolve("collectives", "nightly", "cuda").config
     assert on_gpu.target_allreduce_gbps == 30

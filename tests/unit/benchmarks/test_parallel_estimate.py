@@ -5,18 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
-from click.testing import CliRunner
 
 from benchlib.benchmarks.machine import command as machine_command
 from benchlib.benchmarks.parallel import estimate, measure, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
-from benchlib.cli import main
-from benchlib.core.errors import UserError
 from benchlib.judge import presets
-from benchlib.judge.references import registry, vendor_peak
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result
 
@@ -92,15 +87,6 @@ def test_what_was_measured_is_given_back_and_divided():
         assert step == pytest.approx(expected)
 
 
-def test_every_preset_is_whole_and_shares_the_registry():
-    for name in presets.names():
-        assert all(len(given.source) > 8 for given in presets.preset(name).sources.values())
-    h100 = presets.preset("h100")
-    assert h100.peak_flops("bf16")[0] == vendor_peak("NVIDIA H100 80GB HBM3").dense_flops["bf16"]
-    assert h100.link.gbytes_per_s.value == registry().devices["h100-sxm"].link_gbytes_per_s
-    assert presets.preset("v100-4x-nvlink").peak_flops("bf16") == (125e12, "fp16")
-
-
 def test_a_dry_run_says_what_fits_and_marks_every_figure():
     config = ParallelConfig(model="llama-8b", machine="h100", batch_size=8, precision="bf16", seq_len=512)
     text = estimate.expected(config)
@@ -112,15 +98,12 @@ def test_a_dry_run_says_what_fits_and_marks_every_figure():
 
 
 def test_across_nodes_the_network_is_shared_by_the_groups_of_a_node():
-    with pytest.raises(UserError, match="no network"):
-        estimate.machine("a10g:4")
     machine = estimate.machine("h100:16")
     assert machine.world == 128
     rates = Rates.of_preset(machine, "bf16")
     assert rates.line("all_reduce", 8, 1)[1] == pytest.approx(1 / 450e9)
     hop, byte = rates.line("all_reduce", 16, 8)  # eight groups, each with a rank of every node
     assert byte == pytest.approx(8 / 400e9) and hop == pytest.approx(14e-6)
-    assert rates.line("all_reduce", 128, 1)[0] == pytest.approx((14 + 7 * 3.4) / 8 * 1e-6)
 
 
 def test_this_machine_becomes_a_preset():
@@ -161,13 +144,3 @@ def test_many_ranks_hold_what_the_estimate_gives(model, strategy, schedule, layo
             strategies.mesh.cache_clear()
             dist.destroy_process_group()
     assert max(held) == rank_parameters(job) / layout.shard
-
-
-def test_a_preset_is_not_overwritten(tmp_path, monkeypatch):
-    content = yaml.safe_load((presets.folder() / "h100.yaml").read_text())
-    monkeypatch.setattr("benchlib.judge.presets.folder", lambda: tmp_path)
-    monkeypatch.setattr(machine_command, "content", lambda _: content)
-
-    first, second = (CliRunner().invoke(main, ["machine", "init", str(tmp_path), "--name", "mine"]) for _ in range(2))
-    assert first.output == f"preset: {tmp_path / 'mine.yaml'}\n" and "--force" in second.output
-    assert presets.preset(str(tmp_path / "mine.yaml")).memory_gb.value == 80

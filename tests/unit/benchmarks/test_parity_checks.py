@@ -100,8 +100,6 @@ def test_what_was_not_compared_never_passes(tmp_path, change, values, words):
 
 
 def test_a_recording_compares_nothing_and_passes_where_its_inputs_were_computed(tmp_path):
-    unknown = judged(run_of(tmp_path / "fp32", names=("eager", "sdpa_flash")), tmp_path)["tolerance sensitivity"]
-    assert (unknown.status, unknown.gates) == ("SKIPPED", False), "without bf16 nothing shows that the limits can fail"
     found = judged(run_of(tmp_path / "run", names=(), record=True), tmp_path)
     assert "parity" not in found and found["recorded"].status == "PASS"
     assert verdict_of(list(found.values())).verdict == "PASS"
@@ -135,15 +133,3 @@ def test_a_driver_that_changes_numerics_is_noticed(tmp_path):
         found = judged(run, tmp_path)
         assert (found[name].status, found["numerics unchanged"].status) == (status, word), factor
         assert not found["numerics unchanged"].gates
-
-
-def test_tables_have_each_member_with_its_outcome_and_each_limit_with_its_source(tmp_path):
-    run = run_of(tmp_path / "run", left("sdpa_flash", "skipped", "no such library"))
-    shown = SPEC.report(run)
-    rows = {row["member"]: row for row in shown["Outcomes"]}
-    assert rows["bf16"] | {"outcome": "PASS", "difference": "0.008", "limit": "0.03"} == rows["bf16"]
-    assert (rows["sdpa_flash"]["outcome"], rows["sdpa_flash"]["reason"]) == ("INCOMPLETE", "no such library")
-    assert {row["limit"] for row in shown["Limits and their sources"] if row["quantity"] == LOGITS} == {"1e-05", "0.03"}
-    assert "Not computed: sdpa_flash (no such library)." in SPEC.reading(run)
-    run.config = run.config.model_copy(update={"members": ["sdpa_flash"]})
-    assert SPEC.undone(run) == {"members": ["sdpa_flash"]}

@@ -214,8 +214,6 @@ def test_f1_in_points(judged, scores, member, questions, limit):
 def test_a_gradient_of_nothing_is_measured_by_the_others(judged):
     off = gradients() | {"layer.0.key.bias": 2 * gradients()["layer.0.key.bias"]}
     assert beyond(judged(gradients=off)) == set()
-    turned_sign = gradients() | {"layer.3.weight": -gradients()["layer.3.weight"]}
-    assert judged(BF16, gradients=turned_sign)[GRADIENTS, "layer.3.weight"]["value"] == pytest.approx(2)
 
 
 def test_the_best_span_is_that_of_all_pairs(judged):
