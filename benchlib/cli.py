@@ -12,7 +12,7 @@ from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 EXIT_USAGE = 2  # wrong input, or an error that nobody foresaw
 VERBS = (  # by their modules in ``commands``
-    *("baseline", "calibrate", "compare", "doctor", "export", "history", "inspect"),
+    *("baseline", "calibrate", "compare", "doctor", "export", "history"),
     *("judge", "list", "page", "references", "report", "run", "serve"),
 )
 

@@ -22,9 +22,9 @@ from benchlib.benchmarks.parity.golden import WEIGHTS
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_json, write_json
-from benchlib.core.model_files import PICKLES
 from benchlib.runtime import checkpoint
 from benchlib.workloads import encoders
+from benchlib.workloads.model_files import PICKLES
 
 BERT_BASE = "bert-base"  # the name for its config with random weights
 _BASE_NAMES = (BERT_BASE, f"google-bert/{BERT_BASE}")  # what such a model's name begins with on the hub
