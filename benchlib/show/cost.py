@@ -1,13 +1,12 @@
 """What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import benchlib
 from benchlib.core.text import quantity
-from benchlib.judge.compare import Line, headline
 from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text, judge_worth
 from benchlib.show import figures, markup
 from benchlib.show.notebook import Shown
@@ -32,18 +31,6 @@ def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
     devices = [Cell("", str(machine.devices), machine.device) for machine in machines]
     others = [(row_text(row), [cell(row, index) for index in range(len(machines))]) for row in item.rows]
     return [("Price (USD per device hour)", prices), ("Devices", devices), *others]
-
-
-def published(item: Worth) -> list[dict[str, str]]:
-    return [
-        {
-            "published, not measured": stated["subject"],
-            "source": stated["source"],
-            f"{item.items} per second": quantity(stated["rate"]),
-            f"USD per million {item.items}": quantity(stated["usd_per_million"]) if stated["usd_per_million"] else "–",
-        }
-        for stated in item.published
-    ]
 
 
 def cell(row: Row, index: int) -> Cell:
@@ -103,16 +90,14 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
     return 0.5 * min(values), 2 * max(values)
 
 
-def page(items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, Sequence[Line]] | None = None) -> str:
-    tops = [(headline(lines, name), lines) for name, lines in (summaries or {}).items()]
-    shown = {"items": [(item, front(item)) for item in items], "tops": tops, "notes": notes}
-    return markup.page("cost.html.j2", rows=rows, published=published, data_url=figures.data_url, **shown)
+def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
+    pictures = [(item, front(item)) for item in items]
+    return markup.page("cost.html.j2", rows=rows, data_url=figures.data_url, items=pictures, notes=notes)
 
 
 def shown(offers: Offers) -> Shown:
     """Return what the notebook shows."""
     others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
-    claimed = [row for item in offers.items for row in published(item)]
     tables = {"comparison": _table(offers.items[0]), "other benchmarks": others}
     answers = [f"**{answer.question}** {answer.sentence}" for item in offers.items for answer in item.answers]
     origins = [
@@ -129,7 +114,7 @@ def shown(offers: Offers) -> Shown:
     ]
     return Shown(
         asked=offers.asked,
-        tables=tables | ({"published": claimed} if claimed else {}),
+        tables=tables,
         figures={"time and cost": lambda: [front(offers.items[0])]},
         reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
         provenance=origins,
