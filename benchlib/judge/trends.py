@@ -303,7 +303,7 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
 
 def _worst(ask: Ask, found: Sequence[tuple[Status, str]], passed: str, remedy: str) -> Check:
     """Answer with the texts of the worst status, of AMBIGUOUS with what to do."""
-    status = min((status for status, _ in found), key=("FAIL", "AMBIGUOUS", "PASS").index, default="PASS")
+    status: Status = min((status for status, _ in found), key=("FAIL", "AMBIGUOUS", "PASS").index, default="PASS")
     reason = "; ".join(text for word, text in found if word == status) or passed
     return ask.answer(status, f"{reason}: {remedy}" if status == "AMBIGUOUS" else reason)
 
