@@ -36,7 +36,7 @@ from benchlib.results.record import Record
 
 HOUR_S = 3600.0
 DEMO = "notebooks/demo-worth"  # of the kit: real runs of the same work, a folder for each number of ranks
-DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
+DEMO_RUNS, DEMO_USD = ("1-rank", "2-ranks"), "0.06,0.10"  # assumed: half of a machine, and all of it
 # Parts of the work that leave an item what it is.
 SAME_ITEM = (
     "items of an epoch",
@@ -186,20 +186,18 @@ class Machine:
         price = {"usd_per_device_hour": self.price.usd_per_device_hour, "price_from": self.price.origin}
         return stated | price | {"runs": self.runs.names}
 
-    def usable(self, prefix: str) -> Side | str:
-        """Return the metric whose name begins so, over its runs, or the reason why there are no values of it above zero."""
+    def usable(self, prefix: str) -> Side | None:
+        """Return the metric whose name begins so, over its runs; None where there are no values of it above zero."""
         listed = [metric.name for run in self.runs.runs for metric in run.metrics]
         name = next((name for name in listed if f"{name}_".startswith(f"{prefix}_")), None)
         side = side_of(self.runs.runs, name) if name else None
-        if side and side.runs and side.lowest > 0:
-            return side
-        return (side.metric.reason if side and not side.runs else "") or f"the run has no usable {prefix}"
+        return side if side and side.runs and side.lowest > 0 else None
 
     @cached_property
-    def rate(self) -> Side | str:
-        """The items per second, or why it has none."""
+    def rate(self) -> Side | None:
+        """The items per second."""
         prefix = spec_of(self.first.benchmark).rate
-        return self.usable(prefix) if prefix else f"{self.first.benchmark} has no rate to compare by price"
+        return self.usable(prefix) if prefix else None
 
     def fact(self, name: str) -> float | None:
         """Return a number above zero that its first run states; None where it does not."""
@@ -260,8 +258,8 @@ def read_machines(arguments: Sequence[str]) -> tuple[dict[str, list[Machine]], l
         notes += [f"{argument}, excluded: {line}" for line in excluded]
         for benchmark, runs in sides.items():
             machine = Machine(label, runs)
-            if isinstance(machine.rate, str):
-                notes.append(f"{runs.first.run}, excluded: {machine.rate}")
+            if machine.rate is None:
+                notes.append(f"{runs.first.run}, excluded: {benchmark} has no rate to compare by price")
             else:
                 machines.setdefault(benchmark, []).append(machine)
     compared = {name: members for name, members in machines.items() if len(members) > 1}
@@ -272,58 +270,40 @@ def read_machines(arguments: Sequence[str]) -> tuple[dict[str, list[Machine]], l
     return compared, list(dict.fromkeys(notes))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number above zero with its 98% interval, whose ends lie ``below`` and ``above`` its logarithm: NaN where there is none.
+class Estimate(NamedTuple):
+    """A number above zero with its 98% interval; NaN is what is not known.
 
-    Without a number ``log`` is NaN and ``reason`` says why. Quotients take their factors as independent: intervals add up in
-    squares.
+    Quotients take their factors as independent: the logarithms of their intervals add up in squares.
     """
 
-    log: float = math.nan
-    below: float = math.nan
-    above: float = math.nan
-    reason: str = ""
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
 
     def __truediv__(self, other: "Estimate") -> "Estimate":
-        ends = math.hypot(self.below, other.above), math.hypot(self.above, other.below)
-        return Estimate(self.log - other.log, *ends, self.reason or other.reason)
+        value = self.value / other.value
+        below = math.hypot(math.log(self.value / self.low), math.log(other.high / other.value))
+        above = math.hypot(math.log(self.high / self.value), math.log(other.value / other.low))
+        return Estimate(value, value * math.exp(-below), value * math.exp(above))
 
     def __rtruediv__(self, number: float) -> "Estimate":
-        return Estimate(math.log(number), 0.0, 0.0) / self
+        return Estimate(number, number, number) / self
 
-    def __rmul__(self, number: float) -> "Estimate":
-        return replace(self, log=self.log + math.log(number))
-
-    @property
-    def value(self) -> float | None:
-        return _number(self.log)
-
-    @property
-    def low(self) -> float | None:
-        return _number(self.log - self.below)
-
-    @property
-    def high(self) -> float | None:
-        return _number(self.log + self.above)
+    def times(self, number: float) -> "Estimate":
+        return Estimate(*(number * end for end in self))
 
     def ends(self, unit: str = "") -> str:
         """Write the interval; '' where there is none."""
-        if self.low is None or self.high is None:
+        if math.isnan(self.low):
             return ""
         return f"{amount_text(self.low, '' if unit == 'USD' else unit)} to {amount_text(self.high, unit)}"
 
     def text(self, unit: str) -> str:
         ends = f" ({ends})" if (ends := self.ends(unit)) else ""
-        return amount_text(self.value or 0.0, unit) + ends
+        return amount_text(self.value, unit) + ends
 
-    def plain(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("value", "low", "high", "reason")}
-
-
-def _number(logarithm: float) -> float | None:
-    # Rounded, so that 60 s stay 60 s through their logarithm.
-    return None if math.isnan(logarithm) else float(f"{math.exp(logarithm):.12g}")
+    def plain(self) -> dict[str, float | None]:
+        return {name: None if math.isnan(end) else end for name, end in self._asdict().items()}
 
 
 class Row(NamedTuple):
@@ -385,30 +365,30 @@ Estimates = Sequence[Estimate]  # one of each machine
 
 def ranked(machines: Sequence[Machine], amounts: Estimates) -> tuple[list[int], str]:
     """Return the indices from the least amount on, those that are not known left out, and why this order is not certain."""
-    valued = [place for place, amount in enumerate(amounts) if amount.value is not None]
-    order = sorted(valued, key=lambda place: amounts[place].log)
+    valued = [place for place, amount in enumerate(amounts) if not math.isnan(amount.value)]
+    order = sorted(valued, key=lambda place: amounts[place].value)
     ratios = {machines[place].label: amounts[place] / amounts[order[0]] for place in order[1:]}
-    if any(ratio.low is None for ratio in ratios.values()):
+    if any(math.isnan(ratio.low) for ratio in ratios.values()):
         return order, "So few samples have no interval."
-    level = [label for label, ratio in ratios.items() if ratio.log <= ratio.below]
+    level = [label for label, ratio in ratios.items() if ratio.low <= 1]
     return order, f"{text.capitalized(text.listing(level))} may be as good." if level else ""
 
 
 def measured(machines: Sequence[Machine], prefix: str) -> tuple[list[Estimate], bool]:
     """Return what runs measured on each machine, and whether its intervals hold the spread between runs."""
     sides = [machine.usable(prefix) for machine in machines]
-    runs = {place: side.readings(LOG) for place, side in enumerate(sides) if isinstance(side, Side)}
-    estimates, bases = [Estimate(reason=side if isinstance(side, str) else "") for side in sides], set[str]()
+    runs = {place: side.readings(LOG) for place, side in enumerate(sides) if side}
+    estimates, bases = [Estimate() for _ in sides], set[str]()
     for place, items in runs.items():
         change = compared(items, known=own_spread(*(other for at, other in runs.items() if at != place)))
         bases.add(change.basis)
-        ends = (change.move - change.least, change.most - change.move) if change.basis != "none" else ()
-        estimates[place] = Estimate(change.move, *ends)
+        moves = (change.move, change.least, change.most) if change.basis != "none" else (change.move,)
+        estimates[place] = Estimate(*map(LOG.back, moves))
     return estimates, bases == {"runs"}
 
 
 def costs(machines: Sequence[Machine], count: float, rates: Estimates) -> list[Estimate]:
-    return [machine.usd_per_s * (count / rate) for machine, rate in zip(machines, rates, strict=True)]
+    return [(count / rate).times(machine.usd_per_s) for machine, rate in zip(machines, rates, strict=True)]
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -419,7 +399,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth:
     """Compare machines of one benchmark by price. ``deadline_s`` is the time that the whole work may take."""
-    units = sorted({side.metric.unit for side in (machine.rate for machine in machines) if isinstance(side, Side)})
+    units = sorted({machine.rate.metric.unit for machine in machines if machine.rate})
     if len(units) > 1 or not units[0].endswith("/s"):
         raise UserError(f"rates of {' and '.join(units)} cannot be compared: one unit, items per second, is needed")
     items, works = units[0].removesuffix("/s"), [machine.work() for machine in machines]
@@ -434,11 +414,11 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     rates, of_runs = measured(machines, spec_of(machines[0].first.benchmark).rate)
     watts, _ = measured(machines, "power_w")
     time, usd = [size / rate for rate in rates], costs(machines, size, rates)
-    energy = [1e6 / HOUR_S * (watt / rate) for rate, watt in zip(rates, watts, strict=True)]
+    energy = [(watt / rate).times(1e6 / HOUR_S) for rate, watt in zip(rates, watts, strict=True)]
     cheapest, dearer = ranked(machines, usd)[0][:2]
     prices = [machine.price.usd_per_device_hour for machine in machines]
     even = [price / (cost / usd[cheapest]) for price, cost in zip(prices, usd, strict=True)]
-    even[cheapest] = Estimate(even[cheapest].log, reason="the cheapest")
+    even[cheapest] = Estimate(even[cheapest].value)
     # No item is worth another one: nothing per item has a best machine.
     other_items = [name for name in differences if name not in SAME_ITEM]
 
@@ -475,7 +455,7 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         machines=list(machines),
         seconds=time,
         usd=usd,
-        front=front([(quick.log, cheap.log) for quick, cheap in zip(time, usd, strict=True)]),
+        front=front([(quick.value, cheap.value) for quick, cheap in zip(time, usd, strict=True)]),
         differences=differences,
         rows=rows,
         answers=answers,
@@ -499,7 +479,7 @@ def _answer(
     (best, second, *_), doubt = ranked(machines, amounts)
     label, ratio = machines[best].label, amounts[second] / amounts[best]
     takes = f"{amounts[best].text(unit)} for {amount}"
-    times = f"{ratio.value:.3g} times" + ("" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})")
+    times = f"{ratio.value:.3g} times" + ("" if math.isnan(ratio.low) else f" ({ratio.low:.3g} to {ratio.high:.3g})")
     behind = f"{machines[second].label} {behind.format(times)}"
     sentence = f"{label} is the {word}: {takes}; {behind}. {_sure(of_runs)}"
     if doubt:
@@ -519,9 +499,9 @@ def _within(
     work = f"{epochs:g} epoch{'s' * (epochs != 1)}"
     needs = [epochs * epoch / rate for rate in rates]
     pairs = list(zip(machines, needs, strict=True))
-    near = [machine.label for machine, time in pairs if (time.low or math.inf) <= limit_s < (time.high or 0.0)]
+    near = [machine.label for machine, time in pairs if time.low <= limit_s < time.high]
     doubt = f" But {text.listing(near)} may or may not make it." if near else ""
-    usd = [Estimate() if (time.value or 0.0) > limit_s else machine.usd_per_s * time for machine, time in pairs]
+    usd = [Estimate() if time.value > limit_s else time.times(machine.usd_per_s) for machine, time in pairs]
     order, unsure = ranked(machines, usd)
     if not order:
         fastest = ranked(machines, needs)[0][0]
@@ -571,15 +551,11 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
     Raises ``UserError`` for prices or a deadline that cannot be, before any run is read.
     """
     named = [part.strip() for part in runs.split(",") if part.strip()]
-    if prices and not named:
-        raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
-    asked, deadline_s = parse([prices] if prices else []), parse_deadline(deadline) if deadline else None
-    stated = {"runs": ", ".join(named), "USD per device hour": prices or f"price sheet, {asked.kind}"}
+    stated = {"runs": runs, "USD per device hour": prices or "price sheet", "deadline": deadline or "none"}
     if not named:
-        asked, named = Asked(plain=list(DEMO_USD.values())), [str(home() / DEMO / name) for name in DEMO_USD]
-        assumed = f"{', '.join(map(str, asked.plain))}: assumed for the demo runs, no offer"
-        stated = {"runs": "the demo runs of the kit", "USD per device hour": assumed}
-    stated["deadline"] = "none" if deadline_s is None else amount_text(deadline_s, "s")
+        named, prices = [str(home() / DEMO / name) for name in DEMO_RUNS], prices or DEMO_USD
+        stated |= {"runs": "the demo runs of the kit", "USD per device hour": f"{prices}: assumed, no offer"}
+    asked, deadline_s = parse([prices] if prices else []), parse_deadline(deadline) if deadline else None
     return Offers(worths(named, asked, deadline_s)[0], stated)
 
 

@@ -17,12 +17,11 @@ TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
 class Cell(NamedTuple):
-    """A machine in a row as words: the sign of the best, the value, and its interval or why it has none."""
+    """A machine in a row as words: the sign of the best, the value, and its interval."""
 
     mark: str
     value: str
     below: str
-    why: str = ""
 
 
 def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
@@ -36,10 +35,10 @@ def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
 def cell(row: Row, index: int) -> Cell:
     """Write a machine in a row: ✓ is the best, ≈ the best by its value in an open order. Only times carry their unit."""
     value, unit = row.values[index], "s" if row.unit == "s" else ""
-    if value.value is None:
-        return Cell("", "–", "not available", value.reason)
+    if np.isnan(value.value):
+        return Cell("", "–", "not available")
     mark = "" if index != row.best else "✓" if row.certain else "≈"
-    return Cell(mark, amount_text(value.value, unit), value.ends(unit) or value.reason)
+    return Cell(mark, amount_text(value.value, unit), value.ends(unit))
 
 
 def row_text(row: Row) -> str:
@@ -55,7 +54,7 @@ def _short(label: str) -> str:
 
 def _reach(value: Estimate, scale: float = 1.0) -> Any:
     """Return how far the interval reaches below and above a value, of shape (2, 1); 0 where there is none."""
-    ends = np.array([[value.low], [value.value], [value.high]], dtype=float) / scale
+    ends = np.array([[value.low], [value.value], [value.high]]) / scale
     return np.nan_to_num(np.diff(ends, axis=0))
 
 
@@ -63,11 +62,11 @@ def _reach(value: Estimate, scale: float = 1.0) -> Any:
 def front(item: Worth) -> figures.Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
     figure, axes = figures.blank(of_many=True)
-    longest = max(time.value or 0.0 for time in item.seconds)
+    longest = max(time.value for time in item.seconds)
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
     ends, words = list[figures.End](), list[str]()
     for place, (machine, time, usd) in enumerate(zip(item.machines, item.seconds, item.usd, strict=True)):
-        seconds, cost, on_front = time.value or 0.0, usd.value or 0.0, place in item.front
+        seconds, cost, on_front = time.value, usd.value, place in item.front
         end = figures.End(seconds / scale, cost, _short(machine.label), BEST if on_front else figures.PALETTE.muted)
         looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
         axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
