@@ -11,10 +11,13 @@ from benchlib.core.errors import UserError, unexpected
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 EXIT_USAGE = 2  # wrong input, or an error that nobody foresaw
-VERBS = (  # by their modules in ``commands``
-    *("baseline", "calibrate", "compare", "doctor", "export", "history", "inspect"),
-    *("judge", "list", "page", "references", "report", "run", "serve"),
-)
+VERBS = {  # by where they stand in ``commands``
+    **{name: f"{name}.verb" for name in ("baseline", "calibrate", "compare", "history", "run", "serve")},
+    **{name: f"stored.{name}" for name in ("export", "page", "report")},
+    **{name: f"judge.{name}" for name in ("judge", "references")},
+    "doctor": "kit.doctor",
+    "list": "kit.show",
+}
 
 
 class _Verbs(click.Group):
@@ -27,8 +30,8 @@ class _Verbs(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in VERBS:
-            verb: click.Command = importlib.import_module(f"benchlib.commands.{name}").verb
-            return verb
+            module, attribute = VERBS[name].split(".")
+            return getattr(importlib.import_module(f"benchlib.commands.{module}"), attribute)  # type: ignore[no-any-return]
         from benchlib.benchmarks import BENCHMARKS
 
         return BENCHMARKS[name].command if name in BENCHMARKS else None

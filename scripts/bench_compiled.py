@@ -21,8 +21,7 @@ import torch
 import transformers
 from measuring import interleaved, options_of
 
-from benchlib.core import mlir
-from benchlib.workloads.stablehlo import export, runtimes
+from benchlib.workloads.stablehlo import export, mlir, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 
 LENGTH = 128

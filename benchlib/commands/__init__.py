@@ -1,4 +1,4 @@
-"""One file per verb of the command line, and the options that several of them have."""
+"""The verbs of the command line, by what they work on, and the options that several of them have."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import save_verdict, verdict_of
-from benchlib.judge.regression import LOG, TWICE, disturbances, side_of
+from benchlib.judge.regression import LOG, NOTICED, TWICE, disturbances, side_of
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.show.digest import interval
@@ -99,7 +99,7 @@ def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str
         widest = max(rows, key=lambda row: row.times)
         form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
         words.append(form.format_map(widest.cells))
-    if any(row.busy for row in rows):
+    if others >= NOTICED:
         words.append(
             "To find smaller losses, run again on a quiet machine and accept those runs instead; here, use --repeat 5."
         )

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from benchlib.core.terminal import stacked
 from benchlib.core.text import listing
 from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, headline, line, read_argument
 from benchlib.judge.cost import Worth, parse, parse_deadline, worths
-from benchlib.judge.foreign.readers import claim_file
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
 from benchlib.show.exports import put
@@ -76,45 +74,28 @@ def star_note(rows: Sequence[Row]) -> str:
     return STAR if any(row.starred for row in rows) else ""
 
 
-def summaries(contrasts: Sequence[Contrast], priced: Sequence[Worth] = ()) -> dict[str, list[Line]]:
-    """Return a line a benchmark for each side that is compared in several or differs in speed, with costs where prices are given."""
+def summaries(contrasts: Sequence[Contrast]) -> dict[str, list[Line]]:
+    """Return a line a benchmark for each side that is compared in several or differs in speed."""
     sides: dict[str, list[Line]] = {}
-    costs = {item.benchmark: item for item in priced if len(item.machines) == 2 and not item.differences}
     for item in contrasts:
-        row = line(item)
-        if worth := costs.get(item.benchmark):
-            first, other = next(row.values for row in worth.rows if row.name == "usd_per_million")
-            share = other / first
-            row = replace(row, cost=share.value, cost_ends=share.ends())
-        sides.setdefault(item.other.label, []).append(row)
+        sides.setdefault(item.other.label, []).append(line(item))
     return {label: lines for label, lines in sides.items() if lines[1:] or lines[0].word in ("faster", "slower")}
-
-
-def _in_a_line(sides: Sequence[str], priced: Sequence[Worth]) -> dict[str, list[Line]]:
-    """Return the line a benchmark of two measured sides, with what an item costs; nothing of sides that are no pair."""
-    measured = [side for side in dict.fromkeys(sides) if not claim_file(Path(side))]
-    try:
-        return summaries(compare(measured)[0], priced) if len(measured) == 2 else {}
-    except UserError:  # a folder of several kinds of run is several machines
-        return {}
-
-
-def _show_summaries(tops: dict[str, list[Line]]) -> None:
-    for label, lines in tops.items():
-        say((headline(lines, label), "bold"))
-        priced = any(row.cost for row in lines)
-        show_table(
-            {"benchmark": row.benchmark, "speed": stacked(row.word, row.speed), "times as fast": stacked(*row.ends)}
-            | ({"cost of an item": stacked(f"{row.cost:.2g}" if row.cost else "", row.cost_ends)} if priced else {})
-            | {"computes": row.computes}
-            for row in lines
-        )
-        say()
 
 
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
     """Print the comparison: metrics with a limit, key numbers and regressions; all where there are none, or with ``all_metrics``."""
-    _show_summaries(summaries(contrasts))
+    for label, lines in summaries(contrasts).items():
+        say((headline(lines, label), "bold"))
+        show_table(
+            {
+                "benchmark": row.benchmark,
+                "speed": stacked(row.word, row.speed),
+                "times as fast": stacked(*row.ends),
+                "computes": row.computes,
+            }
+            for row in lines
+        )
+        say()
     for item in contrasts:
         say(item.heading, style="bold")
         for what, side in (("reference", item.reference), ("compared ", item.other)):
@@ -156,9 +137,8 @@ def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     return markup.page("compare.html.j2", tops=tops, contrasts=contrasts, notes=notes, star_note=star_note, looks=LOOKS)
 
 
-def show_worth(items: Sequence[Worth], notes: Sequence[str], tops: dict[str, list[Line]]) -> None:
+def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
     """Print the comparison by price: the answers, then the table."""
-    _show_summaries(tops)
     for item in items:
         say(f"{item.benchmark}, {item.tier}", style="bold")
         for answer in item.answers:
@@ -168,9 +148,6 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str], tops: dict[str, lis
         rows = [{"": name} | dict(zip(labels, map(_worth_cell, cells), strict=True)) for name, cells in cost.rows(item)]
         say()
         show_table(rows, right=labels)
-        if item.published:
-            say()
-            show_table(cost.published(item))
         for name, values in item.differences.items():
             say(f"The work differs in {name}: {' / '.join(values)}", style="yellow", fold=True)
         for words in item.notes:
@@ -209,7 +186,6 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     by_price, as_json, code = bool(prices or deadline), options["as_json"], EXIT_PASS
     if by_price:
         items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
-        tops = {} if as_json and not path else _in_a_line(sides, items)
     else:
         items, notes = compare(sides)
         if any(item.regressions for item in items):
@@ -219,14 +195,14 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     if path:
         if not path.parent.is_dir():
             raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
-        text = cost.page(items, notes, tops) if by_price else html(items, notes)
+        text = cost.page(items, notes) if by_price else html(items, notes)
         written = put(text, str(path), "page")
     if as_json:
         content = {"worth" if by_price else "contrasts": [item.plain() for item in items], "notes": notes}
         text = json.dumps({"schema_version": 1} | content, indent=2, ensure_ascii=False, allow_nan=False)
         click.echo(text)
     elif by_price:
-        show_worth(items, notes, tops)
+        show_worth(items, notes)
     else:
         show(items, notes, options["all_metrics"])
     if path:

@@ -90,6 +90,6 @@ def show(history: History, verdict: Verdict, page: Path) -> None:
 def verb(store: Path | None, pairs: tuple[str, ...]) -> None:
     """Judge and draw the stored runs: trends, changes of level, machines. Writes history.html.
 
-    Parameters are benchmark, tier, machine, metric, first_day and last_day.
+    Parameters are benchmark, tier, machine and metric.
     """
     sys.exit(make(store, pairs))

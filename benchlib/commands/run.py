@@ -1,4 +1,4 @@
-"""``benchlib run``: from plans to exit codes.
+"""``benchlib run``: from plans to exit codes, or with ``--dry-run`` and ``--manifest`` what would run.
 
 A run executes its notebook into the run folder; the notebook starts the ranks and judges what they left. What it could not
 do any more is done here, then the report is rendered and the terminal shows the checks.
@@ -22,7 +22,6 @@ from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import BACKEND, OUT, SET
-from benchlib.commands import plans as planning
 from benchlib.commands.output import console as console
 from benchlib.commands.output import place, say, show_table
 from benchlib.config import cluster as clusters
@@ -33,15 +32,16 @@ from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
 from benchlib.core.interrupts import EXIT_INTERRUPTED, Interrupts
 from benchlib.core.machine import usable_cores
-from benchlib.core.text import counted, look, quantity
+from benchlib.core.text import counted, duration, look
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import save_verdict
 from benchlib.judge.regression import save_repeats
 from benchlib.launch import plan
+from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan, prepare
 from benchlib.results.record import Record, load
-from benchlib.results.run import Run, check_place
+from benchlib.results.run import Run, check_place, run_path
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
 from benchlib.show.digest import messages
 from benchlib.show.headless import NOTEBOOK_S, execute
@@ -225,11 +225,7 @@ def summarise(run_dir: Path, verdict: Verdict) -> None:
         if check.word in OPEN
     )
     passed = sum(check.status == "PASS" for check in checks)
-    skipped = [
-        item.name + (f" (measured {quantity(item.value, item.unit)})" if item.value is not None else "")
-        for item in checks
-        if item.word == "SKIPPED"
-    ]
+    skipped = [check.name for check in checks if check.word == "SKIPPED"]
     uncompared = [check.reason for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
     causes = [reason.partition("; ")[2] or reason for reason in uncompared[:1]]
     lines = [
@@ -242,13 +238,9 @@ def summarise(run_dir: Path, verdict: Verdict) -> None:
     for word, style, text in lines:
         if text:
             say((word, style), f"  {text}")
-    if uncompared and verdict.verdict == "PASS":
-        if how := baselines.continued(run):
-            why = f"it was {how}, and its speed is that of the last part"
-            say(f"this run cannot become a baseline: {why}; run it again undisturbed", style="dim")
-        elif not run.config.planted_slowdown:
-            again = f'benchlib baseline accept {shlex.quote(place(run_dir))} --reason "..."'
-            say(f"to compare later runs with this one: {again}", style="dim")
+    if uncompared and verdict.verdict == "PASS" and not (baselines.continued(run) or run.config.planted_slowdown):
+        again = f'benchlib baseline accept {shlex.quote(place(run_dir))} --reason "..."'
+        say(f"to compare later runs with this one: {again}", style="dim")
     if verdict.gate:
         say(verdict.gate["sentence"], style="dim")
     say((record.word, f"bold {look(record.word).colour}"), f"  {verdict.sentence}")
@@ -268,6 +260,59 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
     say(f"index: {place(store / 'index.html')}")
 
 
+def submission(planned: Plan, out: Path | None) -> str:
+    """Return the manifest or script that the run would hand to its cluster, under the name of a run that begins now.
+
+    Raises ``UserError`` for a launcher that hands over none.
+    """
+    config = planned.config
+    job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
+    if not job.files:
+        remedy = "--manifest needs --set launcher=kubernetes, slurm or torchx"
+        raise UserError(f"launcher={config.launcher} hands nothing to a cluster: {remedy}")
+    return next(iter(job.files.values()))
+
+
+def show_tier(planned: Sequence[Plan]) -> None:
+    """Print a line a benchmark."""
+    config, rows = planned[0].config, list[dict[str, Any]]()
+    for item in planned:
+        skipped = Text.assemble(("SKIPPED", "yellow"), f": {item.unavailable}")
+        work = {"work": item.config.expected_work(), "budget": f"{item.config.budget_s:.0f} s"}
+        rows.append(
+            {"benchmark": item.config.benchmark} | ({"work": skipped, "budget": ""} if item.unavailable else work)
+        )
+    say((f"tier {config.tier}", "bold"), f", backend {config.backend}: {counted(len(rows), 'benchmark')}")
+    show_table(rows, right=("budget",), whole=("budget",))
+    say(f"at most {duration(sum(item.config.budget_s for item in planned if not item.unavailable))} by the budgets")
+    say(f"in full: benchlib run {config.benchmark} --tier {config.tier} --dry-run", style="dim")
+
+
+def show_plan(planned: Plan, folder: Path) -> None:
+    """Print every parameter, the command lines and the expected work."""
+    config, why, origins = planned.config, planned.unavailable, planned.resolved.origins
+    missing = f" (not available: {why})" if why else ""
+    say((config.benchmark, "bold"), f", tier {config.tier}, backend {config.backend}", (missing, "yellow"))
+    rows = [
+        {"parameter": name, "value": getattr(config, name), "from": origins.get(name, ""), "meaning": field.description}
+        for name, field in type(config).model_fields.items()
+        if field.description
+    ]
+    show_table(rows, whole=("parameter", "from"))
+    job = LAUNCHERS[config.launcher](config, folder)
+    say("\n", ("starts", "bold"), f"\n  {shlex.join(job.command)}")
+    for name, value in sorted(job.env.items()):
+        say(f"  with {name}={value}")
+    for name, content in job.files.items():
+        say("\n", (name, "bold"), " in the run folder\n", content)
+    say("\n", ("expected work", "bold"), f"\n  {config.expected_work()}")
+    say(
+        f"  the ranks end by themselves within {config.budget_s:.0f} s after their start-up and are ended after "
+        f"{config.hard_limit_s:.0f} s at the latest; the notebook's start and its pictures come on top, at most "
+        f"{NOTEBOOK_S:.0f} s after the ranks"
+    )
+
+
 @click.command()
 @click.argument("target")
 @click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
@@ -281,23 +326,28 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
 @click.option("--dry-run", is_flag=True, help="Show what would run: a tier as a table, a benchmark in full.")
-@click.option("--all", "everything", is_flag=True, help="As --dry-run, with every benchmark and parameter in full.")
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-def verb(target: str, pairs: tuple[str, ...], out: Path | None, everything: bool, **options: Any) -> None:
+def verb(target: str, pairs: tuple[str, ...], out: Path | None, max_restarts: int | None, **options: Any) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
-    dry_run, manifest, max_restarts = options["dry_run"] or everything, options["manifest"], options["max_restarts"]
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     with console.status("asking torch for the devices"):
         plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"])
-    if manifest:
-        click.echo("---\n".join(planning.submission(planned, out) for planned in plans), nl=False)
-    elif dry_run:
-        planning.show(plans, out, everything)
-    else:
-        planning.check_launchers(plans)
-        check_place(out or outputs())
-        code = run_all(plans, out, options["strict"], options["repeat"])
-        if code == EXIT_INTERRUPTED:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
-        sys.exit(code)
+    if options["manifest"]:
+        click.echo("---\n".join(submission(planned, out) for planned in plans), nl=False)
+        return
+    if options["dry_run"]:
+        if plans[1:]:
+            show_tier(plans)
+        else:
+            show_plan(plans[0], (out or outputs()) / "<run>")
+        return
+    for planned in plans:
+        job = LAUNCHERS[planned.config.launcher](planned.config, outputs() / "run")
+        if lack := job.lacks():
+            raise UserError(f"launcher {job.name}: {lack}")
+    check_place(out or outputs())
+    code = run_all(plans, out, options["strict"], options["repeat"])
+    if code == EXIT_INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
+    sys.exit(code)

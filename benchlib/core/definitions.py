@@ -30,46 +30,6 @@ def encoder_train_flops(layers: int, hidden: int, intermediate: int, shapes: Ite
     return 3 * sum(batch * encoder_forward_flops(layers, hidden, intermediate, length) for batch, length in shapes)
 
 
-def encoder_decoder_forward_flops(
-    d_model: int, encoder_layers: int, decoder_layers: int, feedforward: int, vocabulary: int, source: int, target: int
-) -> float:
-    """Return the FLOPs of one pair of S source and T target tokens through an encoder and decoder with an output layer.
-
-    ``L_e [2S(4h² + 2hf) + 4S²h] + L_d [2T(4h² + 2hf) + 4T²h + 2(2Th² + 2Sh²) + 4TSh] + 2ThV``: the decoder's second term
-    attends to itself, the third and fourth to the encoder. A causal mask is not deducted, embeddings are look-ups.
-    """
-    h, s, t = d_model, source, target
-    cross = 2 * (2 * t * h**2 + 2 * s * h**2) + 4 * t * s * h
-    decoder = encoder_forward_flops(1, h, feedforward, t) + cross
-    return (
-        encoder_forward_flops(encoder_layers, h, feedforward, s) + decoder_layers * decoder + 2.0 * t * h * vocabulary
-    )
-
-
-def encoder_decoder_parameters(
-    d_model: int, encoder_layers: int, decoder_layers: int, feedforward: int, vocabulary: int, sequence: int
-) -> int:
-    """Return the parameters of torch's ``nn.Transformer`` with the embeddings and the output layer around it.
-
-    An attention has 4h² + 4h, a feed-forward part 2hf + f + h, a norm 2h: an encoder's layer has one, one and two of them, a
-    decoder's two, one and three; each stack ends with a norm. Around it one embedding of V tokens for both sides, one of S
-    positions, and an output layer hV + V of its own.
-    """
-    h, f = d_model, feedforward
-    attention, dense, norm = 4 * h * h + 4 * h, 2 * h * f + f + h, 2 * h
-    encoder = encoder_layers * (attention + dense + 2 * norm) + norm
-    decoder = decoder_layers * (2 * attention + dense + 3 * norm) + norm
-    return encoder + decoder + vocabulary * h + sequence * h + h * vocabulary + vocabulary
-
-
-def token_flops(parameters: float, *, training: bool) -> float:
-    """Return the least FLOPs of one token through ``parameters`` of matrix products: 2N forward, 6N with the backward pass.
-
-    Attention adds to it with the length; for the question whether a rate is possible at all, less is on the safe side.
-    """
-    return (6 if training else 2) * parameters
-
-
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),

@@ -1,12 +1,13 @@
 """Errors that a user can act on: each states the value, the constraint and the remedy."""
 
 import difflib
-import os
 import tempfile
 import traceback
 import typing
 from collections.abc import Iterable
 from typing import Any
+
+from benchlib.core.text import shortened
 
 if typing.TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -58,14 +59,11 @@ class VerdictFailed(OneLine, RuntimeError):
 def unexpected(error: BaseException) -> str:
     """Write the traceback of an error that nobody foresaw to a file of its own, and return one sentence that names it."""
     words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    text = "".join(traceback.format_exception(error))
-    try:
-        descriptor, path = tempfile.mkstemp(prefix="benchlib-error-", suffix=".log")
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError:
-        return f"a fault of benchlib itself ({words}); its traceback could not be written"
-    return f"a fault of benchlib itself ({words}); please report it with {path}"
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="benchlib-error-", suffix=".log", delete=False, errors="replace"
+    ) as file:
+        traceback.print_exception(error, file=file)
+    return f"a fault of benchlib itself ({words}); please report it with {file.name}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -81,9 +79,7 @@ def explained(error: "ValidationError", model: "type[BaseModel] | None" = None) 
 
     For a name that is not known, the nearest one of its section in ``model``.
     """
-    faults = error.errors(include_url=False)
-    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-    return "; ".join([*(_fault(dict(item), model) for item in faults[:MAX_FAULTS]), *more])
+    return shortened([_fault(dict(item), model) for item in error.errors(include_url=False)], MAX_FAULTS, "; ")
 
 
 def _fault(item: dict[str, Any], model: "type[BaseModel] | None") -> str:

@@ -143,8 +143,8 @@ class Progress:
     """The phase of a run, how far it is and how fast, folded from its events.
 
     ``began`` is when the phase did, monotonic: one of more than ``LONG_S`` that cannot tell the time left shows the time it
-    has taken. ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work
-    in a phase whose parts have a count of their own. ``text`` are the words for the phase.
+    has taken. ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``text`` are the words
+    for the phase.
     """
 
     phase: str = "starting"
@@ -155,39 +155,29 @@ class Progress:
     loss: float | None = None
     rate: float | None = None
     left_s: float | None = None
-    part: str = ""
     started: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
-    _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
+    _recent: list[tuple[float, int, int]] = field(default_factory=list, repr=False)
 
     def update(self, event: Event) -> None:
-        """Take one event in; one that is malformed, or says nothing about progress, changes nothing."""
-        if event["kind"] == "plan" or event["source"] == "rank0":
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._update(event)
-
-    def _update(self, event: Event) -> None:
-        match event["kind"]:
+        """Take one event in; those of other ranks, and those that say nothing about progress, change nothing."""
+        match event["kind"] if event["source"] == "rank0" else "":
             case "plan":
-                self.planned = int(event["planned_steps"])
+                self.planned = event["planned_steps"]
             case "phase":
-                self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
-                self.began = time.monotonic()
-                self.text = str(event.get("text") or PHASES.get(self.phase, self.phase))
+                self.phase, self.done, self.left_s, self.began = event["name"], 0, None, time.monotonic()
+                self.text = event.get("text") or PHASES.get(self.phase, self.phase)
                 self.total = self.planned if self.phase == "train" else 0
                 self._recent.clear()
             case "step":
-                loss, samples = event.get("loss"), float(event.get("samples") or 0)
                 # A loss that is not finite was written as text, since JSON has no such number.
-                self.done, self.loss = int(event["step"]), None if loss is None else float(loss)
-                self._timed(event["t"], samples)
+                self.done, self.loss = event["step"], float(event["loss"]) if event.get("loss") is not None else None
+                self._timed(event["t"], event.get("samples") or 0)
             case "progress":
-                part = f"{event['member']}: {event['unit']}" if "member" in event else ""
-                self.done, self.total, self.part = int(event["done"]), int(event["total"]), part
-                if not part:  # the time left of a part says nothing about the phase
-                    self._timed(event["t"], 0.0)
+                self.done, self.total = event["done"], event["total"]
+                self._timed(event["t"], 0)
 
-    def _timed(self, now: float, samples: float) -> None:
+    def _timed(self, now: float, samples: int) -> None:
         if self._recent and self.done < self._recent[-1][1]:
             self._recent.clear()  # another count of the same phase has begun
         self._recent = [*self._recent, (now, self.done, samples)][-RATE_WINDOW - 1 :]
@@ -203,7 +193,6 @@ class Progress:
         left = f"{self.left_s:.0f} s left" if self.left_s is not None and self.done < self.total else ""
         parts = (
             self.text,
-            self.part,
             self.total and f"{self.done:,}/{self.total:,}",
             train and self.loss is not None and f"loss {self.loss:.3f}",
             train and self.rate and f"{self.rate:,.1f} samples/s",

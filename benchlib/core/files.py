@@ -24,7 +24,6 @@ from benchlib.core.errors import StorageError, UserError, explained
 PACKAGE = Path(__file__).resolve().parents[1]
 Model = TypeVar("Model", bound=BaseModel)
 MAX_BYTES = 2**30  # of a file that is read as a whole
-MAX_YAML_BYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
 _STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -147,10 +146,10 @@ def read_yaml(path: Path | str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig"), Loader)
+        return yaml.load(read_bytes(path).decode("utf-8-sig"), Loader)
     except UserError:
         raise
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
@@ -216,8 +215,3 @@ def outputs() -> Path:
     """Return the default folder of runs: ``$BENCHLIB_OUTPUTS``, else ``outputs/`` of the checkout."""
     chosen = os.environ.get("BENCHLIB_OUTPUTS")
     return Path(chosen).resolve() if chosen else home() / "outputs"
-
-
-def cache() -> Path:
-    """Return the folder of rebuildable files (tokenised features); deleting it costs time only."""
-    return outputs() / ".cache"

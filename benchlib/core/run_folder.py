@@ -90,29 +90,20 @@ def _kept(name: str) -> bool:
 
 
 def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
-    """Return what is wrong with the files of a run, one sentence each; None where there never was a ``files.json``.
+    """Return what is wrong with the files of a run, one sentence each; None where there is no ``files.json``.
 
     ``verdict`` includes that of the run, which whoever judges it again replaces.
     Raises ``UserError`` where ``files.json`` itself is damaged.
     """
-    path = run_dir / FILES
-    if not os.path.lexists(path):
-        return [f"{FILES} is missing"] if _was_listed(run_dir) else None
-    listed = read_object(path, {"files": dict}, SCHEMA)
-    if not (files := listed["files"]):
+    if not os.path.lexists(run_dir / FILES):
+        return None
+    if not (files := read_object(run_dir / FILES, {"files": dict}, SCHEMA)["files"]):
         return [f"{FILES} lists no file"]
     faults = {name: _fault(run_dir, name, entry) for name, entry in files.items()}
     # What the list leaves out could be anything.
     left_out = (name for name in KEPT if name not in files and (run_dir / name).exists())
     faults |= {name: f"{name} is not in {FILES}" for name in left_out}
     return [fault for name, fault in faults.items() if fault and (verdict or name != VERDICT)]
-
-
-def _was_listed(run_dir: Path) -> bool:
-    with contextlib.suppress(UserError):
-        checks = read_object(run_dir / VERDICT, {"checks": list})["checks"]
-        return any(isinstance(check, dict) and check.get("name") == "files intact" for check in checks)
-    return False
 
 
 def _fault(run_dir: Path, name: str, entry: Any) -> str:

@@ -7,33 +7,26 @@ from constants. Legend of the names:
 - ``cpu_percent`` processor time of the ranks with their children, 100 = one core busy since the last reading
 - ``others_percent`` processor time of everybody else on the machine, what a hypervisor took for other guests among it
 - of the devices that the run uses (of the processor package for the backend cpu): ``power_w`` sum,
-  ``energy_j`` sum of the hardware's own counters, ``temperature_c`` highest, ``utilization_percent`` mean,
-  ``device_memory_bytes`` sum of what is in use, by whomever
+  ``energy_j`` sum of the hardware's own counters, ``temperature_c`` highest, ``utilization_percent`` mean
 """
 
 import contextlib
 import importlib
-import itertools
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
-
-from benchlib.core.events import Event
 
 COMBINED: dict[str, Callable[[list[float]], float]] = {
     "power_w": sum,
     "energy_j": sum,
     "temperature_c": max,
     "utilization_percent": statistics.fmean,
-    "device_memory_bytes": sum,
 }
 POWERCAP = Path("/sys/class/powercap")
 # ROCm's HIP counts the devices that its runtime shows; without a variable of its own it reads CUDA's.
@@ -41,73 +34,51 @@ VISIBLE = {
     "cuda": (("CUDA_VISIBLE_DEVICES",),),
     "rocm": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
 }
-INSTALL = {"cuda": "pip install nvidia-ml-py", "rocm": "install ROCm's amdsmi package"}
 
-Reading = dict[str, float | str]  # all names of COMBINED: a number, or a text that says why there is none
-Question = Callable[[Any], Any]  # to a handle; any error means that the device gives no value
-
-
-@dataclass(frozen=True)
-class Devices:
-    """Devices of one kind: a handle of each, and what they are asked."""
-
-    handles: Sequence[Any]
-    questions: dict[str, Question]
-
-    def read(self) -> list[Reading]:
-        return [{name: _answer(ask, handle) for name, ask in self.questions.items()} for handle in self.handles]
+Questions = dict[str, Callable[[], Any]]  # to a device, by names of COMBINED; an error means that it gives no value
+Reading = dict[str, float | str]  # a number, or a text that says why there is none
 
 
-def _answer(ask: Question, handle: Any) -> float | str:
-    try:
-        return float(ask(handle))
-    except Exception as error:  # each library has its own family of errors
-        return str(error) or type(error).__name__
-
-
-def nvidia(devices: int, nv: Any) -> Devices:
+def nvidia(count: int, nv: Any) -> list[Questions]:
     """Return NVIDIA devices through NVML, in the order of their PCI bus. Power comes in mW, energy in mJ since the driver was loaded."""
     nv.nvmlInit()
-    handles = [
-        nv.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nv.nvmlDeviceGetHandleByUUID(name)
-        for name in _visible("cuda", devices)
-    ]
-    questions: dict[str, Question] = {
-        "power_w": lambda handle: nv.nvmlDeviceGetPowerUsage(handle) / 1e3,
-        "energy_j": lambda handle: nv.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
-        "temperature_c": lambda handle: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU),
-        "utilization_percent": lambda handle: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "device_memory_bytes": lambda handle: nv.nvmlDeviceGetMemoryInfo(handle).used,
-    }
-    return Devices(handles, questions)
+
+    def device(name: str) -> Questions:
+        handle = nv.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nv.nvmlDeviceGetHandleByUUID(name)
+        return {
+            "power_w": lambda: nv.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "energy_j": lambda: nv.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
+            "temperature_c": lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU),
+            "utilization_percent": lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
+        }
+
+    return [device(name) for name in _visible("cuda", count)]
 
 
-def amd(devices: int, smi: Any) -> Devices:
+def amd(count: int, smi: Any) -> list[Questions]:
     """Return AMD devices through ROCm's amdsmi package (tested with a stand-in for the library only, never on a device)."""
     smi.amdsmi_init()
     handles = smi.amdsmi_get_processor_handles()
     hot, now = smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
 
-    def power_w(handle: Any) -> float:
-        info = smi.amdsmi_get_power_info(handle)
-        for name in ("current_socket_power", "average_socket_power"):  # which one is filled depends on the device
-            if isinstance(info.get(name), (int, float)):
-                return float(info[name])
-        raise ValueError("the device reports no socket power")
+    def device(handle: Any) -> Questions:
+        def power_w() -> float:
+            power = smi.amdsmi_get_power_info(handle)
+            current = power["current_socket_power"]  # "N/A" where the device knows its average alone
+            return float(current if isinstance(current, (int, float)) else power["average_socket_power"])
 
-    def energy_j(handle: Any) -> float:
-        info = smi.amdsmi_get_energy_count(handle)  # resolution in microjoules per count
-        count = info.get("energy_accumulator", info.get("power"))  # its older name; a missing one raises
-        return float(count) * float(info["counter_resolution"]) / 1e6
+        def energy_j() -> float:
+            energy = smi.amdsmi_get_energy_count(handle)  # resolution in microjoules per count
+            return float(energy["energy_accumulator"] * energy["counter_resolution"] / 1e6)
 
-    questions: dict[str, Question] = {
-        "power_w": power_w,
-        "energy_j": energy_j,
-        "temperature_c": lambda handle: smi.amdsmi_get_temp_metric(handle, hot, now),
-        "utilization_percent": lambda handle: smi.amdsmi_get_gpu_activity(handle)["gfx_activity"],
-        "device_memory_bytes": lambda handle: smi.amdsmi_get_gpu_memory_usage(handle, smi.AmdSmiMemoryType.VRAM),
-    }
-    return Devices([handles[int(name)] for name in _visible("rocm", devices)], questions)
+        return {
+            "power_w": power_w,
+            "energy_j": energy_j,
+            "temperature_c": lambda: smi.amdsmi_get_temp_metric(handle, hot, now),
+            "utilization_percent": lambda: smi.amdsmi_get_gpu_activity(handle)["gfx_activity"],
+        }
+
+    return [device(handles[int(name)]) for name in _visible("rocm", count)]
 
 
 class Package:
@@ -141,16 +112,15 @@ class Package:
         return (self.last_read[1] - before_j) / span_s
 
 
-def processor(powercap: Path = POWERCAP) -> Devices:
+def processor(powercap: Path = POWERCAP) -> Questions:
+    package = Package(powercap)
     psutil.cpu_percent()  # the first call starts the interval
-    questions: dict[str, Question] = {
-        "power_w": Package.power_w,
-        "energy_j": Package.energy_j,
-        "temperature_c": lambda _: _temperature_c(),
-        "utilization_percent": lambda _: psutil.cpu_percent(),
-        "device_memory_bytes": lambda _: _refuse("the processor has no memory of its own: see rss_bytes_per_pid"),
+    return {
+        "power_w": package.power_w,
+        "energy_j": package.energy_j,
+        "temperature_c": _temperature_c,
+        "utilization_percent": psutil.cpu_percent,
     }
-    return Devices([Package(powercap)], questions)
 
 
 def _temperature_c() -> float:
@@ -161,57 +131,50 @@ def _temperature_c() -> float:
     raise LookupError("the system shows no processor temperature")
 
 
-def _refuse(reason: str) -> float:
-    raise LookupError(reason)
-
-
-def absent(reason: str) -> Devices:
-    return Devices([reason], dict.fromkeys(COMBINED, _refuse))
-
-
-def devices_of(backend: str, count: int, library: ModuleType | Any | None = None) -> Devices:
+def devices_of(backend: str, count: int, library: Any = None) -> tuple[list[Questions], str]:
+    """Return the devices of a run, or none and why."""
     try:
         if backend == "cuda":
-            return nvidia(count, library or importlib.import_module("pynvml"))
+            return nvidia(count, library or importlib.import_module("pynvml")), "no device is visible"
         if backend == "rocm":
-            return amd(count, library or importlib.import_module("amdsmi"))
-    except ImportError as error:
-        return absent(f"{error}: {INSTALL[backend]}")
-    except Exception as error:  # the driver is missing, too old, or a device is not there
-        return absent(f"{type(error).__name__}: {error}")
-    return processor() if backend == "cpu" else absent(f"benchlib has no sensor library for the backend {backend}")
+            return amd(count, library or importlib.import_module("amdsmi")), "no device is visible"
+    except Exception as error:  # no library or no driver, one too old, or a device is not there
+        return [], f"{type(error).__name__}: {error}; `benchlib doctor` says what to install"
+    return ([processor()], "") if backend == "cpu" else ([], f"no sensors of the backend {backend} are read")
 
 
 def _visible(backend: str, count: int) -> list[str]:
-    """Return the device numbers or ids that the run may use, at most ``count`` of them; an empty variable hides all devices."""
+    """Return the device numbers or ids that the run may use, at most ``count`` of them; an empty variable or -1 hides all devices."""
     names: list[str] | None = None
     for variables in VISIBLE[backend]:
         value = next((os.environ[name] for name in variables if name in os.environ), None)
-        if value is None:
-            continue
-        # The drivers stop at the first entry that is none: -1 hides it and what follows.
-        listed = list(itertools.takewhile(lambda name: name and name[0] != "-", map(str.strip, value.split(","))))
-        names = listed if names is None else [names[int(n)] for n in listed if n.isdecimal() and int(n) < len(names)]
+        if value is not None:
+            listed = [name for name in map(str.strip, value.split(",")) if name and name[0] != "-"]
+            names = listed if names is None else [names[int(place)] for place in listed]
     return ([str(index) for index in range(count)] if names is None else names)[:count]
 
 
-def _together(readings: list[Reading]) -> Reading:
+def together(devices: Sequence[Questions], why: str) -> Reading:
     """Return the reading of all devices together; where one gives no value there is none, and the reason names it."""
-    if not readings:
-        return dict.fromkeys(COMBINED, "no device is visible")
-    result = dict(readings[0])
-    for name, combine in COMBINED.items() if len(readings) > 1 else ():
-        values = [reading[name] for reading in readings]
-        missing = [f"device {number}: {value}" for number, value in enumerate(values) if isinstance(value, str)]
-        result[name] = missing[0] if missing else combine([float(value) for value in values])
-    return result
+    return {name: _combined(name, devices) if devices else why for name in COMBINED}
+
+
+def _combined(name: str, devices: Sequence[Questions]) -> float | str:
+    values = list[float]()
+    for number, questions in enumerate(devices):
+        try:
+            values.append(float(questions[name]()))
+        except Exception as error:  # each library has its own family of errors
+            which = f"device {number}: " if len(devices) > 1 else ""
+            return which + (str(error) or type(error).__name__)
+    return COMBINED[name](values)
 
 
 def _busy_s() -> float:
     """Return the seconds that all cores have worked, or were taken by the hypervisor, since the start of the machine."""
     times = psutil.cpu_times()._asdict()
     # What guests used is counted as user time as well.
-    return float(sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
+    return sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
 class Sensors:
@@ -220,20 +183,18 @@ class Sensors:
     ``reasons`` says of every name that the last reading had no value for why.
     """
 
-    def __init__(
-        self, pids: Sequence[int], backend: str = "cpu", devices: int = 1, library: ModuleType | Any | None = None
-    ) -> None:
+    def __init__(self, pids: Sequence[int], backend: str = "cpu", devices: int = 1, library: Any = None) -> None:
         self.pids = list(pids)
         self.devices = devices_of(backend, devices, library)
         self.reasons: dict[str, str] = {}
         self._cpu_s: dict[int, float] = {}
-        self._cpu_at: float | None = None
+        self._cpu_at = time.monotonic()
         self._busy_s = 0.0
         self.read()
 
     def read(self) -> dict[str, Any]:
         """Return all names of the module's legend; None where there is no value."""
-        answers = self._cpu_percent() | _together(self.devices.read())
+        answers = self._cpu_percent() | together(*self.devices)
         self.reasons = {name: value for name, value in answers.items() if isinstance(value, str)}
         return {"rss_bytes_per_pid": self._rss(), **answers, **dict.fromkeys(self.reasons)}
 
@@ -262,24 +223,12 @@ class Sensors:
                 # What a process had used before it was first seen is not of this interval.
                 if member.pid in self._cpu_s:
                     used += spent[member.pid] - self._cpu_s[member.pid]
-                elif self._cpu_at is not None and member.create_time() > time.time() - (now - self._cpu_at):
+                elif member.create_time() > time.time() - (now - self._cpu_at):
                     used += spent[member.pid]
         everybody, self._busy_s = busy - self._busy_s, busy
-        seen = bool(self._cpu_s.keys() & spent.keys())
-        before, self._cpu_s, self._cpu_at = self._cpu_at, spent, now
-        names = ("cpu_percent", "others_percent")
-        if before is None or now <= before or not seen:
-            return dict.fromkeys(names, "processor time is a difference and needs processes and a second reading")
-        shares = (used, max(0.0, everybody - used))
-        return {name: 100 * share / (now - before) for name, share in zip(names, shares, strict=True)}
-
-
-def resident_gb(events: Sequence[Event]) -> dict[int, list[float]]:
-    """Return the resident memory of each rank in GB from the events of a run: one reading a second."""
-    pids = next((list(map(str, event["ranks"])) for event in reversed(events) if event["kind"] == "launched"), [])
-    read: dict[int, list[float]] = {}
-    for event in events:
-        for pid, size in (event.get("rss_bytes_per_pid") or {}).items() if event["kind"] == "sensor" else ():
-            if pid in pids and isinstance(size, (int, float)):
-                read.setdefault(pids.index(pid), []).append(size / 1e9)
-    return read
+        seen, span_s = self._cpu_s.keys() & spent.keys(), now - self._cpu_at
+        self._cpu_s, self._cpu_at = spent, now
+        if not seen:
+            why = "processor time is a difference and needs processes and a second reading"
+            return {"cpu_percent": why, "others_percent": why}
+        return {"cpu_percent": 100 * used / span_s, "others_percent": 100 * max(0.0, everybody - used) / span_s}

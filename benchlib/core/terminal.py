@@ -11,15 +11,14 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-# Escape sequences as a whole, then what is left of control characters (C0 but tab and line feed, C1), and the marks that
-# turn the direction of writing or break lines: they make a line read as something else.
-_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+# Control characters (C0 but tab and line feed, C1), and the marks that turn the direction of writing or break lines: they make
+# a line read as something else.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def harmless(text: str) -> str:
     """Return text without control characters; bytes that are not UTF-8 become question marks."""
-    return _CONTROL.sub("", _SEQUENCE.sub("", text)).encode(errors="replace").decode()
+    return _CONTROL.sub("", text).encode(errors="replace").decode()
 
 
 def one_line(text: str) -> str:

@@ -1,7 +1,6 @@
 """Words and numbers for readers: kinds of checks, signs of verdicts, quantities with units, times."""
 
 import datetime
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -92,11 +91,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def days(age_s: float) -> str:
-    """Return an age in whole days: ``less than a day``, ``1 day``, ``12 days``."""
-    return counted(int(age_s // 86_400), "day") if age_s >= 86_400 else "less than a day"
-
-
 def shortened(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """Return the first of many names and how many more there are: ``a, b, c and 2 more``."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -138,24 +132,16 @@ def capitalized(words: str) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Write a unix time as local date and time with its zone; one that no calendar has as an unknown time."""
-    try:
-        return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    except (OverflowError, OSError, ValueError):
-        return "an unknown time"
+    """Write a unix time as local date and time with its zone."""
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def day(seconds: float) -> str:
-    return moment(seconds).split()[0] if moment(seconds)[:1].isdigit() else "unknown"
+    return moment(seconds).split()[0]
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in the unit that fits; a clock that was set back gives one below zero."""
-    seconds = seconds or 0.0  # no minus before a zero
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if not math.isfinite(seconds):
-        return "unknown"
+    """Write a duration in the unit that fits."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{seconds:.3g} s"

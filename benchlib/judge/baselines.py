@@ -1,7 +1,6 @@
 """Baselines: the metrics of accepted runs, under ``baselines/<benchmark>/<tier>/<key>.json``.
 
-The key stands for the fingerprint: what has to be equal for two runs to be comparable. A baseline is a file that people merge
-and edit: the rules of impossible numbers judge it whenever it is loaded.
+The key stands for the fingerprint: what has to be equal for two runs to be comparable.
 """
 
 import json
@@ -22,7 +21,6 @@ from benchlib.judge.changepoints import levels
 from benchlib.judge.checks import Ask, Check, Status
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers
-from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import (
     LINEAR,
     SCHEMA,
@@ -70,15 +68,6 @@ class Baseline(KeptRuns):
             for claim in Numbers(run.result, run.samples, config)
         ]
 
-    def require_possible(self) -> None:
-        """Raise ``UserError`` where the runs cannot be true."""
-        try:
-            faults = [reason for judgement in judge_claims(self.claims()) for reason in judgement.failures]
-        except (UserError, ValueError) as error:
-            faults = [str(error)]
-        if faults:
-            raise UserError(f"its numbers cannot be true: {shortened(faults, 2, '; ')}")
-
 
 def config_of(benchmark: str, values: Mapping[str, Any]) -> BaseConfig | None:
     """Return the config of these values, None where this version has no such config: fewer rules apply then."""
@@ -120,13 +109,8 @@ def folder() -> Path:
 
 
 def load_baseline(path: Path) -> Baseline:
-    """Read a baseline file; ``UserError`` where it is cut or foreign, and where its numbers cannot be true."""
-    baseline = read_model(path, Baseline, "a baseline", SCHEMA)
-    try:
-        baseline.require_possible()
-    except UserError as error:
-        raise UserError(f"{path}: {error}; restore the file, or delete it and accept sound runs") from None
-    return baseline
+    """Read a baseline file; ``UserError`` where it is cut or foreign."""
+    return read_model(path, Baseline, "a baseline (restore it, or delete it and accept sound runs)", SCHEMA)
 
 
 def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> tuple[list[Baseline], dict[Path, str]]:
@@ -202,8 +186,6 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
                 words = {"limit": limit.text(metric.direction), "reason": f"measured {metric.text}; {reason}"}
                 checks.append(baseline_check(metric, status=status, value=metric.value, **words))
         return checks
-    limits, edited = _as_accepted(limits, baseline.limits, others)
-    checks += edited
     spreads = known_spreads(latest, limits, comparison.calibration, [*baseline.runs, *earlier, latest])
     chance = chance_of_each(limits, result.metrics)
     for limit in limits:
@@ -215,28 +197,6 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
             even = new and new.undisturbed()
             checks.append(regression_check(limit, even, old, spreads.get(limit.metric), chance))
     return checks
-
-
-def _as_accepted(
-    limits: Sequence[RegressionLimit], accepted: Sequence[RegressionLimit], runs: Sequence[Record]
-) -> tuple[list[RegressionLimit], list[Check]]:
-    """Return the limits to judge by, and a check that lists those that are not as the baseline was accepted with.
-
-    A limit that went missing here still counts; any other counts as it is now.
-    """
-
-    def size(limit: RegressionLimit | None) -> str:
-        if limit is None:
-            return "no limit"
-        return f"{limit.share:.0%}" if limit.share is not None else f"{limit.amount:g}"
-
-    here, there = ({limit.metric: limit for limit in items} for items in (limits, accepted))
-    recorded = {metric.name for run in runs for metric in run.metrics if metric.value is not None}
-    pairs = [(name, here.get(name), there.get(name)) for name in {**there, **here} if name in there or name in recorded]
-    parts = [f"{name} {size(now)}, accepted with {size(then)}" for name, now, then in pairs if now != then]
-    ask = Ask("limits as accepted", "Are the limits those that the baseline was accepted with?", "regression")
-    different = [ask.fact(False, "; ".join(parts), source="baseline", gates=False)] if parts else []
-    return [*limits, *(limit for name, limit in there.items() if name not in here)], different
 
 
 def known_spreads(
@@ -281,12 +241,11 @@ def stored_runs(run: Record) -> list[Record]:
 class Width(NamedTuple):
     """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there, as a row.
 
-    ``times`` is that loss as a multiple of the limit. ``busy`` says whether what others took widened the assumed spread.
+    ``times`` is that loss as a multiple of the limit.
     """
 
     cells: dict[str, str]
     times: float
-    busy: bool
 
 
 def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping[str, Spread]) -> list[Width]:
@@ -296,23 +255,21 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         if not side or not side.runs:
             continue
         metric, scale = side.metric, scale_of(limit, side.lowest)
-        quiet, default = (default_spread(metric, limit, scale, others) for others in (0.0, side.others))
         measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
-        if not (spread := moderated(measured, default)):
+        if not (spread := moderated(measured, default_spread(metric, limit, scale, side.others))):
             continue
-        effect = smallest_loss(limit, side, measured, len(side.runs))
-        values = sorted(side.values(scale))
+        effect, values = smallest_loss(limit, side, measured, len(side.runs)), sorted(side.values(scale))
+        allowed = scale.size(allowed_loss(limit, scale, metric.direction, side.value(scale)))
         ends = " to ".join(dict.fromkeys(quantity(value, metric.unit) for value in (values[0], values[-1])))
-        sign = "-" if metric.direction == "higher" else "+"
         cells = {
             "metric": metric.name,
             "runs": f"{len(values)}, {ends}",
             "spread": spread_text(spread, scale, metric.unit).removeprefix("spread between runs "),
             "limit": limit.text(metric.direction),
-            "smallest loss found": sign + scale.size_text(effect, metric.unit),
+            "smallest loss found": ("-" if metric.direction == "higher" else "+")
+            + scale.size_text(effect, metric.unit),
         }
-        allowed = scale.size(allowed_loss(limit, scale, metric.direction, side.value(scale)))
-        rows.append(Width(cells, effect / allowed if allowed else 0.0, default != quiet))
+        rows.append(Width(cells, effect / allowed if allowed else 0.0))
     return rows
 
 
@@ -328,9 +285,8 @@ def accept(
     """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
 
     All or none are accepted. Raises ``UserError`` for a run that is incomplete, failed or was slowed down on purpose
-    (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
-    reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
-    than in the baseline it would replace, so that gates never loosen.
+    (``require_acceptable``, by the stored verdict), for runs of different kinds, a run that is given twice, an empty reason, with
+    ``add`` where there is nothing to add to, and with ``if_improved`` where a metric with a limit is worse than before.
     """
     chosen, limits = [runs] if isinstance(runs, Run) else list(runs), list(limits)
     if add and if_improved:
@@ -343,11 +299,9 @@ def accept(
         require_alike(run, run.fingerprint, first.fingerprint)
     comparison = find(first, root)
     current = comparison.baseline
-    if add and current is None:
-        why = f"there is no baseline to add {first.path.name} to, {comparison.reason}"
-        raise UserError(f"--add: {why}; accept it without --add")
-    if if_improved and comparison.refused:
-        raise UserError(f"not accepted (--if-improved): it is undecided whether it is better, {comparison.reason}")
+    if (add and current is None) or (if_improved and comparison.refused):
+        option = "--add" if add else "--if-improved"
+        raise UserError(f"{option}: {first.path.name} has no baseline to be put beside, {comparison.reason}")
     accepted = list(current.runs) if current and add else []
     for run in chosen:
         record = load(run.path).kept(limits, reason.strip(), time.time())
@@ -360,10 +314,6 @@ def accept(
     if worse := [limit.metric for limit in limits if _worse(limit.metric, accepted, better_than)]:
         raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
     baseline = Baseline(runs=accepted, limits=limits)
-    try:
-        baseline.require_possible()
-    except UserError as error:
-        raise UserError(f"not accepted: {error}") from None
     return baseline.save((root or folder()) / accepted[0].benchmark / accepted[0].tier / f"{baseline.key}.json")
 
 
@@ -392,12 +342,8 @@ def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
     if names := planted(run):
         raise UserError(f"{run.path} was slowed down or changed on purpose ({', '.join(names)}) and cannot be accepted")
     if verdict.verdict in ("FAIL", "SKIPPED"):
-        failed = [check for check in verdict.checks if check.gates and check.status == "FAIL"]
-        why = ", ".join(check.name for check in failed) or verdict.sentence
-        # A regression check fails only against a baseline.
-        stale = any(check.kind == "regression" for check in failed)
-        remedy = "; where its baseline is outdated, delete that file and accept this run" if stale else ""
-        raise UserError(f"{run.path} did not pass ({verdict.verdict}: {why}): fix it and run again{remedy}")
+        remedy = "fix it and run again; where its baseline is outdated, delete that file first"
+        raise UserError(f"{run.path} did not pass ({verdict.verdict}: {verdict.sentence}): {remedy}")
 
 
 def planted(run: Run) -> list[str]:

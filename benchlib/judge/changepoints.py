@@ -63,12 +63,6 @@ class Levels:
     free: int
     ratio: bool
 
-    def limits(self, level: Level, coverage: float) -> tuple[float, float]:
-        """Return the band of a level that holds another share of unchanged runs than ``COVERAGE``."""
-        if level.low == level.high:
-            return level.low, level.high
-        return _band(level.median, self.spread, level.end - level.start, self.free, self.ratio, coverage)
-
 
 def levels(values: Sequence[float]) -> Levels:
     """Split a series of finite values, in order of time, where its level changed. No values raise ``ValueError``."""
@@ -91,7 +85,7 @@ def levels(values: Sequence[float]) -> Levels:
     for start, end in zip(starts, ends, strict=True):
         median = float(back(np.median(clean[start:end])))
         has_spread = free >= SCATTER - 1
-        low, high = _band(median, spread, end - start, free, ratio, COVERAGE) if has_spread else (median, median)
+        low, high = _band(median, spread, end - start, free, ratio) if has_spread else (median, median)
         levels.append(Level(start, end, median, low, high))
     return Levels(tuple(levels), spread, free, ratio)
 
@@ -190,9 +184,9 @@ def _chance(item: np.ndarray, other: np.ndarray, least: float) -> float:
     return float(ttest_ind_from_stats(*sides[0], *sides[1]).pvalue)
 
 
-def _band(median: float, spread: float, runs: int, free: int, ratio: bool, coverage: float) -> tuple[float, float]:
+def _band(median: float, spread: float, runs: int, free: int, ratio: bool) -> tuple[float, float]:
     """Return the band of a further run, half as wide as t s sqrt(1 + pi / 2n): the spread of a run and of the median."""
     from scipy.special import stdtrit
 
-    half = float(stdtrit(free, (1 + coverage) / 2)) * spread * math.sqrt(1 + math.pi / (2 * runs))
+    half = float(stdtrit(free, (1 + COVERAGE) / 2)) * spread * math.sqrt(1 + math.pi / (2 * runs))
     return (median * math.exp(-half), median * math.exp(half)) if ratio else (median - half, median + half)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
-from benchlib.core.text import counted, listing, moment, quantity, shortened
+from benchlib.core.text import counted, moment, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
@@ -32,7 +32,6 @@ from benchlib.judge.regression import (
 )
 from benchlib.results.metrics import Direction
 from benchlib.results.record import Record
-from benchlib.results.run import fingerprint_key
 from benchlib.results.shared import load_runs
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
@@ -76,30 +75,13 @@ class RunSet:
 
 
 def read_argument(text: str) -> tuple[dict[str, RunSet], list[str]]:
-    """Read what ``text`` names: a set of runs for each benchmark, and why other runs are excluded.
+    """Read what ``text`` names: the complete runs of each benchmark, which are of one kind, and why others are excluded.
 
-    Raises ``UserError`` where that is nothing, damaged, or of several fingerprints.
+    Raises ``UserError`` where that is nothing, damaged, or of several kinds.
     """
-    kinds, excluded = read_kinds(text)
-    by_benchmark = dict[str, RunSet]()
-    for kind in kinds:
-        if (other := by_benchmark.setdefault(kind.first.benchmark, kind)) is not kind:
-            pairs = differences(kind.first.fingerprint, other.first.fingerprint)[:3]
-            apart = ", ".join(f"{name} {here}" for name, here, _ in pairs) or f"tier {kind.first.tier}"
-            several = f"{text} holds {kind.first.benchmark} runs of kinds that cannot be compared with each other"
-            named = f"{shortened(other.names)} and, with {apart}, {shortened(kind.names)}"
-            raise UserError(f"{several}: {named}; name the runs of one")
-    return by_benchmark, excluded
-
-
-def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
-    """Read what ``text`` names as one set for each benchmark, tier and fingerprint, and why other runs are excluded.
-
-    Raises ``UserError`` where it names nothing or is damaged.
-    """
-    runs, groups, excluded = _runs(text), dict[tuple[str, ...], list[Record]](), list[str]()
-    for run in runs:
-        members = groups.setdefault((run.benchmark, run.tier, fingerprint_key(run.fingerprint)), [])
+    groups, excluded = dict[str, list[Record]](), list[str]()
+    for run in _runs(text):
+        members = groups.setdefault(run.benchmark, [])
         original = next((other.run for other in members if run.is_copy_of(other)), "")
         if not run.complete or run.word == "DAMAGED":
             why = f"{run.word}: {run.sentence}" if run.word != "PASS" else "its result is not complete"
@@ -107,13 +89,20 @@ def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
         elif original:  # counted as a second run it would make the spread between runs look smaller than it is
             excluded.append(f"{run.run}: a copy of {original}")
         else:
+            for name, here, there in _apart(run, members[0])[:1] if members else ():
+                apart = f"{name} is {here} in {run.run}, {there} in {members[0].run}"
+                raise UserError(f"{text} holds {run.benchmark} runs of several kinds: {apart}; name the runs of one")
             members.append(run)
-    kinds = [RunSet(text, tuple(members)) for members in groups.values() if members]
-    if not kinds and len(runs) > 1:
+    sets = {benchmark: RunSet(text, tuple(members)) for benchmark, members in groups.items() if members}
+    if not sets:
         raise UserError(f"{text} has no complete run to compare: {'; '.join(excluded[:5])}")
-    if not kinds:
-        raise UserError(f"{text} is not a complete run: {excluded[0].removeprefix(f'{runs[0].run}: ')}")
-    return kinds, excluded
+    return sets, excluded
+
+
+def _apart(here: Record, there: Record) -> list[tuple[str, str, str]]:
+    """Return (name, here, there) of what makes two runs incomparable: the tier and the factors of the fingerprint."""
+    tiers = [("tier", here.tier, there.tier)] if here.tier != there.tier else []
+    return tiers + differences(here.fingerprint, there.fingerprint)
 
 
 def _runs(text: str) -> list[Record]:
@@ -135,9 +124,8 @@ class Row:
     """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``; ``written`` are
     it, its interval and the A/A band for a reader.
 
-    ``low`` to ``high`` is its 98% interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
-    the interval rests on (see ``benchlib.judge.regression.Change``); ``gate`` what the benchmark's regression check says. ``word``
-    is '' where nothing may be said.
+    ``low`` to ``high`` is its 98% interval, ``basis`` what that rests on (see ``benchlib.judge.regression.Change``), ``gate`` what
+    the benchmark's regression check says. ``word`` is '' where nothing may be said.
     """
 
     metric: str
@@ -151,7 +139,6 @@ class Row:
     change: float | None = None
     low: float | None = None
     high: float | None = None
-    band: float | None = None
     written: tuple[str, str, str] = ("", "", "")
     basis: str = ""
     limit: str = ""
@@ -226,8 +213,6 @@ class Line:
     high: float | None = None
     same: bool | None = None  # whether it computes the same; None: not known
     computes: str = "not known"
-    cost: float | None = None  # of an item, as a share of what the reference's costs
-    cost_ends: str = ""
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -279,15 +264,12 @@ def headline(lines: Sequence[Line], other: str) -> str:
     parts += [f"no difference found in the speed of {', '.join(level)}"] if level else []
     results = [item.same for item in lines if item.same is not None]
     parts += [f"it computes the same in {sum(results)} of {counted(len(results), 'benchmark')}"] if results else []
-    costs = [f"{item.cost:.2g} of the reference's in {item.benchmark}" for item in lines if item.cost]
-    parts += [f"at these prices an item costs {listing(costs)}"] if costs else []
     return f"{other}: {'; '.join(parts or ['nothing can be compared'])}."
 
 
 def contrast(reference: RunSet, other: RunSet) -> Contrast:
     here, there = reference.first, other.first
-    pairs = [("tier", here.tier, there.tier)] if here.tier != there.tier else []
-    pairs += differences(here.fingerprint, there.fingerprint)
+    pairs = _apart(here, there)
     decisive = [name for name, _, _ in pairs]
     # What only one side recorded is no difference.
     seen, seen_there = environment(reference.runs), environment(other.runs)
@@ -344,39 +326,39 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
             direction=metric.direction,
             reference=before.metric.text if before else "absent",
             other=after.metric.text if after else "absent",
-            word="only one side" if any(side.runs for side in sides) else "",
-            reason=next((side.metric.reason for side in sides if not side.runs), ""),
             headline=limit is not None or name in spec_of(latest.benchmark).first([name]),
         )
-        if before and after and before.runs and after.runs:
-            change = difference(limit, after, before, spread, chance)
-            scale = change.scale
-            values = before.value(scale), after.value(scale)
-            row = replace(
-                row,
-                before=values[0],
-                after=values[1],
-                reference=quantity(values[0], metric.unit),
-                other=quantity(values[1], metric.unit),
-                kind=scale.name,
-                change=scale.back(change.move),
-                low=scale.back(change.least),
-                high=scale.back(change.most),
-                band=change.spread.band(scale) if change.spread else None,
-                written=(
-                    scale.text(change.move, metric.unit),
-                    change.ends(metric.unit) if change.basis != "none" else "",
-                    change.spread.band_text(scale, metric.unit) if change.spread else "unknown",
-                ),
-                basis=change.basis,
-                limit=limit.text(metric.direction) if limit else "",
-                gate=check.status if check else None,
-                reason=check.reason if check else "",
-                word=_word(change, metric.direction, check, comparable) if comparable or same_work else "",
-            )
-        elif check and check.status == "FAIL":  # it is no longer a number
-            row = replace(row, word="regression", reason=check.reason)
-        yield row
+        if not (before and after and before.runs and after.runs):
+            word = "only one side" if any(side.runs for side in sides) else ""
+            reason = next((side.metric.reason for side in sides if not side.runs), "")
+            if check and check.status == "FAIL":  # it is no longer a number
+                word, reason = "regression", check.reason
+            yield replace(row, word=word, reason=reason)
+            continue
+        change = difference(limit, after, before, spread, chance)
+        scale = change.scale
+        values = before.value(scale), after.value(scale)
+        yield replace(
+            row,
+            before=values[0],
+            after=values[1],
+            reference=quantity(values[0], metric.unit),
+            other=quantity(values[1], metric.unit),
+            kind=scale.name,
+            change=scale.back(change.move),
+            low=scale.back(change.least),
+            high=scale.back(change.most),
+            written=(
+                scale.text(change.move, metric.unit),
+                change.ends(metric.unit) if change.basis != "none" else "",
+                change.spread.band_text(scale, metric.unit) if change.spread else "unknown",
+            ),
+            basis=change.basis,
+            limit=limit.text(metric.direction) if limit else "",
+            gate=check.status if check else None,
+            reason=check.reason if check else "",
+            word=_word(change, metric.direction, check, comparable) if comparable or same_work else "",
+        )
 
 
 def _word(change: Change, direction: Direction, check: Check | None, comparable: bool) -> str:

@@ -1,10 +1,9 @@
 """What machines are worth: runs with a rate, compared by time, price and energy, and the answers to a buyer's questions.
 
 Definitions, for a rate R (items per second over all devices, steady state, start-up excluded), a price p (USD per device
-hour), d devices, an epoch of N items, F useful FLOP/s and the power P in watts:
+hour), d devices, an epoch of N items and the power P in watts:
 
 - time per epoch ``N / R``; USD per epoch ``p d / 3600 * N / R``; per million items the same with N = 1e6
-- USD per 1e18 useful FLOPs ``p d / 3600 * 1e18 / F``; useful are those of the model's shapes, as for MFU (PaLM, appendix B)
 - energy per million items ``1e6 P / R`` joules, as Wh: average power over throughput, as MLPerf Power states energy per sample
 - break-even price of a machine: the p at which its items cost what those of the cheapest cost, ``p_c d_c R / (d R_c)``
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
@@ -17,10 +16,9 @@ import datetime
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -31,18 +29,16 @@ from benchlib.core import text
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import home, read_yaml
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
-from benchlib.judge.compare import RunSet, read_kinds
-from benchlib.judge.foreign.readers import claim_file
-from benchlib.judge.impossible.claim import ClaimFile
+from benchlib.judge.compare import RunSet, read_argument
 from benchlib.judge.references import Strict, registry
-from benchlib.judge.regression import GATE_CONFIDENCE, LOG, NOTICED, Side, compared, own_spread, side_of
+from benchlib.judge.regression import LOG, NOTICED, Side, compared, own_spread, side_of
 from benchlib.results.record import Record
 
 HOUR_S = 3600.0
 DEMO = "notebooks/demo-worth"  # of the kit: real runs of the same work, a folder for each number of ranks
-DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
+DEMO_RUNS, DEMO_USD = ("1-rank", "2-ranks"), "0.06,0.10"  # assumed: half of a machine, and all of it
 # Parts of the work that leave an item what it is.
-SAME_ITEM = [
+SAME_ITEM = (
     "items of an epoch",
     "effective batch",
     "epochs",
@@ -50,7 +46,7 @@ SAME_ITEM = [
     "train_questions",
     "precision",
     "learning_rate",
-]
+)
 # Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
 PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
 
@@ -160,71 +156,48 @@ class Machine:
     @property
     def models(self) -> list[str]:
         """The names of its devices, as torch reports them, or of its processor."""
-        factors, cpu = self.first.fingerprint, self.first.machine.get("cpu", {}).get("model")
-        devices = [cpu or factors.get("cpu")] if self.first.backend == "cpu" else self.first.device_names
-        return sorted({*(devices or [factors.get("devices")])} - {None, ""})
+        if self.first.backend == "cpu":
+            return [self.first.machine.get("cpu", {}).get("model") or self.first.fingerprint.get("cpu", "")]
+        return sorted({*self.first.device_names} or {self.first.fingerprint.get("devices", "")})
 
     @property
     def device(self) -> str:
         return "whole machine" if self.first.backend == "cpu" else ", ".join(self.models)
 
     @property
-    def kind(self) -> str:
-        ranks, models = self._factor("world_size"), ", ".join(self.models) or self.first.backend
-        return f"{models}, {text.counted(ranks, 'rank')}" if self.first.backend == "cpu" else f"{ranks} × {models}"
-
-    @property
     def hardware(self) -> str:
-        return "; ".join(self.first.components or self.models)
+        return " and ".join(self.runs.machines)
 
-    @property
-    def hosts(self) -> list[str]:
-        return sorted({run.host for run in self.runs.runs} - {""})
-
-    @property
-    def name(self) -> str:
-        places = ", ".join([*self.hosts, *self.models])
-        return f"{self.label} ({places})" if places else self.label
-
-    def level(self, name: str) -> int | None:
-        """Return how precisely a name means this machine: 0 itself or a run, 1 its host, 2 its device; None where it does not.
-
-        Case does not count. A device is also meant by whole words of its name, as H100 is of NVIDIA H100 80GB HBM3.
-        """
-        own = [self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)]
-        for level, names in enumerate((own, self.hosts)):
-            if name.casefold() in map(str.casefold, names):
-                return level
+    def is_called(self, name: str) -> bool:
+        """Tell whether a name means this machine: its side, a run, a host, or whole words of a device's name, in any case."""
+        own = [self.label, *self.runs.names, *(run.host for run in self.runs.runs)]
         word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-        return 2 if any(map(word.search, self.models)) else None
+        return name.casefold() in map(str.casefold, own) or any(map(word.search, self.models))
 
     def priced(self, asked: Asked) -> Price | None:
-        """Return the price that was given by the most precise name, else the sheet's; None where there is neither."""
-        levels = {name: level for name in asked.named if (level := self.level(name)) is not None}
-        closest = [name for name, level in levels.items() if level == min(levels.values())]
-        if len(closest) > 1:
-            raise UserError(f"--cost: {' and '.join(closest)} both mean {self.name}: leave one")
-        return Price(asked.named[closest[0]], "given") if closest else listed_price(self.models, asked.kind)
+        """Return the price that was given by a name, else the sheet's; None where there is neither."""
+        names = [name for name in asked.named if self.is_called(name)]
+        if len(names) > 1:
+            raise UserError(f"--cost: {' and '.join(names)} all mean {self.label}: leave one")
+        return Price(asked.named[names[0]], "given") if names else listed_price(self.models, asked.kind)
 
     def plain(self) -> dict[str, Any]:
         stated = {name: getattr(self, name) for name in ("label", "hardware", "devices", "device")}
         price = {"usd_per_device_hour": self.price.usd_per_device_hour, "price_from": self.price.origin}
         return stated | price | {"runs": self.runs.names}
 
-    def usable(self, prefix: str) -> Side | str:
-        """Return the metric whose name begins so, over its runs, or the reason why there are no values of it above zero."""
+    def usable(self, prefix: str) -> Side | None:
+        """Return the metric whose name begins so, over its runs; None where there are no values of it above zero."""
         listed = [metric.name for run in self.runs.runs for metric in run.metrics]
         name = next((name for name in listed if f"{name}_".startswith(f"{prefix}_")), None)
         side = side_of(self.runs.runs, name) if name else None
-        if side and side.runs and side.lowest > 0:
-            return side
-        return (side.metric.reason if side and not side.runs else "") or f"the run has no usable {prefix}"
+        return side if side and side.runs and side.lowest > 0 else None
 
     @cached_property
-    def rate(self) -> Side | str:
-        """The items per second, or why it has none."""
+    def rate(self) -> Side | None:
+        """The items per second."""
         prefix = spec_of(self.first.benchmark).rate
-        return self.usable(prefix) if prefix else f"{self.first.benchmark} has no rate to compare by price"
+        return self.usable(prefix) if prefix else None
 
     def fact(self, name: str) -> float | None:
         """Return a number above zero that its first run states; None where it does not."""
@@ -239,10 +212,8 @@ class Machine:
 
     def work(self) -> dict[str, Any]:
         """Return what its work is, by name: the config without the ways to do it, effective batch, items and scope."""
-        own, config, items = spec_of(self.first.benchmark), self.config, self.fact("epoch_items")
-        work: dict[str, Any] = {"items of an epoch": items}
-        if (used := self.fact("samples_per_epoch")) and items and used < items:
-            work["items of an epoch"] = f"{items:,.0f}, cut to {used:,.0f} by the budget"
+        own, config = spec_of(self.first.benchmark), self.config
+        work: dict[str, Any] = {"items of an epoch": self.fact("epoch_items")}
         if sizes := [config[name] for name in own.batch if name in config]:
             work["effective batch"] = math.prod(sizes) * self._factor("world_size")
         work |= {name: value for name, value in config.items() if name not in (*PLACE, *own.ways, *own.batch)}
@@ -254,45 +225,43 @@ def assign(asked: Asked, machines: Sequence[Machine]) -> list[Machine]:
     """Return the machines with their prices: the one given, else that of the sheet for the device.
 
     Raises ``UserError`` for too few or too many prices in order, for prices by order and by name, a name that means no machine,
-    two names that mean one equally, and a machine without any price.
+    two names that mean one, and a machine without any price.
     """
-    expected = "; ".join(machine.name for machine in machines)
+    expected = "; ".join(f"{machine.label} ({machine.hardware})" for machine in machines)
     if asked.plain and (len(asked.plain) != len(machines) or asked.named):
         count = f"{text.counted(len(asked.plain), 'price')} for {len(machines)}" + " and names" * bool(asked.named)
         raise UserError(f"--cost gives {count}: give one for each, in this order: {expected}")
-    if unknown := [name for name in asked.named if all(machine.level(name) is None for machine in machines)]:
-        remedy = f"give a run, host or machine of: {expected}"
-        raise UserError(f"--cost {unknown[0]}=…: nothing compared has this name; {remedy}")
+    if unknown := [name for name in asked.named if not any(machine.is_called(name) for machine in machines)]:
+        raise UserError(
+            f"--cost {unknown[0]}=…: nothing compared has this name; give a run, host or device of: {expected}"
+        )
     prices: list[Price | None] = [Price(usd, "given") for usd in asked.plain]
     prices = prices or [machine.priced(asked) for machine in machines]
-    if lacking := [machine.name for machine, price in zip(machines, prices, strict=True) if price is None]:
+    if lacking := [machine.label for machine, price in zip(machines, prices, strict=True) if price is None]:
         listed = ", ".join(sorted({entry.device for entry in offers(asked.kind)})) or "nothing"
         remedy = f"add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices {asked.kind} of {listed}"
         raise UserError(f"no price for {'; '.join(lacking)}: {remedy}")
     return [replace(machine, price=price) for machine, price in zip(machines, prices, strict=True) if price]
 
 
-def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], list[str]]:
+def read_machines(arguments: Sequence[str]) -> tuple[dict[str, list[Machine]], list[str]]:
     """Return the machines of each benchmark whose runs have a rate, in the order of the arguments, and what is left out.
 
-    A folder of one kind of runs names its machine, else hardware and ranks do; a name that is taken gets a number. Raises
-    ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
+    Raises ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
     """
-    machines, notes, seen = dict[str, list[Machine]](), list[str](), Counter[tuple[str, str]]()
-    for argument in arguments:
-        kinds, excluded = read_kinds(argument)
+    machines, notes = dict[str, list[Machine]](), list[str]()
+    labels = [Path(argument).name or argument for argument in arguments]
+    if len({*labels}) < len(labels):
+        labels = list(arguments)
+    for label, argument in zip(labels, arguments, strict=True):
+        sides, excluded = read_argument(argument)
         notes += [f"{argument}, excluded: {line}" for line in excluded]
-        benchmarks = [runs.first.benchmark for runs in kinds]
-        for runs, benchmark in zip(kinds, benchmarks, strict=True):
-            machine = Machine("", runs)
-            if isinstance(machine.rate, str):
-                notes.append(f"{runs.first.run}, excluded: {machine.rate}")
-                continue
-            folder = Path(argument).is_dir() and benchmarks.count(benchmark) == 1
-            label = (Path(argument).name or argument) if folder else machine.kind
-            seen[benchmark, label] += 1
-            label += f" ({seen[benchmark, label]})" * (seen[benchmark, label] > 1)
-            machines.setdefault(benchmark, []).append(replace(machine, label=label))
+        for benchmark, runs in sides.items():
+            machine = Machine(label, runs)
+            if machine.rate is None:
+                notes.append(f"{runs.first.run}, excluded: {benchmark} has no rate to compare by price")
+            else:
+                machines.setdefault(benchmark, []).append(machine)
     compared = {name: members for name, members in machines.items() if len(members) > 1}
     notes += [f"{name}: only {machines[name][0].label} has runs of it" for name in machines.keys() - compared.keys()]
     if not compared:
@@ -301,58 +270,40 @@ def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], l
     return compared, list(dict.fromkeys(notes))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number above zero with its 98% interval, whose ends lie ``below`` and ``above`` its logarithm: NaN where there is none.
+class Estimate(NamedTuple):
+    """A number above zero with its 98% interval; NaN is what is not known.
 
-    Without a number ``log`` is NaN and ``reason`` says why. Quotients take their factors as independent: intervals add up in
-    squares.
+    Quotients take their factors as independent: the logarithms of their intervals add up in squares.
     """
 
-    log: float = math.nan
-    below: float = math.nan
-    above: float = math.nan
-    reason: str = ""
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
 
     def __truediv__(self, other: "Estimate") -> "Estimate":
-        ends = math.hypot(self.below, other.above), math.hypot(self.above, other.below)
-        return Estimate(self.log - other.log, *ends, self.reason or other.reason)
+        value = self.value / other.value
+        below = math.hypot(math.log(self.value / self.low), math.log(other.high / other.value))
+        above = math.hypot(math.log(self.high / self.value), math.log(other.value / other.low))
+        return Estimate(value, value * math.exp(-below), value * math.exp(above))
 
     def __rtruediv__(self, number: float) -> "Estimate":
-        return Estimate(math.log(number), 0.0, 0.0) / self
+        return Estimate(number, number, number) / self
 
-    def __rmul__(self, number: float) -> "Estimate":
-        return replace(self, log=self.log + math.log(number))
-
-    @property
-    def value(self) -> float | None:
-        return _number(self.log)
-
-    @property
-    def low(self) -> float | None:
-        return _number(self.log - self.below)
-
-    @property
-    def high(self) -> float | None:
-        return _number(self.log + self.above)
+    def times(self, number: float) -> "Estimate":
+        return Estimate(*(number * end for end in self))
 
     def ends(self, unit: str = "") -> str:
         """Write the interval; '' where there is none."""
-        if self.low is None or self.high is None:
+        if math.isnan(self.low):
             return ""
         return f"{amount_text(self.low, '' if unit == 'USD' else unit)} to {amount_text(self.high, unit)}"
 
     def text(self, unit: str) -> str:
         ends = f" ({ends})" if (ends := self.ends(unit)) else ""
-        return amount_text(self.value or 0.0, unit) + ends
+        return amount_text(self.value, unit) + ends
 
-    def plain(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("value", "low", "high", "reason")}
-
-
-def _number(logarithm: float) -> float | None:
-    # Rounded, so that 60 s stay 60 s through their logarithm.
-    return None if math.isnan(logarithm) else float(f"{math.exp(logarithm):.12g}")
+    def plain(self) -> dict[str, float | None]:
+        return {name: None if math.isnan(end) else end for name, end in self._asdict().items()}
 
 
 class Row(NamedTuple):
@@ -364,7 +315,6 @@ class Row(NamedTuple):
     values: list[Estimate]
     best: int | None = None
     certain: bool = False
-    direction: str = "lower"
 
 
 class Answer(NamedTuple):
@@ -381,8 +331,7 @@ class Worth:
     """The comparison of machines by price, in one benchmark. ``seconds`` and ``usd`` are what each takes for ``amount``.
 
     ``differences`` are parts of the work that differ, with what they are on each machine; none beats a machine of the ``front``
-    in time or cost without losing in the other. ``published`` are rates that claim files state, in items per second: they stand
-    beside what was measured and take part in no order.
+    in time or cost without losing in the other.
     """
 
     benchmark: str
@@ -397,25 +346,17 @@ class Worth:
     rows: list[Row]
     answers: list[Answer]
     notes: list[str]
-    published: list[dict[str, Any]] = field(default_factory=list)
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
     def plain(self) -> dict[str, Any]:
-        machines = [
-            machine.plain() | {"seconds": seconds.plain(), "usd": usd.plain(), "front": place in self.front}
-            for place, (machine, seconds, usd) in enumerate(zip(self.machines, self.seconds, self.usd, strict=True))
-        ]
-        stated = {name: getattr(self, name) for name in ("benchmark", "tier", "items", "amount", "notes", "published")}
+        stated = {name: getattr(self, name) for name in ("benchmark", "tier", "items", "differences", "notes")}
         return stated | {
-            "schema_version": 1,
-            "confidence": GATE_CONFIDENCE,
-            "machines": machines,
+            "machines": [machine.plain() for machine in self.machines],
+            "front": [self.machines[place].label for place in self.front],
             "rows": [row._asdict() | {"values": [value.plain() for value in row.values]} for row in self.rows],
             "answers": [answer._asdict() for answer in self.answers],
-            "same_work": not self.differences,
-            "differences": [{"name": name, "values": values} for name, values in self.differences.items()],
         }
 
 
@@ -424,30 +365,30 @@ Estimates = Sequence[Estimate]  # one of each machine
 
 def ranked(machines: Sequence[Machine], amounts: Estimates) -> tuple[list[int], str]:
     """Return the indices from the least amount on, those that are not known left out, and why this order is not certain."""
-    valued = [place for place, amount in enumerate(amounts) if amount.value is not None]
-    order = sorted(valued, key=lambda place: amounts[place].log)
+    valued = [place for place, amount in enumerate(amounts) if not math.isnan(amount.value)]
+    order = sorted(valued, key=lambda place: amounts[place].value)
     ratios = {machines[place].label: amounts[place] / amounts[order[0]] for place in order[1:]}
-    if any(ratio.low is None for ratio in ratios.values()):
+    if any(math.isnan(ratio.low) for ratio in ratios.values()):
         return order, "So few samples have no interval."
-    level = [label for label, ratio in ratios.items() if ratio.log <= ratio.below]
+    level = [label for label, ratio in ratios.items() if ratio.low <= 1]
     return order, f"{text.capitalized(text.listing(level))} may be as good." if level else ""
 
 
 def measured(machines: Sequence[Machine], prefix: str) -> tuple[list[Estimate], bool]:
     """Return what runs measured on each machine, and whether its intervals hold the spread between runs."""
     sides = [machine.usable(prefix) for machine in machines]
-    runs = {place: side.readings(LOG) for place, side in enumerate(sides) if isinstance(side, Side)}
-    estimates, bases = [Estimate(reason=side if isinstance(side, str) else "") for side in sides], set[str]()
+    runs = {place: side.readings(LOG) for place, side in enumerate(sides) if side}
+    estimates, bases = [Estimate() for _ in sides], set[str]()
     for place, items in runs.items():
         change = compared(items, known=own_spread(*(other for at, other in runs.items() if at != place)))
         bases.add(change.basis)
-        ends = (change.move - change.least, change.most - change.move) if change.basis != "none" else ()
-        estimates[place] = Estimate(change.move, *ends)
+        moves = (change.move, change.least, change.most) if change.basis != "none" else (change.move,)
+        estimates[place] = Estimate(*map(LOG.back, moves))
     return estimates, bases == {"runs"}
 
 
 def costs(machines: Sequence[Machine], count: float, rates: Estimates) -> list[Estimate]:
-    return [machine.usd_per_s * (count / rate) for machine, rate in zip(machines, rates, strict=True)]
+    return [(count / rate).times(machine.usd_per_s) for machine, rate in zip(machines, rates, strict=True)]
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -458,7 +399,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth:
     """Compare machines of one benchmark by price. ``deadline_s`` is the time that the whole work may take."""
-    units = sorted({side.metric.unit for side in (machine.rate for machine in machines) if isinstance(side, Side)})
+    units = sorted({machine.rate.metric.unit for machine in machines if machine.rate})
     if len(units) > 1 or not units[0].endswith("/s"):
         raise UserError(f"rates of {' and '.join(units)} cannot be compared: one unit, items per second, is needed")
     items, works = units[0].removesuffix("/s"), [machine.work() for machine in machines]
@@ -470,52 +411,40 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     # Without a common epoch a million items of each are compared.
     epoch = None if differences else machines[0].fact("epoch_items")
     amount, size = ("an epoch", epoch) if epoch else (f"a million {items}", 1e6)
-    (rates, of_runs), (flops, _), (watts, _) = (
-        measured(machines, prefix) for prefix in (spec_of(machines[0].first.benchmark).rate, "flops_per_s", "power_w")
-    )
+    rates, of_runs = measured(machines, spec_of(machines[0].first.benchmark).rate)
+    watts, _ = measured(machines, "power_w")
     time, usd = [size / rate for rate in rates], costs(machines, size, rates)
-    time_per_flop, usd_per_flop = [1e18 / rate for rate in flops], costs(machines, 1e18, flops)
-    energy = [1e6 / HOUR_S * (watt / rate) for rate, watt in zip(rates, watts, strict=True)]
+    energy = [(watt / rate).times(1e6 / HOUR_S) for rate, watt in zip(rates, watts, strict=True)]
     cheapest, dearer = ranked(machines, usd)[0][:2]
     prices = [machine.price.usd_per_device_hour for machine in machines]
     even = [price / (cost / usd[cheapest]) for price, cost in zip(prices, usd, strict=True)]
-    even[cheapest] = Estimate(even[cheapest].log, reason="the cheapest")
+    even[cheapest] = Estimate(even[cheapest].value)
     # No item is worth another one: nothing per item has a best machine.
     other_items = [name for name in differences if name not in SAME_ITEM]
 
-    def row(
-        name: str, label: str, unit: str, least: Estimates, values: Estimates = (), comparable: bool = not other_items
-    ) -> Row:
+    def row(name: str, label: str, unit: str, least: Estimates, values: Estimates = ()) -> Row:
         order, doubt = ranked(machines, least)
-        best = order[0] if comparable and order[1:] else None
-        certain, direction = best is not None and not doubt, "higher" if values else "lower"
-        return Row(name, label, unit, list(values or least), best, certain, direction)
+        best = None if other_items or not order[1:] else order[0]
+        return Row(name, label, unit, list(values or least), best, best is not None and not doubt)
 
     rows = [
         row("rate", f"{items.capitalize()} per second", f"{items}/s", time, rates),
         row("usd_per_million", f"Cost per million {items}", "USD", costs(machines, 1e6, rates)),
-        row("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD", usd_per_flop, comparable=True),
         row("wh_per_million", f"Energy per million {items}", "Wh", energy),
-        Row("break_even", "Break-even price", "USD per device hour", even, direction="none"),
+        Row("break_even", "Break-even price", "USD per device hour", even),
     ]
     if epoch:
         rows.insert(0, row("epoch_s", "Time per epoch", "s", time))
         rows.insert(2, row("usd_per_epoch", "Cost per epoch", "USD", usd))
-    answer = partial(_answer, machines, of_runs)
-    if not other_items:
+    if other_items:
+        why = f"Open: an item is other work in {text.listing(other_items)}."
+        answers = [Answer(f"Which is the {word}?", "", why, None) for word in ("fastest", "cheapest")]
+    else:
         price = f"would cost the same at {even[dearer].text('USD')} per device hour"
         answers = [
-            answer("fastest", time, amount, "s", "takes {} as long"),
-            answer("cheapest", usd, amount, "USD", f"costs {{}} as much, and {price}"),
+            _answer(machines, of_runs, "fastest", time, amount, "s", "takes {} as long"),
+            _answer(machines, of_runs, "cheapest", usd, amount, "USD", f"costs {{}} as much, and {price}"),
         ]
-    elif all(item.value is not None for item in flops):
-        answers = [
-            answer("fastest per FLOP", time_per_flop, "1e18 useful FLOPs", "s", "takes {} as long"),
-            answer("cheapest per FLOP", usd_per_flop, "1e18 useful FLOPs", "USD", "costs {} as much"),
-        ]
-    else:
-        why = f"Open: an item is other work in {text.listing(other_items)}, and not all runs state their FLOPs."
-        answers = [Answer(f"Which is the {word}?", "", why, None) for word in ("fastest", "cheapest")]
     if deadline_s is not None:
         answers.append(_within(machines, of_runs, rates, epoch, deadline_s))
     return Worth(
@@ -526,11 +455,15 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         machines=list(machines),
         seconds=time,
         usd=usd,
-        front=front([(quick.log, cheap.log) for quick, cheap in zip(time, usd, strict=True)]),
+        front=front([(quick.value, cheap.value) for quick, cheap in zip(time, usd, strict=True)]),
         differences=differences,
         rows=rows,
         answers=answers,
-        notes=list(_notes(machines, of_runs, "" if differences or epoch else items)),
+        notes=[
+            f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
+            for machine in machines
+            if (others := max(run.others for run in machine.runs.runs)) >= NOTICED
+        ],
     )
 
 
@@ -546,7 +479,7 @@ def _answer(
     (best, second, *_), doubt = ranked(machines, amounts)
     label, ratio = machines[best].label, amounts[second] / amounts[best]
     takes = f"{amounts[best].text(unit)} for {amount}"
-    times = f"{ratio.value:.3g} times" + ("" if ratio.low is None else f" ({ratio.low:.3g} to {ratio.high:.3g})")
+    times = f"{ratio.value:.3g} times" + ("" if math.isnan(ratio.low) else f" ({ratio.low:.3g} to {ratio.high:.3g})")
     behind = f"{machines[second].label} {behind.format(times)}"
     sentence = f"{label} is the {word}: {takes}; {behind}. {_sure(of_runs)}"
     if doubt:
@@ -563,62 +496,28 @@ def _within(
     if epoch is None:
         return Answer(question, "", "Open: the work differs or has no epochs, so no time for it is known.", None)
     epochs = float(machines[0].config.get("epochs") or 1)
-    work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
+    work = f"{epochs:g} epoch{'s' * (epochs != 1)}"
     needs = [epochs * epoch / rate for rate in rates]
     pairs = list(zip(machines, needs, strict=True))
-    near = [machine.label for machine, time in pairs if (time.low or math.inf) <= limit_s < (time.high or 0.0)]
+    near = [machine.label for machine, time in pairs if time.low <= limit_s < time.high]
     doubt = f" But {text.listing(near)} may or may not make it." if near else ""
-    usd = [Estimate() if (time.value or 0.0) > limit_s else machine.usd_per_s * time for machine, time in pairs]
+    usd = [Estimate() if time.value > limit_s else time.times(machine.usd_per_s) for machine, time in pairs]
     order, unsure = ranked(machines, usd)
     if not order:
         fastest = ranked(machines, needs)[0][0]
         why = f"the fastest, {machines[fastest].label}, takes {needs[fastest].text('s')}"
         return Answer(question, "", f"None finishes {work} within {limit}: {why}.{doubt}", not doubt)
-    label, time, cost = machines[order[0]].label, needs[order[0]], usd[order[0]]
-    why = unsure or (_sure(of_runs) if order[1:] else f"No other finishes {work} in time.")
-    takes = f"{work} take{s} {time.text('s')} and cost{s} {cost.text('USD')}"
-    sentence = f"Within {limit}, {label} is the cheapest: {takes}. {why}{doubt}"
-    return Answer(question, label, sentence, not doubt and not unsure)
+    label, takes = machines[order[0]].label, f"{needs[order[0]].text('s')} and {usd[order[0]].text('USD')} for {work}"
+    why = unsure or (_sure(of_runs) if order[1:] else "No other finishes in time.")
+    return Answer(
+        question, label, f"Within {limit}, {label} is the cheapest: {takes}. {why}{doubt}", not doubt and not unsure
+    )
 
 
-def _notes(machines: Sequence[Machine], of_runs: bool, unknown_epoch: str) -> Iterator[str]:
-    if unknown_epoch:
-        yield f"The runs do not say how many {unknown_epoch} an epoch has: nothing is compared per epoch."
-    if not of_runs:
-        yield (
-            "Intervals rest on the samples within a run where no machine has three: how much runs differ "
-            "from each other is not in them. Three runs of each machine show it."
-        )
-    for machine in machines:
-        if (others := max(run.others for run in machine.runs.runs)) >= NOTICED:
-            yield f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
-
-
-def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
-    """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out.
-
-    What claim files state stands beside the runs whose items it counts.
-    """
-    named = {argument: claim_file(Path(argument)) for argument in arguments}
-    files = {Path(argument).stem: file for argument, file in named.items() if file}
-    machines, notes = read_machines(argument for argument, file in named.items() if not file)
-    of_runs = replace(asked, named={name: usd for name, usd in asked.named.items() if name not in files})
-    items = []
-    for members in machines.values():
-        item = worth(assign(of_runs, members), deadline_s)
-        stated = {name: [*_published(file, item.items, asked.named.get(name))] for name, file in files.items()}
-        apart = f"states no rate in {item.items}/s, which the {item.benchmark} runs are compared by"
-        notes += [f"{name}: {apart}" for name, rows in stated.items() if not rows]
-        items.append(replace(item, published=[row for rows in stated.values() for row in rows]))
-    return items, notes
-
-
-def _published(file: ClaimFile, items: str, usd_per_hour: float | None) -> Iterator[dict[str, Any]]:
-    for speed, subject in ((claim.speed, claim.subject) for claim in file.claims if claim.speed):
-        rate = speed.tokens_per_s if items == "tokens" else speed.samples_per_s if speed.unit == f"{items}/s" else None
-        if rate:
-            usd = usd_per_hour and 1e6 * usd_per_hour * (speed.ranks or 1) / HOUR_S / rate
-            yield {"subject": subject, "source": file.source, "rate": rate, "usd_per_million": usd}
+def worths(arguments: Sequence[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
+    """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out."""
+    machines, notes = read_machines(arguments)
+    return [worth(assign(asked, members), deadline_s) for members in machines.values()], notes
 
 
 def amount_text(value: float, unit: str = "") -> str:
@@ -632,8 +531,8 @@ def amount_text(value: float, unit: str = "") -> str:
 
 def parse_deadline(words: str) -> float:
     """Read a deadline: ``8h``, ``90min``, ``1.5 d``, ``30s``; return seconds. ``UserError`` says which forms there are."""
-    units = {"s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S}
-    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(s|min|m|h|d)\s*", words)
+    units = {"s": 1.0, "min": 60.0, "h": HOUR_S, "d": 24 * HOUR_S}
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(s|min|h|d)\s*", words)
     if not match or not float(match[1]):
         raise UserError(f"--deadline {words}: write a number above zero with its unit, as in 8h, 90min, 2d or 30s")
     return float(match[1]) * units[match[2]]
@@ -652,15 +551,11 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
     Raises ``UserError`` for prices or a deadline that cannot be, before any run is read.
     """
     named = [part.strip() for part in runs.split(",") if part.strip()]
-    if prices and not named:
-        raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
-    asked, deadline_s = parse([prices] if prices else []), parse_deadline(deadline) if deadline else None
-    stated = {"runs": ", ".join(named), "USD per device hour": prices or f"price sheet, {asked.kind}"}
+    stated = {"runs": runs, "USD per device hour": prices or "price sheet", "deadline": deadline or "none"}
     if not named:
-        asked, named = Asked(plain=list(DEMO_USD.values())), [str(home() / DEMO / name) for name in DEMO_USD]
-        assumed = f"{', '.join(map(str, asked.plain))}: assumed for the demo runs, no offer"
-        stated = {"runs": "the demo runs of the kit", "USD per device hour": assumed}
-    stated["deadline"] = "none" if deadline_s is None else amount_text(deadline_s, "s")
+        named, prices = [str(home() / DEMO / name) for name in DEMO_RUNS], prices or DEMO_USD
+        stated |= {"runs": "the demo runs of the kit", "USD per device hour": f"{prices}: assumed, no offer"}
+    asked, deadline_s = parse([prices] if prices else []), parse_deadline(deadline) if deadline else None
     return Offers(worths(named, asked, deadline_s)[0], stated)
 
 

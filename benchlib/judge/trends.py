@@ -8,10 +8,8 @@ A history gets a verdict of its own, from checks that look at whole series inste
 newest run lie within its band, and did a level get worse while nothing that is recorded changed?
 """
 
-import datetime
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,12 +18,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
+from benchlib.benchmarks import BENCHMARKS, spec_of
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity, shortened
-from benchlib.judge.changepoints import COVERAGE, MIN_LEVEL_RUNS, Level, Levels, levels
+from benchlib.judge.changepoints import MIN_LEVEL_RUNS, Level, Levels, levels
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.regression import CHANCE, FALSE_ALARMS, RegressionLimit, moved, ruling, scale_of, spread_about
 from benchlib.results.metrics import Direction
@@ -113,12 +111,6 @@ def key_metrics(runs: Sequence[Record]) -> list[str]:
     return list(spec_of(newest.benchmark).first(metric.name for metric in newest.measured))
 
 
-def label(metric: str, benchmark: str = "") -> str:
-    """Return a metric's name for a reader; without a benchmark in the words of the first that has any."""
-    words = [spec.label(metric) for spec in ([spec_of(benchmark)] if benchmark else [item.spec for item in loadable()])]
-    return next((word for word in words if word != metric.replace("_", " ")), words[0])
-
-
 def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
     """Write two values with their unit once, or with one each where the unit takes a prefix."""
     first = unit if unit == "FLOP/s" else ""
@@ -143,7 +135,17 @@ def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
         ratio, word = new.median / old.median if old.median else None, _word(new.median, old.median, newest.direction)
         factors = _factors(members, new.start)
         changes.append(LevelChange(members[new.start], new.start, old.median, new.median, ratio, word, factors))
-    return Trend(metric, label(metric), newest.unit, newest.direction, members, values, split, changes, outside)
+    return Trend(
+        metric,
+        spec_of(members[-1].benchmark).label(metric),
+        newest.unit,
+        newest.direction,
+        members,
+        values,
+        split,
+        changes,
+        outside,
+    )
 
 
 def _word(new: float, old: float, direction: Direction) -> str:
@@ -168,33 +170,23 @@ def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
 class Filter:
     """What is asked for. An empty text asks for everything; ``machine`` is a part of a host's or a processor's name.
 
-    ``metric`` is the beginning of a metric's name, '' the key numbers. Days are written YYYY-MM-DD and both count.
+    ``metric`` is the beginning of a metric's name, '' the key numbers.
     """
 
     benchmark: str = ""
     tier: str = ""
     machine: str = ""
     metric: str = ""
-    first_day: str = ""
-    last_day: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("first_day", "last_day"):
-            text = getattr(self, name)
-            try:
-                datetime.date.fromisoformat(text or "2000-01-01")
-            except ValueError:
-                raise UserError(f"{name} = {text!r}: expected a day such as 2026-11-21") from None
         if self.benchmark and self.benchmark not in BENCHMARKS:
             raise UserError(f"unknown benchmark {self.benchmark!r}: {nearest(self.benchmark, BENCHMARKS)}")
 
     def takes(self, run: Record) -> bool:
-        day = run.moment.strftime("%Y-%m-%d")
         return (
             self.benchmark in ("", run.benchmark)
             and self.tier in ("", run.tier)
             and self.machine.casefold() in f"{run.host} {run.hardware}".casefold()
-            and (self.first_day or day) <= day <= (self.last_day or day)
         )
 
 
@@ -273,9 +265,11 @@ def judge_history(history: History) -> Verdict:
         trends = [item for item in history.trends if item.last.series == newest.series]
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = {limit.metric: limit for limit in load(newest.folder).limits}
-        level = _level_check(where, trends, len(members), limits)
-        judged = [level, _newest_check(where, trends, newest, limits), _decline_check(where, trends, limits)]
-        checks += [check.model_copy(update={"source": "history"}) for check in judged]
+        checks += [
+            _level_check(where, trends, len(members), limits),
+            _newest_check(where, trends, newest, limits),
+            _decline_check(where, trends, limits),
+        ]
     verdict = verdict_of(checks, remedy="")
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
         # That files can be read says nothing about what was measured.
@@ -290,7 +284,7 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     ask = Ask(f"level of {where}", "Did every level hold, unless a recorded change explains it?", "regression")
     if runs < 2 * MIN_LEVEL_RUNS:
         return ask.skipped(f"{runs} runs; a change needs {MIN_LEVEL_RUNS} before and {MIN_LEVEL_RUNS} after it")
-    texts = defaultdict[Status, list[str]](list)
+    found = list[tuple[Status, str]]()
     for trend in trends:
         lost, status = _lost(trend, limits)
         if not lost:
@@ -299,20 +293,19 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
         reason = f"{trend.label} from {values} since {lost[0].run.moment:%Y-%m-%d}"
         for name, before, after in lost[0].factors[:1]:
             reason += f" with {name} {before} → {after}"
-            status = status if status == "PASS" else "AMBIGUOUS"
-        texts["FAIL" if status == "AMBIGUOUS" and not lost[0].factors else status].append(reason)
-    within = f"; worse, but within the limit: {'; '.join(texts['PASS'])}" if texts["PASS"] else ""
-    passed = f"no level got worse {'than its limit ' if within else ''}in {runs} runs{within}"
-    return _worst(ask, texts, passed, "a recorded change came with it, accept it or go back")
+        if status == "PASS":
+            reason += ", within its limit"
+        else:
+            status = "AMBIGUOUS" if lost[0].factors else "FAIL"
+        found.append((status, reason))
+    return _worst(ask, found, "no level got worse", "a recorded change came with it, accept it or go back")
 
 
-def _worst(ask: Ask, texts: Mapping[Status, list[str]], passed: str, remedy: str) -> Check:
+def _worst(ask: Ask, found: Sequence[tuple[Status, str]], passed: str, remedy: str) -> Check:
     """Answer with the texts of the worst status, of AMBIGUOUS with what to do."""
-    if failed := texts.get("FAIL"):
-        return ask.answer("FAIL", "; ".join(failed))
-    if unsure := texts.get("AMBIGUOUS"):
-        return ask.answer("AMBIGUOUS", f"{'; '.join(unsure)}: {remedy}")
-    return ask.answer("PASS", passed)
+    status: Status = min((status for status, _ in found), key=("FAIL", "AMBIGUOUS", "PASS").index, default="PASS")
+    reason = "; ".join(text for word, text in found if word == status) or passed
+    return ask.answer(status, f"{reason}: {remedy}" if status == "AMBIGUOUS" else reason)
 
 
 def _lost(trend: Trend, limits: Mapping[str, RegressionLimit]) -> tuple[list[LevelChange], Status]:
@@ -350,29 +343,20 @@ def _decline_check(where: str, trends: Iterable[Trend], limits: Mapping[str, Reg
 
 
 def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mapping[str, RegressionLimit]) -> Check:
-    """Judge the newest run against the others of its level by the gate's rule, a metric without a limit by its band."""
+    """Judge the metrics of the newest run that have a limit against the others of its level, by the gate's rule."""
     ask = Ask(f"newest run of {where}", "Is the newest run as good as the others of its level?", "regression")
-    newest_levels = ((item, item.levels.levels[-1]) for item in trends if item.last is newest)
-    shown = [(item, level) for item, level in newest_levels if level.low < level.high]
+    limited = [(item, item.levels.levels[-1]) for item in trends if item.last is newest and item.metric in limits]
+    shown = [(item, level) for item, level in limited if level.low < level.high]
     if not shown:
-        return ask.skipped("too few runs to estimate their spread")
-    # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.
-    coverage = 1 - (1 - COVERAGE) / len(shown)
-    texts = defaultdict[Status, list[str]](list)
+        return ask.skipped("too few runs, or no metric with a limit")
+    found = list[tuple[Status, str]]()
     for trend, level in shown:
-        value, unit, limit = trend.values[-1], trend.unit, limits.get(trend.metric)
-        if trend.direction == "none":
-            continue
-        if limit:
-            status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
-            end = f"limit {limit.text(trend.direction)} of {quantity(level.median, unit)}"
-        else:
-            low, high = trend.levels.limits(level, coverage)
-            status = "AMBIGUOUS" if (value < low if trend.direction == "higher" else value > high) else "PASS"
-            end = f"outside {spanned(low, high, unit)}"
-        texts[status].append(f"{trend.label} {quantity(value, unit)}, {end}")
-    good = f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
-    return _worst(ask, texts, good, "repeat the run")
+        value, limit = trend.values[-1], limits[trend.metric].text(trend.direction)
+        status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
+        if status != "PASS":
+            values = f"{quantity(value, trend.unit)}, limit {limit} of {quantity(level.median, trend.unit)}"
+            found.append((status, f"{trend.label} {values}"))
+    return _worst(ask, found, f"{len(shown)} metrics are within their limits", "repeat the run")
 
 
 def _judged(

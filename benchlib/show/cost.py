@@ -1,13 +1,12 @@
 """What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import benchlib
 from benchlib.core.text import quantity
-from benchlib.judge.compare import Line, headline
 from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text, judge_worth
 from benchlib.show import figures, markup
 from benchlib.show.notebook import Shown
@@ -18,12 +17,11 @@ TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
 
 class Cell(NamedTuple):
-    """A machine in a row as words: the sign of the best, the value, and its interval or why it has none."""
+    """A machine in a row as words: the sign of the best, the value, and its interval."""
 
     mark: str
     value: str
     below: str
-    why: str = ""
 
 
 def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
@@ -34,25 +32,13 @@ def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
     return [("Price (USD per device hour)", prices), ("Devices", devices), *others]
 
 
-def published(item: Worth) -> list[dict[str, str]]:
-    return [
-        {
-            "published, not measured": stated["subject"],
-            "source": stated["source"],
-            f"{item.items} per second": quantity(stated["rate"]),
-            f"USD per million {item.items}": quantity(stated["usd_per_million"]) if stated["usd_per_million"] else "–",
-        }
-        for stated in item.published
-    ]
-
-
 def cell(row: Row, index: int) -> Cell:
     """Write a machine in a row: ✓ is the best, ≈ the best by its value in an open order. Only times carry their unit."""
     value, unit = row.values[index], "s" if row.unit == "s" else ""
-    if value.value is None:
-        return Cell("", "–", "not available", value.reason)
+    if np.isnan(value.value):
+        return Cell("", "–", "not available")
     mark = "" if index != row.best else "✓" if row.certain else "≈"
-    return Cell(mark, amount_text(value.value, unit), value.ends(unit) or value.reason)
+    return Cell(mark, amount_text(value.value, unit), value.ends(unit))
 
 
 def row_text(row: Row) -> str:
@@ -68,7 +54,7 @@ def _short(label: str) -> str:
 
 def _reach(value: Estimate, scale: float = 1.0) -> Any:
     """Return how far the interval reaches below and above a value, of shape (2, 1); 0 where there is none."""
-    ends = np.array([[value.low], [value.value], [value.high]], dtype=float) / scale
+    ends = np.array([[value.low], [value.value], [value.high]]) / scale
     return np.nan_to_num(np.diff(ends, axis=0))
 
 
@@ -76,11 +62,11 @@ def _reach(value: Estimate, scale: float = 1.0) -> Any:
 def front(item: Worth) -> figures.Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
     figure, axes = figures.blank(of_many=True)
-    longest = max(time.value or 0.0 for time in item.seconds)
+    longest = max(time.value for time in item.seconds)
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
     ends, words = list[figures.End](), list[str]()
     for place, (machine, time, usd) in enumerate(zip(item.machines, item.seconds, item.usd, strict=True)):
-        seconds, cost, on_front = time.value or 0.0, usd.value or 0.0, place in item.front
+        seconds, cost, on_front = time.value, usd.value, place in item.front
         end = figures.End(seconds / scale, cost, _short(machine.label), BEST if on_front else figures.PALETTE.muted)
         looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
         axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
@@ -103,16 +89,14 @@ def _room(values: Sequence[float]) -> tuple[float, float]:
     return 0.5 * min(values), 2 * max(values)
 
 
-def page(items: Sequence[Worth], notes: Sequence[str], summaries: Mapping[str, Sequence[Line]] | None = None) -> str:
-    tops = [(headline(lines, name), lines) for name, lines in (summaries or {}).items()]
-    shown = {"items": [(item, front(item)) for item in items], "tops": tops, "notes": notes}
-    return markup.page("cost.html.j2", rows=rows, published=published, data_url=figures.data_url, **shown)
+def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
+    pictures = [(item, front(item)) for item in items]
+    return markup.page("cost.html.j2", rows=rows, data_url=figures.data_url, items=pictures, notes=notes)
 
 
 def shown(offers: Offers) -> Shown:
     """Return what the notebook shows."""
     others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
-    claimed = [row for item in offers.items for row in published(item)]
     tables = {"comparison": _table(offers.items[0]), "other benchmarks": others}
     answers = [f"**{answer.question}** {answer.sentence}" for item in offers.items for answer in item.answers]
     origins = [
@@ -129,7 +113,7 @@ def shown(offers: Offers) -> Shown:
     ]
     return Shown(
         asked=offers.asked,
-        tables=tables | ({"published": claimed} if claimed else {}),
+        tables=tables,
         figures={"time and cost": lambda: [front(offers.items[0])]},
         reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
         provenance=origins,

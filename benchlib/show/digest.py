@@ -47,7 +47,7 @@ def digest(record: Record, run: Run, problems: Problems) -> dict[str, Any]:
         "record": record,
         "world_size": config.world_size if config else record.ranks,
         "started": moment(record.started_at),
-        "duration": duration(record.ended_at - record.started_at) if record.ended_at else "",
+        "duration": duration(max(0.0, record.ended_at - record.started_at)) if record.ended_at else "",
         "question": own.question if own else "",
         "hardware": "; ".join(record.components),
         "gate": (record.verdict.gate if record.verdict else None) or {},

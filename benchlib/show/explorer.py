@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchlib.benchmarks import spec_of
 from benchlib.core.text import counted
 from benchlib.judge import trends
 from benchlib.judge.trends import History
@@ -53,8 +54,9 @@ class View:
         return list(dict.fromkeys([*(trends.key_metrics(members) if members else []), *names]))
 
     def words(self, metric: str) -> str:
-        """Return a metric's name for a reader, in the words of the benchmark that is shown."""
-        return trends.label(metric, "" if self.benchmark == ALL else self.benchmark)
+        """Return a metric's name for a reader, in the words of the newest run that has it."""
+        benchmark = next((run.benchmark for run in self.runs() if run.metric(metric)), self.benchmark)
+        return str(spec_of(benchmark).label(metric))
 
     def settle(self) -> None:
         """Drop picks that the filters no longer allow, and pick something where nothing is left."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from benchlib.benchmarks import spec_of
 from benchlib.core.text import counted, quantity
-from benchlib.judge.trends import LevelChange, Trend, label, spanned
+from benchlib.judge.trends import LevelChange, Trend, spanned
 from benchlib.results.record import READABLE, Record
 from benchlib.results.verdict import GATE
 
@@ -73,7 +74,7 @@ def events(trends: Iterable[Trend], runs: Iterable[Record]) -> list[Event]:
         for change in trend.changes
     ]
     failed = [
-        Event(run, label(metric) if end == GATE else "baseline", word, f"{text}: {reason}")
+        Event(run, spec_of(run.benchmark).label(metric) if end == GATE else "baseline", word, f"{text}: {reason}")
         for run in runs
         if not (run.problems or run.copy_of)
         for end, (word, text) in FAILED.items()

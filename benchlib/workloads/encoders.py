@@ -18,9 +18,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core import model_files
 from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.errors import UserError
+from benchlib.workloads import model_files
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
 

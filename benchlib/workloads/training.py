@@ -19,7 +19,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from benchlib.core.events import Event, Moment, read_events, restarts
-from benchlib.core.sensors import resident_gb
 from benchlib.core.stats import drift
 from benchlib.results import peaks as recorded_peaks
 from benchlib.runtime import devices, peaks
@@ -224,6 +223,8 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
     ``first`` is the peak of matrix products in ``precision`` before the training. It is measured again, and the highest
     counts: a busy neighbour lowers one and nothing raises it. The first ``warm`` steps do not count for the speed.
     """
+    from benchlib.workloads.training_spec import resident_gb  # here: the front's pictures, which no step needs
+
     world, plan, measured = rank.world, trained.plan, (first, peak(rank, precision))
     device_bytes, no_memory = devices.peak_memory_bytes(world.device)
     memory = all_gather_objects((device_bytes, devices.peak_resident_bytes()))

@@ -14,7 +14,6 @@ from statistics import fmean, median
 from typing import Any
 
 from benchlib.core.events import Event
-from benchlib.core.sensors import resident_gb
 from benchlib.core.stats import smoothed, smoothing_window
 from benchlib.core.text import counted
 from benchlib.judge.checks import Check as Judged
@@ -274,6 +273,17 @@ def warnings(run: Rows) -> list[str]:
     sentences = [f"The run is not the whole training: {plan_text(run.run)}."] if cut else []
     drifts = [row["drift"] for row in counted_steps.rows(run) if row.get("drift")]
     return sentences + [f"Training throughput {drift} samples/s by quarter: no steady state." for drift in drifts]
+
+
+def resident_gb(events: Sequence[Event]) -> dict[int, list[float]]:
+    """Return the resident memory of each rank in GB from the events of a run: one reading a second."""
+    pids = next((list(map(str, event["ranks"])) for event in reversed(events) if event["kind"] == "launched"), [])
+    read: dict[int, list[float]] = {}
+    for event in events:
+        for pid, size in event["rss_bytes_per_pid"].items() if event["kind"] == "sensor" else ():
+            if pid in pids:
+                read.setdefault(pids.index(pid), []).append(size / 1e9)
+    return read
 
 
 def recorded(events: Sequence[Event]) -> Tables:

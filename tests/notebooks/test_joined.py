@@ -51,7 +51,7 @@ def test_a_run_leaves_everything(joined, runs):
 def test_every_command_takes_it_and_names_the_parameter_nearest_to_a_wrong_one(joined, runs):
     commands = [
         ["list"], ["list", "--runs"], ["compare", *map(str, runs)], ["history"], ["export", "--to", "csv"],
-        ["report", str(runs[0])], ["run", "tally", "--dry-run", "--all"], ["run", "tally", "--set", "number=5", "--dry-run"],
+        ["report", str(runs[0])], ["run", "tally", "--dry-run"], ["run", "tally", "--set", "number=5", "--dry-run"],
     ]  # fmt: skip
     program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(program, env=joined.env, capture_output=True, text=True)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from benchlib.commands import doctor
+from benchlib.commands import kit
 from benchlib.core import machine
 from benchlib.launch import plan
 
@@ -14,7 +14,7 @@ def _one_probe():
     """Ask torch once what is here: each answer is a process of seconds."""
     probe = functools.cache(machine.probe_devices)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (plan, doctor):
+        for module in (plan, kit):
             patch.setattr(module, "probe_devices", probe)
         yield
 

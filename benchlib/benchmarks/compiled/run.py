@@ -19,12 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from benchlib.benchmarks.compiled import models
 from benchlib.benchmarks.compiled.config import REFERENCE, CompiledConfig, members
 from benchlib.benchmarks.compiled.models import Inputs
-from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
 from benchlib.core.machine import usable_cores
 from benchlib.runtime.measurement import Rank, Tables
-from benchlib.workloads.stablehlo import export, pjrt, runtimes
+from benchlib.workloads.stablehlo import export, mlir, pjrt, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.stablehlo.manifest import Item
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity.config import chosen
-from benchlib.core.text import days, listing, stand_ins
+from benchlib.core.text import counted, listing, stand_ins
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.numbers import within
 from benchlib.spec.charts import Chart, Line, Title, bars, grid, lines
@@ -304,7 +304,7 @@ def _golden(run: Rows) -> Iterator[str]:
     if run.run.get("golden"):
         rows = [row for row in environment.rows(run) if row["members"] not in ("", row["reference"])]
         other = "; ".join(environment.text("{fact} {reference} there, {members} here", row, run) for row in rows)
-        name, age = run.run["golden"], days(run.run["golden_age_s"])
+        name, age = run.run["golden"], counted(int(run.run["golden_age_s"] // 86_400), "day")
         yield f"The reference is the golden folder {name}, recorded {age} ago{other and f'; other: {other}'}."
 
 

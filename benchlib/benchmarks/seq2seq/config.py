@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from benchlib.config.schema import BaseConfig
-from benchlib.core.definitions import encoder_decoder_forward_flops, encoder_decoder_parameters
+from benchlib.core.definitions import encoder_forward_flops
 
 FULL = (3_750_000, 7_500_000)  # samples of the full size, and of twice as much
 # 3.5 M, 52.7 M, 211 M and 2.85 G parameters. Any of the values can be set by itself.
@@ -102,17 +102,29 @@ class Seq2seqConfig(BaseConfig):
         return {name: getattr(self, name) for name in (*FIELDS[:-1], "vocabulary")}
 
     @property
-    def _sizes(self) -> tuple[int, int, int, int, int]:
-        return self.d_model, self.encoder_layers, self.decoder_layers, self.dim_feedforward, self.vocabulary
-
-    @property
     def parameters(self) -> int:
-        return encoder_decoder_parameters(*self._sizes, self.sequence)
+        """Parameters of torch's ``nn.Transformer`` with the embeddings and the output layer around it.
+
+        An attention has 4h² + 4h, a feed-forward part 2hf + f + h, a norm 2h: an encoder's layer has one, one and two of them, a
+        decoder's two, one and three; each stack ends with a norm. Around it one embedding of V tokens for both sides, one of S
+        positions, and an output layer hV + V of its own.
+        """
+        h, f = self.d_model, self.dim_feedforward
+        attention, dense, norm = 4 * h * h + 4 * h, 2 * h * f + f + h, 2 * h
+        encoder = self.encoder_layers * (attention + dense + 2 * norm) + norm
+        decoder = self.decoder_layers * (2 * attention + dense + 3 * norm) + norm
+        return encoder + decoder + (2 * h + 1) * self.vocabulary + self.sequence * h
 
     @property
     def sample_flops(self) -> float:
-        """FLOPs of training on one sample: three times the forward pass."""
-        return 3 * encoder_decoder_forward_flops(*self._sizes, self.sequence, self.sequence)
+        """FLOPs of training on one sample, a pair of S source and S target tokens: three times the forward pass.
+
+        ``(L_e + L_d) [2S(4h² + 2hf) + 4S²h] + L_d [8Sh² + 4S²h] + 2ShV``: the decoder's second term attends to the encoder. A
+        causal mask is not deducted, embeddings are look-ups.
+        """
+        h, s = self.d_model, self.sequence
+        stacks = (self.encoder_layers + self.decoder_layers) * encoder_forward_flops(1, h, self.dim_feedforward, s)
+        return 3 * (stacks + self.decoder_layers * (8 * s * h**2 + 4 * s**2 * h) + 2 * s * h * self.vocabulary)
 
     @staticmethod
     def scope(samples: int) -> str:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.train import Questions, Task, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core import mlir
 from benchlib.core.events import Moment
 from benchlib.core.files import sha256, write_json
 from benchlib.runtime import devices
@@ -27,6 +26,7 @@ from benchlib.workloads.collective_timing import Pace, Series, time_all_reduce
 from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features, collate
 from benchlib.workloads.squad_data import Example
+from benchlib.workloads.stablehlo import mlir
 from benchlib.workloads.training import Row, Trained
 
 EXCHANGE_S = 0.75  # of all-reduces of the gradient buckets, twice; with restoring and comparing up to three times that

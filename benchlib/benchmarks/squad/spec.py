@@ -7,7 +7,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core import model_files
 from benchlib.core.definitions import algbw_samples, busbw_samples
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object
@@ -18,6 +17,7 @@ from benchlib.spec.charts import bars
 from benchlib.spec.checks import Check, below, near, reached, rule, zero
 from benchlib.spec.spec import Published, Show, Spec, each
 from benchlib.spec.tables import Col, Ref, Row, Rows, Table, cols
+from benchlib.workloads import model_files
 from benchlib.workloads import training_spec as training
 from benchlib.workloads.training_spec import higher, lower, series
 

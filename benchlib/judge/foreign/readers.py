@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from benchlib.benchmarks import of_run
 from benchlib.core.errors import UserError, explained
-from benchlib.core.files import read_bytes, read_json, read_model
+from benchlib.core.files import read_bytes, read_json
 from benchlib.core.run_folder import file_faults
 from benchlib.judge.baselines import Baseline, config_of
 from benchlib.judge.foreign import loadgen_summary, nccl, throughput_table
@@ -113,14 +113,6 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     if not claims:
         raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
     return name, claims
-
-
-def claim_file(path: Path) -> ClaimFile | None:
-    """Return a claim file; None for a file of another kind. Raises ``UserError`` for one that is not valid."""
-    content = read_json(path) if path.suffix == ".json" and path.is_file() else None
-    if not isinstance(content, dict) or not READERS["claim"].fits(path, content):
-        return None
-    return read_model(path, ClaimFile, "a claim file")
 
 
 def not_read(path: Path, name: str) -> list[str]:

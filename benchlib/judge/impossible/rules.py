@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from benchlib.core.definitions import BUS_FACTORS, algbw_gbps, token_flops
+from benchlib.core.definitions import BUS_FACTORS, algbw_gbps
 from benchlib.core.text import quantity
 from benchlib.judge.impossible.claim import AccuracyLimit, Claim, Collective, Compute, LoadGen, Speed
 from benchlib.judge.impossible.findings import (
@@ -488,12 +488,15 @@ def scaling(it: Any) -> Finding:
 
 
 def _token_rate(it: Compute) -> tuple[float, str]:
-    """Return the FLOP/s of the matrix products that this rate of tokens needs, 0 where it is not known, and their terms."""
+    """Return the least FLOP/s of the matrix products that this rate of tokens needs, 0 where it is not known, and their terms.
+
+    A token takes 2N forward, 6N with the backward pass; attention adds to it with the length.
+    """
     if it.tokens_per_s is None or it.parameters is None:
         return 0.0, ""
-    training = it.work == "training"
-    rate = it.tokens_per_s * token_flops(it.parameters, training=training)
-    return rate, f"{it.tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {it.parameters:.3g} parameters"
+    times = 6 if it.work == "training" else 2
+    words = f"{it.tokens_per_s:,.1f} tokens/s × {times} × {it.parameters:.3g} parameters"
+    return it.tokens_per_s * times * it.parameters, words
 
 
 def _dense_peak(it: Compute) -> tuple[float, str]:

@@ -19,10 +19,10 @@ import transformers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from benchlib.core import model_files
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import PACKAGE
 from benchlib.runtime import devices
+from benchlib.workloads import model_files
 from benchlib.workloads.llm.engines import STOPPED, Local, Query
 
 EMBEDDED, RANDOM = "tiny", "llama3-8b-random"

@@ -1,12 +1,11 @@
 """PyTorch to StableHLO: a graph of torch.export becomes text, a manifest, and a program that other compilers run.
 
-    export.py      a module becomes a graph of core ATen operations: forward, or forward and backward
-    emit.py        the writer of text: names, types, constants, the operations of StableHLO
-    lowerings.py   the table: ATen operation -> StableHLO, one function each
-    convert.py     the graph, operation by operation, through the table; what is unknown is listed first
-    manifest.py    what each argument is: name, role, shape, type; files and their check
-    pjrt.py        XLA through PJRT: the one file that calls jax.extend's semi-public functions
-    runtimes.py    executors of a .mlir file: XLA, IREE, the reference interpreter
-
-Parser, type checker and inspector of the text are ``benchlib.core.mlir``, which needs no torch.
+export.py      a module becomes a graph of core ATen operations: forward, or forward and backward
+emit.py        the writer of text: names, types, constants, the operations of StableHLO
+lowerings.py   the table: ATen operation -> StableHLO, one function each
+convert.py     the graph, operation by operation, through the table; what is unknown is listed first
+manifest.py    what each argument is: name, role, shape, type; files and their check
+pjrt.py        XLA through PJRT: the one file that calls jax.extend's semi-public functions
+mlir.py        parser, type checker, inspector and interpreter of the text, without torch
+runtimes.py    executors of a .mlir file: XLA, IREE, the reference interpreter
 """

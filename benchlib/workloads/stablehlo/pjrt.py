@@ -1,6 +1,6 @@
 """XLA through PJRT: text in, arrays out. The one file that calls what jax.extend exports without promising stability.
 
-The range of versions is held by ``benchlib.core.mlir.jax``; tried with jax 0.10.2.
+The range of versions is held by ``benchlib.workloads.stablehlo.mlir.jax``; tried with jax 0.10.2.
 Platforms are the CPU, and CUDA, ROCm and TPU where their plugins are installed (``JAX_PLATFORMS``).
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.workloads.stablehlo import mlir
 from benchlib.workloads.stablehlo.manifest import Manifest
 
 PLUGINS = {"cuda": "'jax[cuda13]'", "rocm": "'jax[rocm7-local]'", "tpu": "'jax[tpu]'"}  # what brings a platform

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from benchlib.core import mlir
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.workloads.stablehlo import manifest
+from benchlib.workloads.stablehlo import manifest, mlir
 from benchlib.workloads.stablehlo.manifest import Item, Manifest
 from benchlib.workloads.stablehlo.pjrt import Xla
 

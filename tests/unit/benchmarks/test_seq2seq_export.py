@@ -9,7 +9,7 @@ from benchlib.benchmarks.seq2seq import export
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.core.errors import UserError
 from benchlib.core.files import home
-from benchlib.judge.compare import read_kinds
+from benchlib.judge.compare import read_argument
 from benchlib.results.metrics import measured, not_available
 from benchlib.results.record import Record
 from benchlib.results.run import Result
@@ -64,9 +64,9 @@ def test_the_committed_schema_is_that_of_the_model_and_accepts_the_file(tmp_path
 def test_a_file_comes_back_as_the_run_that_it_was(tmp_path):
     export.write([run()], str(tmp_path))
     path = next(tmp_path.iterdir())
-    (kind,), excluded = read_kinds(str(path))
+    sides, excluded = read_argument(str(path))
     assert excluded == []
-    back, was = kind.first, run()
+    back, was = sides["seq2seq"].first, run()
     for name in ("run", "word", "config", "machine", "fingerprint", "samples"):
         assert getattr(back, name) == getattr(was, name), name
     assert back.result.facts == was.result.facts

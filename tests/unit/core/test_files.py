@@ -44,7 +44,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
         (2**40, "1,048,576 MiB; the limit is"),
         (b"\xff\xfe", "not valid"),
         (b'{"a": ', "not valid"),
-        (b"[" * 100_000, "not valid"),
     ],
 )
 def test_what_is_no_file_of_values_is_refused_in_one_line(tmp_path, read, content, reason):

@@ -32,34 +32,10 @@ def seen(*events):
             "starting  2/4  2 s left",
             2.0,
         ),
-        # The time left of a part says nothing about the phase.
-        (
-            [MEMBERS, *({**item, "member": "bf16", "unit": "gradients"} for item in counts((0, 1), (1, 4), total=7))],
-            "comparing  bf16: gradients  4/7",
-            None,
-        ),
         ([MEMBERS, *counts((0, 1), total=7), {"kind": "phase", "name": "write", "t": 2}], "writing results", None),
     ],
-    ids=["leaps", "training", "second count", "part", "next phase"],
+    ids=["leaps", "training", "second count", "next phase"],
 )
 def test_what_is_shown_follows_the_events(events, line, left_s):
     progress = seen(*events)
     assert (progress.line(), progress.left_s) == (line, left_s)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"kind": "plan", "planned_steps": "all"},
-        {"kind": "news"},
-        {"kind": "step", "step": 4, "loss": "low"},
-        {"kind": "progress", "done": 9},
-        {"kind": "progress", "done": 9, "total": 10, "member": "bf16"},
-    ],
-    ids=str,
-)
-def test_a_malformed_event_is_skipped(event):
-    before = [{"kind": "phase", "name": "measure", "t": 0}, *counts((1.0, 2), total=8)]
-    progress = seen(*before, {"t": 2.0, **event})
-    assert (progress.done, progress.total, progress.loss, progress.part) == (2, 8, None, "")
-    assert progress.line() == "measuring  2/8"

@@ -131,16 +131,11 @@ REFUSED = {  # what cannot be accepted, after a first run was
     "skipped": ([{"status": "skipped", "verdict": "SKIPPED"}], {}, "not a complete run"),
     "failed": ([{"verdict": "FAIL"}], {}, "did not pass"),
     "slowed on purpose": ([{"planted_slowdown": 0.6}], {}, "on purpose"),
-    "impossible": ([{"samples": [-1.0] * 5}], {}, r"its numbers cannot be true: .*rate = -1"),
     "of two kinds": ([{}, {"batch_size": 3}], {}, "config.batch_size is 3 here, 8 there"),
     "without a reason": ([{}], {"reason": "  "}, "--reason"),
     "worse in one metric": ([{"rate": 200.0, "f1": 87.9}], {"if_improved": True}, "worse than the baseline in f1"),
     "both ways": ([{}], {"if_improved": True, "add": True}, "choose one"),
-    "added to nothing": (
-        [{"batch_size": 4}],
-        {"add": True},
-        "no baseline to add run0 to, the nearest baseline differs",
-    ),
+    "added to nothing": ([{"batch_size": 4}], {"add": True}, "run0 has no baseline .*, the nearest baseline differs"),
 }
 
 
@@ -180,63 +175,21 @@ def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_it
     assert baselines.stored()[0][0].latest.metric("rate").value == pytest.approx(201.0)
 
 
-# Files that were edited
-
-STEADY = [100.0, 101.0, 99.5, 100.5, 98.5, 102.0, 100.2]
-LONG = [100.0 + 0.01 * number for number in range(400)]
-
-
-def _times(factor):
-    def change(record, metrics):
-        record["samples"]["rate"] = [factor * value for value in record["samples"]["rate"]]
-        metrics["rate"] |= {key: factor * metrics["rate"][key] for key in ("value", "ci_low", "ci_high")}
-
-    return change
-
-
-IMPOSSIBLE = {
-    "below zero": (STEADY, _times(-0.05), "rate = -5"),
-    "not its samples": (STEADY, lambda record, metrics: metrics["rate"].update(value=101.9), "the median of its 7 raw samples is 100"),
-    "beside kept samples": (LONG, lambda record, metrics: metrics["rate"].update(value=103.9, ci_low=103.8, ci_high=103.95), "rate beside its kept samples"),
-    "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0, unit="points"), record["samples"].update(f1=[188.0])), "at most 100 points is possible"),
-}  # fmt: skip
-
-
-def edited(path, change):
-    """Change the newest accepted run of a baseline file by hand."""
-    values = json.loads(path.read_text())
-    record = values["runs"][-1]
-    change(record, {metric["name"]: metric for metric in record["result"]["metrics"]})
-    path.write_text(json.dumps(values))
-
-
-@pytest.mark.parametrize("case", IMPOSSIBLE)
-def test_a_baseline_that_cannot_be_true_is_refused_with_file_reason_and_remedy(make_run, case):
-    samples, change, words = IMPOSSIBLE[case]
-    path = baselines.accept(make_run("first", samples=samples), "first", LIMITS)
-    assert baselines.load_baseline(path).runs
-    edited(path, change)
-    with pytest.raises(UserError) as refused:
-        baselines.load_baseline(path)
-    assert words in str(refused.value) and path.name in str(refused.value)
-    assert "restore the file, or delete it and accept sound runs" in str(refused.value)
-
-
 def test_a_refused_baseline_fails_its_own_runs_and_no_others(make_run):
     """The gate names the reason; a run of another fingerprint is compared with its own baseline as before."""
-    path = baselines.accept(make_run("first", samples=STEADY), "first", LIMITS)
-    baselines.accept(make_run("other", samples=STEADY, batch_size=16), "other", LIMITS)
-    edited(path, _times(-0.05))
-    run, same = make_run("second", samples=STEADY[::-1]), make_run("same", samples=STEADY[::-1], batch_size=16)
+    path = baselines.accept(make_run("first"), "first", LIMITS)
+    baselines.accept(make_run("other", batch_size=16), "other", LIMITS)
+    path.write_text(path.read_text()[:-90])
+    run, same = make_run("second"), make_run("same", rate=101.0, batch_size=16)
     rate = checks_of(run)["rate"]
-    assert rate.status == "NOT_COMPARABLE" and "its baseline is refused" in rate.reason and "rate = -5" in rate.reason
+    assert rate.status == "NOT_COMPARABLE" and "its baseline is refused" in rate.reason and path.name in rate.reason
     assert set(statuses(same).values()) == {"PASS"}
     sound, refused = baselines.stored()
     assert ([item.key for item in sound], [*refused]) == ([baselines.find(same).baseline.key], [path])
     with pytest.raises(UserError, match=r"--if-improved.*its baseline is refused"):
         baselines.accept(run, "better", LIMITS, if_improved=True)
     baselines.accept(run, "sound again", LIMITS)
-    assert statuses(make_run("third", samples=STEADY))["rate"] == "PASS"
+    assert statuses(make_run("third", rate=101.0))["rate"] == "PASS"
 
 
 # The spread between runs
@@ -351,25 +304,17 @@ def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run):
 # Limits of the user's own
 
 
-def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_run, root):
+def test_limits_of_the_user_count_and_one_that_fits_no_metric_is_noticed(make_run):
     baselines.accept([make_run(name) for name in "abcdefgh"], "first", LIMITS)
 
     def limited(name, **limits):
         return checks_of(make_run(name, rate=88.0, limits=limits))
 
-    usual, tight, wrong = limited("usual"), limited("tight", rate=0.1), limited("wrong", rat=0.1)["limits apply"]
-    assert usual["rate"].status == "PASS" and "limits as accepted" not in usual
-    assert (tight["rate"].status, tight["rate"].limit[:4]) == ("FAIL", "-10%")
-    assert tight["limits as accepted"].reason == "rate 10%, accepted with 20%" and not tight["limits as accepted"].gates
+    tight, wrong = limited("tight", rate=0.1), limited("wrong", rat=0.1)["limits apply"]
+    assert (limited("usual")["rate"].status, tight["rate"].status, tight["rate"].limit[:4]) == ("PASS", "FAIL", "-10%")
     assert wrong.status == "SKIPPED" and wrong.gates and "rate" in wrong.reason
     with pytest.raises(UserError, match="a share of the baseline from 0 to 1"):
         limited("large", rate=3.0)
-    missing = statuses(make_run("other", rate=70.0), LIMITS[1:])
-    assert missing == {"limits as accepted": "FAIL", "f1": "PASS", "rate": "FAIL"}
-    (path,) = root.rglob("*.json")
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"limits": content["limits"][1:]}))
-    assert limited("lacking")["limits as accepted"].reason == "rate 20%, accepted with no limit"
 
 
 def test_limits_are_set_by_metric_and_add_up_over_files_and_command_line(monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from pages import Page, assert_self_contained_and_accessible
 
 from benchlib.cli import main
 from benchlib.core.errors import UserError
-from benchlib.core.files import home
 from benchlib.judge import cost
 from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import Machine, Price, assign, front, offers, parse, worth
@@ -25,15 +23,12 @@ from benchlib.show import cost as showing
 RATE = "train_samples_per_s_minisquad_tiny"
 
 
-def run(
-    rates, *, name="run", backend="cpu", ranks=1, nodes=1, epoch=3000, flops=(), watts=(), on=("host", []), **config
-):
-    """Return a run of squad: samples of its rate, of FLOP/s and of watts, and its config."""
+def run(rates, *, name="run", backend="cpu", ranks=1, nodes=1, epoch=3000, watts=(), on=("host", []), **config):
+    """Return a run of squad: samples of its rate and of watts, and its config."""
     settings = {"batch_size": 8, "precision": "fp32", "epochs": 2.0, "nproc": ranks, "seed": 0} | config
     factors = {f"config.{key}": json.dumps(value) for key, value in settings.items()}
     power = measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
     metrics = [measured(RATE, list(rates), "samples/s", "higher"), power]
-    metrics += [measured("flops_per_s_minisquad_tiny", list(flops), "FLOP/s", "higher")] if flops else []
     common, facts = {"benchmark": "squad", "tier": "smoke", "backend": backend}, {"epoch_items": epoch} if epoch else {}
     return Record(
         **common,
@@ -76,16 +71,14 @@ SIDES = [
         (["1,2", "a=2"], "2 prices for 2 and names"),
         (["1"], "1 price for 2.*in this order: a .*b "),
         (["1", "2,3"], "3 prices for 2"),
-        (["c=1"], "nothing compared has this name.*a .node1, NVIDIA H100"),
-        (["a=1"], r"no price for b .*prices on-demand of nothing"),
-        (["node1=1", "H100=3", "NODE1=2", "b=1"], "both mean a"),
+        (["c=1"], "nothing compared has this name.*a .node1; .* NVIDIA H100"),
+        (["a=1"], "no price for b: .*prices on-demand of nothing"),
+        (["node1=1", "H100=3", "b=1"], "node1 and H100 all mean a"),
         (["A10=1", "a=1"], "nothing compared has this name"),  # A10 is another device than A100
         (["2,1"], (2, 1)),
         (["b=1", "a=2"], (2, 1)),
         (["squad-1=1", "node2=2"], (1, 2)),
         (["h100=1", "A100-SXM4-80GB=2"], (1, 2)),
-        (["NVIDIA=1", "node2=2"], (1, 2)),  # the host is more precise than the device
-        (["node1=4", "a=3", "b=1"], (3, 1)),  # the machine itself more than its host
     ],
 )
 def test_a_price_finds_its_machine(texts, found, monkeypatch):
@@ -111,23 +104,22 @@ def test_the_kits_sheet_fills_what_is_not_given_with_the_least_by_the_name_of_th
 
 
 def test_a_table_by_hand():
-    # 3,000 samples at 100/s and at 150/s; 2 and 4 USD an hour; 1e9 and 4e9 FLOP/s; 200 W and 450 W.
-    slow = machine("slow", 2.0, [100.0] * 5, flops=[1e9] * 5, watts=[200.0] * 5)
-    quick = machine("quick", 4.0, [150.0] * 5, flops=[4e9] * 5, watts=[450.0] * 5)
+    # 3,000 samples at 100/s and at 150/s; 2 and 4 USD an hour; 200 W and 450 W.
+    slow = machine("slow", 2.0, [100.0] * 5, watts=[200.0] * 5)
+    quick = machine("quick", 4.0, [150.0] * 5, watts=[450.0] * 5)
     item = worth([slow, quick], 50.0)
     assert values(item, "epoch_s") == pytest.approx([30, 20])
     assert values(item, "rate") == pytest.approx([100, 150])
     assert values(item, "usd_per_epoch") == pytest.approx([2 * 30 / 3600, 4 * 20 / 3600])
     assert values(item, "usd_per_million") == pytest.approx([2 * 1e4 / 3600, 4 * 1e6 / 150 / 3600])
-    assert values(item, "usd_per_exaflop") == pytest.approx([2 * 1e9 / 3600, 4 * 2.5e8 / 3600])
     assert values(item, "wh_per_million") == pytest.approx([2e6 / 3600, 3e6 / 3600])
     assert values(item, "break_even") == pytest.approx([2, 3])  # 1.5 times as fast is worth 1.5 times the price
-    assert [row.best for row in item.rows] == [1, 1, 0, 0, 1, 0, None]
-    assert [row.certain for row in item.rows] == [True] * 6 + [False]
+    assert [row.best for row in item.rows] == [1, 1, 0, 0, 0, None]
+    assert [row.certain for row in item.rows] == [True] * 5 + [False]
     # Two epochs: 60 s on the cheaper machine are too long, 40 s are not.
     within = item.answers[2]
     assert (within.machine, within.certain) == ("quick", True)
-    assert "2 epochs take 40 s" in within.sentence
+    assert "cheapest: 40 s" in within.sentence and "for 2 epochs" in within.sentence
     assert item.front == [0, 1]
 
 
@@ -200,7 +192,7 @@ def test_an_order_is_certain_or_open():
 def test_single_numbers_leave_the_order_open_and_what_others_took_is_named():
     single = worth_of(machine("a", 1, [100.0]), machine("b", 1, [200.0]))
     assert [answer.certain for answer in single.answers] == [False, False]
-    assert single.row("rate").values[0].low is None
+    assert math.isnan(single.row("rate").values[0].low)
     disturbed = machine("b", 1, noisy(200, 2))
     alone = worth_of(machine("a", 1, noisy(100, 1)), disturbed)
     assert "Single runs show this order" in alone.answers[0].sentence
@@ -231,13 +223,11 @@ def test_unlike_work_is_compared_per_item_and_the_difference_is_named(other, nam
     assert item.answers[2].certain is None
 
 
-def test_items_that_are_other_work_are_compared_by_their_flops_alone():
-    item = worth_of(machine("a", 1, [100.0], flops=[2e9]), machine("b", 1, [200.0], flops=[3e9], max_length=64))
+def test_items_that_are_other_work_have_no_best_machine():
+    item = worth_of(machine("a", 1, [100.0]), machine("b", 1, [200.0], max_length=64))
     assert list(item.differences) == ["max_length"] and item.row("rate").best is None
-    assert all("per FLOP" in answer.question for answer in item.answers)
-    unknown = worth_of(machine("a", 1, [100.0]), machine("b", 1, [200.0], max_length=64))
-    assert [answer.certain for answer in unknown.answers] == [None, None]
-    assert "an item is other work in max_length" in unknown.answers[0].sentence
+    assert [answer.certain for answer in item.answers] == [None, None]
+    assert "an item is other work in max_length" in item.answers[0].sentence
 
 
 # Doors.
@@ -267,35 +257,4 @@ def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     item = json.loads(call(*stored, "--cost", "1,3", "--json").stdout)["worth"][0]
     (even,) = (row for row in item["rows"] if row["name"] == "break_even")
     assert even["values"][1]["value"] == pytest.approx(1.5)
-    new = item["machines"][1]
-    assert (new["usd_per_device_hour"], new["seconds"]["value"], new["front"]) == (3.0, pytest.approx(20), True)
-
-
-def test_a_folder_of_several_kinds_is_several_machines_on_the_command_line(tmp_path):
-    for name in ("1-rank", "2-ranks"):
-        shutil.copytree(home() / cost.DEMO / name, tmp_path / "both", dirs_exist_ok=True)
-    sides = (str(tmp_path / "both"), str(home() / cost.DEMO / "1-rank"))
-    done = CliRunner().invoke(main, ["compare", *sides, "--cost", "0.1,0.2,0.06"])
-    assert done.exit_code == 0 and "Which is the cheapest?" in done.output, done.output
-
-
-def test_a_published_figure_stands_beside_measured_machines_and_in_no_order(tmp_path):
-    stated = {"speed": {"samples_per_s": 20000, "ranks": 8}}
-    claims = [{"subject": "8 x H100", **stated}, {"subject": "tokens", "speed": {"tokens_per_s": 1}}]
-    path = tmp_path / "vendor.json"
-    path.write_text(json.dumps({"claim_version": 1, "source": "a blog", "claims": claims}))
-    sides = [str(home() / cost.DEMO / name) for name in ("1-rank", "2-ranks")]
-    asked = parse(["1-rank=0.06", "2-ranks=0.1", "vendor=3.6"])
-    (alone,), _ = cost.worths(sides, parse(["1-rank=0.06", "2-ranks=0.1"]))
-    (item,), _ = cost.worths([*sides, str(path)], asked)
-    # 8 devices at 3.60 USD an hour are 0.008 USD a second; a million samples take 50 s.
-    assert item.published == [
-        {"subject": "8 x H100", "source": "a blog", "rate": 20000.0, "usd_per_million": pytest.approx(0.4)}
-    ]
-    assert item.answers == alone.answers
-    assert "Published, not measured" in showing.page([item], [])
-    path.write_text(json.dumps({"claim_version": 1, "source": "a blog", "claims": claims[1:]}))
-    assert any("vendor: states no rate in samples/s" in note for note in cost.worths([*sides, str(path)], asked)[1])
-    path.write_text('{"claim_version": 1, "claims": []}')
-    with pytest.raises(UserError, match=r"vendor\.json.*claims"):
-        cost.worths([*sides, str(path)], asked)
+    assert item["machines"][1]["usd_per_device_hour"] == 3.0 and item["front"] == ["old", "new"]

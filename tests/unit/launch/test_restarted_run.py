@@ -68,8 +68,7 @@ def test_the_terminal_offers_no_baseline_that_would_be_refused(
     run = _run(tmp_path / "run", 1)
     speed = Check(name="speed", kind="regression", question="?", status="NO_BASELINE", reason="no run")
     summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[speed]))
-    output = " ".join(capsys.readouterr().out.split())
-    assert "benchlib baseline accept" not in output and "cannot become a baseline" in output
+    assert "benchlib baseline accept" not in capsys.readouterr().out
 
 
 def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:

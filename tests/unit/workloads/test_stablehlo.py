@@ -7,10 +7,9 @@ import pytest
 import torch
 import transformers
 
-from benchlib.core import mlir
 from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import UserError
-from benchlib.workloads.stablehlo import emit, export, lowerings, manifest, runtimes
+from benchlib.workloads.stablehlo import emit, export, lowerings, manifest, mlir, runtimes
 from benchlib.workloads.stablehlo.convert import Unsupported, convert
 
 pytest.importorskip("jax", reason="pip install -e '.[compiled]'")

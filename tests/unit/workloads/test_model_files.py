@@ -9,10 +9,9 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from benchlib.cli import main
-from benchlib.core import model_files
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE
-from benchlib.workloads import encoders
+from benchlib.workloads import encoders, model_files
 from benchlib.workloads.llm import decoders
 
 

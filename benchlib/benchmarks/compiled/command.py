@@ -1,22 +1,27 @@
-"""``benchlib inspect FILE.mlir``: what a StableHLO program consists of, read and type-checked without running it."""
+"""The verb ``benchlib compiled inspect FILE.mlir``: what a StableHLO program consists of, without running it."""
 
 from pathlib import Path
 
 import click
 
 from benchlib.commands.output import say, show_table
-from benchlib.core import mlir
 from benchlib.core.errors import UserError
+from benchlib.core.files import read_bytes
 
 
-@click.command()
+@click.group()
+def command() -> None:
+    """Look into a program that was compiled."""
+
+
+@command.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
-def verb(file: Path) -> None:
+def inspect(file: Path) -> None:
     """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes."""
-    if not file.is_file():
-        raise UserError(f"{file}: there is no such file")
+    from benchlib.workloads.stablehlo import mlir
+
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_bytes(file).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
     inspection = mlir.inspect(text, str(file))
