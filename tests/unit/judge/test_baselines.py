@@ -293,7 +293,7 @@ def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run):
     disturbed = make_run("disturbed", samples=[value * (1 + 0.01 * (-1) ** place) for place, value in enumerate(half)])
     check = checks_of(disturbed)["rate"]
     assert check.status == "AMBIGUOUS"
-    assert "it was 60% lower in the last 50% of the run" in check.reason
+    assert "it was 60% lower from 50% to 100% of the run" in check.reason
     assert "disagree about the limit: repeat the run" in check.reason
     again = make_run("again")
     save_repeats(again.path, [load(disturbed.path).kept(LIMITS)])
