@@ -170,13 +170,12 @@ def _worth_cell(cell: cost.Cell) -> Text:
 @click.option(
     "--cost",
     "prices",
-    multiple=True,
-    metavar="NAME=3.00",
-    help="Compare by price: USD per device hour by run, host or machine, or without names in the order of the sides; "
-    "on-demand or spot takes params/prices.yaml. May be repeated.",
+    default="",
+    metavar="3.00,spot",
+    help="Compare by price: USD per device hour of each side, in their order; on-demand or spot takes params/prices.yaml.",
 )
 @click.option("--deadline", default="", metavar="8h", help="Which machine is the cheapest within this time?")
-def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: Path | None, **options: Any) -> None:
+def verb(sides: tuple[str, ...], prices: str, deadline: str, path: Path | None, **options: Any) -> None:
     """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
 
     All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows. With --cost or
@@ -185,7 +184,7 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     items: Any  # of one kind or the other, as are the functions that take them
     by_price, as_json, code = bool(prices or deadline), options["as_json"], EXIT_PASS
     if by_price:
-        items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
+        items, notes = worths(sides, parse(prices or "on-demand"), parse_deadline(deadline) if deadline else None)
     else:
         items, notes = compare(sides)
         if any(item.regressions for item in items):
