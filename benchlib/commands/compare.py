@@ -13,7 +13,7 @@ from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
 from benchlib.core.text import listing
-from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, headline, line, read_argument
+from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, line, read_argument
 from benchlib.judge.cost import Worth, parse, parse_deadline, worths
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
@@ -85,19 +85,19 @@ def summaries(contrasts: Sequence[Contrast]) -> dict[str, list[Line]]:
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
     """Print the comparison: metrics with a limit, key numbers and regressions; all where there are none, or with ``all_metrics``."""
     for label, lines in summaries(contrasts).items():
-        say((headline(lines, label), "bold"))
+        say((f"All benchmarks of {label}", "bold"))
         show_table(
             {
                 "benchmark": row.benchmark,
                 "speed": stacked(row.word, row.speed),
-                "times as fast": stacked(*row.ends),
+                "times as fast": stacked(row.ratio, row.interval),
                 "computes": row.computes,
             }
             for row in lines
         )
         say()
     for item in contrasts:
-        say(item.heading, style="bold")
+        say(f"{item.benchmark}, {item.tier}", style="bold")
         for what, side in (("reference", item.reference), ("compared ", item.other)):
             facts = f"{', '.join(dict.fromkeys(side.verdicts))}  {' and '.join(side.machines)}"
             say(f"  {what}  {side}  ", (facts, "dim"))
@@ -133,7 +133,7 @@ def _show_metrics(rows: Sequence[Row]) -> None:
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
-    tops = [(headline(lines, label), lines) for label, lines in summaries(contrasts).items()]
+    tops = summaries(contrasts)
     return markup.page("compare.html.j2", tops=tops, contrasts=contrasts, notes=notes, star_note=star_note, looks=LOOKS)
 
 
