@@ -13,7 +13,7 @@ from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
 from benchlib.core.text import listing
-from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, headline, line, read_argument
+from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, line, read_argument
 from benchlib.judge.cost import Worth, parse, parse_deadline, worths
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
@@ -85,19 +85,19 @@ def summaries(contrasts: Sequence[Contrast]) -> dict[str, list[Line]]:
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
     """Print the comparison: metrics with a limit, key numbers and regressions; all where there are none, or with ``all_metrics``."""
     for label, lines in summaries(contrasts).items():
-        say((headline(lines, label), "bold"))
+        say((f"All benchmarks of {label}", "bold"))
         show_table(
             {
                 "benchmark": row.benchmark,
                 "speed": stacked(row.word, row.speed),
-                "times as fast": stacked(*row.ends),
+                "times as fast": stacked(row.ratio, row.interval),
                 "computes": row.computes,
             }
             for row in lines
         )
         say()
     for item in contrasts:
-        say(item.heading, style="bold")
+        say(f"{item.benchmark}, {item.tier}", style="bold")
         for what, side in (("reference", item.reference), ("compared ", item.other)):
             facts = f"{', '.join(dict.fromkeys(side.verdicts))}  {' and '.join(side.machines)}"
             say(f"  {what}  {side}  ", (facts, "dim"))
@@ -133,7 +133,7 @@ def _show_metrics(rows: Sequence[Row]) -> None:
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
-    tops = [(headline(lines, label), lines) for label, lines in summaries(contrasts).items()]
+    tops = summaries(contrasts)
     return markup.page("compare.html.j2", tops=tops, contrasts=contrasts, notes=notes, star_note=star_note, looks=LOOKS)
 
 
@@ -170,13 +170,12 @@ def _worth_cell(cell: cost.Cell) -> Text:
 @click.option(
     "--cost",
     "prices",
-    multiple=True,
-    metavar="NAME=3.00",
-    help="Compare by price: USD per device hour by run, host or machine, or without names in the order of the sides; "
-    "on-demand or spot takes params/prices.yaml. May be repeated.",
+    default="",
+    metavar="3.00,spot",
+    help="Compare by price: USD per device hour of each side, in their order; on-demand or spot takes params/prices.yaml.",
 )
 @click.option("--deadline", default="", metavar="8h", help="Which machine is the cheapest within this time?")
-def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: Path | None, **options: Any) -> None:
+def verb(sides: tuple[str, ...], prices: str, deadline: str, path: Path | None, **options: Any) -> None:
     """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
 
     All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows. With --cost or
@@ -185,7 +184,7 @@ def verb(sides: tuple[str, ...], prices: tuple[str, ...], deadline: str, path: P
     items: Any  # of one kind or the other, as are the functions that take them
     by_price, as_json, code = bool(prices or deadline), options["as_json"], EXIT_PASS
     if by_price:
-        items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
+        items, notes = worths(sides, parse(prices or "on-demand"), parse_deadline(deadline) if deadline else None)
     else:
         items, notes = compare(sides)
         if any(item.regressions for item in items):

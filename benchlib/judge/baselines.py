@@ -15,7 +15,7 @@ import numpy as np
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_model
-from benchlib.core.text import counted, quantity, shortened
+from benchlib.core.text import counted, shortened
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.changepoints import levels
 from benchlib.judge.checks import Ask, Check, Status
@@ -239,10 +239,7 @@ def stored_runs(run: Record) -> list[Record]:
 
 
 class Width(NamedTuple):
-    """How much the accepted runs of a metric differ, and the smallest loss that the gate finds there, as a row.
-
-    ``times`` is that loss as a multiple of the limit.
-    """
+    """The smallest loss that the gate finds in a metric of accepted runs, as a row, and as a multiple of the limit."""
 
     cells: dict[str, str]
     times: float
@@ -258,12 +255,11 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         measured = pooled(own_spread(side.readings(scale)), known.get(limit.metric))
         if not (spread := moderated(measured, default_spread(metric, limit, scale, side.others))):
             continue
-        effect, values = smallest_loss(limit, side, measured, len(side.runs)), sorted(side.values(scale))
+        effect = smallest_loss(limit, side, measured, len(side.runs))
         allowed = scale.size(allowed_loss(limit, scale, metric.direction, side.value(scale)))
-        ends = " to ".join(dict.fromkeys(quantity(value, metric.unit) for value in (values[0], values[-1])))
         cells = {
             "metric": metric.name,
-            "runs": f"{len(values)}, {ends}",
+            "accepted": side.text(scale),
             "spread": spread_text(spread, scale, metric.unit).removeprefix("spread between runs "),
             "limit": limit.text(metric.direction),
             "smallest loss found": ("-" if metric.direction == "higher" else "+")

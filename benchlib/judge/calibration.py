@@ -33,9 +33,8 @@ from benchlib.results.run import fingerprint_key
 
 MIN_RUNS = 3  # unchanged runs that a spread can be estimated from
 METHOD = (
-    "False alarms and undecided: each of the {runs} unchanged runs against all others, with the one-sided 95% bound of as many "
-    "independent comparisons (these share runs); a metric that is often undecided scatters too much here for its limit "
-    "(`--set limits.METRIC=SHARE`). Loss found: the one that fails in 99% of comparisons with one accepted run and this "
+    "False alarms and undecided: each of the {runs} unchanged runs against all others; a metric that is often undecided scatters "
+    "too much here for its limit (`--set limits.METRIC=SHARE`). Loss found: the one that fails in 99% of comparisons with one accepted run and this "
     "calibration, for normal noise. All this is of each metric on its own: in a run with others that are gated, what lies near it "
     "is AMBIGUOUS until it is repeated. Injected: how much slower the slowed runs came out, and how many of them the gate failed."
 )
@@ -57,17 +56,6 @@ class Calibrated(NamedTuple):
     slowed: dict[float, tuple[float, Counter[str]]]
     effect: float
 
-    @property
-    def upper(self) -> float:
-        """One-sided 95% bound on the share that fails: the upper end of the two-sided 90% Clopper-Pearson interval.
-
-        It takes comparisons for independent: each unchanged run against all others is one comparison a run, but any two share
-        runs.
-        """
-        from scipy.stats import binomtest
-
-        return float(binomtest(self.statuses["FAIL"], self.statuses.total()).proportion_ci(0.90, "exact").high)
-
     def cells(self) -> dict[str, str]:
         unit, count = self.side.metric.unit, self.statuses.total()
         slowed = [f"{ratio - 1:+.0%}: {found['FAIL']} of {found.total()}" for ratio, found in self.slowed.values()]
@@ -76,7 +64,7 @@ class Calibrated(NamedTuple):
             "limit": self.limit.text(self.side.metric.direction),
             "A/A band": self.spread.band_text(self.scale, unit),
             "loss found": self.scale.size_text(self.effect, unit, 1),
-            "false alarms": f"{self.statuses['FAIL']} of {count} (<{self.upper:.0%})",
+            "false alarms": f"{self.statuses['FAIL']} of {count}",
             "undecided": f"{self.statuses['AMBIGUOUS']} of {count}",
             "injected": "; ".join(slowed),
         }
@@ -90,10 +78,6 @@ class Calibration(KeptRuns):
         """What the gate makes of each metric that enough of the unchanged runs have."""
         calibrated = {limit.metric: self._calibrated(limit) for limit in self.limits}
         return {name: item for name, item in calibrated.items() if item}
-
-    @property
-    def unchanged(self) -> list[Record]:
-        return [run for run in self.runs if not run.planted]
 
     def _calibrated(self, limit: RegressionLimit) -> Calibrated | None:
         having = [run for run in self.runs if (side := side_of([run], limit.metric)) and side.runs]
@@ -124,19 +108,23 @@ class Calibration(KeptRuns):
 
     def sentence(self) -> str:
         # The metrics of a run are no separate trials: in the worst case other runs failed in each metric.
-        count, items = len(self.unchanged), self.calibrated.values()
+        count, items = sum(not run.planted for run in self.runs), self.calibrated.values()
         alarms = min(count, sum(item.statuses["FAIL"] for item in items))
         failed = f"at most {alarms} of the {count} unchanged" if alarms else f"none of the {count} unchanged"
         effects = sorted(item.effect for item in items if item.scale is LOG and is_timed(item.side.metric.unit))
-        span = " to ".join(dict.fromkeys(f"{effect:.1%}" for effect in (effects[:1] + effects[-1:])))
+        span = (
+            f"; it finds losses of speed from {effects[0]:.1%} to {effects[-1]:.1%} on, by metric, with 99% power"
+            if effects
+            else ""
+        )
+        when, slowed = day(self.runs[0].accepted_at or 0), len(self.runs) - count
+        runs = f"{count} unchanged and {slowed} slowed runs"
         return (
-            f"The gate was calibrated here on {day(self.runs[0].accepted_at or 0)} with {count} unchanged and {len(self.runs) - count} slowed runs: "
-            f"{failed} failed in a metric against the others"
-            + (f"; it finds losses of speed of {span}, by metric, with 99% power." if span else ".")
+            f"The gate was calibrated here on {when} with {runs}: {failed} failed in a metric against the others{span}."
         )
 
     def method(self) -> str:
-        return METHOD.format(runs=len(self.unchanged))
+        return METHOD.format(runs=sum(not run.planted for run in self.runs))
 
     def rows(self) -> list[dict[str, str]]:
         return [item.cells() for item in self.calibrated.values()]

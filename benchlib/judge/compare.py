@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from benchlib.benchmarks import of_run, spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
-from benchlib.core.text import counted, moment, quantity, shortened
+from benchlib.core.text import counted, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
@@ -31,7 +31,7 @@ from benchlib.judge.regression import (
     side_of,
 )
 from benchlib.results.metrics import Direction
-from benchlib.results.record import Record
+from benchlib.results.record import NAMING, Record
 from benchlib.results.shared import load_runs
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
@@ -182,12 +182,6 @@ class Contrast:
         return vars(self) | {"reference": self.reference.plain(), "other": self.other.plain()} | parts
 
     @property
-    def heading(self) -> str:
-        """The benchmark and its tier, or both tiers where they differ."""
-        tiers = next(((row.reference, row.other) for row in self.factors if row.name == "tier"), (self.tier,))
-        return f"{self.benchmark}, {' beside '.join(tiers)}"
-
-    @property
     def regressions(self) -> list[Row]:
         return [row for row in self.rows if row.word == "regression"]
 
@@ -201,70 +195,46 @@ class Contrast:
         return "calm" if not any(row.limit for row in self.rows) else "good"
 
 
-@dataclass(frozen=True)
-class Line:
-    """One benchmark of two sides in a line: ``ratio`` says how many times as fast the other side is, with its interval."""
+class Line(NamedTuple):
+    """One benchmark of two sides in a line: how many times as fast the other side is, its interval, and what it computes."""
 
     benchmark: str
     word: str
     speed: str = ""
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    same: bool | None = None  # whether it computes the same; None: not known
+    ratio: str = ""
+    interval: str = ""
     computes: str = "not known"
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        """The ratio and its interval as texts, '' where there is none."""
-        between = "" if self.low is None or self.high is None else f"{self.low:.3g} to {self.high:.3g}"
-        return ("" if self.ratio is None else f"{self.ratio:.3g}"), between
-
-    @property
-    def text(self) -> str:
-        ratio, between = self.ends
-        return f"{between or ratio} times as fast"
 
 
 def line(item: Contrast) -> Line:
     """Say of a benchmark whether the other side is faster, and whether it computes the same."""
-    spec = spec_of(item.benchmark)
+    spec, name = spec_of(item.benchmark), item.benchmark
     if not item.same_work:
         decisive = shortened([factor.name for factor in item.factors if factor.decides], 3)
-        return Line(item.benchmark, f"not comparable because of {decisive}")
-    summary = Line(item.benchmark, "no speed on both sides")
+        return Line(name, f"not comparable because of {decisive}")
     qualities = [(row, spec.metric(row.metric).of.col.quality) for row in item.rows if spec.metric(row.metric)]
     both = [(row, least) for row, least in qualities if least is not None and None not in (row.before, row.after)]
-    if both:
-        apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
-        differing = shortened([f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart], 2)
-        words = f"differs: {differing}" if apart else f"the same ({counted(len(both), 'value')})"
-        summary = replace(summary, same=not apart, computes=words)
+    apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
+    computes = f"the same ({counted(len(both), 'value')})" if both else "not known"
+    if apart:
+        differing = [f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart]
+        computes = f"differs: {shortened(differing, 2)}"
     timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_timed(row.unit)]
     # Those of the whole run hold its start-up and say less.
     timed = [row for row in timed if row.direction != "none" and row.metric not in ("total_s", "startup_s")]
     if not timed:
-        return summary
+        return Line(name, "no speed on both sides", computes=computes)
     rate = f"{spec.rate or '?'}_"
     row = min(timed, key=lambda row: (not f"{row.metric}_".startswith(rate), not row.limit, not row.headline))
-    ratio, low, high = row.change, row.low, row.high
+    ends = [row.change, row.low, row.high]
+    ratio, low, high = (end or 0.0 for end in ends)
     if row.direction == "lower":
-        ratio, low, high = (end and 1 / end for end in (ratio, high, low))
-    summary = replace(summary, speed=spec.label(row.metric), ratio=ratio, word="no interval")
-    if low is None or high is None or row.basis == "none":
-        return summary
-    word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
-    return replace(summary, low=low, high=high, word=word)
-
-
-def headline(lines: Sequence[Line], other: str) -> str:
-    """Return one sentence on all benchmarks that a reader can forward."""
-    parts = [f"{item.benchmark} {item.text}" for item in lines if item.word in ("faster", "slower")]
-    level = [item.benchmark for item in lines if item.word in ("no difference found", "no interval")]
-    parts += [f"no difference found in the speed of {', '.join(level)}"] if level else []
-    results = [item.same for item in lines if item.same is not None]
-    parts += [f"it computes the same in {sum(results)} of {counted(len(results), 'benchmark')}"] if results else []
-    return f"{other}: {'; '.join(parts or ['nothing can be compared'])}."
+        ratio, low, high = 1 / ratio, 1 / high, 1 / low
+    word, interval = "no interval", ""
+    if row.basis != "none":
+        word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
+        interval = f"{low:.3g} to {high:.3g}"
+    return Line(name, word, spec.label(row.metric), f"{ratio:.3g}", interval, computes)
 
 
 def contrast(reference: RunSet, other: RunSet) -> Contrast:
@@ -380,11 +350,8 @@ def environment(runs: Sequence[Record]) -> dict[str, str]:
     """Return what is recorded of the environment of runs by name and no part of the fingerprint. Several values are listed."""
     values = dict[str, list[str]]()
     for run in runs:
-        loads = run.machine.get("load_average") or [None]
-        facts = {"started": moment(run.started_at) if run.started_at else "unknown"} | run.setup
-        facts["load average of 1 min"] = "unknown" if loads[0] is None else quantity(loads[0])
-        decisive = (*run.fingerprint, "config.benchmark", "config.tier", "config.backend")
         fields = {f"config.{name}": str(value) for name, value in run.config.items()}
-        for name, text in (facts | {name: value for name, value in fields.items() if name not in decisive}).items():
-            values.setdefault(name, []).append(text)
+        for name, text in (fields | run.setup).items():
+            if name not in (*run.fingerprint, *(f"config.{name}" for name in NAMING)):
+                values.setdefault(name, []).append(text)
     return {name: shortened(list(dict.fromkeys(texts))) for name, texts in values.items()}

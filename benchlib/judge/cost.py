@@ -9,7 +9,7 @@ hour), d devices, an epoch of N items and the power P in watts:
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
 
 The spread between runs is pooled over the machines. An order is certain where the interval of the ratio of two machines
-excludes 1. Prices are those that a buyer gives, for the rest those of the price sheet ``params/prices.yaml``.
+excludes 1. Prices are those that a buyer gives, or those of the price sheet ``params/prices.yaml``.
 """
 
 import datetime
@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -100,33 +100,13 @@ def offers(kind: Kind) -> list[Entry]:
         raise UserError(f"{path}: {explained(error, Sheet)}") from None
 
 
-@dataclass
-class Asked:
-    """What ``--cost`` said: prices in the order of the sides, or by name, and which of the sheet's prices fill the rest."""
-
-    plain: list[float] = field(default_factory=list)
-    named: dict[str, float] = field(default_factory=dict)
-    kind: Kind = "on-demand"
-
-
-def parse(texts: Iterable[str]) -> Asked:
-    """Read ``NAME=3.00``, ``3.00,2.50``, ``on-demand`` and ``spot``; ``UserError`` for others."""
-    asked = Asked()
-    for part in (part.strip() for line in texts for part in line.split(",")):
-        name, _, amount = part.rpartition("=")
-        if part in KINDS:
-            asked.kind = part
-            continue
-        try:
-            usd = USD.validate_python(amount)
-        except ValidationError:
-            forms = f"write NAME=3.00 or 3.00, USD per device hour above zero, or {' or '.join(KINDS)}"
-            raise UserError(f"--cost {part}: {forms}") from None
-        if name:
-            asked.named[name] = usd
-        else:
-            asked.plain.append(usd)
-    return asked
+def parse(prices: str) -> list[float | Kind]:
+    """Read ``3.20,on-demand``: for each side a price or the kind of a listed one; ``UserError`` for others."""
+    try:
+        return [part if part in KINDS else USD.validate_python(part) for part in map(str.strip, prices.split(","))]
+    except ValidationError:
+        forms = f"for each side, in their order, 3.20 (USD per device hour, above zero), {' or '.join(KINDS)}"
+        raise UserError(f"--cost {prices}: write {forms}, separated by commas") from None
 
 
 @dataclass(frozen=True)
@@ -168,18 +148,15 @@ class Machine:
     def hardware(self) -> str:
         return " and ".join(self.runs.machines)
 
-    def is_called(self, name: str) -> bool:
-        """Tell whether a name means this machine: its side, a run, a host, or whole words of a device's name, in any case."""
-        own = [self.label, *self.runs.names, *(run.host for run in self.runs.runs)]
-        word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-        return name.casefold() in map(str.casefold, own) or any(map(word.search, self.models))
-
-    def priced(self, asked: Asked) -> Price | None:
-        """Return the price that was given by a name, else the sheet's; None where there is neither."""
-        names = [name for name in asked.named if self.is_called(name)]
-        if len(names) > 1:
-            raise UserError(f"--cost: {' and '.join(names)} all mean {self.label}: leave one")
-        return Price(asked.named[names[0]], "given") if names else listed_price(self.models, asked.kind)
+    def priced(self, price: float | Kind) -> "Machine":
+        """Return it with its price. Raises ``UserError`` where the sheet has none for its device."""
+        if isinstance(price, float):
+            return replace(self, price=Price(price, "given"))
+        if listed := listed_price(self.models, price):
+            return replace(self, price=listed)
+        names = ", ".join(sorted({entry.device for entry in offers(price)})) or "nothing"
+        remedy = f"give it with --cost (USD per device hour); params/prices.yaml has prices {price} of {names}"
+        raise UserError(f"no price for {self.label} ({self.hardware}): {remedy}")
 
     def plain(self) -> dict[str, Any]:
         stated = {name: getattr(self, name) for name in ("label", "hardware", "devices", "device")}
@@ -221,39 +198,24 @@ class Machine:
         return work | ({"precision": stated} if isinstance(stated, str) else {})  # what an automatic choice came to
 
 
-def assign(asked: Asked, machines: Sequence[Machine]) -> list[Machine]:
-    """Return the machines with their prices: the one given, else that of the sheet for the device.
-
-    Raises ``UserError`` for too few or too many prices in order, for prices by order and by name, a name that means no machine,
-    two names that mean one, and a machine without any price.
-    """
-    expected = "; ".join(f"{machine.label} ({machine.hardware})" for machine in machines)
-    if asked.plain and (len(asked.plain) != len(machines) or asked.named):
-        count = f"{text.counted(len(asked.plain), 'price')} for {len(machines)}" + " and names" * bool(asked.named)
-        raise UserError(f"--cost gives {count}: give one for each, in this order: {expected}")
-    if unknown := [name for name in asked.named if not any(machine.is_called(name) for machine in machines)]:
-        raise UserError(
-            f"--cost {unknown[0]}=…: nothing compared has this name; give a run, host or device of: {expected}"
-        )
-    prices: list[Price | None] = [Price(usd, "given") for usd in asked.plain]
-    prices = prices or [machine.priced(asked) for machine in machines]
-    if lacking := [machine.label for machine, price in zip(machines, prices, strict=True) if price is None]:
-        listed = ", ".join(sorted({entry.device for entry in offers(asked.kind)})) or "nothing"
-        remedy = f"add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices {asked.kind} of {listed}"
-        raise UserError(f"no price for {'; '.join(lacking)}: {remedy}")
-    return [replace(machine, price=price) for machine, price in zip(machines, prices, strict=True) if price]
-
-
-def read_machines(arguments: Sequence[str]) -> tuple[dict[str, list[Machine]], list[str]]:
+def read_machines(
+    arguments: Sequence[str], prices: Sequence[float | Kind]
+) -> tuple[dict[str, list[Machine]], list[str]]:
     """Return the machines of each benchmark whose runs have a rate, in the order of the arguments, and what is left out.
 
-    Raises ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
+    Raises ``UserError`` for an argument that cannot be read, too few or too many prices (one kind of listed ones is for all), a
+    machine without a price, and where no benchmark has two machines to compare.
     """
     machines, notes = dict[str, list[Machine]](), list[str]()
     labels = [Path(argument).name or argument for argument in arguments]
     if len({*labels}) < len(labels):
         labels = list(arguments)
-    for label, argument in zip(labels, arguments, strict=True):
+    if len(prices) == 1 and prices[0] in KINDS:
+        prices = [*prices] * len(arguments)
+    if len(prices) != len(arguments):
+        count = f"{text.counted(len(prices), 'price')} for {text.counted(len(arguments), 'side')}"
+        raise UserError(f"--cost gives {count}: give one for each, in this order: {', '.join(labels)}")
+    for label, argument, price in zip(labels, arguments, prices, strict=True):
         sides, excluded = read_argument(argument)
         notes += [f"{argument}, excluded: {line}" for line in excluded]
         for benchmark, runs in sides.items():
@@ -261,7 +223,7 @@ def read_machines(arguments: Sequence[str]) -> tuple[dict[str, list[Machine]], l
             if machine.rate is None:
                 notes.append(f"{runs.first.run}, excluded: {benchmark} has no rate to compare by price")
             else:
-                machines.setdefault(benchmark, []).append(machine)
+                machines.setdefault(benchmark, []).append(machine.priced(price))
     compared = {name: members for name, members in machines.items() if len(members) > 1}
     notes += [f"{name}: only {machines[name][0].label} has runs of it" for name in machines.keys() - compared.keys()]
     if not compared:
@@ -514,10 +476,12 @@ def _within(
     )
 
 
-def worths(arguments: Sequence[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
+def worths(
+    arguments: Sequence[str], prices: Sequence[float | Kind], deadline_s: float | None = None
+) -> tuple[list[Worth], list[str]]:
     """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out."""
-    machines, notes = read_machines(arguments)
-    return [worth(assign(asked, members), deadline_s) for members in machines.values()], notes
+    machines, notes = read_machines(arguments, prices)
+    return [worth(members, deadline_s) for members in machines.values()], notes
 
 
 def amount_text(value: float, unit: str = "") -> str:
@@ -551,11 +515,11 @@ def read_offers(runs: str, prices: str, deadline: str) -> Offers:
     Raises ``UserError`` for prices or a deadline that cannot be, before any run is read.
     """
     named = [part.strip() for part in runs.split(",") if part.strip()]
-    stated = {"runs": runs, "USD per device hour": prices or "price sheet", "deadline": deadline or "none"}
+    stated = {"runs": runs, "USD per device hour": prices or "on-demand", "deadline": deadline or "none"}
     if not named:
         named, prices = [str(home() / DEMO / name) for name in DEMO_RUNS], prices or DEMO_USD
         stated |= {"runs": "the demo runs of the kit", "USD per device hour": f"{prices}: assumed, no offer"}
-    asked, deadline_s = parse([prices] if prices else []), parse_deadline(deadline) if deadline else None
+    asked, deadline_s = parse(prices or "on-demand"), parse_deadline(deadline) if deadline else None
     return Offers(worths(named, asked, deadline_s)[0], stated)
 
 

@@ -90,20 +90,12 @@ class Spread:
     dof: int
     source: str = ""
 
-    def band(self, scale: Scale = LOG) -> float:
-        """Return the A/A band: 95% of the ratios of two unchanged runs lie within 1/(1 + band) and 1 + band.
-
-        For differences the band is an amount. Two runs differ with the variance of both: 1.96 * sqrt(2) * s.
-        """
-        return scale.size(normal((1 + BAND_COVERAGE) / 2) * math.sqrt(2) * self.s)
-
     def band_text(self, scale: Scale, unit: str = "") -> str:
-        """Write the A/A band: ``-25.6% to +34.5%`` for the ratios from 1/1.345 to 1.345, ``±0.4`` for a difference."""
-        band = self.band(scale)
+        """Write the A/A band, in which 95% of the changes between two unchanged runs lie: 1.96 * sqrt(2) * s, both vary."""
+        move = normal((1 + BAND_COVERAGE) / 2) * math.sqrt(2) * self.s
         if scale is LINEAR:
-            return f"±{quantity(band, unit)}"
-        low = 1 / (1 + band) - 1
-        return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
+            return f"±{quantity(move, unit)}"
+        return f"{math.expm1(-move):.1%} to +{math.expm1(move):.1%}"
 
 
 def pooled(*parts: Spread | None) -> Spread | None:
@@ -131,8 +123,8 @@ def spread_about(levels: Levels, scale: Scale, value: float, source: str = "") -
 
 @dataclass(frozen=True)
 class Reading:
-    """What one run says of a metric, on a scale: the median of its undisturbed part, how far ``below`` and ``above`` it the
-    interval within the run ends, the mean level of the whole run, and how many samples it has.
+    """A run's median of its undisturbed part, on a scale, how far below and above it the interval within the run ends, the mean
+    level of the whole run, and how many samples it has.
     """
 
     value: float
@@ -289,7 +281,6 @@ SCHEMA: Final = 3  # of files of runs
 FALSE_ALARMS = 0.0015  # of the unchanged runs of a benchmark, whichever metric it is: 1 in 80 nights of eight of them
 FOREIGN_LOAD_SIGMAS = 3.0  # standard deviations between runs that a slow-down by others counts as
 NOTICED = 0.15  # share of the processors that others took, from which the assumed spread follows it
-MAX_SENTENCES = 3  # many metrics of one run shift together
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
 
 
@@ -328,7 +319,6 @@ class Side:
         return scale.back(float(np.mean([item.value for item in self.readings(scale)])))
 
     def text(self, scale: Scale) -> str:
-        """The value with its unit, and of how many runs where there are several."""
         if len(self.runs) == 1 and not self.readings(scale)[0].disturbed:
             return self.metric.text
         runs = f" ({len(self.runs)} runs)" if len(self.runs) > 1 else " undisturbed"
@@ -357,10 +347,7 @@ def scale_of(limit: RegressionLimit | None, *values: float) -> Scale:
 
 
 def allowed_loss(limit: RegressionLimit, scale: Scale, direction: Direction, old: float, times: float = 1.0) -> float:
-    """Return how far ``times`` the limit lies from the baseline's value ``old``, on the scale.
-
-    Directions other than ``higher`` count as lower is better, here and in ``ruling``.
-    """
+    """Return how far ``times`` the limit lies from the baseline's value ``old``, on the scale."""
     amount = times * (limit.amount if limit.amount is not None else (limit.share or 0.0) * abs(old))
     bound = old - amount if direction == "higher" else old + amount
     return math.inf if scale is LOG and bound <= 0 else abs(float(scale.to(bound) - scale.to(old)))
@@ -499,30 +486,28 @@ def difference(
 
 
 def shift_text(shift: Disturbance) -> str:
-    """Say where in a run a level shifted, and by how much: ``it was 37% lower in the first 25% of the run``."""
-    places = []
-    for start, end in ((start / shift.n, end / shift.n) for start, end in shift.parts):
-        inner = f"from {start:.0%} to {end:.0%}"
-        places.append(f"in the first {end:.0%}" if not start else f"in the last {1 - start:.0%}" if end == 1 else inner)
+    """Say where in a run a level shifted, and by how much: ``it was 37% lower from 0% to 25% of the run``."""
+    places = [f"from {start / shift.n:.0%} to {end / shift.n:.0%}" for start, end in shift.parts]
     word = "lower" if shift.ratio < 1 else "higher"
     return f"it was {abs(shift.ratio - 1):.0%} {word} {' and '.join(places)} of the run"
 
 
 def disturbances(run: Record) -> list[str]:
     """Return a sentence on others that took the processors all the time, and for each gated speed whose level shifted."""
-    sentences = list[str]()
+    sentences, shifts = list[str](), dict[tuple[Any, ...], str]()
     if run.others >= NOTICED:
-        share, rest = f"{run.others:.0%} of the processors", f"{1 - run.others:.0%}"
-        sentences.append(f"Others took {share} while this ran: speeds are what the remaining {rest} gave.")
-    shifts = dict[tuple[Any, ...], str]()
+        sentences.append(
+            f"Others took {run.others:.0%} of the processors while this ran: speeds are what the rest gave."
+        )
     for limit in run.limits:
         side = side_of([run], limit.metric)
-        for item in side.readings(LINEAR) if side else ():
-            if side and item.disturbed:
-                label = spec_of(run.benchmark).label(side.metric.name)
-                text = f"{label}: {shift_text(item.disturbed)}. The gate uses the undisturbed part and checks that the whole run agrees."
-                shifts.setdefault(item.disturbed.parts, text)
-    return [*sentences, *shifts.values()][:MAX_SENTENCES]
+        shift = side.readings(LINEAR)[0].disturbed if side and side.runs else None
+        if shift:  # many metrics of one run shift together
+            text = f"{spec_of(run.benchmark).label(limit.metric)}: {shift_text(shift)}. "
+            shifts.setdefault(
+                shift.parts, f"{text}The gate uses the undisturbed part and checks that the whole run agrees."
+            )
+    return [*sentences, *shifts.values()]
 
 
 def spread_text(spread: Spread | None, scale: Scale, unit: str = "") -> str:

@@ -8,7 +8,6 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
-from benchlib.core.text import moment
 from benchlib.judge import baselines
 from benchlib.judge.checks import UNREADABLE, Ask, Check, Verdict, save_verdict, verdict_of
 from benchlib.judge.regression import repeats
@@ -89,10 +88,9 @@ def _own_checks(run: Run, comparison: baselines.Comparison) -> list[Check]:
 
 def _elsewhere(run: Run) -> Verdict:
     """Return the verdict of a node without rank 0: its ranks exited normally, and rank 0 has the result."""
-    first = next((node.label() for node in nodes.read(run.path) if 0 in node.ranks), "")
-    where = f"node {first}, which has rank 0" if first else "the node of rank 0"
-    sentence = f"All ranks of this node exited normally; the result and the verdict are on {where}."
-    return Verdict(verdict="SKIPPED", sentence=sentence, checks=[], elsewhere=first or "the node of rank 0")
+    first = next((f"node {node.label()}" for node in nodes.read(run.path) if 0 in node.ranks), "the node of rank 0")
+    sentence = f"All ranks of this node exited normally; the result and the verdict are on {first}."
+    return Verdict(verdict="SKIPPED", sentence=sentence, checks=[], elsewhere=first)
 
 
 def _restart_check(run: Run) -> list[Check]:
@@ -128,8 +126,7 @@ def _why_broken(run: Run) -> str:
         return "" if complete else "every rank exited, but no complete result was written"
     what, stopped = "no rank was started", _notebook_error(run)
     if run.events:
-        last = run.events[-1]
-        what = f"its last event was {last['kind']} from {last['source']} at {moment(last['t'])}"
+        what = f"its last event was {run.events[-1]['kind']} from {run.events[-1]['source']}"
     elif stopped is not None:
         return f"{what}; the notebook failed: {stopped['message']}"
     return f"the run ended without a status: its supervisor was killed or the machine went down; {what}"

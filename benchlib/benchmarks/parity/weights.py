@@ -22,7 +22,6 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path
 from benchlib.runtime import checkpoint
 from benchlib.workloads import encoders
-from benchlib.workloads.model_files import PICKLES
 
 _BASE_NAMES = ("bert-base", "google-bert/bert-base")  # what a BERT-base's name begins with on the hub
 _LAYER = re.compile(r"(layers?|blocks?|h)\.\d+$")

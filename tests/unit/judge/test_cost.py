@@ -13,7 +13,7 @@ from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.judge import cost
 from benchlib.judge.compare import RunSet
-from benchlib.judge.cost import Machine, Price, assign, front, offers, parse, worth
+from benchlib.judge.cost import Machine, Price, front, offers, parse, worth
 from benchlib.judge.references import registry
 from benchlib.results.metrics import measured, not_available
 from benchlib.results.record import Record
@@ -64,39 +64,35 @@ SIDES = [
 ]  # fmt: skip
 
 
+def priced(prices, monkeypatch):
+    sides = {"a": {"squad": SIDES[0].runs}, "b": {"squad": SIDES[1].runs}}
+    monkeypatch.setattr(cost, "read_argument", lambda name: (sides[name], []))
+    machines, _ = cost.read_machines("ab", parse(prices))
+    return [machine.price for machine in machines["squad"]]
+
+
 @pytest.mark.parametrize(
-    ("texts", "found"),
+    ("prices", "message"),
     [
-        *(([text], "--cost") for text in ("a=-1", "a=0", "a=nan", "inf", "a=", "", "three")),
-        (["1,2", "a=2"], "2 prices for 2 and names"),
-        (["1"], "1 price for 2.*in this order: a .*b "),
-        (["1", "2,3"], "3 prices for 2"),
-        (["c=1"], "nothing compared has this name.*a .node1; .* NVIDIA H100"),
-        (["a=1"], "no price for b: .*prices on-demand of nothing"),
-        (["node1=1", "H100=3", "b=1"], "node1 and H100 all mean a"),
-        (["A10=1", "a=1"], "nothing compared has this name"),  # A10 is another device than A100
-        (["2,1"], (2, 1)),
-        (["b=1", "a=2"], (2, 1)),
-        (["squad-1=1", "node2=2"], (1, 2)),
-        (["h100=1", "A100-SXM4-80GB=2"], (1, 2)),
+        *((text, "--cost .*write for each side") for text in ("-1,2", "0,1", "nan,1", "inf,1", "", "three,1", "a=1")),
+        ("1", "1 price for 2 sides.*in this order: a, b"),
+        ("1,2,3", "3 prices for 2"),
+        ("1,spot", "no price for b .node2; .* NVIDIA A100.*prices spot of nothing"),
     ],
 )
-def test_a_price_finds_its_machine(texts, found, monkeypatch):
+def test_a_price_that_cannot_be_is_refused(prices, message, monkeypatch):
     monkeypatch.setattr(cost, "offers", lambda kind: [])
-    if isinstance(found, tuple):
-        assert tuple(item.price.usd_per_device_hour for item in assign(parse(texts), SIDES)) == found
-    else:
-        with pytest.raises(UserError, match=found):
-            assign(parse(texts), SIDES)
+    with pytest.raises(UserError, match=message):
+        priced(prices, monkeypatch)
 
 
-def test_the_kits_sheet_fills_what_is_not_given_with_the_least_by_the_name_of_the_device():
-    given, listed = (item.price for item in assign(parse(["b=1"]), SIDES[::-1]))
+def test_the_kits_sheet_fills_what_is_not_given_with_the_least_by_the_name_of_the_device(monkeypatch):
+    listed, given = priced("on-demand,1", monkeypatch)
     of_device = [entry for entry in offers("on-demand") if entry.device == "h100-sxm"]
     least = min(of_device, key=lambda entry: entry.usd_per_device_hour)
     assert given == (1, "given") and len(of_device) > 3
     origin = f"{least.provider}, on-demand, {least.date}, the least of {len(of_device)}"
-    assert listed == (least.usd_per_device_hour, origin)
+    assert listed == (least.usd_per_device_hour, origin) == priced("on-demand", monkeypatch)[0]
     assert offers("spot") and all(entry.device in registry().devices for entry in offers("spot") + offers("on-demand"))
 
 
@@ -251,7 +247,7 @@ def call(*words):
 
 def test_the_command_compares_and_writes_a_page(stored, tmp_path):
     page = tmp_path / "page.html"
-    done = call(*stored, "--cost", "old=1", "--cost", "new=3", "--deadline", "1h", "--html", str(page))
+    done = call(*stored, "--cost", "1,3", "--deadline", "1h", "--html", str(page))
     assert done.exit_code == 0 and "new costs 2 times as much" in " ".join(done.output.split()), done.output
     assert_self_contained_and_accessible(Page(page))
     item = json.loads(call(*stored, "--cost", "1,3", "--json").stdout)["worth"][0]

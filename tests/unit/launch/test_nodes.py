@@ -104,7 +104,7 @@ def test_a_node_without_rank_0_says_where_the_result_is(tmp_path: Path, capsys: 
     run_dir = make_run(tmp_path / "run", ranks=1, with_result=False, config=torchrun)
     assert "the node of rank 0" in judge(run_dir, tmp_path / "baselines").sentence
     nodes.write(run_dir, [Node("a", "gpu1", "10.0.0.1", (0,)), Node("b", "gpu2", "10.0.0.2", (1,))])
-    verdict, where = judge(run_dir, tmp_path / "baselines"), "node gpu1 (10.0.0.1), which has rank 0"
+    verdict, where = judge(run_dir, tmp_path / "baselines"), "are on node gpu1 (10.0.0.1)"
     assert (verdict.exit_code(), verdict.exit_code(strict=True), verdict.broken) == (0, 0, False)
     assert where in verdict.sentence
     summarise(run_dir, verdict)
