@@ -20,21 +20,23 @@ VERBS = {  # by where they stand in ``commands``
 }
 
 
+def _of_benchmarks() -> dict[str, click.Command]:
+    from benchlib.benchmarks import loadable
+
+    return {item.command.name: item.command for item in loadable() if item.command}
+
+
 class _Verbs(click.Group):
     """The verbs above, and those that benchmarks bring along; these are imported when they are asked for."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        from benchlib.benchmarks import loadable
-
-        return sorted([*VERBS, *(item.name for item in loadable() if item.command)])
+        return sorted([*VERBS, *_of_benchmarks()])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in VERBS:
             module, attribute = VERBS[name].split(".")
             return getattr(importlib.import_module(f"benchlib.commands.{module}"), attribute)  # type: ignore[no-any-return]
-        from benchlib.benchmarks import BENCHMARKS
-
-        return BENCHMARKS[name].command if name in BENCHMARKS else None
+        return _of_benchmarks().get(name)
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb: an error is one sentence and exit code 2, the traceback of an unexpected one goes to a file.

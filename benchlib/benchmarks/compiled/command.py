@@ -1,4 +1,4 @@
-"""The verb ``benchlib compiled inspect FILE.mlir``: what a StableHLO program consists of, without running it."""
+"""The verb ``benchlib inspect FILE.mlir``: what a StableHLO program consists of, without running it."""
 
 from pathlib import Path
 
@@ -9,14 +9,9 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_bytes
 
 
-@click.group()
-def command() -> None:
-    """Look into a program that was compiled."""
-
-
-@command.command("inspect")
+@click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
-def inspect(file: Path) -> None:
+def command(file: Path) -> None:
     """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes."""
     from benchlib.workloads.stablehlo import mlir
 

@@ -9,7 +9,7 @@ import click
 from benchlib.core.errors import UserError
 
 
-@click.group()
+@click.group("machine")
 def command() -> None:
     """Write this machine as a preset that estimates are made for."""
 

@@ -27,7 +27,7 @@ from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COM
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
 
 
-@click.group(result_callback=sys.exit)
+@click.group("parity", result_callback=sys.exit)
 def command() -> None:
     """Compare what machines compute that are never online together: record, verify, merge."""
 

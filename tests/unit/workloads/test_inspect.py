@@ -1,4 +1,4 @@
-"""``benchlib compiled inspect`` on a program of one product, and on what is none."""
+"""``benchlib inspect`` on a program of one product, and on what is none."""
 
 import pytest
 from click.testing import CliRunner
@@ -16,12 +16,12 @@ def test_a_program_is_counted(tmp_path):
     pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
     path = tmp_path / "m.mlir"
     path.write_text(TEXT)
-    made = CliRunner().invoke(main, ["compiled", "inspect", str(path)])
+    made = CliRunner().invoke(main, ["inspect", str(path)])
     assert made.exit_code == 0, made.output
     for words in ("dot_general", "48 FLOPs", "72 bytes", "32 bytes"):  # 2*2*4*3; 4*(12+6); 4*8
         assert words in made.output
     path.write_text(TEXT.replace("2x4xf32> {", "2x5xf32> {"))
-    made = CliRunner().invoke(main, ["compiled", "inspect", str(path)])
+    made = CliRunner().invoke(main, ["inspect", str(path)])
     assert made.exit_code != 0 and "m.mlir:3:" in made.output + made.stderr
 
 
@@ -38,7 +38,7 @@ def test_a_hostile_program_is_refused_in_one_sentence(tmp_path, case):
     pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
     text, words = HOSTILE[case]
     (tmp_path / "m.mlir").write_text(text)
-    refused = CliRunner().invoke(main, ["compiled", "inspect", str(tmp_path / "m.mlir")])
+    refused = CliRunner().invoke(main, ["inspect", str(tmp_path / "m.mlir")])
     assert refused.exit_code == 2
     assert words in refused.stderr and "fault of benchlib" not in refused.stderr
     assert refused.stderr.startswith("error: ") and len(refused.stderr) < 1000
