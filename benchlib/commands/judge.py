@@ -46,8 +46,6 @@ def _judged(path: Path, quiet: bool) -> dict[str, Any]:
         POSSIBLE: f"Nothing impossible in {of}; {rules} applied.",
         NO_RULE: f"No rule could be applied to {of}: the file does not state enough to judge it.",
     }[code]
-    if any(claim.loadgen and claim.loadgen.valid is False for claim in claims):
-        sentence += " LoadGen calls the run INVALID: it is no result."
     sentence += f" Not read: {', '.join(unread)}." if unread else ""
     if not quiet:
         say((str(path), "bold"), f"  {name}")
@@ -82,7 +80,7 @@ def _reason(item: Judgement) -> str:
 def verb(files: tuple[Path, ...], as_json: bool) -> None:
     """Look for impossible numbers in results of any origin.
 
-    FILE is output of nccl-tests (text or JSON), an MLPerf LoadGen summary, a throughput table (CSV, TSV, Markdown),
+    FILE is output of nccl-tests, an MLPerf LoadGen summary, a throughput table (CSV, TSV, Markdown),
     a run folder, report or JSON of the kit, or a claim in neutral JSON.
 
     \b

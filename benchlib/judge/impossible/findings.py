@@ -27,12 +27,12 @@ class Finding:
 
 
 # It returns None where what is stated does not suffice.
-Judge = Callable[[Any], Finding | list[Finding] | None]
+Judge = Callable[[Any], Finding | None]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``judge`` takes the part of a claim of this name, '' for all of it, where that states all fields that it ``needs``.
+    """``judge`` takes the part of a claim of this name, where that states all fields that it ``needs``.
 
     Its docstring is the class of mistakes that it catches, in the words of a reader.
     """
@@ -48,11 +48,11 @@ class Rule:
 
     def findings(self, claim: Claim) -> Iterator[Finding]:
         """Yield a finding for each statement of the claim that the rule applies to."""
-        stated = getattr(claim, self.part) if self.part else claim
+        stated = getattr(claim, self.part)
         for part in stated if isinstance(stated, list) else [stated] if stated else []:
-            if not any(getattr(part, name) in (None, [], "") for name in self.needs):
-                answer = self.judge(part)
-                yield from answer if isinstance(answer, list) else [answer] if answer else []
+            whole = not any(getattr(part, name) in (None, [], "") for name in self.needs)
+            if whole and (answer := self.judge(part)):
+                yield answer
 
 
 RULES: dict[str, Rule] = {}

@@ -9,13 +9,12 @@ import yaml
 from click.testing import CliRunner
 
 from benchlib.benchmarks.machine import command as machine_command
-from benchlib.benchmarks.parallel import estimate, measure, strategies
+from benchlib.benchmarks.parallel import estimate, measure, presets, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
 from benchlib.cli import main
 from benchlib.core.errors import UserError
-from benchlib.judge import presets
 from benchlib.judge.references import registry, vendor_peak
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result
@@ -185,13 +184,14 @@ def test_many_ranks_hold_what_the_estimate_gives(model, strategy, schedule, layo
 
 def test_a_preset_is_not_overwritten(tmp_path, monkeypatch):
     content = yaml.safe_load((presets.folder() / "h100.yaml").read_text())
-    monkeypatch.setattr("benchlib.judge.presets.folder", lambda: tmp_path)
+    monkeypatch.setattr("benchlib.core.files.home", lambda: tmp_path)
     monkeypatch.setattr(machine_command, "content", lambda _: content)
 
     def init(*words):
         return CliRunner().invoke(main, ["machine", "init", str(tmp_path), *words])
 
-    assert init("--name", "mine").output == f"preset: {tmp_path / 'mine.yaml'}\n"
-    assert presets.preset(str(tmp_path / "mine.yaml")).memory_gb.value == 80
+    path = tmp_path / "params" / "machines" / "mine.yaml"
+    assert init("--name", "mine").output == f"preset: {path}\n"
+    assert presets.preset(str(path)).memory_gb.value == 80
     assert "--force" in init("--name", "mine").output
     assert "letters" in init("--name", "../mine", "--force").output

@@ -183,7 +183,6 @@ def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_it
 # Files that were edited
 
 STEADY = [100.0, 101.0, 99.5, 100.5, 98.5, 102.0, 100.2]
-LONG = [100.0 + 0.01 * number for number in range(400)]
 
 
 def _times(factor):
@@ -194,14 +193,6 @@ def _times(factor):
     return change
 
 
-IMPOSSIBLE = {
-    "below zero": (STEADY, _times(-0.05), "rate = -5"),
-    "not its samples": (STEADY, lambda record, metrics: metrics["rate"].update(value=101.9), "the median of its 7 raw samples is 100"),
-    "beside kept samples": (LONG, lambda record, metrics: metrics["rate"].update(value=103.9, ci_low=103.8, ci_high=103.95), "rate beside its kept samples"),
-    "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0, unit="points"), record["samples"].update(f1=[188.0])), "at most 100 points is possible"),
-}  # fmt: skip
-
-
 def edited(path, change):
     """Change the newest accepted run of a baseline file by hand."""
     values = json.loads(path.read_text())
@@ -210,15 +201,13 @@ def edited(path, change):
     path.write_text(json.dumps(values))
 
 
-@pytest.mark.parametrize("case", IMPOSSIBLE)
-def test_a_baseline_that_cannot_be_true_is_refused_with_file_reason_and_remedy(make_run, case):
-    samples, change, words = IMPOSSIBLE[case]
-    path = baselines.accept(make_run("first", samples=samples), "first", LIMITS)
+def test_a_baseline_that_cannot_be_true_is_refused_with_file_reason_and_remedy(make_run):
+    path = baselines.accept(make_run("first", samples=STEADY), "first", LIMITS)
     assert baselines.load_baseline(path).runs
-    edited(path, change)
+    edited(path, _times(-0.05))
     with pytest.raises(UserError) as refused:
         baselines.load_baseline(path)
-    assert words in str(refused.value) and path.name in str(refused.value)
+    assert "rate = -5" in str(refused.value) and path.name in str(refused.value)
     assert "restore the file, or delete it and accept sound runs" in str(refused.value)
 
 
