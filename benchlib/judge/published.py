@@ -60,11 +60,9 @@ class Place:
 
     @property
     def compared(self) -> str:
-        """The difference of a score in points, or the ratio here / published; of a mere range both ends."""
-        here, (low, value, high) = self.measured.value, self.figure.in_kit_unit()
-        if self.figure.quantity.points:
-            return f"{here - value:+.2f} points"
-        return f"{here / high:.3g} to {here / low:.3g}" if self.figure.value is None else f"{here / value:.3g}"
+        """The difference of a score in points, or the ratio here / published; of a mere range that of its middle."""
+        here, (_, value, _) = self.measured.value, self.figure.in_kit_unit()
+        return f"{here - value:+.2f} points" if self.figure.quantity.points else f"{here / value:.3g}"
 
     def sentence(self) -> str:
         kind, source = self.figure.quantity, registry().cite(self.figure)

@@ -8,7 +8,6 @@ names a rate, every column of numbers is one that no heading explains, as in tab
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ KINDS = {
     "features": (r"^features$", ""),
     "epochs": (r"^epochs$", ""),
     "samples_counted": (r"^samples( counted)?$", ""),
-    "wall_s": (rf"^(total |wall |run )?((time|duration)( ({TIMES}))?|hours|minutes|seconds)$", TIMES),
+    "wall_s": (rf"^(total |wall |run )?((time|duration)( ({TIMES}))?|hours|minutes|seconds)$", ""),
     "speed-up": (r"^speed[- ]?up$|^scaling$", "x|×"),
     "efficiency": (r"^(scaling |parallel )?efficiency", "%"),
     "mfu": (r"^(mfu|model flops? utili[sz]ation)\b", "%"),
@@ -38,34 +37,33 @@ KINDS = {
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
 
 
-@dataclass
-class _Column:
-    """What stands below a heading: a number a row, None where there is none, and what each is multiplied by."""
+class _Column(NamedTuple):
+    """What stands below a heading: a number a row in the unit ``scale``, 0 where there is none: of a benchmark that was not run."""
 
     head: str
-    words: str
     kind: str
-    numbers: list[float | None]
-    scales: list[float]
+    numbers: list[float]
+    scale: float
     whole: bool  # every cell was read, or is empty
-
-    def value(self, place: int) -> float:
-        """Return a cell's number, 0 where there is none: the sign of a benchmark that was not run."""
-        return (self.numbers[place] or 0.0) * self.scales[place]
+    of_tokens: bool
+    per_device: bool
 
 
 class _Row(NamedTuple):
     name: str
     device: str  # the name without the count
     ranks: int
+    place: int
 
 
 class _Table(NamedTuple):
     rows: Sequence[_Row]
     columns: Sequence[_Column]
 
-    def of(self, kind: str, place: int) -> list[_Column]:
-        return [column for column in self.columns if column.kind == kind and column.value(place) > 0]
+    def of(self, kind: str, row: _Row) -> list[tuple[_Column, float]]:
+        """Return the columns of a kind with the number that a row has of each, none where it has no number."""
+        columns = [column for column in self.columns if column.kind == kind and column.numbers[row.place] > 0]
+        return [(column, column.scale * column.numbers[row.place]) for column in columns]
 
 
 def sniff(path: Path, text: str) -> bool:
@@ -83,38 +81,34 @@ def read(path: Path, text: str) -> list[Claim]:
     ``UserError`` for a row that does not fit the header.
     """
     table, claims = _table(path, text), list[Claim]()
-    for place, row in enumerate(table.rows):
-        claims += [_claim(table, place, rate) for rate in table.of("rate", place)]
-        for share in table.of("mfu", place)[:1]:
-            claims.append(Claim(subject=row.name, compute=Compute(mfu=share.value(place), ranks=row.ranks)))
+    for row in table.rows:
+        claims += [_claim(table, row, *rate) for rate in table.of("rate", row)]
+        shares = [Compute(mfu=share, ranks=row.ranks) for _, share in table.of("mfu", row)]
+        claims += [Claim(subject=row.name, compute=share) for share in shares]
     if not claims:
         raise UserError(f"{path}: a table without a column of throughput or MFU")
     return claims
 
 
-def _claim(table: _Table, place: int, rate: _Column) -> Claim:
-    row, new, stated = table.rows[place], rate.value(place), dict[str, Any]()
-    share, of_tokens = PER_DEVICE.search(rate.words), "tok" in rate.words
-    if row.ranks > 1:
-        singles = [at for at, other in enumerate(table.rows) if (other.ranks, other.device) == (1, row.device)]
-        best = max(singles, key=rate.value, default=place)
-        if best != place and rate.value(best) > 0:
-            stated |= {"one_device_samples_per_s": rate.value(best), "one_device": table.rows[best].name}
-    speedups = list[SpeedUp]()
-    # Counts and times are those of the one column of throughput, or the one of samples beside those of tokens.
-    rates = table.of("rate", place)
-    if not share and [rate] in (rates, [column for column in rates if "tok" not in column.words]):
-        for kind in ("features", "epochs", "samples_counted") if not of_tokens else ():
-            for column in table.of(kind, place):
-                stated[kind] = column.value(place)
-        for column in table.of("wall_s", place)[:1]:
-            ends = span(column.numbers[place] or 0.0, 0.99)  # 0.03 hours may be 0.025
-            stated |= {"wall_s": column.value(place), "wall_s_span": [end * column.scales[place] for end in ends]}
-        if alone := stated.get("one_device_samples_per_s"):
-            ratios = [column.value(place) for column in table.of("speed-up", place)]
-            ratios += [row.ranks * column.value(place) for column in table.of("efficiency", place)]
-            speedups = [SpeedUp(stated=ratio, new=new, old=alone, unit="items/s") for ratio in ratios]
-    unit, of = "tokens/s" if of_tokens else "samples/s", "one rank" if share else "all ranks"
+def _claim(table: _Table, row: _Row, rate: _Column, new: float) -> Claim:
+    stated, speedups = dict[str, Any](), list[SpeedUp]()
+    alike = [other for other in table.rows if (other.ranks, other.device) == (1, row.device) and row.ranks > 1]
+    best = max(alike, key=lambda other: rate.numbers[other.place], default=None)
+    old = rate.numbers[best.place] if best else 0.0
+    if best and old:
+        stated |= {"one_device_samples_per_s": old, "one_device": best.name}
+    # Counts, times and ratios are those of the one column of throughput, or the one of samples beside those of tokens.
+    rates = [column for column, _ in table.of("rate", row) if not column.per_device]
+    if [rate] in (rates, [column for column in rates if not column.of_tokens]):
+        for kind in ("features", "epochs", "samples_counted") if not rate.of_tokens else ():
+            stated |= {column.kind: value for column, value in table.of(kind, row)}
+        for column, seconds in table.of("wall_s", row):
+            ends = span(column.numbers[row.place], 0.99)  # 0.03 hours may be 0.025
+            stated |= {"wall_s": seconds, "wall_s_span": [column.scale * end for end in ends]}
+        ratios = [ratio for _, ratio in table.of("speed-up", row)]
+        ratios += [row.ranks * share for _, share in table.of("efficiency", row)]
+        speedups = [SpeedUp(stated=ratio, new=new, old=old, unit="items/s") for ratio in ratios if old]
+    unit, of = "tokens/s" if rate.of_tokens else "samples/s", "one rank" if rate.per_device else "all ranks"
     speed = Speed(samples_per_s=new, unit=unit, ranks=row.ranks, stands_for=of, **stated)
     return Claim(subject=f"{row.name}, {rate.head}", speed=speed, speedups=speedups)
 
@@ -123,9 +117,10 @@ def _table(path: Path, text: str) -> _Table:
     header, *lines = _cells(text) or [[]]
     if len(header) < 2 or not lines:
         raise UserError(f"{path}: not a throughput table; expected a header and rows of machines")
-    if cut := [number for number, cells in enumerate(lines, 2) if len(cells) != len(header)]:
-        size = f"{len(lines[cut[0] - 2])} columns where the header has {len(header)}"
-        raise UserError(f"{path}, row {cut[0]}: {size}; the file may be cut")
+    for number, cells in enumerate(lines, 2):
+        if len(cells) != len(header):
+            size = f"{len(cells)} columns where the header has {len(header)}"
+            raise UserError(f"{path}, row {number}: {size}; the file may be cut")
     words = [" ".join(re.sub(r"[()\[\],:_]", " ", head.lower()).split()) for head in header]
     kinds = [next((kind for kind, (form, _) in KINDS.items() if re.search(form, each)), "") for each in words]
     other = "unread" if {"rate", "mfu"} & set(kinds) else "rate"
@@ -133,33 +128,28 @@ def _table(path: Path, text: str) -> _Table:
         _column(head, each, kind or other, list(cells))
         for head, each, kind, cells in zip(header, words, kinds, zip(*lines, strict=True), strict=True)
     ]
-    counts = next((column for column in columns if column.kind == "ranks" and None not in column.numbers), None)
-    named = [COUNT.search(cells[0]) for cells in lines]
-    if counts is None and "mfu" not in kinds and not any(named):
-        how = "no row names its number of devices, as in 8x H100, and no column num_gpu or nodes does"
-        raise UserError(f"{path}: {how}")
+    counts = next((column for column in columns if column.kind == "ranks" and all(column.numbers)), None)
     rows = list[_Row]()
-    for place, (cells, count) in enumerate(zip(lines, named, strict=True)):
-        ranks = int(counts.value(place)) if counts else int(count[1]) if count else 1
-        device = "" if counts is columns[0] else " ".join(COUNT.sub("", cells[0]).split())
-        rows.append(_Row(cells[0] if device else f"{header[0]} = {cells[0]}", device, max(1, ranks)))
+    for place, (name, *_) in enumerate(lines):
+        count, device = COUNT.search(name), " ".join(COUNT.sub("", name).split())
+        ranks = int(counts.numbers[place]) if counts else int(count[1]) if count else 1
+        # Where the rows are named by their number of devices, all are of one machine.
+        rows.append(_Row(name, "" if counts is columns[0] else device, max(1, ranks), place))
     return _Table(rows, [column for column in columns[1:] if column is not counts])
 
 
 def _column(head: str, words: str, kind: str, cells: list[str]) -> _Column:
-    matches = [NUMBER.fullmatch(cell.partition("±")[0].strip()) for cell in cells]
-    units = KINDS[kind][1]
-    good = [match if match and re.fullmatch(f"({units})?", match[2], re.I) else None for match in matches]
-    whole = all(match or cell.lower() in EMPTY for match, cell in zip(good, cells, strict=True))
-    numbers = [float(match[1].replace(",", "")) if match else None for match in good]
-    scales = [1.0] * len(cells)
+    numbers, whole, units, scale = list[float](), True, KINDS[kind][1], 1.0
+    for cell in cells:
+        match = NUMBER.fullmatch(cell.partition("±")[0].strip())
+        good = match and re.fullmatch(f"({units})?", match[2], re.IGNORECASE)
+        numbers.append(float(match[1].replace(",", "")) if match and good else 0.0)
+        whole &= bool(good) or cell.lower() in EMPTY
     if kind == "wall_s":
-        of_head = next((unit for unit in reversed(words.split()) if unit in SECONDS), "s")
-        scales = [SECONDS[(match and match[2].lower()) or of_head] for match in good]
-    elif kind in ("efficiency", "mfu"):
-        per_cent = any("%" in text for text in (head, *cells)) or max(number or 0.0 for number in numbers) > 2
-        scales = [0.01 if per_cent else 1.0] * len(cells)
-    return _Column(head, words, kind, numbers, scales, whole)
+        scale = next((SECONDS[word] for word in words.split() if word in SECONDS), 1.0)
+    elif kind in ("efficiency", "mfu") and (any("%" in text for text in (head, *cells)) or max(numbers) > 2):
+        scale = 0.01
+    return _Column(head, kind, numbers, scale, whole, "tok" in words, bool(PER_DEVICE.search(words)))
 
 
 def _cells(text: str) -> list[list[str]]:

@@ -26,14 +26,10 @@ class Part(BaseModel):
 
 
 def _of(description: str, default: Any = None, **limits: Any) -> Any:
-    """Return a field that may be left out; a list or dict starts empty."""
+    """Return a field that may be left out unless its default is ``...``; a list or dict starts empty."""
     if isinstance(default, (list, dict)):
         return Field(default_factory=type(default), description=description, **limits)
     return Field(default, description=description, **limits)
-
-
-def _needed(description: str, **limits: Any) -> Any:
-    return Field(description=description, **limits)
 
 
 class Speed(Part):
@@ -51,7 +47,6 @@ class Speed(Part):
     wall_s: Above0 | None = _of("time for all these samples, in s")
     wall_s_span: list[Above0] = _of("lower and upper end of that time as it was written, in s", [], max_length=2)
     steps_run: Count | None = _of("optimizer steps that were really run")
-    steps_planned: Count | None = _of("optimizer steps that were configured")
     batch_per_rank: Positive | None = _of("samples per rank and step")
     step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
     batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
@@ -137,17 +132,17 @@ class Requests(Part):
 class SpeedUp(Part):
     """A stated ratio of two named runs."""
 
-    stated: Above0 = _needed("the ratio: 4.3 for 4.3 ×")
-    new: Above0 = _needed("rate of the faster run")
-    old: Above0 = _needed("rate of the run that it is compared with")
+    stated: Above0 = _of("the ratio: 4.3 for 4.3 ×", ...)
+    new: Above0 = _of("rate of the faster run", ...)
+    old: Above0 = _of("rate of the run that it is compared with", ...)
     unit: str = _of("unit of the rates", "")
 
 
 class Quantity(Part):
     """Any value that cannot be negative. ``value`` is null where it was not a finite number."""
 
-    name: str = _needed("what it is")
-    value: float | None = _needed("in its unit; null where it was not a finite number")
+    name: str = _of("what it is", ...)
+    value: float | None = _of("in its unit; null where it was not a finite number", ...)
     unit: str = _of("unit of the value", "")
 
 
@@ -194,6 +189,6 @@ def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> A
 class ClaimFile(Part):
     """The neutral file: ``{"claim_version": 1, "source": "…", "claims": [{…}]}``."""
 
-    claim_version: Literal[1] = _needed("version of this format")
+    claim_version: Literal[1] = _of("version of this format", ...)
     source: str = _of("where the statements come from", "")
-    claims: list[Claim] = _needed("one for each subject", min_length=1)
+    claims: list[Claim] = _of("one for each subject", ..., min_length=1)

@@ -111,13 +111,11 @@ def follows(
     unit: str = "",
     ends: Sequence[float] = (),
     slack: float = ROUNDING,
-    *,
     absolute: float = 0.0,
-    wrong: str = "",
 ) -> Finding:
     """Hold a stated value against what it has to follow from, ``by`` the terms of that; ``ends`` are those of its range."""
     reason = f"{figure(stated, unit)} stated, {figure(expected, unit)} by {by}"
-    wrong = wrong or (f"{stated / expected:.3g} times that" if expected else "it does not follow")
+    wrong = f"{stated / expected:.3g} times that" if expected else "it does not follow"
     good = agrees(stated, ends or [expected], slack, absolute)
     return finding(good, reason, wrong=wrong, value=stated, unit=unit)
 

@@ -136,22 +136,22 @@ def tokens_take_time(it: Any) -> Finding | None:
 def percentiles_in_order(it: Any) -> Finding | None:
     """Percentiles that fall or are none, a mean outside the ends."""
     # minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends.
-    ladder = {name: value for name, value in it.stated.items() if name != "mean"}
-    if len(it.stated) < 2 or not ladder:
+    chains = [[name for name in it.stated if name != "mean"], ["minimum", "mean", "maximum"]]
+    pairs = [
+        pair
+        for chain in chains
+        for pair in itertools.pairwise((name, it.stated[name]) for name in chain if name in it.stated)
+    ]
+    if not pairs:
         return None
     wrong = [f"p{key:g} is no percentile" for key in it.percentiles_s if not 0 <= key <= 100]
-    pairs = [*itertools.pairwise(ladder.items())]
-    if it.mean_s is not None:
-        mean = ("mean", it.mean_s)
-        pairs += [(end, mean) for end in [("minimum", it.min_s)] if it.min_s is not None]
-        pairs += [(mean, end) for end in [("maximum", it.max_s)] if it.max_s is not None]
     wrong += [
         f"{low} {first:.6g} s above {high} {second:.6g} s"
         for (low, first), (high, second) in pairs
-        if first > second * (1 + EQUAL) and second >= 0
+        if first - second > EQUAL * abs(second)
     ]
-    good = f"{', '.join(f'{name} {value:.4g} s' for name, value in ladder.items())}, in order"
-    return none_wrong(wrong, good, about=f"{it.name}: ")
+    stated = ", ".join(f"{name} {value:.4g} s" for name, value in it.stated.items())
+    return none_wrong(wrong, f"{stated}, in order", about=f"{it.name}: ")
 
 
 @rule("requests", "requests add up")
@@ -214,33 +214,22 @@ MAX_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: long
 @rule("speed", "rate from counts", "samples_per_s wall_s")
 def rate_from_counts(it: Any) -> Finding | None:
     """A rate that the counted samples do not give: planned steps, one rank for all."""
-    steps, ranks, full = it.steps_run, it.ranks, (it.steps_run, it.batch_per_rank, it.ranks)
+    ranks, full = it.ranks, (it.steps_run, it.batch_per_rank, it.ranks)
     if it.samples_counted is not None:
         count, how = it.samples_counted, f"{it.samples_counted:,} samples counted"
     elif (count := _planned(it)) is not None:
         how = f"{it.features:,} features × {it.epochs:g} epochs = {count:,.0f} samples"
     elif None not in full:
-        count, how = math.prod(full), f"{steps:,} steps × {it.batch_per_rank:,} samples × {ranks} ranks"
+        count, how = math.prod(full), f"{it.steps_run:,} steps × {it.batch_per_rank:,} samples × {ranks} ranks"
     else:
         return None
     if it.stands_for == "one rank":
         if ranks is None:
             return Finding("SKIPPED", f"the rate is that of one rank, and the number of ranks is not stated: {how}")
         count, how = count / ranks, f"{how}, over {ranks} ranks"
-    ratio = it.samples_per_s * it.wall_s / count if count else math.inf
-    mistakes = {  # what the rate was multiplied by
-        f"the rate counts the {it.steps_planned} planned steps, of which {steps} ran": (it.steps_planned or 1, steps),
-        f"the rate was multiplied by the {steps} steps": (steps, 1),
-        f"it is the rate of one of the {ranks} ranks, not of all": (1, ranks),
-    }
-    near = [text for text, (by, of) in mistakes.items() if by and of and by != of and _near(ratio, by / of)]
     ends = [count / end for end in it.wall_s_span or [it.wall_s]]
-    how, wrong = f"{how} in {figure(it.wall_s, 's')}", "".join(near[:1])
-    return follows(it.samples_per_s, count / it.wall_s, how, it.unit, ends, RATE_SLACK, wrong=wrong)
-
-
-def _near(ratio: float, factor: float) -> bool:
-    return abs(ratio / factor - 1) <= RATE_SLACK
+    by = f"{how} in {figure(it.wall_s, 's')}"
+    return follows(it.samples_per_s, count / it.wall_s, by, it.unit, ends, RATE_SLACK)
 
 
 def _planned(it: Speed) -> float | None:
@@ -259,7 +248,7 @@ def sample_count(it: Any) -> Finding | None:
     reason = f"{counted:,} samples counted, {it.features:,} features × {it.epochs:g} epochs = {whole:,.0f}"
     # The last batch of an epoch may be filled up or left out.
     batches = math.ceil(it.epochs) * (it.batch_per_rank or 0) * (it.ranks or 1)
-    good = _near(counted, max(whole, 1)) or abs(counted - whole) < batches
+    good = abs(counted - whole) <= RATE_SLACK * whole or abs(counted - whole) < batches
     return finding(good, reason, wrong="not the stated amount of work")
 
 
