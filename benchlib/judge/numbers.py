@@ -29,12 +29,11 @@ def fault_of(value: Any, signed: bool = False) -> str:
     """Return what is wrong with a stored value, or with the first wrong item of a list; '' for texts and flags."""
     if value is None:
         return "missing"
-    if isinstance(value, Mapping):
-        faults = ((name, fault_of(item, signed)) for name, item in value.items() if item is not None)
+    if isinstance(value, (Mapping, list, tuple)):
+        named = value.items() if isinstance(value, Mapping) else enumerate(value)
+        absent = isinstance(value, Mapping)  # by name one may be missing
+        faults = ((name, fault_of(item, signed)) for name, item in named if not (absent and item is None))
         return next((f"{fault} at {name}" for name, fault in faults if fault), "")
-    if isinstance(value, (list, tuple)):
-        faults = ((index, fault_of(item, signed)) for index, item in enumerate(value))
-        return next((f"{fault} at {index}" for index, fault in faults if fault), "")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
             return str(value)

@@ -26,8 +26,6 @@ KINDS = {
     "unread": (r"price|cost|[$€£]|latency|ttft|tpot|\bp ?\d\d\b|length|watt|power|memory|batch|host", ""),
     "rate": (rf"\b{ITEMS} ?(/|per) ?s(ec(ond)?)?\b|throughput|\bqps\b", ".*/s"),
     "ranks": (r"^(num |n )?(gpus?|nodes|devices|ranks|workers|servers|machines)$", ""),
-    "features": (r"^features$", ""),
-    "epochs": (r"^epochs$", ""),
     "samples_counted": (r"^samples( counted)?$", ""),
     "wall_s": (rf"^(total |wall |run )?((time|duration)( ({TIMES}))?|hours|minutes|seconds)$", ""),
     "speed-up": (r"^speed[- ]?up$|^scaling$", "x|×"),
@@ -100,8 +98,8 @@ def _claim(table: _Table, row: _Row, rate: _Column, new: float) -> Claim:
     # Counts, times and ratios are those of the one column of throughput, or the one of samples beside those of tokens.
     rates = [column for column, _ in table.of("rate", row) if not column.per_device]
     if [rate] in (rates, [column for column in rates if not column.of_tokens]):
-        for kind in ("features", "epochs", "samples_counted") if not rate.of_tokens else ():
-            stated |= {column.kind: value for column, value in table.of(kind, row)}
+        if not rate.of_tokens:
+            stated |= {column.kind: value for column, value in table.of("samples_counted", row)}
         for column, seconds in table.of("wall_s", row):
             ends = span(column.numbers[row.place], 0.99)  # 0.03 hours may be 0.025
             stated |= {"wall_s": seconds, "wall_s_span": [column.scale * end for end in ends]}

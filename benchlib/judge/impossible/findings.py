@@ -94,16 +94,6 @@ def span(value: float, most: float = MAX_ROUNDING) -> tuple[float, float]:
     return value - half, value + half
 
 
-def agrees(stated: float, ends: Sequence[float], slack: float = ROUNDING, absolute: float = 0.0) -> bool:
-    """Return whether a stated value, as rounded, can lie between the least and the greatest of ``ends``.
-
-    ``slack`` is a share (5e-4: 0.05%); ``absolute`` is for small values that were printed with fixed decimals.
-    """
-    (below, above), low, high = span(stated), min(ends), max(ends)
-    margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
-    return above >= low - margin and below <= high + margin
-
-
 def follows(
     stated: float,
     expected: float,
@@ -113,10 +103,16 @@ def follows(
     slack: float = ROUNDING,
     absolute: float = 0.0,
 ) -> Finding:
-    """Hold a stated value against what it has to follow from, ``by`` the terms of that; ``ends`` are those of its range."""
+    """Hold a stated value, as rounded, against what it has to follow from, ``by`` the terms of that; ``ends`` are those of its range.
+
+    ``slack`` is a share (5e-4: 0.05%); ``absolute`` is for small values that were printed with fixed decimals.
+    """
+    below, above = span(stated)
+    low, high = min(ends, default=expected), max(ends, default=expected)
+    margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
     reason = f"{figure(stated, unit)} stated, {figure(expected, unit)} by {by}"
     wrong = f"{stated / expected:.3g} times that" if expected else "it does not follow"
-    good = agrees(stated, ends or [expected], slack, absolute)
+    good = above >= low - margin and below <= high + margin
     return finding(good, reason, wrong=wrong, value=stated, unit=unit)
 
 

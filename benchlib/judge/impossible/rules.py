@@ -94,11 +94,9 @@ def wire_rate(it: Collective) -> float:
 def busbw_bound(it: Any) -> Finding:
     """A bus bandwidth above what the links carry."""
     wire, most = wire_rate(it), it.bound_gbytes_per_s * PEAK_SLACK
-    reason = f"busbw {figure(it.busbw_gbytes_per_s, GB)}"
-    if wire != it.busbw_gbytes_per_s:
-        reason += f", {'' if it.algorithm else 'at least '}{figure(wire, GB)} on the wire (algbw × (n+1)/n)"
     source = f" ({it.bound_source})" if it.bound_source else ""
-    reason += f"; at most {figure(it.bound_gbytes_per_s, GB)} can be moved{source}"
+    reason = f"busbw {figure(it.busbw_gbytes_per_s, GB)}, at least {figure(wire, GB)} on the wire; "
+    reason += f"at most {figure(it.bound_gbytes_per_s, GB)} can be moved{source}"
     wrong = "the operation was timed before it had ended, or the size is not what was moved"
     return finding(wire <= most, reason, wrong=wrong, value=wire, unit=GB, limit=f"<= {figure(most, GB)}")
 
@@ -288,8 +286,7 @@ def scaling(it: Any) -> Finding:
     # The stated rates are rounded: only what no rounding explains is impossible.
     least = span(total)[0] / span(alone)[1] / it.ranks
     wrong = f"{it.ranks} devices cannot do more than {it.ranks} times the work of one"
-    good = min(least, efficiency) <= SCALING_SLACK
-    return finding(good, reason, wrong=wrong, value=efficiency, limit=f"<= {SCALING_SLACK}")
+    return finding(least <= SCALING_SLACK, reason, wrong=wrong, value=efficiency, limit=f"<= {SCALING_SLACK}")
 
 
 def _token_rate(it: Compute) -> tuple[float, str]:
@@ -349,12 +346,11 @@ def share_of_peak(it: Any) -> Finding | None:
     """An MFU above 1, or of another device's or precision's peak."""
     mfu, peak = f"MFU {it.mfu:.1%}", it.peak_flops or 0.0
     other = it.peak_precision if it.precision and it.peak_precision != it.precision else ""
+    if other:
+        return finding(False, mfu, wrong=f"the peak is that of {other}, while the work ran in {it.precision}")
     if not 0 <= it.mfu <= PEAK_SLACK:
         wrong = "the peak is another device's or another precision's, or the work was counted twice"
-        wrong = f"the peak is that of {other}, while the work ran in {it.precision}" if other else wrong
-        return finding(False, f"{mfu} is impossible", wrong=wrong, value=it.mfu, limit="<= 1")
-    if other:
-        return finding(False, f"{mfu} is of the {other} peak, while the work ran in {it.precision}")
+        return finding(False, mfu, wrong=wrong, value=it.mfu, limit="<= 1")
     if not peak and vendor_peak(it.device) is None:
         return Finding("SKIPPED", f"MFU is not available: no peak of {it.device or 'this device'} is known")
     if it.flops_per_s is None or not peak:
