@@ -7,6 +7,7 @@ The folder holds, by convention:
     spec.py       SPEC: what it states, each thing once, see benchlib.spec.spec.Spec
     run.py        measure(rank): what every rank executes; rows by table
     command.py    command: a verb of its own for the command line (optional)
+    foreign.py    READERS: files of other programs that `benchlib judge` reads, by format (optional)
 
 and what measures. One whose rank forms no process group has ``run(config, run_dir, events)`` in place of ``measure``. A benchmark
 from outside joins by an entry point of the group ``benchlib.benchmarks``: its name and its package. Parts are imported when they

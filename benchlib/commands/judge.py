@@ -40,8 +40,6 @@ def judged(path: Path) -> dict[str, Any]:
         POSSIBLE: f"Nothing impossible in {of}; {rules} applied.",
         NO_RULE: f"No rule could be applied to {of}: the file does not state enough to judge it.",
     }[code]
-    if any(claim.loadgen and claim.loadgen.valid is False for claim in claims):
-        sentence += " LoadGen calls the run INVALID: it is no result."
     sentence += f" Not read: {', '.join(unread)}." if unread else ""
     findings = [
         {"rule": item.rule.name, "catches": item.rule.catches, "status": item.status, "finding": _finding(item)}

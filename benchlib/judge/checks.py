@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
-from benchlib.core.text import capitalized, counted
+from benchlib.core.text import capitalized, counted, shortened
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.rules import ask, judge_claims
-from benchlib.judge.numbers import InvalidNumber, faults_text, within
+from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.results.run import Run
 from benchlib.results.verdict import Check as Check
 from benchlib.results.verdict import Kind as Kind
@@ -131,12 +131,12 @@ def budget_check(run: Run) -> Check:
 
 def finite_check(claims: Iterable[Claim], faults: Sequence[str] = ()) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero; every run measures some."""
-    return Ask(FINITE, "Are all values finite and non-negative?").by(_finite, claims, faults)
+    to = Ask(FINITE, "Are all values finite and non-negative?")
+    # Of faults no claims can be made.
+    return to.fact(False, shortened(faults, between="; ")) if faults else to.by(_finite, claims)
 
 
-def _finite(to: Ask, claims: Iterable[Claim], faults: Sequence[str]) -> Check:
-    if faults:  # what claims would be made of
-        return to.fact(False, faults_text(faults))
+def _finite(to: Ask, claims: Iterable[Claim]) -> Check:
     findings = [finding for _, finding in ask("possible values", claims)]
     wrong = [finding for finding in findings if finding.status == "FAIL"]
     counts = Counter(finding.reason for finding in wrong or findings)
@@ -146,13 +146,11 @@ def _finite(to: Ask, claims: Iterable[Claim], faults: Sequence[str]) -> Check:
 
 def agreement_check(claims: Iterable[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
-    question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
-    return Ask(AGREE, question).by(_agreement, claims, shown, faults)
+    to = Ask(AGREE, "Are rates, counts, times and shares consistent with each other and with the raw samples?")
+    return to.fact(False, shortened(faults, between="; ")) if faults else to.by(_agreement, claims, shown)
 
 
-def _agreement(to: Ask, claims: Iterable[Claim], shown: Collection[str], faults: Sequence[str]) -> Check:
-    if faults:
-        return to.fact(False, faults_text(faults))
+def _agreement(to: Ask, claims: Iterable[Claim], shown: Collection[str]) -> Check:
     judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]
     failures = [reason for judgement in judged for reason in judgement.failures]
     held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]

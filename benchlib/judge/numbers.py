@@ -6,14 +6,12 @@ there. ``checks.Ask.by`` turns that into the FAIL of the check that asked, with 
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.core.text import shortened
 
-SHOWN_FAULTS = 3
 NAMING = 3  # texts at the beginning of a row that tell which one it is
 
 
@@ -31,24 +29,16 @@ def fault_of(value: Any, signed: bool = False) -> str:
     """Return what is wrong with a stored value, or with the first wrong item of a list; '' for texts and flags."""
     if value is None:
         return "missing"
-    if isinstance(value, Mapping):
-        faults = ((name, fault_of(item, signed)) for name, item in value.items() if item is not None)
+    if isinstance(value, (Mapping, list, tuple)):
+        named = value.items() if isinstance(value, Mapping) else enumerate(value)
+        absent = isinstance(value, Mapping)  # by name one may be missing
+        faults = ((name, fault_of(item, signed)) for name, item in named if not (absent and item is None))
         return next((f"{fault} at {name}" for name, fault in faults if fault), "")
-    if isinstance(value, (list, tuple)):
-        faults = ((index, fault_of(item, signed)) for index, item in enumerate(value))
-        return next((f"{fault} at {index}" for index, fault in faults if fault), "")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
             return str(value)
         return f"{value:g}, below zero" if value < 0 and not signed else ""
     return ""
-
-
-def number(value: Any, name: str) -> float:
-    """Return a value that is a finite number; ``InvalidNumber`` for anything else ("5", true, NaN)."""
-    if not within(value):
-        raise InvalidNumber(f"{name} is {value!r}, which is no number")
-    return float(value)
 
 
 class Cells(dict[str, Any]):
@@ -70,22 +60,11 @@ class Cells(dict[str, Any]):
         """Return the value of a name, the default where the name is not there."""
         return self[name] if name in self else default  # noqa: SIM401
 
-    def values(self) -> Any:
-        return [self[name] for name in self]
-
-    def items(self) -> Any:
-        return [(name, self[name]) for name in self]
-
 
 def place_of(table: str, index: int, row: Mapping[str, Any]) -> str:
     """Say which row it is, by the first texts in it."""
     texts = [value for value in row.values() if isinstance(value, str) and value][:NAMING]
     return f"row {index + 1} of {table}" + (f" ({', '.join(texts)[:60]})" if texts else "")
-
-
-def faults_text(faults: Collection[str]) -> str:
-    """Return the first faults in a sentence, with how many more there are."""
-    return shortened(list(faults), SHOWN_FAULTS, "; ")
 
 
 def why(row: Mapping[str, Any], *columns: str) -> str:

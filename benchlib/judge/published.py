@@ -16,16 +16,7 @@ from benchlib.results.run import Run
 
 LARGE_BYTES = 2**29  # from here on the bandwidth of a collective hardly depends on the size of the message
 FACTORS = {"batch": 2.0, "epochs": 1.5}  # within such a factor rate and score change less than from host to host
-FORMATS = {
-    "sequence_length": "{} tokens",
-    "doc_stride": "stride {}",
-    "epochs": "{:g} epochs",
-    "batch": "batch {}",
-    "learning_rate": "learning rate {:g}",
-    "padding": "padded {}",
-    "training": "{} training",
-    "nodes": "{} nodes",
-}
+FORMATS = {"padding": "padded {}", "training": "{} training"}
 KINDS = {"measured": "", "specified": "specified by the vendor", "limit": "a limit, not a result"}
 
 
@@ -57,11 +48,10 @@ def device_name(machine: Mapping[str, Any], backend: str, count: int) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """A value beside a comparable figure. ``remarks`` are conditions that differ or are not stated and do not matter as much."""
+    """A value beside a comparable figure."""
 
     measured: Measured
     figure: Figure
-    remarks: tuple[str, ...] = ()
 
     @property
     def here(self) -> str:
@@ -70,11 +60,9 @@ class Place:
 
     @property
     def compared(self) -> str:
-        """The difference of a score in points, or the ratio here / published; of a mere range both ends."""
-        here, (low, value, high) = self.measured.value, self.figure.in_kit_unit()
-        if self.figure.quantity.points:
-            return f"{here - value:+.2f} points"
-        return f"{here / high:.3g} to {here / low:.3g}" if self.figure.value is None else f"{here / value:.3g}"
+        """The difference of a score in points, or the ratio here / published; of a mere range that of its middle."""
+        here, (_, value, _) = self.measured.value, self.figure.in_kit_unit()
+        return f"{here - value:+.2f} points" if self.figure.quantity.points else f"{here / value:.3g}"
 
     def sentence(self) -> str:
         kind, source = self.figure.quantity, registry().cite(self.figure)
@@ -86,24 +74,21 @@ class Place:
 
 
 def comparable(measured: Measured) -> list[Place]:
-    places = (_placed(measured, item) for item in registry().figures if item.metric == measured.quantity)
-    return [place for place in places if place]
+    figures = (item for item in registry().figures if item.metric == measured.quantity and item.validity != "invalid")
+    return [Place(measured, item) for item in figures if _holds(item, measured)]
 
 
-def _placed(measured: Measured, item: Figure) -> Place | None:
-    """Place a value beside a figure; None for one that is invalid, or where a condition that has to agree does not."""
-    stated, remarks = {**measured.conditions, "device": measured.device}, list[str]()
-    here, kind = {name: value for name, value in stated.items() if value not in ("", None)}, item.quantity
-    for name in dict.fromkeys([*item.conditions, *kind.match, *kind.where_stated]):
-        there, own = item.conditions.get(name), here.get(name)
-        must, may = name in kind.match, name in kind.where_stated
-        agree = may or there is own is None if there is None or own is None else _agree(name, there, own)
-        if (must or may) and not agree:
-            return None
-        if name != "device" and not must and own is not None and there != own and (may or there is not None):
-            what = name.removesuffix("_bytes").replace("_", " ")
-            remarks.append(f"{what}: {shown(name, there)} there, {shown(name, own)} here")
-    return Place(measured, item, tuple(remarks)) if item.validity != "invalid" else None
+def _holds(item: Figure, measured: Measured) -> bool:
+    """Tell whether the conditions of a figure that have to agree with those of a value do."""
+    conditions, kind = {**measured.conditions, "device": measured.device}, item.quantity
+    for name in (*kind.match, *kind.where_stated):
+        there, here = item.conditions.get(name), conditions.get(name) or None
+        if there is not None and here is not None:
+            if not _agree(name, there, here):
+                return False
+        elif name in kind.match and there is not here:
+            return False
+    return True
 
 
 def _agree(name: str, there: Any, here: Any) -> bool:
@@ -116,25 +101,18 @@ def _agree(name: str, there: Any, here: Any) -> bool:
     return bool(there == here)
 
 
-def shown(name: str, value: Any) -> str:
-    if value in (None, ""):
-        return "not stated"
-    if name == "message_bytes":
-        return size_text(value) + (" and more" if value == LARGE_BYTES else "")
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def conditions_text(item: Figure) -> str:
-    """Write the conditions of a figure in one line: ``8 x NVIDIA H100 SXM, NVLS, bus bandwidth``."""
+    """Write the conditions of a figure in one line: ``8 x NVIDIA H100 SXM, messages of 512 MiB and more, nodes 1``."""
     stated = dict(item.conditions)
     device, count = stated.pop("device", None), stated.pop("devices", 0)
     name = registry().devices[device].name if device else "devices"
     words = [f"{count} x {name}" if count else name] if device or count else []
-    if stated.get("nodes") == 1:
-        del stated["nodes"]
-    if "message_bytes" in stated:
-        words.append("messages of " + shown("message_bytes", stated.pop("message_bytes")))
-    return ", ".join([*words, *(FORMATS.get(key, "{}").format(value) for key, value in stated.items())])
+    if size := stated.pop("message_bytes", 0):
+        words.append(f"messages of {size_text(size)}" + " and more" * (size == LARGE_BYTES))
+    for what, value in stated.items():
+        form = "{}" if isinstance(value, str) else what.replace("_", " ") + " {:g}"
+        words.append(FORMATS.get(what, form).format(value))
+    return ", ".join(words)
 
 
 def placements(run: Run) -> list[tuple[Measured, list[Place]]]:
@@ -166,7 +144,6 @@ def section(run: Run) -> dict[str, Any] | None:
             "label": capitalized(item.label),
             "here": place.here,
             "compared": place.compared,
-            "remarks": "; ".join(place.remarks),
         }
         for item, places in placed
         for place in places

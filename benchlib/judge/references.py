@@ -51,13 +51,12 @@ class Source(Strict):
 class Device(Strict):
     """A device model, and the names under which torch reports it (a regular expression for the whole name).
 
-    ``link_gbytes_per_s`` is what its links carry one way, ``memory_gbytes_per_s`` what its memory does, as its vendor claims.
+    ``link_gbytes_per_s`` is what its links carry one way, as its vendor claims.
     """
 
     name: str = Field(min_length=1)
     torch: str = ""
     link_gbytes_per_s: float | None = Field(None, gt=0)
-    memory_gbytes_per_s: float | None = Field(None, gt=0)
 
 
 class Figure(Strict):
@@ -158,12 +157,11 @@ def registry() -> Registry:
 
 @dataclass(frozen=True)
 class VendorPeak:
-    """What a vendor claims of one device: FLOP/s without sparsity by precision, its links one way and its memory in GB/s."""
+    """What a vendor claims of one device: FLOP/s without sparsity by precision, and its links one way in GB/s."""
 
     name: str
     dense_flops: dict[str, float]
     link_gbytes_per_s: float | None = None
-    memory_gbytes_per_s: float | None = None
 
 
 @functools.cache
@@ -178,7 +176,6 @@ def vendor_peak(device: str) -> VendorPeak | None:
         rates.setdefault("fp16", rates["bf16"])  # the same units multiply both at the same rate
     devices = [registry().devices[name] for name in matching]
     link = max((item.link_gbytes_per_s or 0.0 for item in devices), default=0.0)
-    memory = max((item.memory_gbytes_per_s or 0.0 for item in devices), default=0.0)
-    if not rates and not link and not memory:
+    if not rates and not link:
         return None
-    return VendorPeak(min((item.name for item in devices), key=len), rates, link or None, memory or None)
+    return VendorPeak(min((item.name for item in devices), key=len), rates, link or None)

@@ -270,19 +270,6 @@ class Spec:
                     values[name] = Quality(value, col.stated_unit.removesuffix("count"), col.quality or 0.0)
         return values
 
-    def beside_rows(self, result: Result) -> Iterator[tuple[Stated, float]]:
-        """Yield the metrics that a column of a result holds as they are, with its number; raw samples are not needed for them.
-
-        Medians of derived columns and percentiles do not follow from the medians that a result holds.
-        """
-        rows = Rows.bare(None, result)
-        for metric in self.metrics:
-            held = metric.of.col.of is None and metric.percentile is None
-            for name, row in metric.rows(rows) if held else ():
-                stated, number = rows.metrics.get(name), metric.of.finite(row, rows)
-                if stated and stated.value is not None and number is not None:
-                    yield stated, number
-
     def _disagreements(self, run: Rows) -> list[str]:
         """Return which metrics are not what their rows give: altered or left out."""
         try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from operator import truediv
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from benchlib.core.events import Event
@@ -55,23 +55,14 @@ def _largest(*parts: Any) -> str:
 
 
 def _of_steps(row: Row, run: Rows) -> Row:
-    """Return what no column of the counted steps states: full batches, and the parts of a step as those of a whole."""
-    batch, times = run.run.get("global_batch"), row["step_s"]
-    wholes = list[Row]()
-    if isinstance(times, list):  # a baseline and a shared report carry their medians alone
-        counted_s = {"its counted steps": sum(times)}
-        wholes.append({"name": "the training", "whole": run.run.get("train_s"), "parts": counted_s})
-        if parts := {name: row[name] for name in PARTS_S.split() if row.get(name)}:
-            medians, means = ({name: of(values) for name, values in parts.items()} for of in (median, fmean))
-            wholes.append({"name": "the median step", "whole": median(times), "parts": medians})
-            wholes.append({"name": "the mean step", "whole": fmean(times), "parts": means, "apart": True})
+    """Return what no column of the counted steps states: ranks, and whether the batches were full."""
+    batch = run.run.get("global_batch")
     return {
         "speed.ranks": run.world,
         "speed.batches_full": set(counted_steps["samples"].numbers(row, run)) == {batch},
         "speed.batch_per_rank": batch // run.world if batch else None,
         "compute.ranks": run.world,
         "compute.peak_kind": "measured",
-        "wholes": wholes,
     }
 
 
@@ -124,16 +115,12 @@ def _loss_at(place: int, losses: list[float]) -> float:
 
 
 def _of_run(row: Row, run: Rows) -> Row:
-    """Return what no column of the run states: ranks, shares, and the times that follow each other within the whole."""
-    parts = {name: row[name] for name in ("startup_s", "train_s", "evaluate_s") if row.get(name) is not None}
-    shares = {"padding_share": row["padding_share"]} if row.get("padding_share") is not None else {}
+    """Return what no column of the run states: its ranks, and the first and last loss."""
     losses, learning = row.get("loss"), dict[str, float]()
     if losses and isinstance(losses, list) and all(map(math.isfinite, losses)):  # not the median alone
         learning = {"learning.loss_first": _loss_at(0, losses), "learning.loss_last": _loss_at(-1, losses)}
     return learning | {
         "speed.ranks": run.world,
-        "learning.shares": shares,
-        "wholes": [{"name": "the run", "whole": row.get("total_s"), "parts": parts, "apart": True}],
         "collective.operation": "all_reduce",
         "collective.ranks": run.world,
     }

@@ -61,7 +61,7 @@ class CollectivesConfig(BaseConfig):
     compare_gradients: list[Library] = Field(
         ["gloo"], description="libraries over which the same gradients are compared"
     )
-    nccl_tests: str = Field("", description="file of nccl-tests results (text or JSON) to show beside")
+    nccl_tests: str = Field("", description="file of results of nccl-tests to show beside")
 
     planted_fault_rank: int = Field(
         -1, ge=-1, le=2**20, description="rank that alters an element of each result; -1: none"

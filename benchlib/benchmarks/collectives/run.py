@@ -45,9 +45,9 @@ def measure(rank: Rank) -> Tables:
     config, ranks = rank.config, rank.world.size
     foreign = []
     if config.nccl_tests and rank.world.main:  # before anything is measured: only the first node needs to have the file
-        from benchlib.benchmarks.collectives import nccl_tests
+        from benchlib.benchmarks.collectives.foreign import read
 
-        foreign = nccl_tests.read(Path(config.nccl_tests))
+        foreign = read(Path(config.nccl_tests))
     bench, several, planned = Bench(rank), ranks > 1, plan(config)
     missing = lacking(planned, bench.place)
     cases, shares, overlaps = (

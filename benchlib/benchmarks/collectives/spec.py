@@ -219,9 +219,9 @@ def _few_sizes(run: Rows, rows: list[Row]) -> list[Row]:
 
 def _refuse(config: CollectivesConfig) -> None:
     if config.nccl_tests:
-        from benchlib.benchmarks.collectives import nccl_tests  # which imports the exports of all benchmarks
+        from benchlib.benchmarks.collectives.foreign import read  # which imports the exports of all benchmarks
 
-        nccl_tests.read(Path(config.nccl_tests))
+        read(Path(config.nccl_tests))
 
 
 def _not_compared(run: Rows) -> dict[str, list[str]]:
@@ -363,5 +363,5 @@ SPEC = Spec(
     refuse=_refuse,
     missed=_not_compared,
     whole=lambda run: all(row["planned"] == row["measured"] for row in plan.rows(run)),
-    exports=[("nccl-tests", "collectives as nccl-tests prints them", f"{__package__}.nccl_tests:write")],
+    exports=[("nccl-tests", "collectives as nccl-tests prints them", f"{__package__}.foreign:write")],
 )

@@ -25,18 +25,15 @@ def init(run: Path, name: str, force: bool) -> None:
     """
     import yaml
 
-    from benchlib.core.files import write_text
-    from benchlib.judge.presets import Preset, folder
+    from benchlib.core.files import home, write_text
     from benchlib.results.run import Run
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise UserError(f"--name {name!r}: use letters, digits, '.', '_' and '-'")
-    path = folder() / f"{name}.yaml"
+    path = home() / "params" / "machines" / f"{name}.yaml"
     if path.exists() and not force and name != "this":
         raise UserError(f"{path} exists: take another --name, or --force to replace it")
-    values = content(Run(run))
-    Preset.model_validate(values)
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=160)
+    text = yaml.safe_dump(content(Run(run)), sort_keys=False, allow_unicode=True, width=160)
     write_text(path, f"# Written by `benchlib machine init`.\n{text}")
     click.echo(f"preset: {path}")
 

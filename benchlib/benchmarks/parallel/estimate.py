@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from benchlib.benchmarks.parallel.presets import Preset, names, preset
 from benchlib.benchmarks.parallel.shapes import SCHEDULES, STRATEGIES, Job
 from benchlib.core import terminal
 from benchlib.core.definitions import BUS_FACTORS
 from benchlib.core.errors import UserError
 from benchlib.core.text import quantity, seconds
-from benchlib.judge.presets import Preset, names, preset
 
 HERE = "this"  # the preset that `benchlib machine init` writes
 WEIGHT_BYTES = 4  # weights, gradients and moments are fp32, whatever the precision of the products

@@ -26,14 +26,10 @@ class Part(BaseModel):
 
 
 def _of(description: str, default: Any = None, **limits: Any) -> Any:
-    """Return a field that may be left out; a list or dict starts empty."""
+    """Return a field that may be left out unless its default is ``...``; a list or dict starts empty."""
     if isinstance(default, (list, dict)):
         return Field(default_factory=type(default), description=description, **limits)
     return Field(default, description=description, **limits)
-
-
-def _needed(description: str, **limits: Any) -> Any:
-    return Field(description=description, **limits)
 
 
 class Speed(Part):
@@ -51,7 +47,6 @@ class Speed(Part):
     wall_s: Above0 | None = _of("time for all these samples, in s")
     wall_s_span: list[Above0] = _of("lower and upper end of that time as it was written, in s", [], max_length=2)
     steps_run: Count | None = _of("optimizer steps that were really run")
-    steps_planned: Count | None = _of("optimizer steps that were configured")
     batch_per_rank: Positive | None = _of("samples per rank and step")
     step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
     batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
@@ -71,7 +66,6 @@ class Compute(Part):
     peak_flops: Above0 | None = _of("the peak that `mfu` is a share of, in FLOP/s")
     peak_kind: Literal["measured", "claimed", ""] = _of("measured, or claimed by the vendor", "")
     peak_precision: str = _of("precision of the peak", "")
-    peak_sparse: bool = _of("the peak counts the zeros of structured sparsity", False)
     peak_source: str = _of("how the peak was measured, or who claims it", "")
     parameters: Above0 | None = _of("parameters of the matrix products")
     work: Literal["training", "inference"] = _of("6 or 2 operations per parameter and token", "training")
@@ -87,7 +81,6 @@ class Learning(Part):
     loss_last: float | None = _of("smoothed, at the end")
     f1: float | None = _of("from 0 to 100")
     exact_match: float | None = _of("from 0 to 100")
-    shares: dict[str, float] = _of("values that lie between 0 and 1", {})
 
 
 class Collective(Part):
@@ -133,83 +126,24 @@ class Requests(Part):
     completed: Count | None = _of("answered correctly")
     failed: Count | None = _of("refused, failed or timed out")
     in_latency: Count | None = _of("requests whose times make up the latencies")
-
-
-class LoadGen(Part):
-    """What an MLPerf LoadGen summary states. Times in seconds."""
-
-    valid: bool | None = _of("whether the summary says VALID")
-    satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
-    errors: Count | None = _of("errors in the log")
-    samples_per_s: Rate | None = _of("stated rate")
-    target_per_s: Rate | None = _of("the rate that was asked for, in scenario Server")
-    scheduled_per_s: Rate | None = _of("the rate at which the queries were due, of the same samples")
-
-
-class Decode(Part):
-    """Answers that are generated token by token: each step reads all weights once, for all sequences of the batch."""
-
-    tokens_per_s: float = _needed("generated tokens of all sequences together", ge=0)
-    batch: Positive = _of("sequences that are generated at once", 1)
-    weights_bytes: Above0 = _needed("bytes of the weights that a step reads")
-    memory_bytes_per_s: Above0 | None = _of("bandwidth of the memory of all devices together, in bytes per second")
-    memory_source: str = _of("who claims that, or how it was measured", "")
-    device: str = _of("name of the device as its driver reports it", "")
-    ranks: Ranks = _of("devices that took part", 1)
-    tokens_per_step: Above0 = _of("tokens per sequence and step: above 1 with speculative decoding", 1.0)
+    logged_errors: Count | None = _of("errors in the log of the load generator")
 
 
 class SpeedUp(Part):
-    """A stated ratio of two named runs; ``others`` are further runs that it could have been taken against."""
+    """A stated ratio of two named runs."""
 
-    stated: Above0 = _needed("the ratio: 4.3 for 4.3 ×")
-    new: Above0 = _needed("rate of the faster run")
-    old: Above0 = _needed("rate of the run that it is compared with")
-    others: list[Above0] = _of("rates of further runs", [])
+    stated: Above0 = _of("the ratio: 4.3 for 4.3 ×", ...)
+    new: Above0 = _of("rate of the faster run", ...)
+    old: Above0 = _of("rate of the run that it is compared with", ...)
     unit: str = _of("unit of the rates", "")
-
-
-class Expectation(Part):
-    """What was announced and what was measured, as the ends of ranges."""
-
-    name: str = _needed("what was announced and measured")
-    announced: list[Rate] = _needed("one value or both ends", min_length=1, max_length=2)
-    measured: list[Rate] = _needed("one value or both ends", min_length=1, max_length=2)
-    unit: str = _of("unit of both", "")
-
-
-class AccuracyLimit(Part):
-    """A limit for the quality of results, and who states it. ``enforced``: a checker applies this one."""
-
-    metric: str = _needed("what is limited")
-    value: float = _needed("the limit")
-    source: str = _of("who states it", "")
-    version: str = _of("version of the source", "")
-    enforced: bool = _of("a checker applies this one", False)
-
-
-class Whole(Part):
-    """A time or an amount, and parts of it."""
-
-    name: str = _needed("what it is")
-    whole: Above0 = _needed("all of it")
-    parts: dict[str, float] = _needed("parts of it by name", min_length=1)
-    apart: bool = _of("no part overlaps another: their sum counts as well", False)
-    unit: str = _of("unit of the whole and its parts", "s")
 
 
 class Quantity(Part):
     """Any value that cannot be negative. ``value`` is null where it was not a finite number."""
 
-    name: str = _needed("what it is")
-    value: float | None = _needed("in its unit; null where it was not a finite number")
-    unit: str = _of("unit of the value, its samples and its interval", "")
-    samples: list[float] = _of("raw samples", [])
-    median_of_samples: bool = _of("the value is stated to be the median of the samples", False)
-    low: float | None = _of("lower end of the interval that is stated with the value")
-    high: float | None = _of("upper end of the interval that is stated with the value")
-    most: float | None = _of("the most that it can be: the cores, the memory of the machine")
-    recorded: list[float] = _of("the last of the samples as another record of the same work has them", [])
+    name: str = _of("what it is", ...)
+    value: float | None = _of("in its unit; null where it was not a finite number", ...)
+    unit: str = _of("unit of the value", "")
 
 
 class Claim(Part):
@@ -222,12 +156,7 @@ class Claim(Part):
     collective: Collective | None = _of("one collective operation, or the average over several")
     latencies: list[Latency] = _of("times of requests or steps", [])
     requests: Requests | None = _of("counts of requests")
-    loadgen: LoadGen | None = _of("what an MLPerf LoadGen summary states")
-    decode: Decode | None = _of("answers that are generated token by token")
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
-    expectations: list[Expectation] = _of("what was announced and what was measured", [])
-    accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])
-    wholes: list[Whole] = _of("times or amounts, and parts of them", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
 
     @classmethod
@@ -236,25 +165,20 @@ class Claim(Part):
         parts: dict[str, Any] = {}
         for role, value in roles.items():
             part, _, name = role.partition(".")
-            parts[part] = {**parts.get(part, {}), name: value} if name else value
+            parts.setdefault(part, {})[name] = value
         if "latencies" in parts:
             parts["latencies"] = [Latency(name=series, **parts["latencies"])]
         return cls(subject=subject, **parts)
 
 
 SAMPLES = ("step_s", "samples_s", "learning_rates")  # fields of a claim that take all samples of a column
-SCALES = {
-    ("Gbps", "gbytes_per_s"): 1 / 8,
-    ("us", "seconds"): 1e-6,
-    ("us", "samples_s"): 1e-6,
-    ("ms", "samples_s"): 1e-3,
-}
+SCALES = {"Gbps": 1 / 8, "us": 1e-6, "ms": 1e-3}  # to the GB/s and seconds of a claim
 
 
 def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> Any:
     """Return what a cell with a role states, in the unit of the claim's field; None for what is not finite, which "finite" fails."""
     name = role.partition(".")[2]
-    scale = next((by for (of, end), by in SCALES.items() if unit == of and name.endswith(end)), 1.0)
+    scale = SCALES.get(unit, 1.0)
     if name in SAMPLES:
         return [scale * item for item in numbers if math.isfinite(item)] or None
     if isinstance(value, (float, list)):
@@ -265,6 +189,6 @@ def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> A
 class ClaimFile(Part):
     """The neutral file: ``{"claim_version": 1, "source": "…", "claims": [{…}]}``."""
 
-    claim_version: Literal[1] = _needed("version of this format")
+    claim_version: Literal[1] = _of("version of this format", ...)
     source: str = _of("where the statements come from", "")
-    claims: list[Claim] = _needed("one for each subject", min_length=1)
+    claims: list[Claim] = _of("one for each subject", ..., min_length=1)

@@ -27,12 +27,12 @@ class Finding:
 
 
 # It returns None where what is stated does not suffice.
-Judge = Callable[[Any], Finding | list[Finding] | None]
+Judge = Callable[[Any], Finding | None]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``judge`` takes the part of a claim of this name, '' for all of it, where that states all fields that it ``needs``.
+    """``judge`` takes the part of a claim of this name, where that states all fields that it ``needs``.
 
     Its docstring is the class of mistakes that it catches, in the words of a reader.
     """
@@ -48,11 +48,11 @@ class Rule:
 
     def findings(self, claim: Claim) -> Iterator[Finding]:
         """Yield a finding for each statement of the claim that the rule applies to."""
-        stated = getattr(claim, self.part) if self.part else claim
+        stated = getattr(claim, self.part)
         for part in stated if isinstance(stated, list) else [stated] if stated else []:
-            if not any(getattr(part, name) in (None, [], "") for name in self.needs):
-                answer = self.judge(part)
-                yield from answer if isinstance(answer, list) else [answer] if answer else []
+            whole = not any(getattr(part, name) in (None, [], "") for name in self.needs)
+            if whole and (answer := self.judge(part)):
+                yield answer
 
 
 RULES: dict[str, Rule] = {}
@@ -94,16 +94,6 @@ def span(value: float, most: float = MAX_ROUNDING) -> tuple[float, float]:
     return value - half, value + half
 
 
-def agrees(stated: float, ends: Sequence[float], slack: float = ROUNDING, absolute: float = 0.0) -> bool:
-    """Return whether a stated value, as rounded, can lie between the least and the greatest of ``ends``.
-
-    ``slack`` is a share (5e-4: 0.05%); ``absolute`` is for small values that were printed with fixed decimals.
-    """
-    (below, above), low, high = span(stated), min(ends), max(ends)
-    margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
-    return above >= low - margin and below <= high + margin
-
-
 def follows(
     stated: float,
     expected: float,
@@ -111,14 +101,18 @@ def follows(
     unit: str = "",
     ends: Sequence[float] = (),
     slack: float = ROUNDING,
-    *,
     absolute: float = 0.0,
-    wrong: str = "",
 ) -> Finding:
-    """Hold a stated value against what it has to follow from, ``by`` the terms of that; ``ends`` are those of its range."""
+    """Hold a stated value, as rounded, against what it has to follow from, ``by`` the terms of that; ``ends`` are those of its range.
+
+    ``slack`` is a share (5e-4: 0.05%); ``absolute`` is for small values that were printed with fixed decimals.
+    """
+    below, above = span(stated)
+    low, high = min(ends, default=expected), max(ends, default=expected)
+    margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
     reason = f"{figure(stated, unit)} stated, {figure(expected, unit)} by {by}"
-    wrong = wrong or (f"{stated / expected:.3g} times that" if expected else "it does not follow")
-    good = agrees(stated, ends or [expected], slack, absolute)
+    wrong = f"{stated / expected:.3g} times that" if expected else "it does not follow"
+    good = above >= low - margin and below <= high + margin
     return finding(good, reason, wrong=wrong, value=stated, unit=unit)
 
 

@@ -7,11 +7,10 @@ import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.machine import command as machine_command
-from benchlib.benchmarks.parallel import estimate, measure, strategies
+from benchlib.benchmarks.parallel import estimate, measure, presets, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
-from benchlib.judge import presets
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result
 

@@ -40,15 +40,6 @@ def failures(path):
     }
 
 
-def changed(tmp_path, name, old, new, count=1):
-    """Return a copy of an honest file with ``old`` replaced."""
-    text = (HONEST / name).read_text()
-    assert text.count(old) >= 1
-    path = tmp_path / name
-    path.write_text(text.replace(old, new, count))
-    return path
-
-
 def test_nccl_text_is_read_by_its_columns():
     name, claims = read_claims(HONEST / "all_reduce-8xh100-nvls.txt")
     row = claims[-2].collective
@@ -93,42 +84,30 @@ def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
         ("all_reduce-8xh100-nvls.txt", "values : 0 OK", "values : 3 FAILED", "right results"),
         ("all_reduce-8xh100-nvls.txt", "272.39  476.68", "299.39  523.93", "algbw is S/t"),
         ("all_reduce-8xh100-nvls.txt", "274.05  479.58", "274.05  274.05", "busbw factor"),
-        ("all_reduce-8xh100.json", '"count": 0', '"count": 4', "right results"),
-        ("all_reduce-8xh100.json", '"env": [', '"env": ["NCCL_ALGO=Ring", ', "busbw below the links"),
-        ("all_gather-8xh100.txt", "all_gather_perf", "all_reduce_perf", "busbw factor"),
-        ("loadgen-server.txt", "Performance constraints satisfied : Yes", "Performance constraints satisfied : NO", "LoadGen verdict"),
-        ("loadgen-server.txt", "target_qps : 3600", "target_qps : 36", "LoadGen rate"),
         ("loadgen-server.txt", "99.00 percentile latency (ns)   : 121004871", "99.00 percentile latency (ns)   : 21004871", "percentiles in order"),
-        ("loadgen-single-stream.txt", "Min latency (ns)                : 1401220", "Min latency (ns)                : -140", "no time below zero"),
         ("loadgen-server-tokens.txt", "Min First Token latency (ns)                : 21004112", "Min First Token latency (ns)                : -1", "no time below zero"),
-        ("loadgen-server.txt", "No errors encountered", "1 ERROR encountered", "LoadGen errors"),
+        ("loadgen-server.txt", "No errors encountered", "1 ERROR encountered", "no errors logged"),
         ("loadgen-server-tokens-6.0.17.txt", "Min Time per Output Token (ns)                : 9454541", "Min Time per Output Token (ns)                : -1", "no time below zero"),
-        ("loadgen-server-tokens-6.0.17.txt", "samples per second    : 7.79", "samples per second    : 9.60", "LoadGen rate"),
         ("lambda-one-gpu.csv", "2x RTX 4090,2,900,541", "2x RTX 4090,2,900,641", "scaling"),
-        ("counted.tsv", "7,362", "19,667", "rate from counts"),
-        ("serving-two-nodes.md", "0.2634", "0.15", "rate from counts"),
         ("serving-two-nodes.md", "1.90x", "2.60x", "speed-up"),
         ("published.json", '"failed": 360', '"failed": 400', "requests add up"),
     ],
 )  # fmt: skip
 def test_what_a_file_states_wrongly_in_itself_is_found(tmp_path, name, old, new, rule):
-    count = 2 if rule == "busbw factor" and "gather" in name else 1
-    assert rule in failures(changed(tmp_path, name, old, new, count))
+    path, text = tmp_path / name, (HONEST / name).read_text()
+    assert text.count(old) >= 1
+    path.write_text(text.replace(old, new, 1))
+    assert rule in failures(path)
 
 
 def test_loadgen_summary_is_read_by_its_lines():
-    _, [claim] = read_claims(HONEST / "loadgen-server.txt")
-    run = claim.loadgen
-    assert (run.errors, run.samples_per_s, run.scheduled_per_s) == (0, 3601.87, 3602.11)
-    assert (claim.subject, run.valid, run.satisfied["Min queries satisfied"]) == ("Server run", True, "Yes")
-    assert run.target_per_s == 3600
+    name, [claim] = read_claims(HONEST / "loadgen-server.txt")
+    assert (name, claim.subject, claim.requests.logged_errors) == ("LoadGen", "Server run, VALID", 0)
     assert claim.latencies[0].percentiles_s[99.9] == pytest.approx(0.149211004)
     _, [tokens] = read_claims(HONEST / "loadgen-server-tokens.txt")
     first, each = tokens.latencies[1:]
     assert (first.name, first.max_s, each.name) == ("first token", pytest.approx(2.41004412), "time per output token")
     assert (each.mean_s, each.percentiles_s[99.0]) == (pytest.approx(0.041004112), pytest.approx(0.091004112))
-    _, [offline] = read_claims(HONEST / "loadgen-offline.txt")
-    assert offline.loadgen.samples_per_s == 4028.57
 
 
 HOURS = """\
@@ -145,13 +124,6 @@ LLM inference
 | 1x A30 | 59.4 | 410 | many | 0.06 | 13,368 | 100% |
 | 2x A30 | 112.9 | 1730 | many | 0.03 | 13368 | 95% |
 """
-BOTH = """\
-| Configuration | Throughput | Full Dataset Time | Improvement |
-|---|---|---|---|
-| Single (Node 1) | 0.18 samples/s | ~20.6 hours | 1.0x |
-| Single (Node 2) | 0.29 samples/s | ~12.8 hours | 1.6x |
-| **Parallel (Both)** | **0.36 samples/s** | ~10.3 hours | **2.0x** |
-"""
 
 
 @pytest.mark.parametrize(
@@ -163,8 +135,6 @@ BOTH = """\
         (SETUPS, "0.03", "0.01", "rate from counts"),
         (SETUPS, "95%", "70%", "speed-up"),
         (SETUPS, "112.9", "131.4", "scaling"),
-        (BOTH, "2.0x", "4.3x", "speed-up"),
-        (BOTH, "0.36 samples/s** | ~10.3 hours | **2.0x", "0.76 samples/s** | ~4.9 hours | **4.2x", "scaling"),
     ],
 )
 def test_a_pasted_table_of_rates_hours_and_speed_up_is_judged(tmp_path, table, old, new, rule):
@@ -179,39 +149,31 @@ def test_a_pasted_table_of_rates_hours_and_speed_up_is_judged(tmp_path, table, o
 @pytest.mark.parametrize(
     ("header", "rows", "rule", "unread"),
     [
-        ("num_gpu,samples/s,MFU (%)", "8,100,130", "share of the peak", ""),
         ("num_gpu,samples/s,MFU", "1,20,38 8,100,143", "share of the peak", ""),
         ("model,MFU", "A,1.3", "share of the peak", ""),
-        ("gpus,samples/s,samples,time (s)", "2,12k,1000,10", "rate from counts", ""),
         ("gpus,samples/s,samples,time (ms)", "2,100,1000,100", "rate from counts", ""),
         ("gpus,tokens/s/GPU", "1,1000 8,1500", "scaling", ""),
-        ("setup,samples/s,speed-up", "1_GPU,1000,- 2_GPUs,1900,4.3x", "speed-up", ""),
-        ("nodes,queries/s,tokens/s,samples,time_h,speedup", "1,2.1,269,13368,1.77,1 3,5.9,755,13368,0.2,2.8", "rate from counts", ""),
         # Honest ones, and what no rule sees of them.
         ("gpus,samples/s,MFU (%)", "1,100,41 8,700,38", "", ""),
         ("gpus,tokens/s/GPU,samples/s", "1,51200,100 8,51200,800", "", ""),
-        ("gpus,k tokens/s,samples/s", "1,51.2,100 8,409,800", "", "k tokens/s"),
         ("gpus,samples/s,samples,time (s)", "1,10,100,-10 2,inf,100,10", "", "samples/s, time (s)"),
         ("gpus,tokens/s,samples,time (s)", "1,5000,1000,100 2,9000,1000,55", "", ""),
         ("gpus,requests/s,$/GPU-h,seq length", "1,2,2.5,512 8,15,2.5,512", "", "$/GPU-h, seq length"),
         ("gpus,samples/s", "1,100±2 8,780", "", ""),
         ("gpus,model_a,delta,price", "1,100,-3,30000 8,700,-4,300000", "", "delta, price"),
-        ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "", "efficiency"),
         ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "", "speed-up"),
         ("gpus,samples/s,p99 (ms),time (epochs)", "1,100,3,2", "", "p99 (ms), time (epochs)"),
     ],
 )  # fmt: skip
 def test_a_table_that_contradicts_itself_is_refused_and_what_is_not_read_is_named(tmp_path, header, rows, rule, unread):
-    path, mark = tmp_path / "table.tsv", ";" if ";" in header else ","
-    path.write_text("\n".join(line.replace(mark, "\t").replace("_G", " G") for line in (header, *rows.split(" "))))
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join((header, *rows.split(" "))))
     assert list(failures(path)) == [rule] * bool(rule)
     sentence = json.loads(run("--json", path).stdout)[0]["sentence"]
     assert sentence.endswith(f" Not read: {unread}.") if unread else "Not read" not in sentence
 
 
-@pytest.mark.parametrize(
-    "name", ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "all_reduce-8xh100.json"]
-)
+@pytest.mark.parametrize("name", ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv"])
 def test_a_cut_file_gives_findings_or_a_sentence(tmp_path, name):
     lines = (HONEST / name).read_text().splitlines(keepends=True)
     path = tmp_path / name
@@ -247,7 +209,6 @@ LOADGEN = b"MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
         (CLAIM % b"", "see docs/claims.md .*at least 1"),
         (b'{"claim_version": 2, "claims": [{}]}', "claim_version"),
         (LOADGEN + b"Min latency (ns): 12x\n", "invalid value"),
-        (b'{"nccl_version": 22807, "results": [{"size": "big"}]}', "results.0.size"),
     ],
 )
 def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, content, says):
@@ -273,11 +234,3 @@ def test_the_command_says_what_it_found_by_text_json_and_exit_code(tmp_path):
     assert "Impossible: speed-up." in shown and "4.3 ×" in shown
     assert "states" not in run(right).output and "Nothing impossible" in run(right).output
     assert "does not state enough" in run(silent).output
-
-
-def test_a_run_that_loadgen_calls_invalid_is_possible_and_no_result(tmp_path):
-    answer = run("--json", changed(tmp_path, "loadgen-server.txt", "Result is : VALID", "Result is : INVALID"))
-    [document] = json.loads(answer.stdout)
-    verdict = next(item for item in document["findings"] if item["rule"] == "LoadGen verdict")
-    assert (answer.exit_code, verdict["status"]) == (0, "SKIPPED")
-    assert "it is no result" in document["sentence"]

@@ -5,67 +5,47 @@ from pathlib import Path
 import pytest
 
 from benchlib.judge.foreign.readers import read_claims
-from benchlib.judge.impossible.claim import (
-    Claim,
-    Collective,
-    Compute,
-    Decode,
-    Latency,
-    Learning,
-    Quantity,
-    Requests,
-    Speed,
-    Whole,
-)
+from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Requests, Speed
 from benchlib.judge.impossible.findings import half_unit
 from benchlib.judge.impossible.rules import RULES, judge_claims, wire_rate
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-HONEST = sorted(path for path in (FIXTURES / "honest").iterdir() if path.is_file())
+HONEST = sorted((FIXTURES / "honest").iterdir())
 
-IMPOSSIBLE = [
-    ("01-bert-base-8xh200.json", "rate from counts", "7,362"),
-    ("01-bert-base-8xh200.json", "scaling", "21.1 times"),
-    ("02-bert-base-8xh100.json", "rate from counts", "6,372"),
-    ("02-bert-base-8xh100.json", "scaling", "10.9 times"),
-    ("03-bert-base-8xb200.csv", "scaling", "21.5 times the 1,405 samples/s of one (B200), an efficiency of 2.69"),
-    ("04-bert-base-8xa100.md", "scaling", "9.65 times the 443 seq/s of one (A100 80GB SXM4), an efficiency of 1.21"),
-    ("05-planned-steps.json", "steps that ran", "70 of 100 planned steps ran, which gives 6,441"),
-    ("05-planned-steps.json", "rate from counts", "counts the 100 planned steps, of which 70 ran"),
-    ("06-learning-rate-zero.json", "learning rate", "0 of 10 steps: the others, from step 1 on, trained nothing"),
-    ("06-learning-rate-zero.json", "loss falls", "loss from 5.900 to 5.900"),
-    ("07-rate-times-steps.json", "rate from raw steps", "80 samples/s by the raw times of 100 steps"),
-    ("07-rate-times-steps.json", "rate from counts", "multiplied by the 100 steps"),
-    ("08-rate-of-one-rank.json", "rate from counts", "320 samples/s by 3,200 samples counted in 10 s: it is the rate of one"),
-    ("09-unknown-device.json", "share of the peak", "MFU 563.0% is impossible"),
-    ("10-wrong-peak.json", "share of the peak", "is that of tf32, while the work ran in bf16"),
-    ("10-wrong-peak.json", "below the peak", "157.3% of the measured peak (mamf-finder) of 794.5 TFLOP/s"),
-    ("11-negative-first-token.json", "no time below zero", "time to first token: mean -1.7e+09 s"),
-    ("12-failed-requests.json", "requests add up", "1,000 are in the latency, 640 completed"),
-    ("13-doubled-algbw.json", "algbw is S/t", "2·S/t under the name of algbw"),
-    ("13-doubled-algbw.json", "busbw factor", "their ratio is 0.875"),
-    ("14-not-waited.txt", "busbw below the links", "timed before it had ended"),
-    ("14-not-waited.txt", "transfer takes time", "no device's memory moves more than 10,000 GB/s"),
-    ("15-laptop.json", "below the peak", "2.5 PFLOP/s"),
-    ("16-speed-up.json", "speed-up", "2 × by 0.36 samples/s / 0.18 samples/s (1.24 × against the better of the others"),
-    ("17-announced.json", "announced and measured", "15 to 25 samples/s announced, 0.18 to 0.29 samples/s measured"),
-    ("18-tokens-and-samples.json", "tokens and samples", "319,898 tokens/s by 156.2 samples/s × 2,048 tokens"),
-    ("19-two-limits.json", "limits have a source", "42.99 of inference_rules.adoc"),
-    ("20-schedule-too-short.json", "learning rate", "3 of 10 steps: the others, from step 4 on, trained nothing"),
-    ("21-first-token-not-reported.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
-    ("21-first-token-not-reported.txt", "tokens take time", "first token: 6 of 6 times are zero"),
-    ("22-completed-twice.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
-]  # fmt: skip
+IMPOSSIBLE = {
+    "01-bert-base-8xh200.json": {"rate from counts": "7,362", "scaling": "21.1 times"},
+    "02-bert-base-8xh100.json": {"rate from counts": "6,372", "scaling": "10.9 times"},
+    "03-bert-base-8xb200.csv": {"scaling": "21.5 times the 1,405 samples/s of one (B200), an efficiency of 2.69"},
+    "04-bert-base-8xa100.md": {"scaling": "9.65 times the 443 samples/s of one (A100 80GB SXM4), an efficiency of 1.21"},
+    "05-planned-steps.json": {"rate from counts": "6,441.41 samples/s by 70 steps × 320 samples × 8 ranks in 27.82 s"},
+    "06-learning-rate-zero.json": {"learning rate": "from step 1 on, trained nothing", "loss falls": "loss from 5.900 to 5.900"},
+    "07-rate-times-steps.json": {"rate from raw steps": "80 samples/s by the raw times of 100 steps", "rate from counts": "100 times that"},
+    "08-rate-of-one-rank.json": {"rate from counts": "320 samples/s by 3,200 samples counted in 10 s: 0.25 times that"},
+    "09-unknown-device.json": {"share of the peak": "MFU 563.0%: the peak is another"},
+    "10-wrong-peak.json": {"share of the peak": "is that of tf32, while the work ran in bf16", "below the peak": "157.3% of the measured peak (mamf-finder) of 794.5 TFLOP/s"},
+    "11-negative-first-token.json": {"no time below zero": "time to first token: mean -1.7e+09 s"},
+    "12-failed-requests.json": {"requests add up": "1,000 are in the latency, 640 completed"},
+    "13-doubled-algbw.json": {"algbw is S/t": "2 times that", "busbw factor": "0.5 times that"},
+    "14-not-waited.txt": {"busbw below the links": "timed before it had ended", "transfer takes time": "it was not waited for"},
+    "15-laptop.json": {"below the peak": "2.5 PFLOP/s"},
+    "16-speed-up.json": {"speed-up": "2 × by 0.36 samples/s / 0.18 samples/s"},
+    "18-tokens-and-samples.json": {"tokens and samples": "319,898 tokens/s by 156.2 samples/s × 2,048 tokens"},
+    "20-schedule-too-short.json": {"learning rate": "3 of 10 steps: the others, from step 4 on, trained nothing"},
+    "21-first-token-not-reported.txt": {"no errors logged": "50 errors in the log", "tokens take time": "first token: 6 of 6 times are zero"},
+    "22-completed-twice.txt": {"no errors logged": "50 errors in the log"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(1, 23))
-def test_published_figures_that_cannot_be_are_refused_for_these_reasons_alone(number):
-    (path,) = (FIXTURES / "impossible").glob(f"{number:02}-*")
-    _, claims = read_claims(path)
+def test_every_published_figure_that_cannot_be_has_its_reasons():
+    assert {path.name for path in (FIXTURES / "impossible").iterdir()} == set(IMPOSSIBLE)
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_published_figures_that_cannot_be_are_refused_for_these_reasons_alone(name):
+    _, claims = read_claims(FIXTURES / "impossible" / name)
     failures = {judgement.rule.name: judgement.failures for judgement in judge_claims(claims) if judgement.failures}
-    expected = [(rule, reason) for file, rule, reason in IMPOSSIBLE if file == path.name]
-    assert set(failures) == {rule for rule, _ in expected}
-    assert all(any(reason in failure for failure in failures[rule]) for rule, reason in expected), failures
+    assert set(failures) == set(IMPOSSIBLE[name])
+    assert all(any(why in failure for failure in failures[rule]) for rule, why in IMPOSSIBLE[name].items()), failures
 
 
 @pytest.mark.parametrize("path", HONEST, ids=lambda path: path.name)
@@ -122,8 +102,8 @@ def test_bus_bandwidth_above_the_links(operation, algorithm, ranks, algbw, busbw
 
 
 def test_the_wire_rate_of_nvls_is_that_of_nccl_tests_pull_request_239():
-    rate, _ = wire_rate(Collective(operation="all_reduce", busbw_gbytes_per_s=481, ranks=8, algorithm="NVLS"))
-    assert rate == pytest.approx(309, abs=0.5)
+    stated = Collective(operation="all_reduce", busbw_gbytes_per_s=481, ranks=8, algorithm="NVLS")
+    assert wire_rate(stated) == pytest.approx(309, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +113,7 @@ def test_a_number_stands_for_what_rounds_to_it(value, half):
     assert half_unit(value) == pytest.approx(half)
 
 
-A100, H100 = {"device": "NVIDIA A100-SXM4-80GB", "precision": "bf16"}, {"device": "NVIDIA H100 80GB HBM3"}
+A100 = {"device": "NVIDIA A100-SXM4-80GB", "precision": "bf16"}
 COUNTED = {"samples_per_s": 80.0, "ranks": 4, "samples_counted": 3200, "wall_s": 10.0}
 ORDERED = {"min_s": 0.1, "max_s": 2.0, "mean_s": 0.5, "percentiles_s": {99.0: 1.9, 50.0: 0.4, 90.0: 0.4}}
 TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of training
@@ -154,8 +134,6 @@ TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of trainin
         # A peak that the claim brings along does not raise that of a known device: 312 TFLOP/s.
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=500e12, peak_flops=600e12, **A100)}),
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=100e12, peak_flops=600e12, **A100)}),
-        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=500e12, peak_flops=624e12, peak_sparse=True, **A100)}),
-        ("below the peak", "PASS", {"compute": Compute(flops_per_s=200e12, peak_flops=624e12, peak_sparse=True, **A100)}),
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=270e12, peak_flops=250e12, **A100)}),
         # fp32 is not what the tensor cores do: 19.5 TFLOP/s.
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=22e12, device="NVIDIA A100-SXM4-40GB", precision="fp32")}),
@@ -171,8 +149,6 @@ TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of trainin
         ("rate from counts", "FAIL", {"speed": Speed(samples_per_s=10_000, samples_counted=5000, wall_s=1.0)}),
         ("scaling", "FAIL", {"speed": Speed(samples_per_s=1400, ranks=8, one_device_samples_per_s=100)}),
         ("scaling", "FAIL", {"speed": Speed(samples_per_s=9000, ranks=8, one_device_samples_per_s=1000)}),
-        ("parts of a whole", "FAIL", {"wholes": [Whole(name="a step", whole=1.0, parts={"forward": -0.1})]}),
-        ("parts of a whole", "PASS", {"wholes": [Whole(name="a step", whole=1.0, parts={"forward": 0.0})]}),
         # Schedules and losses of the field.
         ("learning rate", "PASS", {"learning": Learning(learning_rates=[0.0, 1e-5, 2e-5, 1e-5, 0.0])}),
         ("learning rate", "FAIL", {"learning": Learning(learning_rates=[0.0, 0.0, 0.0])}),
@@ -188,17 +164,8 @@ TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of trainin
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=3.0, max_s=2.0)]}),
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=0.1, min_s=0.2)]}),
         ("percentiles in order", "FAIL", {"latencies": [Latency(mean_s=2.0, max_s=1.5)]}),
-        # Batch 1 reads 16 GB of weights per token: 3,350 GB/s are 209 tokens/s.
-        ("decode below the memory", "PASS", {"decode": Decode(tokens_per_s=200, weights_bytes=16e9, **H100)}),
-        ("decode below the memory", "FAIL", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, **H100)}),
-        ("decode below the memory", "PASS", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, tokens_per_step=2.4, **H100)}),
-        ("decode below the memory", "FAIL", {"decode": Decode(tokens_per_s=9000, batch=32, weights_bytes=16e9, memory_bytes_per_s=9e12, **H100)}),
-        ("decode below the memory", "SKIPPED", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, device="Imaginary 3000")}),
         ("transfer takes time", "FAIL", {"collective": Collective(size_bytes=8, seconds=1e-9, ranks=2)}),
         ("transfer takes time", "PASS", {"collective": Collective(size_bytes=8, seconds=2e-6, ranks=2)}),
-        # Ranges.
-        ("possible ranges", "FAIL", {"quantities": [Quantity(name="f1", value=103.0, most=100.0)]}),
-        ("possible ranges", "PASS", {"quantities": [Quantity(name="f1", value=100.0, most=100.0)]}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_and_what_is_only_unusual_is_not(rule, status, parts):

@@ -8,9 +8,8 @@ import pytest
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.judge.impossible.claim import Claim, Collective
-from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.numbers import judged
-from benchlib.results.run import Result, split_samples, with_samples
+from benchlib.results.run import split_samples, with_samples
 from benchlib.spec import tables
 from benchlib.spec.charts import steps
 from benchlib.spec.checks import above, above_zero, below, judge, near, reached, rule, same, zero
@@ -161,17 +160,6 @@ def test_a_row_that_informs_fails_no_run(gates, faults):
 def test_a_label_is_found_by_name(labels, expected):
     spec = Spec([T], [Metric(name, T["count"], label) for name, label in labels.items()], [])
     assert {name: spec.label(name) for name in expected} == expected
-
-
-def test_a_row_may_claim_a_whole_and_its_parts():
-    whole = {"wholes": [{"name": "a step", "whole": 2.0, "parts": {"forward": 3.0}}]}
-    table = Table("t", "{name}", [Col("name"), Col("size", role="collective.size_bytes")], lambda row, run: whole)
-    (claim,) = Spec([table], [], []).claims(
-        Numbers(
-            Result(benchmark="b", tier="smoke", backend="cpu", world_size=1, tables={"t": [{"name": "a", "size": 1}]})
-        )
-    )
-    assert claim.wholes[0].parts == {"forward": 3.0} and claim.collective.size_bytes == 1
 
 
 def test_pictures_of_a_run_without_a_result_show_what_its_events_recorded():
