@@ -22,21 +22,18 @@ from benchlib.config.addresses import TOKEN
 from benchlib.config.cluster import load
 from benchlib.config.schema import resolve
 from benchlib.core.files import home, write_text
-from benchlib.launch.kubernetes import KEEP_S, RUN_LABEL, manifest, metadata, pod_template
+from benchlib.launch.kubernetes import KEEP_S, PYTHON, RUN_LABEL, manifest, metadata, pod_template
 from benchlib.launch.launchers import LAUNCHERS
 
 TWO = {"launcher": "kubernetes", "nnodes": 2}
-SLURM = {"launcher": "slurm", "cluster": "slurm", "nnodes": 2, "nproc": 8}
 # File: benchmark, tier, backend, and what is set by hand.
 JOBS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "kubernetes/job-one-gpu.yaml": ("squad", "quick", "cuda", {"launcher": "kubernetes", "cluster": "gpu"}),
     "kubernetes/job-two-cpu-nodes.yaml": ("squad", "smoke", "cpu", {**TWO, "cluster": "cpu", "nproc": 2}),
     "kubernetes/job-two-h100-nodes.yaml": ("squad", "nightly", "cuda", {**TWO, "cluster": "h100", "nproc": 8}),
-    "slurm/job.sh": ("squad", "nightly", "cuda", SLURM),
-    "slurm/job-with-restarts.sh": ("squad", "nightly", "cuda", {**SLURM, "max_restarts": 2, "checkpoint_every": 200}),
+    "slurm/job.sh": ("squad", "nightly", "cuda", {"launcher": "slurm", "cluster": "slurm", "nnodes": 2, "nproc": 8}),
     "torchx/app.py": ("squad", "smoke", "cpu", {"launcher": "torchx", "cluster": "torchx", "nnodes": 2}),
 }
-PYTHON = "python3"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 PORT = 8000
 DRAIN_S = 60

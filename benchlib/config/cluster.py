@@ -59,7 +59,6 @@ class Kubernetes(_Section):
 
     image: Line = Field("benchlib:cpu", min_length=1)  # container image with benchlib, see deploy/Dockerfile
     resource: Line = ""  # of devices: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none
-    devices: int = Field(0, ge=0, le=1024)  # of a pod; 0: the ranks on a node
     cpu: Line = ""  # CPUs that a pod asks for, as in 8 or 500m
     memory: Line = ""  # that a pod asks for and may use, as in 64Gi
     shm: Line = "1Gi"  # size of /dev/shm, which collective libraries and loaders use
@@ -70,30 +69,24 @@ class Kubernetes(_Section):
     service_account: Line = Field("benchlib-run", min_length=1)  # account of the pods; it needs no permission
     context: Line = ""  # of kubectl; '': the current one
     queue: Line = ""  # of Kueue (label kueue.x-k8s.io/queue-name); '': none
-    python: Line = Field("python3", min_length=1)  # interpreter in the image
-    claim: Line = ""  # volume claim that all pods share for the run folder; '': folders of their own
+    claim: Line = ""  # volume claim that all pods share for their run folder; '': folders of their own
     claim_path: Line = "/outputs"  # where pods mount the claim
     data_claim: Line = ""  # volume claim with data sets and models; '': none
     data_path: Line = "/data"  # where pods mount the data claim; HF_HOME lies there
     token_secret: Line = ""  # secret whose key `token` the workers of a service ask for; '': serving has none
-    host_network: bool = False  # pods use the node's network: for RDMA without a device plug-in
 
 
 class Slurm(_Section):
     partition: Line = ""
     account: Line = ""
-    qos: Line = ""
-    constraint: Line = ""
     gres: Line = ""  # devices of a node, as in gpu:8; {nproc} stands for the ranks on a node
     cpus_per_rank: int = Field(0, ge=0, le=4096)  # 0: the cluster's default
     memory: Line = ""  # of a node, as in 64G; 0: all of it; '': the cluster's default
     exclusive: bool = False  # have the nodes to oneself: others' jobs are noise in the measurement
     python: Line = ""  # interpreter on the nodes; '': this one, which has to be on a shared folder
     setup: tuple[Line, ...] = ()  # shell lines before the ranks start, as in: module load cuda
-    container: Line = ""  # image for the pyxis plug-in of srun; '': none
-    container_mounts: Line = ""  # for it, SOURCE:TARGET separated by commas
     sbatch: tuple[Line, ...] = ()  # further options of sbatch, as in --reservation=x
-    srun: tuple[Line, ...] = ()  # further options of srun, as in --mpi=none
+    srun: tuple[Line, ...] = ()  # further options of srun, as in --container-image=x
 
 
 class Torchx(_Section):

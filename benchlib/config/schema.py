@@ -161,12 +161,12 @@ class BaseConfig(BaseModel):
             f"exchange_groups = {self.exchange_groups!r}: with collective=hierarchical give a name for each of the {world} "
             f"ranks ({ranks}), as in a,a,b": groups and not grouped,
             f"nnodes = {nnodes} and rdzv_endpoint = {endpoint!r} need launcher=torchrun (or, for nnodes alone, kubernetes, "
-            "slurm, torchx)": launcher == "local" and (nnodes > 1 or endpoint),
+            "slurm, torchx)": launcher in ("local", "mpirun") and (nnodes > 1 or endpoint),
             f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet": (
                 launcher == "torchrun" and nnodes > 1 and not endpoint
             ),
             f"max_restarts = {self.max_restarts} with launcher={launcher}: torchrun restarts ranks, set launcher=torchrun": (
-                self.max_restarts and launcher in ("local", "mpirun")
+                self.max_restarts and launcher in ("local", "mpirun", "slurm")
             ),
             f"{ranks} = {world}: {self.benchmark} is the work of one process on one device, leave both at 1": (
                 self.ONE_PROCESS and world > 1
@@ -384,8 +384,8 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
     write_json(Path(run_dir) / "config.json", config.model_dump(mode="json"))
 
 
-def load_config(run_dir: Path | str, name: str = "config.json") -> BaseConfig:
-    path = Path(run_dir) / name
+def load_config(run_dir: Path | str) -> BaseConfig:
+    path = Path(run_dir) / "config.json"
     values = read_json(path)
     if not isinstance(values, dict) or "benchmark" not in values:
         raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")

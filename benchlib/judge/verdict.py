@@ -88,9 +88,9 @@ def _own_checks(run: Run, comparison: baselines.Comparison) -> list[Check]:
 
 def _elsewhere(run: Run) -> Verdict:
     """Return the verdict of a node without rank 0: its ranks exited normally, and rank 0 has the result."""
-    first = next((f"node {node.label()}" for node in nodes.read(run.path) if 0 in node.ranks), "the node of rank 0")
-    sentence = f"All ranks of this node exited normally; the result and the verdict are on {first}."
-    return Verdict(verdict="SKIPPED", sentence=sentence, checks=[], elsewhere=first)
+    where = next(iter(nodes.hosts(run.path)), "the node of rank 0")
+    sentence = f"All ranks of this node exited normally; the result and the verdict are on {where}."
+    return Verdict(verdict="SKIPPED", sentence=sentence, checks=[], elsewhere=where)
 
 
 def _restart_check(run: Run) -> list[Check]:

@@ -44,14 +44,12 @@ class RankRecord:
 
     ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work, or
     (``went_on``) to do so no more.
-    ``stacks`` is None where they were not requested, and empty where the rank did not answer. ``launch`` is the id of
-    the supervisor that it belongs to: two machines may have one host name.
+    ``stacks`` is None where they were not requested, and empty where the rank did not answer.
     """
 
     rank: int
     pid: int | None = None
     host: str = ""
-    launch: str = ""
     returncode: int | None = None
     ended_at: float | None = None
     ended_by_us: bool = False
@@ -85,7 +83,6 @@ class RankRecord:
         match event["kind"]:
             case "start":
                 self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
-                self.launch = str(event.get("launch", ""))
             case "phase":
                 self.phase, self.step = str(event.get("name", "")), None
                 self.at_work = self.at_work or self.phase != "import"

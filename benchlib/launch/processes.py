@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MARK = "BENCHLIB_RUN_DIR"  # in the environment of every process of a run: how they are found when all else is lost
 SUPERVISOR_PID = "BENCHLIB_SUPERVISOR_PID"
-CONFIG = "BENCHLIB_CONFIG"  # what a rank reads instead of config.json: with the paths of its own machine
 # What numeric libraries read for their number of threads, once, when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 WATCH_EVERY_S = 0.5

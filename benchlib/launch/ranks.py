@@ -16,7 +16,6 @@ from benchlib.core.events import Event
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
-from benchlib.launch.nodes import LAUNCH
 from benchlib.launch.processes import (
     MARK,
     SUPERVISOR_PID,
@@ -48,12 +47,9 @@ class Children:
         self.failure = 0
         self._ended: list[tuple[int, int]] = []
 
-    def start(self, job: Job, run_dir: Path, launch: str = "") -> list[int]:
-        """Start a job's processes, each in a session of its own with its output in ``logs/``; return their ids.
-
-        ``launch`` is the id of this launch, by which the ranks say to whom they belong.
-        """
-        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **job.env, LAUNCH: launch, MARK: str(run_dir)}
+    def start(self, job: Job, run_dir: Path) -> list[int]:
+        """Start a job's processes, each in a session of its own with its output in ``logs/``; return their ids."""
+        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **job.env, MARK: str(run_dir)}
         # In the child, before it becomes the program: the death signal outlives exec. There is one thread so far.
         tied = functools.partial(die_with_parent, os.getpid())
         more: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": tied}
@@ -142,25 +138,21 @@ class AgentReport:
 
 
 class RankTable:
-    """The ranks of the present attempt: from their events, from the agent's log, from stacks.
+    """The ranks of the present attempt: from their events, from the agent's log, from stacks."""
 
-    ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
-    """
-
-    def __init__(self, logs: Path, launch: str = "") -> None:
-        self.logs, self.launch, self.host = logs, launch, platform.node()
+    def __init__(self, logs: Path) -> None:
+        self.logs, self.host = logs, platform.node()
         self.records: dict[int, RankRecord] = {}
 
     def all(self) -> list[RankRecord]:
         return list(self.records.values())
 
     def here(self) -> list[RankRecord]:
-        """Return the ranks of this node: of this launch and, where an agent took its id elsewhere, of this host."""
-        return [record for record in self.all() if record.launch == self.launch and record.host == self.host]
+        return [record for record in self.all() if record.host == self.host]
 
     def started(self, pids: list[int]) -> None:
         for rank, pid in enumerate(pids):
-            self.records[rank] = RankRecord(rank, pid, self.host, self.launch)
+            self.records[rank] = RankRecord(rank, pid, self.host)
 
     def reaped(self, pid: int, code: int) -> int | None:
         """Take in the end of a process that the supervisor started; return its rank, None for an agent."""
@@ -168,10 +160,7 @@ class RankTable:
         return next((record.rank for record in self.here() if record.pid == pid), None)
 
     def hear(self, rank: int, event: Event, agent: bool) -> RankRecord:
-        """Take in an event of a rank; ``agent``: an agent reaps it, so its events have to tell its end.
-
-        Raises ``KeyError``, ``TypeError`` or ``ValueError`` for a malformed one.
-        """
+        """Take in an event of a rank; ``agent``: an agent reaps it, so its events have to tell its end."""
         record = self.records.setdefault(rank, RankRecord(rank))
         record.hear(event)
         record.heard_at = time.monotonic()  # by our clock: another node's may differ

@@ -13,7 +13,6 @@ hangs is killed so that the agent sees a failure.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import select
@@ -22,7 +21,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -32,6 +30,7 @@ from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import Event, EventFollower, EventWriter, Moment
 from benchlib.core.files import read_json, write_json
 from benchlib.core.sensors import Sensors
+from benchlib.core.text import shortened
 from benchlib.launch import diagnosis, nodes
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
 from benchlib.launch.jobs import Job
@@ -42,7 +41,6 @@ GRACE_S = 1.0  # after the first failure, for what the peers say
 AGENT_S = 10.0  # for torchrun to leave after all its ranks are done
 TICK_S = 0.1
 SENSOR_S = 1.0
-NODES_SHOWN = 4
 
 
 class State(Enum):
@@ -64,10 +62,10 @@ class Supervisor:
     """Holds the processes of one run. ``run`` returns the exit code. ``stop_reason`` is '' as long as the run may go on."""
 
     def __init__(self, run_dir: Path, job: Job) -> None:
-        self.run_dir, self.job, self.id = run_dir, job, uuid.uuid4().hex[:16]
+        self.run_dir, self.job = run_dir, job
         self.attempts = Attempts(job.restarts)
         self.agent = AgentReport(job, run_dir / "logs")
-        self.ranks = RankTable(run_dir / "logs", self.id)
+        self.ranks = RankTable(run_dir / "logs")
         self.children = Children()
         # Limits and durations are by the monotonic clock: the wall clock may be set while the run goes on.
         self.launched = Moment.now()
@@ -106,10 +104,10 @@ class Supervisor:
         return {"complete": 0, "skipped": EXIT_SKIPPED}.get(ending.outcome, 1)
 
     def _start(self) -> None:
-        pids = self.children.start(self.job, self.run_dir, self.id)
+        pids = self.children.start(self.job, self.run_dir)
         if not self.job.agent:
             self.ranks.started(pids)
-        place = {"supervisor": os.getpid(), "host": self.ranks.host, "launch": self.id}
+        place = {"supervisor": os.getpid(), "host": self.ranks.host}
         self.writer.emit("launched", ranks=pids, job=self.job.name, **place, monotonic=self.launched.monotonic)
 
     # Watching
@@ -146,11 +144,8 @@ class Supervisor:
 
     def _follow(self) -> None:
         for event in self.follower.poll():
-            try:
-                if (rank := rank_of(event)) is not None:
-                    self._hear(rank, event)
-            except (KeyError, TypeError, ValueError):
-                print(f"skipped a malformed event: {json.dumps(event)[:500]}", file=sys.stderr, flush=True)
+            if (rank := rank_of(event)) is not None:
+                self._hear(rank, event)
 
     def _hear(self, rank: int, event: Event) -> None:
         if event["kind"] == "start" and self.job.agent and self.attempts.begins(event, self.ranks.records.get(rank)):
@@ -262,12 +257,12 @@ class Supervisor:
         return self._elsewhere(ending)
 
     def _elsewhere(self, ending: Ending) -> Ending:
-        """Return the ending of ranks that had no cause of their own, with the nodes that may have had it."""
-        others = [node for node in nodes.read(self.run_dir) if node.launch != self.id] if self.job.endpoint else []
-        if not others:
-            return ending
-        named = ", ".join([node.words() for node in others[:NODES_SHOWN]] + ["..."] * (len(others) > NODES_SHOWN))
-        ending.reason += f"; the cause may lie on another node, see whether it is there and its status: {named}"
+        """Return the ending of ranks that had no cause of their own, with the hosts that may have had it."""
+        own = {record.rank for record in self.ranks.here()}
+        others = dict.fromkeys(host for rank, host in enumerate(nodes.hosts(self.run_dir)) if rank not in own)
+        if others and self.job.endpoint:
+            why = "the cause may lie on another node, see whether it is there and its status"
+            ending.reason += f"; {why}: {shortened(list(others))}"
         return ending
 
     def _wall_is_reached(self) -> bool:

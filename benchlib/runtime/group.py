@@ -115,21 +115,22 @@ def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
 
 def _address(config: BaseConfig) -> str:
     """Return the address by which this node meets the others; '' where that is not known."""
-    endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
-    return nodes.local_address(*nodes.split_endpoint(endpoint)) if endpoint else ""
+    host = nodes.endpoint_host(config.rdzv_endpoint) or os.environ.get("MASTER_ADDR", "")
+    return nodes.local_address(host) if host else ""
 
 
 def _agree(config: BaseConfig, where: Place, run_dir: Path) -> None:
-    """Write the nodes of a run down, and raise ``UserError`` on all ranks where they do not do the same work.
+    """Write the ranks' hosts down, and raise ``UserError`` on all ranks where they do not do the same work.
 
     The ranks of one node read the same config.
     """
     if where.one_node:
         return
-    members = nodes.group_ranks(all_gather_objects((where.rank, nodes.launch_id(), platform.node(), _address(config))))
+    address = _address(config)
+    hosts = all_gather_objects(f"{platform.node()} ({address})" if address else platform.node())
     if where.local_rank == 0:
-        nodes.write(run_dir, members)
-    if reason := difference(all_gather_objects(statement(config, torch.__version__)), nodes.rank_hosts(members)):
+        write_json(run_dir / nodes.FILE, hosts)
+    if reason := difference(all_gather_objects(statement(config, torch.__version__)), hosts):
         with contextlib.suppress(RuntimeError):  # nobody leaves before the others know it as well
             barrier()
         raise UserError(reason)

@@ -35,8 +35,8 @@ from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter
 from benchlib.core.files import read_json, storage_error, write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_echo
-from benchlib.launch.nodes import Place, attempt, launch_id, place
-from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
+from benchlib.launch.nodes import Place, attempt, place
+from benchlib.launch.processes import MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
 
 
 def _tie_to_parent() -> None:
@@ -98,8 +98,7 @@ def _registered(config: Any) -> Callable[..., None]:
 
 
 def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> None:
-    path = run_dir / (os.environ.get(CONFIG) or "config.json")
-    values, config = read_json(path), None
+    values, config = read_json(run_dir / "config.json"), None
     gc.disable()  # a fifth of the time that it takes to load torch
     _set_threads(where.threads(int(values.get("threads", 0))))
     if where.rank == 0 and values.get("launcher") in ELSEWHERE:  # the facts of who submitted the run say nothing here
@@ -114,7 +113,7 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
         else:
             from benchlib.config.schema import load_config
 
-            config = load_config(run_dir, path.name)
+            config = load_config(run_dir)
             function = _registered(config)
         gc.freeze()  # what is loaded stays
         gc.enable()
@@ -156,7 +155,6 @@ def work(run_dir: Path, benchmark: str = "") -> int:
         host=platform.node(),
         rank=where.rank,
         local_rank=where.local_rank,
-        launch=launch_id(),
         attempt=attempt(),
     )
     events.emit("phase", name="import")

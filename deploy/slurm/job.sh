@@ -12,6 +12,5 @@
 set -euo pipefail
 export BENCHLIB_RUN_DIR=/outputs/example/squad-job
 export PYTHONUNBUFFERED=1
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 srun --kill-on-bad-exit=1 python3 -m benchlib.runtime.worker /outputs/example/squad-job

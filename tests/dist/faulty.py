@@ -95,14 +95,6 @@ def collective(config, run_dir, events):
             time.sleep(config.step_s)
 
 
-def strange(config, run_dir, events):
-    """Events that benchlib does not know, without their keys or with values of other types."""
-    for kind in ("start", "plan", "step", "progress", "news"):
-        events.emit(kind)
-        events.emit(kind, pid="seven", planned_steps="all", step=[1], done=None, total={}, loss="low", member="a")
-    steps(config, events)
-
-
 def long_work_of_one(config, run_dir, events):
     """Rank ``who`` works for two stall limits, with signs of life, while the others wait for it at a barrier."""
     from benchlib.runtime import group

@@ -32,7 +32,7 @@ def local(pod, network, words, alone):
     """Replace what only a cluster has: mounts, host names, the image's interpreter."""
     out = []
     for word in words:
-        word = word.replace(f"{network}-0.{network}", "127.0.0.1").replace("/outputs", str(pod / "outputs"))
+        word = mounted(word.replace(f"{network}-0.{network}", "127.0.0.1").replace("/outputs", str(pod / "outputs")))
         out.append(sys.executable if word == "python3" else word)
     if alone and "torch.distributed.run" in out:
         begin, worker = out.index("torch.distributed.run") - 1, out.index("benchlib.runtime.worker") - 1
@@ -57,7 +57,7 @@ def create():
         (pod / "outputs").mkdir(parents=True)
         if MODE == "image":
             continue
-        env = {**os.environ, **{item["name"]: mounted(item["value"]) for item in container["env"]}}
+        env = {**os.environ, **{item["name"]: item["value"] for item in container["env"]}}
         env |= {"JOB_COMPLETION_INDEX": str(index), **(PLACE if alone else {})}
         command = ["sh", "-c", RUN, str(pod), *local(pod, name, container["command"], alone)]
         with (pod / "log").open("wb") as log:

@@ -135,17 +135,15 @@ def test_a_job_without_a_rank(tmp_path, sbatch, starts, ends):
 
 @pytest.mark.skipif(bool(one_slurm.missing()), reason=one_slurm.missing())
 def test_slurm_itself(tmp_path, monkeypatch):
-    """Two nodes: srun starts the ranks, or torchrun's agents that meet; one that fails is named; nothing stays in the queue."""
+    """Two nodes: srun starts the ranks; one that fails is named; nothing stays in the queue."""
     with one_slurm.running(tmp_path / "slurm") as conf:
         monkeypatch.setenv("SLURM_CONF", str(conf))
-        own = profile(tmp_path, f"port: {free_port()}\n")
-        for restarts in (0, 1):
-            values = {"nnodes": 2, "nproc": 1, "max_restarts": restarts}
-            run_dir = prepare(tmp_path / f"run{restarts}", launcher="slurm", **values, **own)
-            status = execute(run_dir, benchmark="faulty:checksums")
-            assert status["outcome"] == "complete", status["reason"]
-            places = [saw["place"][:3] for saw in seen(run_dir)]
-            assert places == [[0, 2, 0], [1, 2, 0]], "each is the only rank of its node"
+        run_dir = prepare(tmp_path / "run", launcher="slurm", nnodes=2, nproc=1)
+        status = execute(run_dir, benchmark="faulty:checksums")
+        assert status["outcome"] == "complete", status["reason"]
+        assert [saw["place"][:3] for saw in seen(run_dir)] == [[0, 2, 0], [1, 2, 0]], (
+            "each is the only rank of its node"
+        )
         broken = prepare(tmp_path / "broken", launcher="slurm", nproc=2, fault="boom")
         assert failed(broken).status["reason"] == BOOM
         queue = subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True)

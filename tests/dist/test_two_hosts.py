@@ -12,8 +12,6 @@ from worlds import in_ranks
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.definitions import busbw_gbps
-from benchlib.core.events import read_events
-from benchlib.launch import nodes
 from benchlib.launch.processes import kill_marked
 from benchlib.results.run import Run
 
@@ -29,7 +27,6 @@ def test_all_reduce_is_right_and_not_above_what_the_cable_carries(tmp_path):
     (row,) = [row for row in result.tables["series"] if row["operation"] == "all_reduce" and row["bytes"] == SIZE]
     assert result.world_size == 2 and row["wrong_elements"] == 0 < row["checked_elements"]
     assert busbw_gbps("all_reduce", SIZE, 1e-6 * row["times_us"], 2) <= 1.05
-    assert sorted(node.address for node in nodes.read(tmp_path / "a")) == [host.address for host in hosts]
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert not [host.name for host in hosts if host.name in names]
 
@@ -42,7 +39,6 @@ def test_a_host_that_disappears_is_named(how, tmp_path):
         processes = [host.execute(path, "faulty:collective") for host, path in zip(hosts, run_dirs, strict=True)]
         for run_dir in run_dirs:
             at_step(run_dir)
-        ranks = [event["rank"] for run_dir in run_dirs for event in read_events(run_dir, {"start"})]
         if how == "killed":
             processes[1].kill()
             kill_marked(run_dirs[1])
@@ -53,11 +49,11 @@ def test_a_host_that_disappears_is_named(how, tmp_path):
         for run_dir in run_dirs:
             none_left(run_dir)
         first = status(run_dirs[0])
-        named = f": node {first['ranks'][0]['host']} "
+        named = f": {first['ranks'][0]['host']} "
         assert first["outcome"] == ("failed" if how == "killed" else "stalled")
-        assert first["reason"].endswith(f"{named}({hosts[1].address}) with rank {ranks[1]}"), first["reason"]
+        assert first["reason"].endswith(f"{named}({hosts[1].address})"), first["reason"]
         if how == "cut":  # the other one sees the same from its side
-            assert status(run_dirs[1])["reason"].endswith(f"{named}({hosts[0].address}) with rank {ranks[0]}")
+            assert status(run_dirs[1])["reason"].endswith(f"{named}({hosts[0].address})")
 
 
 def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path):

@@ -1,10 +1,9 @@
 """The agent of a run on Kubernetes: creates the job, follows its pods, fetches their results, removes the job.
 
-    python -m benchlib.launch.agents.kubernetes RUN_DIR --run NAME --pods N [--shared] -- kubectl --namespace NS
+    python -m benchlib.launch.agents.kubernetes RUN_DIR --run NAME --pods N -- kubectl --namespace NS
 
 The supervisor starts and ends it like any agent. ``kubectl logs`` writes each pod's output to ``logs/POD.log`` and
-carries its events, ``kubectl cp`` its results (see ``pod``); with ``--shared`` RUN_DIR is a volume that the pods
-write to. Exit code: 0 when all pods ended well, else that of the first failing pod.
+carries its events, ``kubectl cp`` its results (see ``pod``). Exit code: 0 when all pods ended well, else that of the first failing pod.
 """
 
 import argparse
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.launch.agents.pod import LINE
+from benchlib.launch.agents.pod import EVENTS, LINE
 from benchlib.launch.kubernetes import MANIFEST, RUN_LABEL
 from benchlib.launch.processes import leave_with_parent
 
@@ -32,51 +31,39 @@ QUERIES = 5  # that may fail in a row
 LOG_CHARACTERS = 8000  # of a failed pod
 # A container that waits for one of these does not start by itself.
 HOPELESS = re.compile("InvalidImageName|ErrImageNeverPull|ImagePullBackOff|CreateContainer(Config)?Error")
-EVENTS = re.compile(r"events-rank\d{1,6}\.jsonl")
 
 
 class Failed(Exception):
     """The run cannot go on; the text is for the run's status."""
 
 
-class RunFolder:
-    """Takes from pods what ranks measure and log. What was here before stays: it steers the run."""
+def add_events(path: Path, offset: int, data: bytes) -> None:
+    """Append the part of ``data`` that the file does not have yet; nothing where a part before it is missing."""
+    with path.open("ab") as file:
+        if offset <= (size := file.tell()):
+            file.write(data[size - offset :])
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
-        # But for the facts of the machine: rank 0 knows its own.
-        self._ours = set(self.path.rglob("*")) - {self.path / "machine.json"}
 
-    def add_events(self, name: str, offset: int, data: bytes) -> None:
-        """Append the part of ``data`` that the file does not have yet; nothing where a part before it is missing."""
-        if not EVENTS.fullmatch(name):
-            raise ValueError(f"{name!r} is not a file of a rank's events")
-        with (self.path / name).open("ab") as file:
-            if offset <= (size := file.tell()):
-                file.write(data[size - offset :])
-
-    def unpack(self, archive: Path) -> None:
-        """Take the files of an archive, see ``pod.pack``. Raises ``TarError`` for one that leads out of the folder."""
-        with tarfile.open(archive) as tar:
-            for member in (member for member in tar if member.isfile()):
-                target = (self.path / member.name).resolve()
-                if EVENTS.fullmatch(member.name) and (file := tar.extractfile(member)):
-                    with file, target.open("ab") as events:
-                        file.seek(events.tell())
-                        shutil.copyfileobj(file, events)
-                # Pods that share a volume all pack the same files, each at its own end: the newest counts.
-                elif target not in self._ours and (
-                    not target.exists() or target.name == "machine.json" or target.stat().st_mtime < member.mtime
-                ):
-                    tar.extract(member, self.path, filter="data")
+def unpack(archive: Path, run_dir: Path) -> None:
+    """Fetch the files of an archive, see ``pod.pack``. Raises ``TarError`` for one that leads out of the folder."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            target = run_dir / member.name
+            if target.match(EVENTS) and (file := tar.extractfile(member)):
+                with file, target.open("ab") as events:
+                    file.seek(events.tell())
+                    shutil.copyfileobj(file, events)
+            # Pods that share a volume all pack the same files, each at its own end: the newest counts.
+            elif not target.exists() or target.name == "machine.json" or target.stat().st_mtime < member.mtime:
+                tar.extract(member, run_dir, filter="data")
 
 
 class Pod:
     """One pod. ``code`` is its exit code, None until it is known and nothing more is to come."""
 
-    def __init__(self, name: str, kubectl: list[str], folder: RunFolder) -> None:
-        self.name, self.kubectl, self.folder = name, kubectl, folder
-        self.log = folder.path / "logs" / f"{name}.log"
+    def __init__(self, name: str, kubectl: list[str], run_dir: Path) -> None:
+        self.name, self.kubectl, self.run_dir = name, kubectl, run_dir
+        self.log = run_dir / "logs" / f"{name}.log"
         self.code: int | None = None
         self.waits_for, self.seen_at, self.ended_at = "", time.monotonic(), 0.0
         self._offset = 0
@@ -111,18 +98,18 @@ class Pod:
             if "results" in line:
                 self._results = (str(line["results"]), int(line["returncode"]))
             else:
-                self.folder.add_events(line["path"], line["offset"], line["text"].encode())
+                add_events(self.run_dir / line["path"], line["offset"], line["text"].encode())
         except (ValueError, KeyError, TypeError) as error:
             report(f"pod {self.name}: {error}: {text[:200]!r}")
 
     def _fetch(self, path: str, code: int) -> None:
         """Copy the archive of the results and unpack it; again as long as that fails and the pod is there."""
-        archive = self.folder.path / f".results-{self.name}.tar.gz"
+        archive = self.run_dir / f".results-{self.name}.tar.gz"
         # A name and no path: kubectl takes what precedes a colon for a pod.
         command = [*self.kubectl, "cp", "--retries=3", f"{self.name}:{path}", archive.name]
         try:
             if subprocess.run(command, stdout=subprocess.DEVNULL, cwd=archive.parent, check=False).returncode == 0:
-                self.folder.unpack(archive)
+                unpack(archive, self.run_dir)
                 self.code, self._results = code, ("", 0)
         except (OSError, EOFError, tarfile.TarError) as error:
             report(f"pod {self.name}: the archive of its results is damaged: {error}")
@@ -146,8 +133,6 @@ class Agent:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.folder = RunFolder(options.run_dir.resolve())
-        # Removed is what was created: pods may write to the folder, and to a file there.
         self.manifest = (options.run_dir / MANIFEST).read_text()
         self.pods: dict[str, Pod] = {}
 
@@ -161,7 +146,7 @@ class Agent:
                 self._kubectl("delete", "-f", "-", "--ignore-not-found", "--wait=false", stdin=self.manifest)
                 print(f"removed {self.options.run}", flush=True)
             except Failed as error:
-                remedy = f"kubectl delete -f {self.folder.path / MANIFEST}"
+                remedy = f"kubectl delete -f {self.options.run_dir / MANIFEST}"
                 report(f"{self.options.run} could not be removed ({error}): {remedy}")
             finally:
                 with contextlib.ExitStack() as closing:  # each of them, whatever becomes of another
@@ -194,7 +179,7 @@ class Agent:
             now = time.monotonic()
             for item in items:
                 name = item["metadata"]["name"]
-                pod = self.pods.setdefault(name, Pod(name, self.options.kubectl, self.folder))
+                pod = self.pods.setdefault(name, Pod(name, self.options.kubectl, self.options.run_dir))
                 pod.seen_at = now
                 if pod.code is None:
                     self._look(pod, item["status"])
@@ -222,7 +207,7 @@ class Agent:
         if followed and pod.seen_at - pod.ended_at < AFTER_FAILURE_S:
             return
         code = int(ended.get("exitCode", ended.get("phase") == "Failed"))
-        if not code and not self.options.shared:
+        if not code:
             raise Failed(f"pod {pod.name} ended before its results were fetched")
         if code and ended.get("reason") not in (None, "Error"):
             report(f"pod {pod.name}: {ended['reason']} {ended.get('message', '')}")
@@ -248,7 +233,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--run", required=True, help="name of the job")
     parser.add_argument("--pods", type=int, required=True)
-    parser.add_argument("--shared", action="store_true", help="RUN_DIR is a volume that the pods write to")
     parser.add_argument("kubectl", nargs="+", help="kubectl with its global options")
     options = parser.parse_args(argv)
     leave_with_parent()  # killed as an orphan it would leave its job in the cluster

@@ -1,13 +1,12 @@
 """Inside a pod: run this node's part of a run, and hand over what its ranks leave. Neither torch nor the benchmark.
 
-    python -m benchlib.launch.agents.pod RUN_DIR [--meet HOST:PORT] [--hold S] -- COMMAND...
+    python -m benchlib.launch.agents.pod RUN_DIR --config FILE [--meet HOST:PORT] -- COMMAND...
 
 Makes the run folder and starts COMMAND, once the pod where the nodes meet can be reached: torchrun itself gives up on
 it after a minute. The first pod opens the store there.
 
-``--hold`` is for a run folder that is not mounted where the run was submitted. The pod then prints its events as they
-are written, packs the results when COMMAND has ended, and stays up to S seconds for ``kubectl cp``, since its folder
-may go with it. Its own lines in the log begin with ``LINE`` and are JSON: ``{path, offset, text}`` for a piece of an
+The pod prints its events as they are written, packs the results when COMMAND has ended, and stays ``HOLD_S`` for
+``kubectl cp``, since its folder may go with it. Its own lines in the log begin with ``LINE`` and are JSON: ``{path, offset, text}`` for a piece of an
 events file, at last ``{results, returncode}`` with the path of the archive.
 """
 
@@ -27,14 +26,15 @@ from collections import defaultdict
 from pathlib import Path
 
 from benchlib.launch.jobs import rendezvous
-from benchlib.launch.processes import CONFIG, MARK, leave_with_parent
+from benchlib.launch.processes import MARK, leave_with_parent
 
 LINE = "benchlib-pod: "
 EVENTS = "events-*.jsonl"
 POLL_S = 0.3
 CONNECT_S = 5.0
+HOLD_S = 120.0  # that a pod waits after its ranks for the results to be fetched
 MAX_BYTES = 64 << 20  # of a file that is handed over: checkpoints and traces stay where they are
-POD_FILES = ("config.json", "store.json", "peers.json")  # not handed over
+POD_FILES = ("config.json", "hosts.json")  # not handed over
 TERM_S = 15.0  # for the ranks to end: a pod has half a minute from SIGTERM on
 
 
@@ -45,22 +45,18 @@ def run(options: argparse.Namespace) -> int:
     leave_with_parent()  # before anything is there to end: PID 1 of a pod has no default for SIGTERM
     try:
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        # Who submitted the run may share the folder, with its own config: ranks read the mounted one.
-        if CONFIG in os.environ and not (run_dir / "config.json").exists():
-            shutil.copy(os.environ[CONFIG], run_dir / "config.json")
+        shutil.copy(options.config, run_dir / "config.json")
         # Ranks with the mark write their output into the run folder.
         process = subprocess.Popen(options.command, env={**os.environ, **_met(options), MARK: str(run_dir)})
         offsets, returncode = defaultdict[Path, int](int), None
         while returncode is None:
             time.sleep(POLL_S)
             returncode = process.poll()
-            if options.hold:
-                print_events(run_dir, offsets)
+            print_events(run_dir, offsets)
         code = 128 - returncode if returncode < 0 else returncode
-        if options.hold:
-            pack(run_dir, archive)
-            _print_line(results=str(archive), returncode=code)
-            time.sleep(options.hold)
+        pack(run_dir, archive)
+        _print_line(results=str(archive), returncode=code)
+        time.sleep(HOLD_S)
     except SystemExit:  # the pod was asked to end
         pass
     finally:
@@ -119,9 +115,9 @@ def _print_line(**values: object) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchlib.launch.agents.pod", description="Run a pod's ranks.")
     parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--config", type=Path, required=True, help="config of the run, as this pod sees it")
     parser.add_argument("--meet", default="", help="HOST:PORT of the first pod, where the nodes meet")
     parser.add_argument("--meet-s", type=float, default=3600.0, help="seconds that they wait for each other at most")
-    parser.add_argument("--hold", type=float, default=0.0, help="seconds to stay for the results to be fetched")
     parser.add_argument("command", nargs="+")
     return run(parser.parse_args(argv))
 

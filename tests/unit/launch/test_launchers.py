@@ -1,7 +1,7 @@
 """What the launchers would hand to a cluster: the same torchrun command for every node, in each form."""
 
+import os
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import asdict
@@ -43,13 +43,13 @@ def test_names_are_labels(folder):
 
 def test_options_of_sbatch_stay_one_word(tmp_path):
     """Quoted where a blank or a sign of the shell is in them; refused with what sbatch's quotes cannot hold."""
-    names = ("partition", "account", "qos", "constraint", "gres", "memory")
+    names = ("partition", "account", "gres", "memory")
     profile = "slurm: {" + ", ".join(f"{name}: g p; rm" for name in names) + "}"
     lines = job("slurm", own(tmp_path, profile)).files[SCRIPT].splitlines()
     assert {f'#SBATCH --{name.replace("memory", "mem")}="g p; rm"' for name in names} <= set(lines)
     for sign in "\"'\\":
-        with pytest.raises(UserError, match=r"sbatch option qos = .*change slurm of the profile"):
-            job("slurm", own(tmp_path, f"slurm: {{qos: a{sign}b}}"))
+        with pytest.raises(UserError, match=r"sbatch option gres = .*change slurm of the profile"):
+            job("slurm", own(tmp_path, f"slurm: {{gres: a{sign}b}}"))
     with pytest.raises(UserError, match="change --out"):
         job("slurm", folder=Path('/shared/a"b/r'))
 
@@ -57,36 +57,31 @@ def test_options_of_sbatch_stay_one_word(tmp_path):
 HOSTILE = "/shared/FIRST:$(touch oops) <replica_id> is_host=HOST {is_host} ${app_id}/r"
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "torchx"])
-def test_the_shell_of_each_node_knows_where_they_meet_whatever_the_folder_is_called(tmp_path, monkeypatch, launcher):
+def test_the_shell_of_a_node_knows_where_they_meet_whatever_the_folder_is_called(tmp_path):
     """The line is run by a shell, with a stand-in for the interpreter that shows what torchrun would get."""
     program = tmp_path / "python"
     program.write_text("""#!/bin/sh\nprintf '%s\\n' "$PET_RDZV_ENDPOINT" "$PET_RDZV_CONF" "$@"\n""")
     program.chmod(0o755)
-    profile = own(tmp_path, f"{launcher}: {{python: {program}}}")
-    (text,) = job(launcher, profile, folder=Path(HOSTILE), nnodes=2, nproc=4, max_restarts=1).files.values()
-    if launcher == "slurm":
-        words = shlex.split(text.splitlines()[-1])
-        assert words[:4] == ["srun", "--kill-on-bad-exit=1", "--ntasks=2", "--ntasks-per-node=1"]
-        line = words[-1]
-    else:  # TorchX fills its own names in, and makes one dollar of two
-        compile(text, "torchx_app.py", "exec")
-        assert "num_replicas=2" in text
-        line = Template(eval(re.search(r'args=\["-c", (.*)\],\n', text)[1]))
-        line = line.safe_substitute(replica_id="0", rank0_env="FIRST", app_id="an application")
-    for node in (0, 1) if launcher == "slurm" else (0,):
-        monkeypatch.setenv("SLURM_NODEID", str(node))
-        monkeypatch.setenv("FIRST", "node1")
-        shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-        endpoint, conf, *arguments = shown.splitlines()
-        assert endpoint == "node1:29400" and f"is_host={int(node == 0)}" in conf.split(",")
-        assert arguments[-1] == HOSTILE and arguments[arguments.index("--max-restarts") + 1] == "1"
+    profile = own(tmp_path, f"torchx: {{python: {program}}}")
+    (text,) = job("torchx", profile, folder=Path(HOSTILE), nnodes=2, nproc=4, max_restarts=1).files.values()
+    compile(text, "torchx_app.py", "exec")
+    assert "num_replicas=2" in text
+    # TorchX fills its own names in, and makes one dollar of two.
+    line = Template(eval(re.search(r'args=\["-c", (.*)\],\n', text)[1]))
+    line = line.safe_substitute(replica_id="0", rank0_env="FIRST", app_id="an application")
+    env = {**os.environ, "FIRST": "node1"}
+    shown = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=True, cwd=tmp_path, env=env
+    ).stdout
+    endpoint, conf, *arguments = shown.splitlines()
+    assert endpoint == "node1:29400" and "is_host=1" in conf.split(",")
+    assert arguments[-1] == HOSTILE and arguments[arguments.index("--max-restarts") + 1] == "1"
     assert not (tmp_path / "oops").exists()
 
 
 def test_torchrun_gets_addresses_and_restarts(monkeypatch):
     monkeypatch.setattr(nodes, "hosts_store", lambda host: host == "10.9.8.1")
-    monkeypatch.setattr(nodes, "local_address", lambda host, port: "10.9.8.2")
+    monkeypatch.setattr(nodes, "local_address", lambda host: "10.9.8.2")
     place = {"rdzv_endpoint": "10.9.8.1:29500", "nnodes": 2, "max_restarts": 3, "startup_timeout_s": 90.5}
     config = BaseConfig(benchmark="squad", launcher="torchrun", nproc=2, **place)
     described = LAUNCHERS["torchrun"](config, "/run")

@@ -10,9 +10,9 @@ from make_run import make_run
 
 from benchlib.commands.run import summarise
 from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
 from benchlib.judge.verdict import judge
 from benchlib.launch import nodes
-from benchlib.launch.nodes import Node
 from benchlib.show import report
 
 
@@ -55,20 +55,8 @@ def test_places(monkeypatch: pytest.MonkeyPatch, env: dict[str, Any], place: tup
     assert (seen.rank, seen.size, seen.local_rank, seen.local_size) == place
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "place"),
-    [
-        ("node1:29500", ("node1", 29500)),
-        ("10.0.0.1", ("10.0.0.1", 29400)),
-        ("[fe80::1]:7", ("fe80::1", 7)),
-        ("fe80::1", ("fe80::1", 29400)),
-    ],
-)
-def test_an_endpoint_in_its_parts(endpoint: str, place: tuple[str, int]) -> None:
-    assert nodes.split_endpoint(endpoint) == place
-
-
 def test_the_way_to_an_address() -> None:
+    assert [nodes.endpoint_host(endpoint) for endpoint in ("node1:29500", "[fe80::1]:7")] == ["node1", "fe80::1"]
     assert nodes.local_address("127.0.0.1") == "127.0.0.1"
     assert nodes.own_addresses()["127.0.0.1"] in ("lo", "lo0")
     assert nodes.local_address("no-such-host.invalid") == ""
@@ -84,27 +72,13 @@ def test_who_opens_the_rendezvous_store(monkeypatch: pytest.MonkeyPatch) -> None
     assert [nodes.hosts_store(host) for host in hosts] == [None, None, None, None, None, True, False]
 
 
-def test_ranks_are_grouped_by_launch_and_not_by_host_name(tmp_path: Path) -> None:
-    rows = [(1, "aa", "vm", "10.0.0.1"), (0, "aa", "vm", "10.0.0.1"), (2, "bb", "vm", "10.0.0.2"), (3, "", "gpu", "")]
-    members = nodes.group_ranks(rows)
-    assert members == [
-        Node("aa", "vm", "10.0.0.1", (0, 1)),
-        Node("bb", "vm", "10.0.0.2", (2,)),
-        Node("", "gpu", "", (3,)),
-    ]
-    assert nodes.rank_hosts(members) == ("10.0.0.1", "10.0.0.1", "10.0.0.2", "gpu")
-    nodes.write(tmp_path, members)
-    assert nodes.read(tmp_path) == members
-    assert nodes.read(tmp_path / "nothing") == []
-
-
 def test_a_node_without_rank_0_says_where_the_result_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run was complete: that is no reason to fail, not even where all gates have to be decided."""
     torchrun = {"launcher": "torchrun", "nnodes": 2, "rdzv_endpoint": "10.0.0.1:29400"}
     run_dir = make_run(tmp_path / "run", ranks=1, with_result=False, config=torchrun)
     assert "the node of rank 0" in judge(run_dir, tmp_path / "baselines").sentence
-    nodes.write(run_dir, [Node("a", "gpu1", "10.0.0.1", (0,)), Node("b", "gpu2", "10.0.0.2", (1,))])
-    verdict, where = judge(run_dir, tmp_path / "baselines"), "are on node gpu1 (10.0.0.1)"
+    write_json(run_dir / nodes.FILE, ["gpu1 (10.0.0.1)", "gpu2 (10.0.0.2)"])
+    verdict, where = judge(run_dir, tmp_path / "baselines"), "the verdict are on gpu1 (10.0.0.1)"
     assert (verdict.exit_code(), verdict.exit_code(strict=True), verdict.broken) == (0, 0, False)
     assert where in verdict.sentence
     summarise(run_dir, verdict)

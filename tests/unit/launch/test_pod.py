@@ -1,7 +1,5 @@
-"""Pods: whose config counts where the folder is shared, how a pod ends, and what is taken of what it hands over."""
+"""Pods: how a pod ends, and what is fetched of what it hands over."""
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +11,7 @@ import pytest
 
 from benchlib.core.files import home
 from benchlib.launch.agents import pod
-from benchlib.launch.agents.kubernetes import RunFolder
+from benchlib.launch.agents.kubernetes import add_events, unpack
 
 
 @pytest.fixture
@@ -38,32 +36,14 @@ def archive_of(folder, *files):
 
 
 def command(run_dir, *options):
-    return [sys.executable, "-m", "benchlib.launch.agents.pod", str(run_dir), *options]
-
-
-def test_a_rank_reads_the_config_of_its_pod(run_dir, tmp_path):
-    """Who submitted the run shares the folder and keeps its own config, whose paths are those of another machine."""
-    (run_dir / "config.json").write_text('{"cluster": "/home/me/own.yaml"}')
-    mounted = tmp_path / "config.json"
-    mounted.write_text('{"cluster": "/etc/benchlib/cluster.yaml"}')
-    (tmp_path / "own.py").write_text(
-        "from pathlib import Path\n\ndef run(config, run_dir, events):\n"
-        "    Path(run_dir, 'seen.txt').write_text(config.cluster)\n"
-    )
-    worker = [sys.executable, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "own:run"]
-    path = os.pathsep.join([str(home()), str(tmp_path)])
-    env = {**os.environ, "PYTHONPATH": path, "BENCHLIB_CONFIG": str(mounted)}
-    subprocess.run(command(run_dir, "--", *worker), env=env, timeout=60, check=True)
-    assert (run_dir / "seen.txt").read_text() == "/etc/benchlib/cluster.yaml"
-    assert json.loads((run_dir / "config.json").read_text()) == {"cluster": "/home/me/own.yaml"}
-    subprocess.run(command(tmp_path / "apart", "--", "true"), env=env, timeout=60, check=True)
-    assert (tmp_path / "apart/config.json").read_text() == mounted.read_text()
+    config = ["--config", str(home() / "pyproject.toml")]
+    return [sys.executable, "-m", "benchlib.launch.agents.pod", str(run_dir), *config, *options]
 
 
 @pytest.mark.parametrize(
     ("options", "words", "code"),
     [
-        (["--hold", "100"], ["sh", "-c", "exit 3"], 3),
+        ([], ["sh", "-c", "exit 3"], 3),
         ([], ["sleep", "100"], 143),
         (["--meet", "127.0.0.1:9", "--meet-s", "100"], ["sh", "-c", "exit 3"], 143),
     ],
@@ -72,10 +52,10 @@ def test_a_rank_reads_the_config_of_its_pod(run_dir, tmp_path):
 def test_a_pod_ends_on_sigterm(run_dir, options, words, code):
     env = {**os.environ, "PYTHONPATH": str(home()), "JOB_COMPLETION_INDEX": "1"}
     with subprocess.Popen(command(run_dir, *options, "--", *words), stdout=subprocess.PIPE, env=env) as process:
-        if "--hold" in options:
+        if code == 3:
             assert b'"returncode": 3' in process.stdout.readline()
         else:
-            while not (run_dir / "logs").exists():
+            while not (run_dir / "config.json").exists():
                 time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == code
@@ -95,37 +75,20 @@ def test_a_pod_hands_over_what_was_measured_and_logged(run_dir, tmp_path, monkey
         assert set(tar.getnames()) == names
 
 
-@pytest.mark.parametrize("name", ["job.json", "logs/../job.json", "../x.json", "linked/x.json"])
-def test_a_pod_changes_nothing_that_was_here_and_nothing_beside(run_dir, tmp_path, name):
-    (run_dir / "logs").mkdir()
-    (tmp_path / "other").mkdir()
-    (run_dir / "linked").symlink_to(tmp_path / "other")
-    for ours in ("job.json", "logs/supervisor.log"):
-        (run_dir / ours).write_text("ours")
-    archive = archive_of(tmp_path, (name, b"theirs"))
-    before = {path: path.is_file() and path.read_bytes() for path in sorted(tmp_path.rglob("*"))}
-    with pytest.raises(tarfile.TarError) if name in ("../x.json", "linked/x.json") else contextlib.nullcontext():
-        RunFolder(run_dir).unpack(archive)
-    assert {path: path.is_file() and path.read_bytes() for path in sorted(tmp_path.rglob("*"))} == before
-
-
 def test_what_was_measured_arrives_as_it_was(run_dir, tmp_path):
     """Two pods that share a volume pack the same file: the newer one counts, in whatever order they arrive."""
     (run_dir / "machine.json").write_text("of who submitted")
-    folder = RunFolder(run_dir)
-    folder.unpack(archive_of(tmp_path, ("machine.json", b"rank 0", 5), ("logs/rank0.err", b"late", 20)))
-    folder.unpack(archive_of(tmp_path, ("result.json", b"result"), ("logs/rank0.err", b"early", 10)))
+    unpack(archive_of(tmp_path, ("machine.json", b"rank 0", 5), ("logs/rank0.err", b"late", 20)), run_dir)
+    unpack(archive_of(tmp_path, ("result.json", b"result"), ("logs/rank0.err", b"early", 10)), run_dir)
     contents = {path.name: path.read_text() for path in run_dir.rglob("*") if path.is_file()}
     assert contents == {"machine.json": "rank 0", "result.json": "result", "rank0.err": "late"}
 
 
 def test_events_continue_what_is_there(run_dir, tmp_path):
     """A log is read from its start again, may have lost its beginning, and the archive has what it did not carry."""
-    folder, name = RunFolder(run_dir), "events-rank3.jsonl"
+    name = "events-rank3.jsonl"
     for offset, data in ((0, b"{}\n"), (0, b"{}\n"), (6, b"[]\n"), (3, b"()\n")):
-        folder.add_events(name, offset, data)
+        add_events(run_dir / name, offset, data)
     assert (run_dir / name).read_bytes() == b"{}\n()\n"
-    folder.unpack(archive_of(tmp_path, (name, b"{}\n()\n[]\n")))
+    unpack(archive_of(tmp_path, (name, b"{}\n()\n[]\n")), run_dir)
     assert (run_dir / name).read_bytes() == b"{}\n()\n[]\n"
-    with pytest.raises(ValueError, match="not a file of a rank's events"):
-        folder.add_events("events-supervisor.jsonl", 0, b"{}\n")
