@@ -8,14 +8,13 @@ import datetime
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from benchlib import __version__
 from benchlib.benchmarks import BENCHMARKS, spec_of
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core import run_folder
@@ -29,8 +28,7 @@ from benchlib.results.run import Config, Machine, Moment, Result, Run, Status, f
 from benchlib.results.verdict import GATE, Verdict
 
 KEPT_SAMPLES = 200  # of a metric, where a run is carried elsewhere
-DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
-RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$", re.DOTALL)
+DAY = re.compile(r".+-\d{8}$", re.DOTALL)
 VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
 NAMING = ("benchmark", "tier", "backend")
 READABLE = "baseline readable"  # the check that fails where there is a baseline, but a damaged one
@@ -93,9 +91,7 @@ class Record(BaseModel):
         if self.reason:
             return f"accepted: {self.reason}"
         if self.verdict:
-            text, version = self.verdict.sentence, self.setup.get("benchlib", "")
-            alike = not version or version.split(".")[:2] == __version__.split(".")[:2]  # else compared with nothing
-            return text if alike else f"{text.rstrip('.')}. Made by benchlib {version}."
+            return self.verdict.sentence
         if self.at_work:
             return "The run is still going on."
         reason = self.status["reason"] if self.status else self.result.reason if self.result else ""
@@ -111,7 +107,7 @@ class Record(BaseModel):
 
     @property
     def path(self) -> str:
-        return "/".join(_names(self.folder))
+        return "/".join(f"/{harmless(self.folder)}".rsplit("/", 2)[-2:])
 
     @property
     def moment(self) -> datetime.datetime:
@@ -248,69 +244,53 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
 
     Not ``whole``: without samples, tables and limits, as lists need it. ``verdict`` stands in for the stored one.
     """
-    path, problems, parts = Path(folder), list[str](), dict[str, Any]()
+    path, problems = Path(folder), dict[str, str]()  # a sentence a file
 
-    def read(part: Any) -> Any:
+    def read(name: str, make: Callable[[], Any]) -> Any:
         try:
-            return part()
+            return make()
         except (UserError, OSError, ValueError) as error:
-            problems.append(str(error).strip().replace(f"{path}/", "") or type(error).__name__)
+            problems[name] = str(error).strip().replace(f"{path}/", "") or type(error).__name__
             return None
 
-    for name in ("config", "machine", "result", "verdict", "status"):
-        parts[name] = read(lambda name=name: read_part(path / f"{name}.json", tables=whole))
-    parts["verdict"] = verdict or parts["verdict"]
-    if parts["config"] is None and not problems:
-        problems.append("the folder has no config.json")
-    samples = read(lambda: Run(path).samples) if whole else {}
-    faults = read(lambda: run_folder.file_faults(path)) or []
-    named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
-    problems = [problem for problem in problems if not (named and problem.startswith(named))]
-    # A damaged machine.json makes a run comparable with nothing.
-    has_machine = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
-    config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
-    source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
-    fields = parts | {"config": config, "machine": machine} | {name: source[name] for name in NAMING}
-    started, ended = span(result, parts["status"])
+    names = [f"{name}.json" for name in ("config", "machine", "result", "verdict", "status")]
+    parts = [read(name, functools.partial(read_part, path / name, whole)) for name in names]
+    config, machine, result, stored, status = parts
+    if config is None and not problems:
+        problems["config.json"] = "the folder has no config.json"
+    samples = read("samples.parquet", lambda: Run(path).samples) if whole else {}
+    faults = read(run_folder.FILES, lambda: run_folder.file_faults(path)) or []
+    problems |= {fault.partition(" ")[0]: fault for fault in faults}  # how a file changed says more
+    started, ended = span(result, status)
+    written = path / "config.json" if (path / "config.json").exists() else path
+    source = config or (result.model_dump() if result else {})
     record = Record.model_construct(
         run=path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
-        **fields,
-        started_at=_start(path) if started is None else started,
+        **{name: source.get(name, "?") for name in NAMING},
+        config=config or {},
+        machine=machine or {},
+        result=result,
+        verdict=verdict or stored,
+        status=status,
+        started_at=max(0.0, written.stat().st_mtime) if started is None else started,
         ended_at=ended,
-        at_work=parts["verdict"] is None and run_folder.is_running(path),
+        at_work=verdict is stored is None and run_folder.is_running(path),
         samples=samples or {},
-        problems=list(dict.fromkeys([*problems, *faults])),
+        problems=list(problems.values()),
         folder=str(path),
         report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
     )
-    if not (config and has_machine):
+    # A damaged machine.json makes a run comparable with nothing.
+    if not config or (machine is None and os.path.lexists(path / "machine.json")):
         return record
     with contextlib.suppress(UserError):  # this version has no such config
-        built = build(source["benchmark"], config)
-        record.fingerprint = fingerprint(built, machine, result.facts if result else {})
+        built = build(record.benchmark, config)
+        record.fingerprint = fingerprint(built, record.machine, result.facts if result else {})
         if whole and record.complete:
             with contextlib.suppress(Exception):  # a foreign result breaks it in many ways: its verdict says so
-                record.others = others_share(path, machine, built)
+                record.others = others_share(path, record.machine, built)
                 record.limits = limits_of(Run(path))
     return record
-
-
-def named_by(folder: Path | str) -> dict[str, str]:
-    """Return the parts of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``; '?' for one that the names do not have."""
-    matches = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
-    parts = {name: text for match in matches if match for name, text in match.groupdict().items()}
-    return dict.fromkeys((*NAMING, "day", "time"), "?") | parts
-
-
-def _names(folder: Path | str) -> list[str]:
-    return f"/{harmless(str(folder))}".rsplit("/", 2)[-2:]
-
-
-def _start(folder: Path) -> float:
-    """Return the start of a run by the names of its folders, else by the folder's time of change."""
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.datetime.strptime("{day} {time}".format_map(named_by(folder)), "%Y%m%d %H%M%S").timestamp()
-    return max(0.0, folder.stat().st_mtime)
 
 
 def span(result: Result | None, status: Status | None) -> tuple[float | None, float | None]:
@@ -340,7 +320,7 @@ def load_all(store: Path | str, folders: Iterable[Path] | None = None) -> list[R
     records = [load(folder, whole=False) for folder in (store_folders(Path(store)) if folders is None else folders)]
     originals = dict[tuple[str, float], Record]()
     # Who copies a folder adds to its name ("-copy", "Copy of ").
-    for record in sorted(records, key=lambda item: (not RUN.match(item.run), len(item.run), item.path)):
+    for record in sorted(records, key=lambda item: (len(item.run), item.path)):
         if record.result and not record.problems:
             first = originals.setdefault((record.benchmark, record.started_at), record)
             if first is not record and record.is_copy_of(first):

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import io
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -45,12 +46,21 @@ Moment = Annotated[float, Field(ge=0, le=LATEST)]  # unix seconds
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # as pydantic writes them
 
 
-def with_numbers(value: Any) -> Any:
+def _with_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    if isinstance(value, str):
+        return change(value)
     if isinstance(value, dict):
-        return {name: with_numbers(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [with_numbers(item) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+        return {change(name): _with_texts(item, change) for name, item in value.items()}
+    return [_with_texts(item, change) for item in value] if isinstance(value, list) else value
+
+
+def with_numbers(value: Any) -> Any:
+    return _with_texts(value, lambda text: NOT_FINITE.get(text, text))
+
+
+def printable(value: Any) -> Any:
+    """Return JSON values whose texts hold no control characters: pages, tables and other tools show them."""
+    return _with_texts(value, harmless)
 
 
 class Result(BaseModel):
@@ -157,15 +167,6 @@ def read_part(path: Path, tables: bool = True) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}); the file may be cut") from None
 
 
-def printable(value: Any) -> Any:
-    """Return JSON values whose texts hold no control characters: pages, tables and other tools show them."""
-    if isinstance(value, str):
-        return harmless(value)
-    if isinstance(value, dict):
-        return {harmless(name): printable(item) for name, item in value.items()}
-    return [printable(item) for item in value] if isinstance(value, list) else value
-
-
 def save_result(run_dir: Path | str, result: Result, of_rows: Mapping[str, Sequence[float]] | None = None) -> None:
     """Write ``result.json``, and ``samples.parquet`` where there are samples (columns metric, index, value).
 
@@ -176,9 +177,12 @@ def save_result(run_dir: Path | str, result: Result, of_rows: Mapping[str, Seque
         import pyarrow
         import pyarrow.parquet as parquet
 
-        rows = [(name, index, value) for name, values in samples.items() for index, value in enumerate(values)]
-        columns = zip(("metric", "index", "value"), zip(*rows, strict=True), strict=True)
-        table = pyarrow.table({name: list(column) for name, column in columns})  # pandas would write NaN as null
+        rows = [
+            {"metric": name, "index": index, "value": value}
+            for name, values in samples.items()
+            for index, value in enumerate(values)
+        ]
+        table = pyarrow.Table.from_pylist(rows)  # pandas would write NaN as null
         with atomic_path(Path(run_dir) / "samples.parquet") as temporary:
             parquet.write_table(table, temporary)
     write_text(Path(run_dir) / "result.json", result.model_dump_json(indent=2) + "\n")
@@ -189,20 +193,14 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
     path = Path(run_dir) / "samples.parquet"
     if not os.path.lexists(path):
         return {}
-    import pyarrow
-    import pyarrow.parquet as parquet
+    import pandas as pd
 
-    data = read_bytes(path)  # read_table() would also take a folder, and wait for a pipe
-    samples: dict[str, list[float]] = {}
+    data = read_bytes(path)  # read_parquet() would also take a folder, and wait for a pipe
     try:
-        table = parquet.read_table(pyarrow.BufferReader(data), columns=["metric", "value"])
-        table = table.cast(pyarrow.schema([("metric", "string"), ("value", "float64")]))
-        for name, value in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            samples.setdefault(str(name), []).append(float(value))
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError):
-        # What pyarrow says of a damaged file is about its own buffers and thrift.
+        frame = pd.read_parquet(io.BytesIO(data), columns=["metric", "value"]).astype({"metric": str, "value": float})
+    except Exception:  # of many kinds; what pyarrow says of a damaged file is about its own buffers and thrift
         raise UserError(f"{path}: no table of samples can be read from it; it was altered or damaged") from None
-    return samples
+    return {str(name): values.tolist() for name, values in frame.groupby("metric", sort=False)["value"]}
 
 
 def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
