@@ -25,13 +25,12 @@ from benchlib.core.terminal import harmless
 from benchlib.core.text import capitalized
 from benchlib.results.metrics import Metric, RegressionLimit, adjusted
 from benchlib.results.run import Config, Machine, Moment, Result, Run, Status, fingerprint, fingerprint_key, read_part
-from benchlib.results.verdict import GATE, Verdict
+from benchlib.results.verdict import Verdict
 
 KEPT_SAMPLES = 200  # of a metric, where a run is carried elsewhere
 DAY = re.compile(r".+-\d{8}$", re.DOTALL)
 VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
 NAMING = ("benchmark", "tier", "backend")
-READABLE = "baseline readable"  # the check that fails where there is a baseline, but a damaged one
 
 
 class Record(BaseModel):
@@ -68,38 +67,32 @@ class Record(BaseModel):
     report: str = Field("", exclude=True, repr=False)
     copy_of: str = Field("", exclude=True, repr=False)
 
+    def _end(self) -> tuple[str, str]:
+        if self.problems:
+            return "DAMAGED", f"Files are unreadable or changed: {'; '.join(self.problems)}."
+        if self.verdict:
+            return self.verdict.verdict, f"accepted: {self.reason}" if self.reason else self.verdict.sentence
+        if self.at_work:
+            return "RUNNING", "The run is still going on."
+        if self.result and self.result.status == "skipped":
+            return "SKIPPED", capitalized(self.result.reason)
+        if self.status is None:
+            return "UNFINISHED", "Nothing says how this run ended: it was killed with its supervisor, or never started."
+        outcome, reason = self.status["outcome"], self.status["reason"]
+        if outcome == "complete":
+            return "UNFINISHED", "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
+        words = {"skipped": "SKIPPED", "stopped": "STOPPED"}
+        return words.get(outcome, "BROKEN"), capitalized(reason) or f"The run ended: {outcome}."
+
     @property
     def word(self) -> str:
         """The one word for how the run went: DAMAGED, RUNNING, its verdict, or how its ranks ended."""
-        if self.problems:
-            return "DAMAGED"
-        if self.verdict:
-            return self.verdict.verdict
-        if self.at_work:
-            return "RUNNING"
-        if self.result and self.result.status == "skipped":
-            return "SKIPPED"
-        outcome = self.status["outcome"] if self.status else ""
-        words = {"": "UNFINISHED", "complete": "UNFINISHED", "skipped": "SKIPPED", "stopped": "STOPPED"}
-        return words.get(outcome, "BROKEN")
+        return self._end()[0]
 
     @property
     def sentence(self) -> str:
         """What is to be said beside the word."""
-        if self.problems:
-            return f"Files are unreadable or changed: {'; '.join(self.problems)}."
-        if self.reason:
-            return f"accepted: {self.reason}"
-        if self.verdict:
-            return self.verdict.sentence
-        if self.at_work:
-            return "The run is still going on."
-        reason = self.status["reason"] if self.status else self.result.reason if self.result else ""
-        if self.word != "UNFINISHED":
-            return capitalized(reason) or f"The run ended: {self.status['outcome'] if self.status else 'skipped'}."
-        if self.status:
-            return "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
-        return "Nothing says how this run ended: it was killed with its supervisor, or never started."
+        return self._end()[1]
 
     @property
     def complete(self) -> bool:
@@ -177,14 +170,8 @@ class Record(BaseModel):
 
     def headline(self, prefix: str) -> Metric | None:
         """Return the measured metric of this name, else the first whose name goes on with a scope, or None."""
-        exact = next((metric for metric in self.measured if metric.name == prefix), None)
-        return exact or next((metric for metric in self.measured if metric.name.startswith(prefix + "_")), None)
-
-    def failed(self, end: str = GATE) -> Iterator[tuple[str, str]]:
-        """Yield the beginning of the name and the reason of each gate that failed and whose name ends so: a regression."""
-        for check in self.verdict.checks if self.verdict else []:
-            if check.status == "FAIL" and check.gates and check.name.endswith(end):
-                yield check.name.removesuffix(end), check.reason
+        named = [metric for metric in self.measured if f"{metric.name}_".startswith(f"{prefix}_")]
+        return min(named, key=lambda metric: metric.name != prefix, default=None)
 
     def is_copy_of(self, other: "Record") -> bool:
         """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
@@ -195,13 +182,12 @@ class Record(BaseModel):
 
         Of its status only the outcome stays.
         """
+
+        def short(part: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in part.items() if len(repr(value)) <= most_bytes}
+
         if result := self.result:
-            parts = {"tables": result.tables, "facts": result.facts}
-            short = {
-                name: {key: value for key, value in part.items() if len(repr(value)) <= most_bytes}
-                for name, part in parts.items()
-            }
-            result = result.model_copy(update=short)
+            result = result.model_copy(update={"tables": short(result.tables), "facts": short(result.facts)})
         samples = {name: thinned(values, kept) for name, values in self.samples.items()} if kept else {}
         status = {name: self.status[name] for name in ("outcome", "reason")} if self.status else None
         return self.model_copy(update={"result": result, "samples": samples, "status": status})

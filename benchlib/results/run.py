@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import re
 import statistics
 import tempfile
 import time
@@ -206,11 +205,12 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
 def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
     """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
     whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
-    for place, values in samples.items():
-        name, index, column = (*re.split(r"\[|\]\.", place, maxsplit=2), "", "")[:3]
-        row = whole[name][int(index)] if index.isdigit() and int(index) < len(whole.get(name, ())) else {}
-        if values and row.get(column) == statistics.median(values):  # another one was altered: judged as it stands
-            row[column] = list(values)
+    for name, rows in whole.items():
+        for index, row in enumerate(rows):
+            for column, value in row.items():
+                values = samples.get(f"{name}[{index}].{column}")
+                if values and value == statistics.median(values):  # another one was altered: judged as it stands
+                    row[column] = list(values)
     return whole
 
 
@@ -219,16 +219,19 @@ def split_samples(declared: Iterable[Any], tables: Tables) -> tuple[Tables, dict
 
     Raises ``KeyError`` for a table or a column that is not ``declared``.
     """
-    by_name = {table.name: table for table in declared}
-    thin, samples = dict[str, list[Mapping[str, Any]]](), dict[str, list[float]]()
-    for name, rows in tables.items():
-        thin[name] = []
+    by_name, samples = {table.name: table for table in declared}, dict[str, list[float]]()
+    thin = {name: [dict(row) for row in rows] for name, rows in tables.items()}
+    for name, rows in thin.items():
         for index, row in enumerate(rows):
-            sampled = [column for column in row if column not in NOT_COLUMNS and by_name[name].col(column).samples]
-            of_row = {column: list(row[column]) for column in sampled if row[column]}
-            samples |= {f"{name}[{index}].{column}": values for column, values in of_row.items()}
-            thin[name].append(dict(row) | {column: statistics.median(values) for column, values in of_row.items()})
+            for column, values in row.items():
+                if by_name[name].col(column).samples and values:
+                    samples[f"{name}[{index}].{column}"] = list(values)
+                    row[column] = statistics.median(values)
     return thin, samples
+
+
+def _part(name: str, otherwise: Any = None) -> Any:
+    return functools.cached_property(lambda run: read_part(run.path / name) or otherwise)
 
 
 class Run:
@@ -246,18 +249,12 @@ class Run:
     def config(self) -> BaseConfig:
         return load_config(self.path)
 
-    @functools.cached_property
-    def origins(self) -> dict[str, str]:
-        """Where the values of the config came from, by field: a file of params, by hand, a validator; none is the default."""
-        return read_part(self.path / "origins.json") or {}
-
-    @functools.cached_property
-    def machine(self) -> Machine:
-        return read_part(self.path / "machine.json") or {}
-
-    @functools.cached_property
-    def result(self) -> Result | None:
-        return read_part(self.path / "result.json")  # type: ignore[no-any-return]
+    # Where the values of the config came from, by field: a file of params, by hand, a validator; none is the default.
+    origins: dict[str, str] = _part("origins.json", {})
+    machine: Machine = _part("machine.json", {})
+    result: Result | None = _part("result.json")
+    status: Status | None = _part("status.json")
+    verdict: Verdict | None = _part("verdict.json")
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -275,14 +272,6 @@ class Run:
     def row_samples(self) -> dict[str, list[float]]:
         """Raw samples of the rows of tables, by ``table[row].column``."""
         return {name: values for name, values in self._stored_samples.items() if "[" in name}
-
-    @functools.cached_property
-    def status(self) -> Status | None:
-        return read_part(self.path / "status.json")  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def verdict(self) -> Verdict | None:
-        return read_part(self.path / "verdict.json")  # type: ignore[no-any-return]
 
     @functools.cached_property
     def events(self) -> list[Event]:
