@@ -12,7 +12,7 @@ from benchlib.judge import baselines
 from benchlib.judge.checks import UNREADABLE, Ask, Check, Verdict, save_verdict, verdict_of
 from benchlib.judge.regression import repeats
 from benchlib.launch import nodes
-from benchlib.results.record import READABLE, load
+from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
 
 ENDED = Ask("run completed", "Did every rank finish its work?", "outcome")
@@ -64,7 +64,9 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         checks.append(Ask("files intact", question, "outcome").fact(not faults, reason))
     # A damaged file of the gate fails the run and leaves its other checks.
     if comparison.refused:
-        checks.append(Ask(READABLE, "Can the accepted runs be used?", "outcome").fact(False, comparison.refused))
+        checks.append(
+            Ask("baseline readable", "Can the accepted runs be used?", "outcome").fact(False, comparison.refused)
+        )
     checks += _own_checks(run, comparison)
     if stopped := _notebook_error(run):
         return _broken(checks, f"the measurement is complete, but the notebook failed: {stopped['message']}")

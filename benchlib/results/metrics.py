@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from benchlib.core.errors import UserError
-from benchlib.core.stats import summary
+from benchlib.core.stats import Summary, summary
 from benchlib.core.text import quantity
 
 Direction = Literal["higher", "lower", "none"]
@@ -52,11 +52,10 @@ class Metric(BaseModel):
     @property
     def fault(self) -> str:
         """Why the metric has no value although it should: ``missing``, ``nan``, ``inf``; '' where it has one or is not available."""
-        if self.provenance == "not_available" and self.stored is None:
-            return ""
-        ends = [end for end in (self.ci_low, self.ci_high) if end is not None]
-        wrong = [end for end in (self.stored, *ends) if end is None or not math.isfinite(end)]
-        return "" if not wrong else "missing" if wrong[0] is None else str(wrong[0])
+        if self.stored is None:
+            return "" if self.provenance == "not_available" else "missing"
+        ends = (self.stored, self.ci_low, self.ci_high)
+        return next((str(end) for end in ends if end is not None and not math.isfinite(end)), "")
 
     @property
     def text(self) -> str:
@@ -83,13 +82,23 @@ def measured(
     values = [float(value) for value in ([samples] if isinstance(samples, (int, float)) else samples)]
     if not values:
         return not_available(name, unit, direction, reason or "no samples were taken")
-    fields: dict[str, Any] = {"name": name, "unit": unit, "direction": direction, "n": len(values), "samples": values}
-    fields |= {"provenance": "derived" if derived else "measured", "reason": reason}
     if wrong := [value for value in values if not math.isfinite(value)]:
-        why = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
-        return Metric(**fields | {"value": wrong[0], "reason": why})
-    stats = summary(values)
-    return Metric(**fields, value=stats.median, ci_low=stats.ci_low, ci_high=stats.ci_high)
+        stats = Summary(wrong[0], None, None)
+        reason = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
+    else:
+        stats = summary(values)
+    return Metric(
+        name=name,
+        value=stats.median,
+        unit=unit,
+        direction=direction,
+        provenance="derived" if derived else "measured",
+        n=len(values),
+        ci_low=stats.ci_low,
+        ci_high=stats.ci_high,
+        reason=reason,
+        samples=values,
+    )
 
 
 def not_available(name: str, unit: str, direction: Direction, reason: str) -> Metric:
@@ -107,12 +116,6 @@ class RegressionLimit(BaseModel):
     metric: str
     share: float | None = Field(None, ge=0, le=1)
     amount: float | None = Field(None, ge=0)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "RegressionLimit":
-        if (self.share is None) == (self.amount is None):
-            raise ValueError(f"limit of {self.metric}: give a share of the baseline or an amount, one of both")
-        return self
 
     def text(self, direction: str) -> str:
         sign = "-" if direction == "higher" else "+"

@@ -8,14 +8,13 @@ import datetime
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from benchlib import __version__
 from benchlib.benchmarks import BENCHMARKS, spec_of
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core import run_folder
@@ -26,14 +25,12 @@ from benchlib.core.terminal import harmless
 from benchlib.core.text import capitalized
 from benchlib.results.metrics import Metric, RegressionLimit, adjusted
 from benchlib.results.run import Config, Machine, Moment, Result, Run, Status, fingerprint, fingerprint_key, read_part
-from benchlib.results.verdict import GATE, Verdict
+from benchlib.results.verdict import Verdict
 
 KEPT_SAMPLES = 200  # of a metric, where a run is carried elsewhere
-DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
-RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$", re.DOTALL)
+DAY = re.compile(r".+-\d{8}$", re.DOTALL)
 VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
 NAMING = ("benchmark", "tier", "backend")
-READABLE = "baseline readable"  # the check that fails where there is a baseline, but a damaged one
 
 
 class Record(BaseModel):
@@ -70,40 +67,32 @@ class Record(BaseModel):
     report: str = Field("", exclude=True, repr=False)
     copy_of: str = Field("", exclude=True, repr=False)
 
+    def _end(self) -> tuple[str, str]:
+        if self.problems:
+            return "DAMAGED", f"Files are unreadable or changed: {'; '.join(self.problems)}."
+        if self.verdict:
+            return self.verdict.verdict, f"accepted: {self.reason}" if self.reason else self.verdict.sentence
+        if self.at_work:
+            return "RUNNING", "The run is still going on."
+        if self.result and self.result.status == "skipped":
+            return "SKIPPED", capitalized(self.result.reason)
+        if self.status is None:
+            return "UNFINISHED", "Nothing says how this run ended: it was killed with its supervisor, or never started."
+        outcome, reason = self.status["outcome"], self.status["reason"]
+        if outcome == "complete":
+            return "UNFINISHED", "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
+        words = {"skipped": "SKIPPED", "stopped": "STOPPED"}
+        return words.get(outcome, "BROKEN"), capitalized(reason) or f"The run ended: {outcome}."
+
     @property
     def word(self) -> str:
         """The one word for how the run went: DAMAGED, RUNNING, its verdict, or how its ranks ended."""
-        if self.problems:
-            return "DAMAGED"
-        if self.verdict:
-            return self.verdict.verdict
-        if self.at_work:
-            return "RUNNING"
-        if self.result and self.result.status == "skipped":
-            return "SKIPPED"
-        outcome = self.status["outcome"] if self.status else ""
-        words = {"": "UNFINISHED", "complete": "UNFINISHED", "skipped": "SKIPPED", "stopped": "STOPPED"}
-        return words.get(outcome, "BROKEN")
+        return self._end()[0]
 
     @property
     def sentence(self) -> str:
         """What is to be said beside the word."""
-        if self.problems:
-            return f"Files are unreadable or changed: {'; '.join(self.problems)}."
-        if self.reason:
-            return f"accepted: {self.reason}"
-        if self.verdict:
-            text, version = self.verdict.sentence, self.setup.get("benchlib", "")
-            alike = not version or version.split(".")[:2] == __version__.split(".")[:2]  # else compared with nothing
-            return text if alike else f"{text.rstrip('.')}. Made by benchlib {version}."
-        if self.at_work:
-            return "The run is still going on."
-        reason = self.status["reason"] if self.status else self.result.reason if self.result else ""
-        if self.word != "UNFINISHED":
-            return capitalized(reason) or f"The run ended: {self.status['outcome'] if self.status else 'skipped'}."
-        if self.status:
-            return "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
-        return "Nothing says how this run ended: it was killed with its supervisor, or never started."
+        return self._end()[1]
 
     @property
     def complete(self) -> bool:
@@ -111,7 +100,7 @@ class Record(BaseModel):
 
     @property
     def path(self) -> str:
-        return "/".join(_names(self.folder))
+        return "/".join(f"/{harmless(self.folder)}".rsplit("/", 2)[-2:])
 
     @property
     def moment(self) -> datetime.datetime:
@@ -181,14 +170,8 @@ class Record(BaseModel):
 
     def headline(self, prefix: str) -> Metric | None:
         """Return the measured metric of this name, else the first whose name goes on with a scope, or None."""
-        exact = next((metric for metric in self.measured if metric.name == prefix), None)
-        return exact or next((metric for metric in self.measured if metric.name.startswith(prefix + "_")), None)
-
-    def failed(self, end: str = GATE) -> Iterator[tuple[str, str]]:
-        """Yield the beginning of the name and the reason of each gate that failed and whose name ends so: a regression."""
-        for check in self.verdict.checks if self.verdict else []:
-            if check.status == "FAIL" and check.gates and check.name.endswith(end):
-                yield check.name.removesuffix(end), check.reason
+        named = [metric for metric in self.measured if f"{metric.name}_".startswith(f"{prefix}_")]
+        return min(named, key=lambda metric: metric.name != prefix, default=None)
 
     def is_copy_of(self, other: "Record") -> bool:
         """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
@@ -199,13 +182,12 @@ class Record(BaseModel):
 
         Of its status only the outcome stays.
         """
+
+        def short(part: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in part.items() if len(repr(value)) <= most_bytes}
+
         if result := self.result:
-            parts = {"tables": result.tables, "facts": result.facts}
-            short = {
-                name: {key: value for key, value in part.items() if len(repr(value)) <= most_bytes}
-                for name, part in parts.items()
-            }
-            result = result.model_copy(update=short)
+            result = result.model_copy(update={"tables": short(result.tables), "facts": short(result.facts)})
         samples = {name: thinned(values, kept) for name, values in self.samples.items()} if kept else {}
         status = {name: self.status[name] for name in ("outcome", "reason")} if self.status else None
         return self.model_copy(update={"result": result, "samples": samples, "status": status})
@@ -248,69 +230,53 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
 
     Not ``whole``: without samples, tables and limits, as lists need it. ``verdict`` stands in for the stored one.
     """
-    path, problems, parts = Path(folder), list[str](), dict[str, Any]()
+    path, problems = Path(folder), dict[str, str]()  # a sentence a file
 
-    def read(part: Any) -> Any:
+    def read(name: str, make: Callable[[], Any]) -> Any:
         try:
-            return part()
+            return make()
         except (UserError, OSError, ValueError) as error:
-            problems.append(str(error).strip().replace(f"{path}/", "") or type(error).__name__)
+            problems[name] = str(error).strip().replace(f"{path}/", "") or type(error).__name__
             return None
 
-    for name in ("config", "machine", "result", "verdict", "status"):
-        parts[name] = read(lambda name=name: read_part(path / f"{name}.json", tables=whole))
-    parts["verdict"] = verdict or parts["verdict"]
-    if parts["config"] is None and not problems:
-        problems.append("the folder has no config.json")
-    samples = read(lambda: Run(path).samples) if whole else {}
-    faults = read(lambda: run_folder.file_faults(path)) or []
-    named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
-    problems = [problem for problem in problems if not (named and problem.startswith(named))]
-    # A damaged machine.json makes a run comparable with nothing.
-    has_machine = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
-    config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
-    source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
-    fields = parts | {"config": config, "machine": machine} | {name: source[name] for name in NAMING}
-    started, ended = span(result, parts["status"])
+    names = [f"{name}.json" for name in ("config", "machine", "result", "verdict", "status")]
+    parts = [read(name, functools.partial(read_part, path / name, whole)) for name in names]
+    config, machine, result, stored, status = parts
+    if config is None and not problems:
+        problems["config.json"] = "the folder has no config.json"
+    samples = read("samples.parquet", lambda: Run(path).samples) if whole else {}
+    faults = read(run_folder.FILES, lambda: run_folder.file_faults(path)) or []
+    problems |= {fault.partition(" ")[0]: fault for fault in faults}  # how a file changed says more
+    started, ended = span(result, status)
+    written = path / "config.json" if (path / "config.json").exists() else path
+    source = config or (result.model_dump() if result else {})
     record = Record.model_construct(
         run=path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
-        **fields,
-        started_at=_start(path) if started is None else started,
+        **{name: source.get(name, "?") for name in NAMING},
+        config=config or {},
+        machine=machine or {},
+        result=result,
+        verdict=verdict or stored,
+        status=status,
+        started_at=max(0.0, written.stat().st_mtime) if started is None else started,
         ended_at=ended,
-        at_work=parts["verdict"] is None and run_folder.is_running(path),
+        at_work=verdict is stored is None and run_folder.is_running(path),
         samples=samples or {},
-        problems=list(dict.fromkeys([*problems, *faults])),
+        problems=list(problems.values()),
         folder=str(path),
         report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
     )
-    if not (config and has_machine):
+    # A damaged machine.json makes a run comparable with nothing.
+    if not config or (machine is None and os.path.lexists(path / "machine.json")):
         return record
     with contextlib.suppress(UserError):  # this version has no such config
-        built = build(source["benchmark"], config)
-        record.fingerprint = fingerprint(built, machine, result.facts if result else {})
+        built = build(record.benchmark, config)
+        record.fingerprint = fingerprint(built, record.machine, result.facts if result else {})
         if whole and record.complete:
             with contextlib.suppress(Exception):  # a foreign result breaks it in many ways: its verdict says so
-                record.others = others_share(path, machine, built)
+                record.others = others_share(path, record.machine, built)
                 record.limits = limits_of(Run(path))
     return record
-
-
-def named_by(folder: Path | str) -> dict[str, str]:
-    """Return the parts of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``; '?' for one that the names do not have."""
-    matches = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
-    parts = {name: text for match in matches if match for name, text in match.groupdict().items()}
-    return dict.fromkeys((*NAMING, "day", "time"), "?") | parts
-
-
-def _names(folder: Path | str) -> list[str]:
-    return f"/{harmless(str(folder))}".rsplit("/", 2)[-2:]
-
-
-def _start(folder: Path) -> float:
-    """Return the start of a run by the names of its folders, else by the folder's time of change."""
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.datetime.strptime("{day} {time}".format_map(named_by(folder)), "%Y%m%d %H%M%S").timestamp()
-    return max(0.0, folder.stat().st_mtime)
 
 
 def span(result: Result | None, status: Status | None) -> tuple[float | None, float | None]:
@@ -340,7 +306,7 @@ def load_all(store: Path | str, folders: Iterable[Path] | None = None) -> list[R
     records = [load(folder, whole=False) for folder in (store_folders(Path(store)) if folders is None else folders)]
     originals = dict[tuple[str, float], Record]()
     # Who copies a folder adds to its name ("-copy", "Copy of ").
-    for record in sorted(records, key=lambda item: (not RUN.match(item.run), len(item.run), item.path)):
+    for record in sorted(records, key=lambda item: (len(item.run), item.path)):
         if record.result and not record.problems:
             first = originals.setdefault((record.benchmark, record.started_at), record)
             if first is not record and record.is_copy_of(first):

@@ -2,15 +2,15 @@
 
 import functools
 import hashlib
+import io
 import json
 import math
 import os
-import re
 import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -45,12 +45,21 @@ Moment = Annotated[float, Field(ge=0, le=LATEST)]  # unix seconds
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # as pydantic writes them
 
 
-def with_numbers(value: Any) -> Any:
+def _with_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    if isinstance(value, str):
+        return change(value)
     if isinstance(value, dict):
-        return {name: with_numbers(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [with_numbers(item) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+        return {change(name): _with_texts(item, change) for name, item in value.items()}
+    return [_with_texts(item, change) for item in value] if isinstance(value, list) else value
+
+
+def with_numbers(value: Any) -> Any:
+    return _with_texts(value, lambda text: NOT_FINITE.get(text, text))
+
+
+def printable(value: Any) -> Any:
+    """Return JSON values whose texts hold no control characters: pages, tables and other tools show them."""
+    return _with_texts(value, harmless)
 
 
 class Result(BaseModel):
@@ -157,15 +166,6 @@ def read_part(path: Path, tables: bool = True) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}); the file may be cut") from None
 
 
-def printable(value: Any) -> Any:
-    """Return JSON values whose texts hold no control characters: pages, tables and other tools show them."""
-    if isinstance(value, str):
-        return harmless(value)
-    if isinstance(value, dict):
-        return {harmless(name): printable(item) for name, item in value.items()}
-    return [printable(item) for item in value] if isinstance(value, list) else value
-
-
 def save_result(run_dir: Path | str, result: Result, of_rows: Mapping[str, Sequence[float]] | None = None) -> None:
     """Write ``result.json``, and ``samples.parquet`` where there are samples (columns metric, index, value).
 
@@ -176,9 +176,12 @@ def save_result(run_dir: Path | str, result: Result, of_rows: Mapping[str, Seque
         import pyarrow
         import pyarrow.parquet as parquet
 
-        rows = [(name, index, value) for name, values in samples.items() for index, value in enumerate(values)]
-        columns = zip(("metric", "index", "value"), zip(*rows, strict=True), strict=True)
-        table = pyarrow.table({name: list(column) for name, column in columns})  # pandas would write NaN as null
+        rows = [
+            {"metric": name, "index": index, "value": value}
+            for name, values in samples.items()
+            for index, value in enumerate(values)
+        ]
+        table = pyarrow.Table.from_pylist(rows)  # pandas would write NaN as null
         with atomic_path(Path(run_dir) / "samples.parquet") as temporary:
             parquet.write_table(table, temporary)
     write_text(Path(run_dir) / "result.json", result.model_dump_json(indent=2) + "\n")
@@ -189,30 +192,25 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
     path = Path(run_dir) / "samples.parquet"
     if not os.path.lexists(path):
         return {}
-    import pyarrow
-    import pyarrow.parquet as parquet
+    import pandas as pd
 
-    data = read_bytes(path)  # read_table() would also take a folder, and wait for a pipe
-    samples: dict[str, list[float]] = {}
+    data = read_bytes(path)  # read_parquet() would also take a folder, and wait for a pipe
     try:
-        table = parquet.read_table(pyarrow.BufferReader(data), columns=["metric", "value"])
-        table = table.cast(pyarrow.schema([("metric", "string"), ("value", "float64")]))
-        for name, value in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            samples.setdefault(str(name), []).append(float(value))
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError):
-        # What pyarrow says of a damaged file is about its own buffers and thrift.
+        frame = pd.read_parquet(io.BytesIO(data), columns=["metric", "value"]).astype({"metric": str, "value": float})
+    except Exception:  # of many kinds; what pyarrow says of a damaged file is about its own buffers and thrift
         raise UserError(f"{path}: no table of samples can be read from it; it was altered or damaged") from None
-    return samples
+    return {str(name): values.tolist() for name, values in frame.groupby("metric", sort=False)["value"]}
 
 
 def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
     """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
     whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
-    for place, values in samples.items():
-        name, index, column = (*re.split(r"\[|\]\.", place, maxsplit=2), "", "")[:3]
-        row = whole[name][int(index)] if index.isdigit() and int(index) < len(whole.get(name, ())) else {}
-        if values and row.get(column) == statistics.median(values):  # another one was altered: judged as it stands
-            row[column] = list(values)
+    for name, rows in whole.items():
+        for index, row in enumerate(rows):
+            for column, value in row.items():
+                values = samples.get(f"{name}[{index}].{column}")
+                if values and value == statistics.median(values):  # another one was altered: judged as it stands
+                    row[column] = list(values)
     return whole
 
 
@@ -221,16 +219,19 @@ def split_samples(declared: Iterable[Any], tables: Tables) -> tuple[Tables, dict
 
     Raises ``KeyError`` for a table or a column that is not ``declared``.
     """
-    by_name = {table.name: table for table in declared}
-    thin, samples = dict[str, list[Mapping[str, Any]]](), dict[str, list[float]]()
-    for name, rows in tables.items():
-        thin[name] = []
+    by_name, samples = {table.name: table for table in declared}, dict[str, list[float]]()
+    thin = {name: [dict(row) for row in rows] for name, rows in tables.items()}
+    for name, rows in thin.items():
         for index, row in enumerate(rows):
-            sampled = [column for column in row if column not in NOT_COLUMNS and by_name[name].col(column).samples]
-            of_row = {column: list(row[column]) for column in sampled if row[column]}
-            samples |= {f"{name}[{index}].{column}": values for column, values in of_row.items()}
-            thin[name].append(dict(row) | {column: statistics.median(values) for column, values in of_row.items()})
+            for column, values in row.items():
+                if by_name[name].col(column).samples and values:
+                    samples[f"{name}[{index}].{column}"] = list(values)
+                    row[column] = statistics.median(values)
     return thin, samples
+
+
+def _part(name: str, otherwise: Any = None) -> Any:
+    return functools.cached_property(lambda run: read_part(run.path / name) or otherwise)
 
 
 class Run:
@@ -248,18 +249,12 @@ class Run:
     def config(self) -> BaseConfig:
         return load_config(self.path)
 
-    @functools.cached_property
-    def origins(self) -> dict[str, str]:
-        """Where the values of the config came from, by field: a file of params, by hand, a validator; none is the default."""
-        return read_part(self.path / "origins.json") or {}
-
-    @functools.cached_property
-    def machine(self) -> Machine:
-        return read_part(self.path / "machine.json") or {}
-
-    @functools.cached_property
-    def result(self) -> Result | None:
-        return read_part(self.path / "result.json")  # type: ignore[no-any-return]
+    # Where the values of the config came from, by field: a file of params, by hand, a validator; none is the default.
+    origins: dict[str, str] = _part("origins.json", {})
+    machine: Machine = _part("machine.json", {})
+    result: Result | None = _part("result.json")
+    status: Status | None = _part("status.json")
+    verdict: Verdict | None = _part("verdict.json")
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -277,14 +272,6 @@ class Run:
     def row_samples(self) -> dict[str, list[float]]:
         """Raw samples of the rows of tables, by ``table[row].column``."""
         return {name: values for name, values in self._stored_samples.items() if "[" in name}
-
-    @functools.cached_property
-    def status(self) -> Status | None:
-        return read_part(self.path / "status.json")  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def verdict(self) -> Verdict | None:
-        return read_part(self.path / "verdict.json")  # type: ignore[no-any-return]
 
     @functools.cached_property
     def events(self) -> list[Event]:

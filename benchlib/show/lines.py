@@ -11,7 +11,7 @@ from urllib.parse import quote
 from benchlib.benchmarks import spec_of
 from benchlib.core.text import counted, quantity
 from benchlib.judge.trends import LevelChange, Trend, spanned
-from benchlib.results.record import READABLE, Record
+from benchlib.results.record import Record
 from benchlib.results.verdict import GATE
 
 NEWEST = 40  # runs in the line of a trend
@@ -19,7 +19,6 @@ MACHINES = 8  # listed, the busiest
 STRETCHES = 6  # of equal versions, the newest of a machine
 NAMED = ("torch", "cuda", "rocm", "benchlib")  # versions of a machine, beside those of drivers
 SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
-FAILED = {GATE: ("regression", "✗ regression"), READABLE: ("unreadable", "! not readable, nothing compared")}
 
 
 def link(run: Record, levels: int) -> str:
@@ -58,7 +57,7 @@ def describe_trend(trend: Trend) -> str:
 
 
 class Event(NamedTuple):
-    """Something that a run began: ``word`` is worse, better or other for a change of level, else regression or unreadable."""
+    """Something that a run began: ``word`` is worse, better or other for a change of level, else regression."""
 
     run: Record
     metric: str
@@ -67,19 +66,23 @@ class Event(NamedTuple):
 
 
 def events(trends: Iterable[Trend], runs: Iterable[Record]) -> list[Event]:
-    """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
+    """Return the changes of level and the regressions, the newest first."""
     changes = [
         Event(change.run, trend.label, change.word, describe_change(change, trend.unit))
         for trend in trends
         for change in trend.changes
     ]
     failed = [
-        Event(run, spec_of(run.benchmark).label(metric) if end == GATE else "baseline", word, f"{text}: {reason}")
+        Event(
+            run,
+            spec_of(run.benchmark).label(check.name.removesuffix(GATE)),
+            "regression",
+            f"✗ regression: {check.reason}",
+        )
         for run in runs
-        if not (run.problems or run.copy_of)
-        for end, (word, text) in FAILED.items()
-        if not (run.planted and end == GATE)
-        for metric, reason in run.failed(end)
+        if run.verdict and not (run.problems or run.copy_of or run.planted)
+        for check in run.verdict.checks
+        if check.status == "FAIL" and check.gates and check.name.endswith(GATE)
     ]
     return sorted(changes + failed, key=lambda event: -event.run.started_at)
 

@@ -20,12 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchlib.core.events import Event, Moment, read_events, restarts
 from benchlib.core.stats import drift
-from benchlib.results import peaks as recorded_peaks
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import COLUMNS, Columns, Step, StepLog, agree, compare_ranks
 from benchlib.runtime.timing import StepTimer, sum_hook
+from benchlib.workloads import stored_peaks
 
 Row = dict[str, Any]
 Cost = tuple[int, int, int, float]  # samples, tokens, tokens with padding and FLOPs
@@ -234,7 +234,7 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
     whole, here = Columns(trained.table), Columns(trained.table[trained.first :])
     steady = Columns(trained.table[trained.first + warm :])
     flops, peak_of = max(
-        (*measured, recorded_peaks.highest(rank.run_dir, precision, world.size)), key=lambda pair: pair[0] or 0.0
+        (*measured, stored_peaks.highest(rank.run_dir, precision, world.size)), key=lambda pair: pair[0] or 0.0
     )
     counted = [value for value, _ in memory if value is not None]
     events = read_events(rank.run_dir, {"sensor", "sensors", "launched"})

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchlib.benchmarks.machine.spec import COPIES
-from benchlib.results.peaks import highest
 from benchlib.runtime import group
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks, peak_together
 from benchlib.runtime.peaks import best as best_of
 from benchlib.workloads.collective_timing import Pace, time_all_reduce
+from benchlib.workloads.stored_peaks import highest
 
 MIB = 1 << 20
 Row = dict[str, Any]

@@ -64,7 +64,7 @@ def _experiment(client: Any, uri: str, name: str) -> str:
 
 
 def _store(client: Any, uri: str, run: Record) -> bool:
-    experiment = _experiment(client, uri, f"benchlib-{run.benchmark}-{run.tier}")
+    experiment = _experiment(client, uri, _key(f"benchlib-{run.benchmark}-{run.tier}"))
     quoted = run.run.replace("'", "")
     stored = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{quoted}'", max_results=1)
     started = int(1000 * run.started_at)

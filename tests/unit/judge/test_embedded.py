@@ -2,7 +2,6 @@
 
 import base64
 import gzip
-import hashlib
 import json
 import re
 
@@ -17,7 +16,6 @@ from benchlib.results.record import Record, load
 from benchlib.results.shared import link, load_runs, read_html, read_report
 from benchlib.show import report
 
-CUT = gzip.compress(b"{}")[:-4]
 EVIL = '"><script>alert(1)</script>'
 
 
@@ -33,15 +31,14 @@ def folder(tmp_path):
     return folder
 
 
-def page(href: str = "", sha256: str = "", version: str = embedded.VERSION, end: str = "</body></html>") -> str:
+def page(href: str, version: str = embedded.VERSION) -> str:
     """A document with one link, as a stranger would write it."""
-    return f'<html><body><a download="x" data-benchlib-run="{version}" data-sha256="{sha256}" href="{href}">x</a>{end}'
+    return f'<html><body><a download="x" data-benchlib-run="{version}" href="{href}">x</a></body></html>'
 
 
-def packed(content: bytes) -> str:
-    """A document that carries ``content`` with the right checksum."""
-    data = gzip.compress(content)
-    return page(embedded.PREFIX + base64.b64encode(data).decode(), hashlib.sha256(data).hexdigest())
+def packed(data: bytes) -> str:
+    """A document that carries compressed data."""
+    return page(embedded.PREFIX + base64.b64encode(data).decode())
 
 
 def test_the_report_carries_the_run(folder, tmp_path):
@@ -57,13 +54,13 @@ def test_the_report_carries_the_run(folder, tmp_path):
 
 def test_a_report_that_is_cut_altered_or_huge_is_refused(folder):
     path, source = folder / "report.html", (folder / "report.html").read_text()
-    for share in (0.0, 0.3, 0.6, 0.9, 0.99):
-        path.write_text(source[: int(share * len(source))])
-        with pytest.raises(UserError, match=r"report\.html: the file is cut"):
+    data = re.search('href="data:application/gzip;base64,([^"]+)"', source)
+    for at in (0, data.start(1), data.end(1) - 1):
+        path.write_text(source[:at])
+        with pytest.raises(UserError, match=r"report\.html: carries the data of 0 runs"):
             read_report(path)
-    data = re.search(r'data-sha256="(\w+)" href="data:application/gzip;base64,([^"]+)"', source)
-    for at in (data.start(1) + 30, data.start(2) + 30):
-        with pytest.raises(UserError, match="do not match their SHA-256"):
+    for at in range(data.start(1) + 30, data.end(1), 100):
+        with pytest.raises(UserError, match="altered or damaged"):
             read_html(source[:at] + ("0" if source[at] != "0" else "1") + source[at + 1 :])
     with path.open("wb") as handle:
         handle.truncate(embedded.REPORT_BYTES + 1)
@@ -80,13 +77,10 @@ def test_a_report_that_is_cut_altered_or_huge_is_refused(folder):
         (page("x", version="7"), "have version '7'"),
         (page("https://example.invalid/run.json"), "altered"),
         (page(embedded.PREFIX + "&&&"), "altered"),
-        (packed(b"{}"), "not a run of this version"),
-        (packed(b"[" * 100_000), "not a run of this version"),
-        (packed(b"\xff\xfe"), "not a run of this version"),
-        (
-            page(embedded.PREFIX + base64.b64encode(CUT).decode(), hashlib.sha256(CUT).hexdigest()),
-            "not a run of this version",
-        ),
+        (packed(gzip.compress(b"{}")), "not a run of this version"),
+        (packed(gzip.compress(b"[" * 100_000)), "not a run of this version"),
+        (packed(gzip.compress(b"\xff\xfe")), "not a run of this version"),
+        (packed(gzip.compress(b"{}")[:-4]), "altered"),
     ],
     ids=range(10),
 )
@@ -97,7 +91,7 @@ def test_what_benchlib_did_not_write_is_refused(source, words):
 
 def test_a_cell_cannot_smuggle_a_second_run_in(tmp_path):
     smuggled = link(Record(run="x", benchmark="squad", tier="quick", backend="cpu"))
-    html = page(smuggled["href"], smuggled["sha256"]).replace("'", "")
+    html = page(smuggled["href"])
     folder = make_run(tmp_path / "run", notebook=html, notes=[html])
     notebook = json.loads((folder / "notebook.ipynb").read_text())
     notebook["cells"][-1]["outputs"][0]["data"]["text/html"] = html
@@ -122,8 +116,7 @@ def test_strange_names_and_numbers_do_not_break_the_report(tmp_path):
     run.samples["bad"] = [1.0, float("nan")]
     told = link(run)
     assert re.fullmatch(r"[\w.-]+\.json\.gz", told["file_name"])
-    source = page(told["href"], told["sha256"])
-    carried = read_html(source)
+    carried = read_html(page(told["href"]))
     assert "long" not in carried.result.facts
     assert carried.result.facts[EVIL] == EVIL
     assert carried.result.facts["far"] == float("inf")

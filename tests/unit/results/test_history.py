@@ -119,14 +119,10 @@ def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys):
 def test_an_unreadable_baseline_is_no_regression(tmp_path):
     failed = {"kind": "regression", "question": "?", "status": "FAIL", "gates": True}
     named = (("baseline readable", "key.json is cut"), ("step_s_minisquad_tiny vs baseline", "ratio 1.9"))
-    checks = [failed | {"name": name, "reason": reason} for name, reason in named]
-    place(tmp_path, START, verdict={"verdict": "FAIL", "checks": checks[:1]})
-    place(tmp_path, START - DAY, verdict={"verdict": "FAIL", "checks": checks[1:]})
-    slow, cut = load_all(tmp_path)
-    assert [list(run.failed()) for run in (slow, cut)] == [[("step_s_minisquad_tiny", "ratio 1.9")], []]
-    page = index.render(tmp_path).read_text()
-    assert page.count("regression: ") == 1
-    assert "not readable, nothing compared: key.json is cut" in page
+    for age, (name, reason) in enumerate(named):
+        checks = [failed | {"name": name, "reason": reason}]
+        place(tmp_path, START - age * DAY, verdict={"verdict": "FAIL", "checks": checks})
+    assert re.findall("regression: ([^<]*)", index.render(tmp_path).read_text()) == ["ratio 1.9"]
 
 
 LIMITS = {"m": RegressionLimit(metric="m", share=0.2)}

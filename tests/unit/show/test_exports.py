@@ -146,7 +146,7 @@ def test_csv_and_parquet_have_a_row_a_metric_and_one_for_a_run_without(runs, tmp
     assert frame["started_at"].iloc[0].timestamp() == START
     row = next(row for row in rows if row["metric"] == "train_samples_per_s_minisquad_tiny")
     assert (float(row["value"]), row["unit"], row["n"], row["verdict"]) == (61.2, "samples/s", "96", "PASS")
-    assert row["started_at"] == "2026-09-21 14:13:20+00:00"
+    assert row["started_at"].startswith("2026-09-21 14:13:20")
     assert next(row for row in rows if row["metric"] == "device_memory_gb")["value"] == ""
     reasons = {row["run"].rpartition("-")[2]: row["reason"] for row in rows if not row["metric"]}
     assert set(reasons) == {"broken", "skipped", "cut", "lost"} and "result.json" in reasons["cut"]
@@ -197,7 +197,7 @@ def test_mlflow_holds_each_run_once(store, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == f"6 runs in MLflow at {uri}"
     assert lines[1] == f"6 runs in MLflow at {uri}, 6 of them already stored"
-    assert lines[2] == "['broken', 'cut', 'failed', 'lost', 'skipped', 'whole'] FINISHED FAILED"
+    assert lines[2] == "['broken', 'cut', 'failed', 'skipped', 'whole'] FINISHED FAILED"
     assert lines[3:] == ["8 91.4 PASS", f"120 {int(START * 1000)}", "['report.html']"]
 
 

@@ -3,7 +3,7 @@
 from make_run import START, _metric
 from series import DAY, on_machine, place
 
-from benchlib.results.peaks import highest
+from benchlib.workloads.stored_peaks import highest
 
 FP32 = "matmul_fp32_peak_flops"
 
