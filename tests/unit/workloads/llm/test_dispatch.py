@@ -232,34 +232,6 @@ def test_a_stream_that_stands_still_goes_to_another_worker(place):
     assert whole(client, table) and any("nothing came for 1 s" in row["error"] for row in client.engine.attempts)
 
 
-def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(place):
-    faulty = place.faulty(lambda number: "hang" if number > 4 else "")
-    client = place.client(faulty, place.own(), policy=replace(PATIENT, probe_limit_s=1))
-    threading.Timer(0.05, lambda: setattr(faulty, "healthy", False)).start()
-    assert whole(client, client.at_once(40))
-    # A busy machine may have answered a question for health late before, and the worker came back: in the end it is gone.
-    assert [event["event"] for event in client.engine.events if event["worker"] == 0][-1] == "down"
-
-
-def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
-    dying = place.faulty(lambda number: "hang")
-    client = place.client(dying, place.own())
-    tables = []
-    thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
-    thread.start()
-    until(lambda: dying.asked > len(client.engine.workers[0].open) > 0)  # it has them all, and had a greeting
-    dying.hosted.cut()
-    thread.join()
-    assert whole(client, tables[0])
-    place.own(port=dying.hosted.port)
-    until(lambda: client.engine.workers[0].ready)
-    assert whole(client, client.at_once(40))
-    assert [event["event"] for event in client.engine.events] == ["down", "up"]
-    assert "its /health answers" in client.engine.events[1]["because"], "why it came back, and not why it went"
-    last = max(row["sent_s"] for row in client.engine.attempts if row["worker"] == 0 and not row["error"])
-    assert last > client.engine.events[1]["t_s"], "it was given work again"
-
-
 def test_when_all_are_gone_the_rest_fails_and_is_counted(place):
     """Soon, without waiting for any answer: all other limits are beyond the client's own."""
     servers = [place.faulty(lambda number: "hang") for _ in range(2)]
