@@ -2,7 +2,7 @@
 
 Nothing of it occurs in the benchmark's own generator (`benchlib.workloads.minisquad`): the relations are others (pets, meals, rivals, songs,
 or words made of random letters), no name contains a syllable of the benchmark's names, numbers have three or five digits where
-the benchmark's years have four. Only function words ("the", "of", "which") are shared. tests/unit/workloads/test_tiny_assets.py checks it.
+the benchmark's years have four. Only function words ("the", "of", "which") are shared. tests/unit/workloads/test_minisquad.py checks the names.
 
 A sample is lower-case words; punctuation marks are words of their own.
 """

@@ -32,19 +32,6 @@ def test_answers_equal_the_usual_recipe(kind, n_best, longest):
     assert n_best > 1 or "empty" in expected.values()
 
 
-def test_a_known_span_wins_over_all_windows_and_over_a_higher_one_in_the_question():
-    examples, built, _, _ = _case()
-    start, end = np.zeros((2, len(built.input_ids)), np.float32)
-    expected = {}
-    for index, example in enumerate(examples):
-        window = np.flatnonzero(built.example_index == index)[-1]
-        at = built.starts[window] + built.context_start[window]
-        start[at], end[at + 1] = 5, 5
-        start[built.starts[window] + 1] = end[built.starts[window] + 1] = 9
-        expected[example.id] = example.context[built.char_start[at] : built.char_end[at + 1]]
-    assert answers.best_answers(examples, built, start, end) == expected
-
-
 def test_nan_is_never_chosen():
     examples, built, _, (start, end) = _case()
     all_nan = np.full_like(start, np.nan)

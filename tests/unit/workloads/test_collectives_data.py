@@ -93,13 +93,6 @@ def test_segments_of_any_power_of_two_differ(dtype, segment):
         assert not any(torch.equal(*pair) for pair in ((one, two), (two, three), (one, four)))
 
 
-def test_moved_data_use_every_bit():
-    for dtype in collective_ops.DTYPES:
-        numbers = collective_ops.bits(collective_ops.moved(dtype, 4000, 1, 0, 2, CPU)).view(torch.uint8).view(4000, -1)
-        assert (numbers.amax(0) == 255).all()
-        assert (numbers.amin(0) == 0).all()
-
-
 @pytest.mark.parametrize(("dtype", "ranks"), [("bf16", 64), ("bf16", 300), ("uint8", 200), ("uint8", 300)])
 @pytest.mark.parametrize("reduction", ["sum", "min", "product"])
 def test_many_ranks_stay_exact_in_small_types(dtype, ranks, reduction):

@@ -55,22 +55,6 @@ def test_a_question_longer_than_the_window_is_cut():
     assert ids(built, len(built) - 1) == ids(alone, len(alone) - 1)
 
 
-def test_a_context_without_tokens_has_a_window_without_an_answer():
-    empty = Example("q", "what?", "\u200b\x00", (("\x00", 1),))
-    built = features.build([empty, *odd_examples(3)], TOKENIZERS["bert"], 64, 8, True)
-    assert built.lengths[0] == built.context_start[0] + built.suffix
-    assert built.start_positions[0] == built.end_positions[0] == 0
-
-
 def test_lengths_without_room_are_refused():
     with pytest.raises(UserError, match=r"max_length = 64 with doc_stride = 60 .* set max_length to 67 or more"):
         features.build(odd_examples(3), TOKENIZERS["bert"], 64, 60, True)
-
-
-def test_the_state_of_the_tokenizer_does_not_matter():
-    examples, tokenizer = odd_examples(9), qa_reference.bert_tokenizer()
-    plain = features.build(examples, tokenizer, 96, 24, True)
-    tokenizer.backend_tokenizer.enable_truncation(5)
-    tokenizer.backend_tokenizer.enable_padding(length=50)
-    again = features.build(examples, tokenizer, 96, 24, True)
-    assert again.input_ids.tolist() == plain.input_ids.tolist()

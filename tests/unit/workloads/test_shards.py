@@ -1,11 +1,9 @@
-"""Samples from a disk are those from memory, whatever happened to the shards between."""
+"""Synthetic pairs: sample i against a second writing of its definition; from a disk, whatever happened to the shards between."""
 
 import dataclasses
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 from benchlib.workloads import shards
-from benchlib.workloads.shards import Pairs, Shards, disk_rates, generate, raw_rate, residency
+from benchlib.workloads.shards import Pairs, Shards, Source, entropy, generate, residency
 
 PAIRS = Pairs(samples=1000, sequence=16, vocabulary=64, seed=3)  # 256 bytes a sample: pages hold parts of samples
 
@@ -31,13 +29,61 @@ def prepared(folder, pairs=PAIRS, **options):
     return source
 
 
-@pytest.fixture
-def data(tmp_path):
-    return prepared(tmp_path / "data").folder.parent
-
-
 def whole(source):
     return np.array_equal(source.read(np.arange(1000)), generate(PAIRS, np.arange(1000)))
+
+
+def splitmix(counter, seed):
+    """SplitMix64 as its authors print it, in Python's whole numbers."""
+    mask = (1 << 64) - 1
+
+    def mixed(state):
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & mask
+        return state ^ (state >> 31)
+
+    golden = 0x9E3779B97F4A7C15
+    return mixed((mixed(seed * golden & mask) + (counter + 1) * golden) & mask)
+
+
+def test_a_sample_is_what_its_definition_says():
+    got = generate(PAIRS, np.array([7, 999]))
+    for row, index in enumerate((7, 999)):
+        for token in range(PAIRS.sequence):
+            draw = splitmix(index * PAIRS.sequence + token, PAIRS.seed)
+            for part, uniform in enumerate((draw >> 32, draw & 0xFFFFFFFF)):
+                assert got[row, part, token] == (uniform * uniform >> 32) * PAIRS.vocabulary >> 32
+    assert got.dtype == np.int64 and got.shape == (2, 2, 16)
+
+
+def test_the_entropy_is_that_of_the_tokens():
+    """A token k of V has the share sqrt((k + 1) / V) - sqrt(k / V), here of 2 million tokens."""
+    tokens = generate(dataclasses.replace(PAIRS, samples=10**6), np.arange(62500))
+    shares = np.bincount(tokens.ravel(), minlength=64) / tokens.size
+    assert shares == pytest.approx(np.diff(np.sqrt(np.arange(65) / 64)), abs=1e-3)
+    assert entropy(64) == pytest.approx(-(shares * np.log(shares)).sum(), abs=2e-3)
+    assert entropy(1) == 0
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 3])
+def test_batches_come_in_order_no_further_than_the_read_ahead_and_their_threads_end(read_ahead):
+    asked = []
+
+    def orders():
+        for step in range(100):
+            asked.append(step)
+            yield np.arange(step, 1000, 100) if step < 10 else np.array([1000])
+
+    batches = Source(PAIRS, read_ahead=read_ahead).batches(orders())
+    for step in range(10):
+        assert np.array_equal(next(batches).numpy(), generate(PAIRS, np.arange(step, 1000, 100)))
+        assert len(asked) == step + 1 + read_ahead
+    with pytest.raises(IndexError, match="samples 1000 to 1000 of 1000"):
+        list(batches)
+    left = Source(PAIRS, read_ahead=read_ahead).batches([np.arange(9)] * 7)
+    next(left)
+    left.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 @pytest.mark.parametrize("token_bytes", [8, 2])
@@ -54,12 +100,9 @@ def test_disk_and_memory_give_the_same_samples(tmp_path, token_bytes, read_ahead
 def test_shards_have_the_stated_sizes(monkeypatch):
     """Of the full size: 3,750,000 samples of 4,096 bytes, 32,768 of them in a shard of 128 MiB."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 27)
-    full = Shards(Pairs(3_750_000, 256, 8192, 0), "/data")
-    assert full.samples == [32_768] * 114 + [14_448]
-    assert [path.name for path in full.paths[::114]] == ["shard_0000.bin", "shard_0114.bin"]
-    changes = ({}, {"vocabulary": 65}, {"seed": 4}, {"token_bytes": 2}, {"samples": 999})
-    folders = [Shards(dataclasses.replace(PAIRS, **change), "/data").folder for change in changes]
-    assert folders[0] == folders[4] and len(set(folders)) == 4  # fewer samples are the beginning of more
+    assert Shards(Pairs(3_750_000, 256, 8192, 0), "/data").samples == [32_768] * 114 + [14_448]
+    changes = ({}, {"vocabulary": 65}, {"seed": 4}, {"token_bytes": 2})
+    assert len({Shards(dataclasses.replace(PAIRS, **change), "/data").folder for change in changes}) == 4
 
 
 def written(paths):
@@ -80,67 +123,31 @@ def test_a_smaller_set_is_the_beginning_of_a_larger_one(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 12_345)])
-def test_a_missing_or_cut_shard_is_written_again_and_the_others_are_left_alone(data, damage):
-    parts = Shards(PAIRS, data).paths
+def test_a_missing_or_cut_shard_is_written_again_and_the_others_are_left_alone(tmp_path, damage):
+    parts = prepared(tmp_path).paths
     before = written(parts)
     damage(parts[1])
-    assert whole(prepared(data))
+    assert whole(prepared(tmp_path))
     assert [old == new for old, new in zip(before, written(parts), strict=True)] == [True, False, True, True]
 
 
-def test_the_page_cache_is_as_asked_for_also_after_the_shards_were_read(data):
+@pytest.mark.skipif(not shutil.which("fincore"), reason="fincore of util-linux is not installed")
+def test_the_page_cache_is_as_asked_for_and_as_fincore_says(tmp_path):
+    def fincore(paths):
+        done = subprocess.run(["fincore", "-nrbo", "RES", *paths], capture_output=True, text=True, check=True)
+        return sum(map(int, done.stdout.split())) / 4096 / sum(-(-path.stat().st_size // 4096) for path in paths)
+
     for page_cache, expected in (("warm", 1), ("cold", 0)):
-        source = prepared(data, page_cache=page_cache)
-        source.settle()
+        source = prepared(tmp_path, page_cache=page_cache)
         assert whole(source)  # maps the pages, and a mapped page is not evicted
         share = source.settle()
         if expected == 0 and share == 1:
             pytest.skip("this file system is memory: nothing can be evicted")
-        assert share == expected
-
-
-@pytest.mark.skipif(not shutil.which("fincore"), reason="fincore of util-linux is not installed")
-def test_the_page_cache_is_what_fincore_says(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(4 << 20) + b"tail")
-
-    def fincore():
-        done = subprocess.run(["fincore", "-nrbo", "RES", str(path)], capture_output=True, text=True, check=True)
-        return int(done.stdout) / 4096 / -(-path.stat().st_size // 4096)
-
-    raw_rate([path], np.inf)
-    assert residency([path]) == fincore() == 1
-    shards.evict([path])
-    if fincore() == 1:
-        pytest.skip("this file system is memory: nothing can be evicted")
-    with path.open("rb", buffering=0) as handle:
+        assert share == fincore(source.paths) == expected
+    with source.paths[0].open("rb", buffering=0) as handle:
         os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         handle.read(4096)
-    assert residency([path]) == pytest.approx(fincore()) and 0 < fincore() < 0.2
-
-
-def test_a_writing_that_was_killed_is_taken_up_again(tmp_path):
-    """SIGKILL while the third shard is being written: the first two stay, nothing else counts, nothing is left over."""
-    code = f"""
-import os, signal
-from benchlib.workloads import shards
-shards.SHARD_BYTES = 250 * {PAIRS.sample_bytes}
-entire, calls = shards.generate, []
-def generate(which, indices):
-    calls.append(len(indices))
-    if calls.count(250) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return entire(which, indices)
-shards.generate = generate
-shards.Shards(shards.{PAIRS!r}, {str(tmp_path)!r}).prepare()
-"""
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -signal.SIGKILL
-    parts = Shards(PAIRS, tmp_path).paths
-    folder = parts[0].parent
-    assert list(folder.glob(".shard_0002.bin.*.tmp"))
-    assert [path.exists() for path in parts] == [True, True, False, False]
-    before = written(parts[:2])
-    assert whole(prepared(tmp_path)) and written(parts[:2]) == before and not list(folder.glob("*.tmp"))
+    assert residency(source.paths) == pytest.approx(fincore(source.paths)) and 0 < residency(source.paths) < 0.2
 
 
 def test_of_three_at_once_one_writes_and_the_others_wait(tmp_path, monkeypatch):
@@ -158,24 +165,3 @@ def test_of_three_at_once_one_writes_and_the_others_wait(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert sum(calls) == 1000 and whole(prepared(tmp_path))
-
-
-def test_ranks_measure_a_disk_together_and_a_slow_reader_is_seen(data, monkeypatch):
-    """One reads raw while the other waits, both load at once, and every pass begins and ends at a barrier.
-
-    A batch of 50 samples, 12,800 bytes, takes at least 10 ms.
-    """
-    meeting, rates, entire = threading.Barrier(2, timeout=120), {}, shards.Shards.read
-    monkeypatch.setattr(shards.Shards, "read", lambda self, indices: time.sleep(0.01) or entire(self, indices))
-
-    def rank(number):
-        source = prepared(data, read_ahead=1)
-        rates[number] = disk_rates(source, 50, np.arange(1000), 2.0, number == 0, meeting.wait)
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [(len(raw), len(loader)) for raw, loader in (rates[0], rates[1])] == [(3, 3), (0, 3)]
-    assert all(0 < rate <= 1.28e6 for _, loader in rates.values() for rate in loader)

@@ -41,12 +41,8 @@ def _edited(edit):
         (lambda c, a, p, q: c.update(version="v2.0"), "version = 'v2.0'"),
         (lambda c, a, p, q: c.update(data=[]), "no questions"),
         (lambda c, a, p, q: a.pop("title"), "data.0.title"),
-        (lambda c, a, p, q: p.update(context=" \n"), "'Ada', question 'q1': the context is empty"),
-        (lambda c, a, p, q: p.update(context="\ud800" + CONTEXT), "not valid JSON .*hex escape"),
-        (lambda c, a, p, q: q[1].update(id=7), "qas.1.id = 7"),
         (lambda c, a, p, q: q[1].update(id="q1"), "'q1': duplicate id"),
         (lambda c, a, p, q: q[1].update(answers=[]), "'q2': no answers"),
-        (lambda c, a, p, q: q[1].update(answers=[], is_impossible=True), "is_impossible = True"),
         (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=39), "'q2': answer '1843' is not at its offset"),
         # The last four characters: a start counted from the end must not be taken for one.
         (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=-5), "answer_start -5"),
@@ -77,28 +73,24 @@ def _squad(examples):
     return {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
 
 
-def test_caps_take_a_nested_choice_that_ignores_the_order(tmp_path):
+def test_caps_take_a_nested_choice_that_ignores_the_order():
     examples = _examples("q", 50)
-    ten, twenty = squad_data.take(examples, 10, seed=3), squad_data.take(examples, 20, seed=3)
-    assert len(ten) == 10
-    assert set(map(id, ten)) <= set(map(id, twenty))
-    assert ten == [example for example in examples if example in ten]
-    assert {e.id for e in squad_data.take(examples[::-1], 10, seed=3)} == {e.id for e in ten}
-    assert {e.id for e in squad_data.take(examples, 10, seed=4)} != {e.id for e in ten}
+    ten, twenty, backwards, other = (
+        {example.id for example in squad_data.take(source, count, seed)}
+        for source, count, seed in ((examples, 10, 3), (examples, 20, 3), (examples[::-1], 10, 3), (examples, 10, 4))
+    )
+    assert len(ten) == 10 and ten < twenty and ten == backwards != other
     assert squad_data.take(examples, 0, seed=3) == squad_data.take(examples, 99, seed=3) == examples
 
 
 def test_files_are_loaded_with_caps_and_a_hash_of_their_content(tmp_path):
-    _write(tmp_path / "t.json", _squad(_examples("t", 20)))
-    _write(tmp_path / "e.json", _squad(_examples("e", 10)))
-    files = {"train_file": str(tmp_path / "t.json"), "eval_file": str(tmp_path / "e.json")}
-    whole = _load(**files)
-    cut = _load(**files, train_questions=5)
-    assert whole.train == _examples("t", 20)
-    assert whole.eval == _examples("e", 10)
-    assert (len(cut.train), len(cut.eval)) == (5, 10)
+    for name, count in (("train", 20), ("eval", 10)):
+        _write(tmp_path / name, _squad(_examples(name, count)))
+    files = {"train_file": str(tmp_path / "train"), "eval_file": str(tmp_path / "eval")}
+    whole, cut, again = _load(**files), _load(**files, train_questions=5), _load(**files, train_questions=5)
+    assert (whole.train, whole.eval, cut.eval) == (_examples("train", 20), whole.eval, _examples("eval", 10))
     assert "5 of 20 questions to train on, 10 questions to evaluate on" in cut.description
-    assert whole.sha256 != cut.sha256 == _load(**files, train_questions=5).sha256
+    assert whole.sha256 != cut.sha256 == again.sha256
 
 
 def _hub_folder(tmp_path, train, validation):
@@ -124,9 +116,6 @@ def test_the_hub_loader_on_a_local_copy_without_a_connection(tmp_path, monkeypat
     assert squad_data.load_hub(_hub_folder(tmp_path, train, ADA)) == (train, ADA)
     with pytest.raises(UserError, match=r"connect once .* train_file=F and eval_file=G"):
         squad_data.load_hub("nobody/not-a-set")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "c")
-    with pytest.raises(UserError, match=r"question .x9..*not at its offset"):
-        squad_data.load_hub(_hub_folder(tmp_path / "b", [Example("x9", "Who?", "Ada was.", (("Ada", 1),))], ADA))
     monkeypatch.setattr(squad_data, "load_hub", lambda: (train, ADA))
     split = _load(data="squad", train_questions=3)
     assert (len(split.train), split.eval) == (3, ADA)

@@ -1,7 +1,5 @@
 """The converter against torch, by compilers that know nothing of it: a program is right if XLA and the interpreter give torch's numbers."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -52,12 +50,6 @@ def computed(converted, given):
         np.asarray(value)
         for value in program.run(program.place(runtimes.arguments(converted.manifest, converted.weights, given)))
     ]
-
-
-def evaluated(converted, given):
-    """Return what the reference interpreter gives: for programs of a few numbers it is faster than to compile them."""
-    arrays = runtimes.arguments(converted.manifest, converted.weights, given)
-    return mlir.evaluate(mlir.parse(converted.text), arrays)
 
 
 def test_xla_gives_the_logits_of_torch(answers):
@@ -128,41 +120,6 @@ def test_each_class_of_lowering_gives_what_torch_gives(exported_each):
         np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=str(place))
 
 
-# Lowerings with a bug: each gets the right one first.
-BUGS = {
-    "aten.sub": lambda right, w, node, x, y, **more: right(w, node, y, x, **more),
-    "aten.lt": lambda right, w, node, x, y: right(w, node, y, x),
-    "aten.exp": lambda right, w, node, x: right(w, node, x * 1.0001),
-    "aten.rsqrt": lambda right, w, node, x: w.op("sqrt", x),
-    "aten.log": lambda right, w, node, x: right(w, node, x + 1e-3),
-    "aten.sum": lambda right, w, node, x, dims, *more: right(w, node, x, [1 - dim % 2 for dim in dims], *more),
-    "prims.sum": lambda right, w, node, x, dims, **more: w.reduce("maximum", x, dims, -100),
-    "prims.broadcast_in_dim": lambda right, w, node, x, shape, dims: w.spread(x, shape, dims[::-1]),
-    "prims.div": lambda right, w, node, x, y: x,
-    "aten.index_put": lambda right, w, node, x, indices, values, *_: right(w, node, x, indices, values),
-    "aten.mm": lambda right, w, node, x, y: w.dot(x, y, (0, 0)) if x.shape == y.shape else right(w, node, x, y),
-    "aten.slice": lambda right, w, node, x, dim, start, end: right(w, node, x, dim, start - 1, end - 1),
-    "aten.where": lambda right, w, node, condition, x, y: right(w, node, condition, y, x),
-    "aten.arange": lambda right, w, node, start, end, step=1, **more: right(w, node, 0, end, step, **more),
-    "aten.permute": lambda right, w, node, x, dims: x,
-    "aten.amax": lambda right, w, node, x, dims, *_: w.reshape(w.reduce("minimum", x, dims, np.inf), lowerings.out(node)[0]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", BUGS)
-def test_an_injected_bug_is_caught(monkeypatch, kind, exported_each):
-    program, given = exported_each
-    monkeypatch.setitem(lowerings.LOWERINGS, kind, functools.partial(BUGS[kind], lowerings.LOWERINGS[kind]))
-    wanted = Each()(**given)
-    try:
-        made = evaluated(convert(program), given)
-    except AssertionError:
-        return  # the type of a node is not torch's
-    assert any(
-        not np.allclose(value, side.numpy(), rtol=1e-6, atol=1e-6) for value, side in zip(made, wanted, strict=True)
-    )
-
-
 def test_operations_without_a_lowering_are_listed_at_once_with_their_nodes():
     class Unknown(torch.nn.Module):
         def forward(self, x):
@@ -187,23 +144,14 @@ def test_names_follow_nodes_and_parameters_and_the_text_is_the_same_each_time(an
     assert convert(export.forward(export.Answers(bert()), inputs()), "answers").text == converted.text
 
 
-def test_dropout_that_drops_is_refused():
-    with pytest.raises(Unsupported):
-        convert(export.forward(torch.nn.Sequential(torch.nn.Dropout(0.1)), {"input": torch.ones(2)}))
-
-
-def test_inspection_counts_the_flops_of_the_formula(answers):
+def test_inspection_counts_the_flops_of_the_formula(answers, gradients):
     converted = answers[1]
     arguments, found = converted.manifest.arguments, mlir.inspect(converted.text)
     head = 2 * HIDDEN * 2 * S  # the output layer: two logits a token
     assert found.dot_flops == B * (encoder_forward_flops(LAYERS, HIDDEN, INTERMEDIATE, S) + head)
     assert found.argument_bytes == sum(4 * int(np.prod(item.shape)) for item in arguments)
     assert found.result_bytes == 2 * 4 * B * S
-
-
-def test_the_joint_program_has_three_times_the_flops_of_the_forward_pass(answers, gradients):
-    forward, joint = (mlir.inspect(converted.text).dot_flops for converted in (answers[1], gradients[2]))
-    assert joint == 3 * forward
+    assert mlir.inspect(gradients[2].text).dot_flops == 3 * found.dot_flops
 
 
 MALFORMED = {

@@ -1,6 +1,5 @@
 """The dispatcher against servers that die, hang, return, lie, stop half way or are slow: nothing is lost, nothing comes twice."""
 
-import contextlib
 import json
 import threading
 import time
@@ -90,11 +89,10 @@ def test_a_worker_never_has_more_than_its_cap(place):
     assert max(open_at) == PATIENT.cap
 
 
-@pytest.mark.parametrize("fault", ["half", "no end", "garbage", "miscounts", "too many", "500", "503", "429", "slow"])
+@pytest.mark.parametrize("fault", ["half", "no end", "miscounts", "too many", "503", "429", "slow"])
 def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
     """It is set aside until it is healthy again, in which time the other one may have answered all: then it is asked again."""
-    faulty = place.faulty(lambda number: fault if number % 4 == 2 else "")
-    client = place.client(faulty, place.own())
+    client = place.client(place.faulty(lambda number: fault if number % 4 == 2 else ""), place.own())
     again = 0
 
     def answered():
@@ -110,21 +108,18 @@ def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
 
 # What a worker may send instead of an answer, always; those of bytes are events.
 HOSTILE = {
-    "deeply nested": b'{"choices":' + b"[" * 100_000, "no choices": b'{"choices": null}', "a number": b"5", "no event": b"",
-    "negative id": b'{"choices": [{"token_ids": [5, -6]}]}', "id of 64 bits": b'{"choices": [{"token_ids": [9223372036854775807]}]}',
-    "infinite count": b'{"choices": [], "usage": {"completion_tokens": Infinity}}', "half a character": b'{"error": "\\ud800"}',
-    "307": "307", "401": "401", "garbage": "garbage", "half": "half",
+    "no choices": b'{"choices": null}', "no event": b"", "negative id": b'{"choices": [{"token_ids": [5, -6]}]}',
+    "half a character": b'{"error": "\\ud800"}', "307": "307", "401": "401", "garbage": "garbage",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_a_worker_sends_all_queries_are_answered(place, fault):
-    hostile = place.faulty(lambda number: fault)
-    client = place.client(hostile, place.own())
+    client = place.client(place.faulty(lambda number: fault), place.own())
     assert whole(client, client.at_once(40))
     record = client.engine.record()
     json.dumps(record, ensure_ascii=False).encode()  # it can be stored
-    assert record["workers"][0]["answered"] == 0 and record["workers"][1]["answered"] == 40
+    assert [row["answered"] for row in record["workers"]] == [0, 40]
     assert client.log.table()["attempt"].max() == 2, "nobody is asked twice where another one can answer"
 
 
@@ -138,13 +133,14 @@ def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place):
 @pytest.mark.parametrize(
     "body",
     [
-        b'data: {"error": {"message": "out of memory", "code": 500}}\n\n',
         b'event: error\ndata: {"error": "out of memory"}',
         b'data: {"object": "error", "message": "out of memory"}\n\ndata: [DONE]\n\n',
         b'{"error": {"message": "out of memory"}}',
     ],
 )
 def test_an_error_with_status_200_before_the_first_token_is_counted_with_its_text(place, body):
+    """After all attempts: no other worker can answer."""
+
     async def other(request):
         if request.path != "/v1/completions" or (await request.json())["prompt"] == wire.WARM_UP:
             return None
@@ -153,15 +149,14 @@ def test_an_error_with_status_200_before_the_first_token_is_counted_with_its_tex
     client = place.client(place.faulty(other=other))
     table = client.at_once(1)
     assert whole(client, table, 1) and np.isnan(table["first_s"]).all()
-    assert ": out of memory (attempt 8)" in next(iter(client.log.errors.values()))
+    assert f": out of memory (attempt {MAX_ATTEMPTS})" in next(iter(client.log.errors.values()))
 
 
 def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
     client = place.client(place.faulty(lambda number: "hang"))
     ended = []
     for rid in range(20):
-        query = Query(rid, [5, 6], 4, lambda *_: None, lambda rid, ids, error: ended.append((rid, error)))
-        client.engine.submit(query)
+        client.engine.submit(Query(rid, [5, 6], 4, print, lambda rid, ids, error: ended.append((rid, error))))
     until(lambda: len(client.engine.workers[0].open) == PATIENT.cap)
     client.engine.stop()
     assert sorted(rid for rid, _ in ended) == [*range(20)] and all("stopped" in error for _, error in ended)
@@ -207,22 +202,17 @@ def test_a_server_without_token_ids_is_asked_in_texts_by_itself(place, monkeypat
     assert record["workers"][0]["asked_in"] == "text" and record["counts"] == {"stated": 24, "counted": 24}
 
 
-def test_a_redirect_takes_the_token_nowhere(place):
-    """Each path redirects to a server that answers as if it were the worker."""
+@pytest.mark.parametrize("path", ["/health", "/v1/completions"])
+def test_a_redirect_takes_the_token_nowhere(place, path):
+    """To a server that answers as if it were the worker."""
     thief = place.faulty()
 
-    async def there(request):
-        return web.Response(status=307, headers={"Location": thief.url + request.path})
+    async def other(request):
+        return web.Response(status=307, headers={"Location": thief.url + path}) if request.path == path else None
 
-    for path in ("/health", "/v1/models", "/v1/completions", "/metrics"):
-
-        async def other(request, path=path):
-            return await there(request) if request.path == path else None
-
-        worker = place.faulty(other=other)
-        with contextlib.suppress(BackendUnavailable):
-            place.client(worker, policy=replace(PATIENT, start_s=0.5)).engine.counters()
-        assert path in worker.paths and not thief.headers
+    with pytest.raises(BackendUnavailable):
+        place.client(place.faulty(other=other), policy=replace(PATIENT, start_s=0.5))
+    assert not thief.headers
 
 
 def test_a_stream_that_stands_still_goes_to_another_worker(place):
@@ -232,46 +222,20 @@ def test_a_stream_that_stands_still_goes_to_another_worker(place):
     assert whole(client, table) and any("nothing came for 1 s" in row["error"] for row in client.engine.attempts)
 
 
-def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(place):
-    faulty = place.faulty(lambda number: "hang" if number > 4 else "")
-    client = place.client(faulty, place.own(), policy=replace(PATIENT, probe_limit_s=1))
-    threading.Timer(0.05, lambda: setattr(faulty, "healthy", False)).start()
-    assert whole(client, client.at_once(40))
-    # A busy machine may have answered a question for health late before, and the worker came back: in the end it is gone.
-    assert [event["event"] for event in client.engine.events if event["worker"] == 0][-1] == "down"
-
-
-def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
-    dying = place.faulty(lambda number: "hang")
-    client = place.client(dying, place.own())
-    tables = []
-    thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
-    thread.start()
-    until(lambda: dying.asked > len(client.engine.workers[0].open) > 0)  # it has them all, and had a greeting
-    dying.hosted.cut()
-    thread.join()
-    assert whole(client, tables[0])
-    place.own(port=dying.hosted.port)
-    until(lambda: client.engine.workers[0].ready)
-    assert whole(client, client.at_once(40))
-    assert [event["event"] for event in client.engine.events] == ["down", "up"]
-    assert "its /health answers" in client.engine.events[1]["because"], "why it came back, and not why it went"
-    last = max(row["sent_s"] for row in client.engine.attempts if row["worker"] == 0 and not row["error"])
-    assert last > client.engine.events[1]["t_s"], "it was given work again"
-
-
 def test_when_all_are_gone_the_rest_fails_and_is_counted(place):
     """Soon, without waiting for any answer: all other limits are beyond the client's own."""
     servers = [place.faulty(lambda number: "hang") for _ in range(2)]
     client = place.client(*servers, policy=replace(PATIENT, gone_s=0.3, deadline_s=2 * LONG_S, stall_s=2 * LONG_S))
-    tables = []
-    thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
+
+    def cut():
+        until(lambda: all(server.asked == 1 + PATIENT.cap for server in servers))  # with its greeting
+        for server in servers:
+            server.hosted.cut()
+
+    thread = threading.Thread(target=cut)
     thread.start()
-    until(lambda: all(server.asked == 1 + PATIENT.cap for server in servers))  # with its greeting
-    for server in servers:
-        server.hosted.cut()
+    table = client.at_once(40)
     thread.join()
-    (table,) = tables
     failed = int(table["failed"].sum())
     assert failed > 0 and whole(client, table, failed)
     assert all("no worker was left for 0.3 s" in why for why in client.log.errors.values())
@@ -279,21 +243,12 @@ def test_when_all_are_gone_the_rest_fails_and_is_counted(place):
 
 
 def test_a_query_without_end_fails_at_its_deadline(place):
-    client = place.client(
-        place.faulty(lambda number: "hang" if number == 2 else ""), policy=replace(PATIENT, deadline_s=2)
-    )
+    hangs = place.faulty(lambda number: "hang" if number == 2 else "")
+    client = place.client(hangs, policy=replace(PATIENT, deadline_s=2))
     table = client.at_once(10)
     failed = int(table["failed"].sum())  # one; on a busy machine others may come late as well
     assert failed > 0 and whole(client, table, failed)
     assert all("not answered within 2 s" in why for why in client.log.errors.values())
-
-
-def test_a_query_that_no_worker_can_answer_ends(place):
-    faulty = place.faulty(lambda number: "half")
-    client = place.client(faulty)
-    table = client.at_once(1)
-    assert table["failed"].all() and table["attempt"][0] == MAX_ATTEMPTS
-    assert faulty.asked == 1 + MAX_ATTEMPTS, "it was greeted once"
 
 
 def test_a_wrong_token_or_nobody_is_refused_at_the_start(place):
@@ -311,18 +266,15 @@ def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(pl
     policy = replace(PATIENT, partial=True, start_s=0.1)
     client = place.client(place.own(step_s=0.005), dead, policy=policy)
     assert whole(client, client.at_once(20))
-    record = client.engine.record()
-    assert [(row["down_by"] == "", row["answered"]) for row in record["workers"]] == [(True, 20), (False, 0)]
-    assert (record["losses"][0]["event"], client.engine.record(time.monotonic())["losses"][0]["t_s"]) == ("down", 0)
-    assert "was not ready within" in record["losses"][0]["because"]
+    record = client.engine.record(time.monotonic())
+    assert [row["down_by"] == "" for row in record["workers"]] == [True, False]
+    assert "was not ready within" in record["losses"][0]["because"] and record["losses"][0]["t_s"] == 0
     place.own(port=dead.port, step_s=0.005)
     until(lambda: client.engine.workers[1].ready)
     table = client.at_once(40)
     assert whole(client, table) and set(table["worker"]) == {0, 1}
-    gone = place.own()
-    gone.cut()
-    with pytest.raises(BackendUnavailable, match="no worker is left: worker"):
-        place.client(gone, policy=policy)
+    assert [event["event"] for event in client.engine.events] == ["down", "up"]
+    assert "its /health answers" in client.engine.events[1]["because"], "why it came back, and not why it went"
 
 
 def test_requests_in_flight_are_counted_by_worker():

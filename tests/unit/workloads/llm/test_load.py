@@ -34,24 +34,6 @@ def test_a_closed_loop_keeps_to_its_concurrency(sim):
     assert len(table) == 30 and max(open_at) == 3 and not table["failed"].any()
 
 
-class Forgets:
-    """Ends every query but the third."""
-
-    def submit(self, query):
-        self.count = getattr(self, "count", 0) + 1
-        if self.count != 3:
-            query.on_first(query.rid, 0.0, 1)
-            query.on_done(query.rid, [1, 2], "")
-            query.on_done(query.rid, [1, 2], "")
-
-
-def test_a_query_that_never_ends_or_ends_twice_is_counted():
-    client = Client(Forgets(), PROMPTS, 2, 0.1)
-    table = client.at_once(5)
-    row = measure(table, {}, 0.99, client.log.repeated)
-    assert (row["failed"], row["repeated"], row["outcome"]) == (1, 4, "missed")
-
-
 def rows(issued, first, last, tokens=3, scheduled=None, failed=False):
     table = np.zeros(len(issued), QUERY)
     table["issued_s"], table["first_s"], table["last_s"], table["tokens"] = issued, first, last, tokens

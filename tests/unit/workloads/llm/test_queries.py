@@ -1,6 +1,5 @@
 """Times of queries against cases worked out by hand, and the sim engine against its own arithmetic."""
 
-import itertools
 import math
 import threading
 import time
@@ -63,8 +62,3 @@ def test_sim_takes_its_steps_and_no_more_queries_than_slots():
     assert ended[0][1] == sim_answer([0, 5], 4, fixed_length=True) and firsts[0][1] == ended[0][1][0]
     assert firsts[0][0] >= 0.01 and ended[0][0] >= 0.04 and ended[2][0] >= 0.08  # the third waits for a slot
     assert ended[3][1:] == ([], "the engine was stopped")
-
-
-def test_answers_of_sim_differ_in_length():
-    lengths = [len(sim_answer([i, j], 16)) for i, j in itertools.product(range(10), range(10))]
-    assert min(lengths) >= 2 and max(lengths) <= 16 and len(set(lengths)) > 10

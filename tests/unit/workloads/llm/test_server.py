@@ -98,14 +98,6 @@ def test_a_worker_that_takes_nothing_more_says_why(worker, monkeypatch):
         assert status == 503 and "the thread died" in body
 
 
-def test_the_token_is_asked_for_before_the_body_is_read(worker):
-    """A body that never comes, or comes slowly, holds nobody up who has no token; nor does one of /health."""
-    for path, status in (("/v1/completions", b"401"), ("/nowhere", b"401"), ("/health", b"200")):
-        with socket.create_connection(("127.0.0.1", worker.port), timeout=LONG_S) as connection:
-            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode())
-            assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
-
-
 def test_health_needs_no_token_and_metrics_count(worker):
     assert ask(worker, "/health", token="")[0] == 200 and ask(worker, "/metrics", token="")[0] == 401
     prometheus = pytest.importorskip("prometheus_client.parser")
