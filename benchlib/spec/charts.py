@@ -1,6 +1,6 @@
 """Pictures as a spec declares them: each takes columns, its title is a finding, and its alt text has every value.
 
-There are six kinds, each a function of ``benchlib.spec.paint`` with its options; pictures of another kind name a function
+There are four kinds, each a function of ``benchlib.spec.paint`` with its options; pictures of another kind name a function
 of their own. Nothing is imported before something is drawn.
 """
 
@@ -58,9 +58,8 @@ class Chart:
                 return figure
 
 
-lines, bars, stacked, steps, cumulative, grid = (
-    partial(Chart, f"benchlib.spec.paint:{kind}")
-    for kind in ["lines", "bars", "stacked", "steps", "cumulative", "grid"]
+lines, bars, stacked, grid = (
+    partial(Chart, f"benchlib.spec.paint:{kind}") for kind in ["lines", "bars", "stacked", "grid"]
 )
 
 

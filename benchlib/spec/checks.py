@@ -17,7 +17,7 @@ from benchlib.judge.checks import Check as Judged
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.rules import ask
 from benchlib.judge.numbers import InvalidNumber
-from benchlib.spec.tables import Col, Ref, Row, Rows, write
+from benchlib.spec.tables import Ref, Row, Rows, write
 
 listed = partial(shortened, between="; ")  # the first of some reasons, and how many more there are
 Limit = float | Ref | Callable[[Any], float | None]  # a number, a column of the same row, or of the config
@@ -63,7 +63,7 @@ class Check:
     def miss(self, value: float, limit: float) -> float:
         """Return how far a number is from its limit: up to 1 passes."""
         if self.share:
-            return _off(value, limit) / self.share
+            return off(value, limit) / self.share
         if self.sign == "<=" and limit > 0:
             return value / limit
         return 0.0 if HOLDS[self.sign](value, limit) and value <= self.most else math.inf
@@ -99,32 +99,8 @@ def near(name: str, question: str, *over: tuple[Ref, Ref], **more: Any) -> Check
     return Check(name, question, over, **more)
 
 
-def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any) -> Check:
-    """The rows with the same value of the column ``per`` have the same series of numbers, up to a share."""
-
-    def apart(run: Rows, rows: list[Row]) -> list[Row]:
-        compared = [row for row in rows if ref.numbers(row, run) or not ref.why(row)]
-        first = {row.get(per): row for row in reversed(compared)}
-        pairs = [(row, first[row.get(per)]) for row in compared if row is not first[row.get(per)]]
-        return [{**row, "_apart": _apart(ref.numbers(row, run), ref.numbers(other, run))} for row, other in pairs]
-
-    def alone(run: Rows) -> str:
-        return unless(run) or ("" if differing.rows(run) else "only one ran: there is nothing to compare")
-
-    differing, unless = ref.table.pick(apart), more.pop("unless", lambda run: "")
-    error = Ref(differing, Col("_apart", "error", f"{ref.col.heading} differ by"))
-    return below(name, question, (error, share), unless=alone, **more)
-
-
-def _off(value: float, other: float) -> float:
+def off(value: float, other: float) -> float:
     return abs(value / other - 1) if other else abs(value)
-
-
-def _apart(series: list[float], others: list[float]) -> float:
-    """Return the largest relative difference; infinite where one has more numbers, or one that is not finite."""
-    if len(series) != len(others) or not all(map(math.isfinite, [*series, *others])):
-        return math.inf
-    return max(map(_off, series, others))
 
 
 def reached(name: str, question: str, ref: Ref, asked: str, sign: str = ">=", **more: Any) -> Check:

@@ -1,4 +1,4 @@
-"""The six kinds of picture, as ``charts.Chart`` calls them. What is missing or not finite is left out and counted."""
+"""The kinds of picture, as ``charts.Chart`` calls them. What is missing or not finite is left out and counted."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def _numbers(ref: Ref, rows: Sequence[Row], run: Rows) -> Any:
     return np.array([ref.finite(row, run) for row in rows], dtype=float)  # None becomes nan
 
 
-def _alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref | None) -> str:
+def alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref | None) -> str:
     """Write the name and the numbers of each row, and how many rows are not shown."""
     refs, cells = [ref, *filter(None, more)], list[str]()
     for row in rows:
@@ -43,12 +43,12 @@ def _alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref | None) -> str:
     return f"{'; '.join(cells)}." + f" {hidden} more are not shown." * (hidden > 0)
 
 
-def _heading(ref: Ref) -> str:
+def heading(ref: Ref) -> str:
     unit = {"us": "µs", "ratio": "", "number": "", "count": "", "error": ""}.get(ref.col.unit, ref.col.unit)
     return f"{ref.col.heading} ({unit})" if unit and unit != ref.col.heading else ref.col.heading
 
 
-def _colour(number: int) -> str:
+def colour(number: int) -> str:
     return on.PALETTE.series[number % len(on.PALETTE.series)]
 
 
@@ -64,7 +64,7 @@ def lines(
     own = [point for layer, _, points in curves for point in points if layer.look == "line"]
     if not own:
         return None
-    at, y, colours, ends = layers[0].table[x].col, y or _heading(layers[0].ref), dict[Any, str](), list[Any]()
+    at, y, colours, ends = layers[0].table[x].col, y or heading(layers[0].ref), dict[Any, str](), list[Any]()
     places = [point[0] for layer, _, points in curves for point in points if layer.look != "limit"]
     if even:
         axes.set_xlim(min(places) - 0.1, max(places) + 0.1)
@@ -75,7 +75,7 @@ def lines(
         looks = LOOKS[layer.look] | ({"linestyle": (0, (3, 1.2))} if layer.dashed(points[0][2]) else {})
         key = points[0][2].get(layer.colour) if layer.colour else words
         if layer.look != "limit":
-            colours.setdefault(key, _colour(len(colours)))
+            colours.setdefault(key, colour(len(colours)))
         elif len(points) == 1:
             points = [(end, *points[0][1:]) for end in axes.get_xlim()]
         xs, ys, _ = zip(*points, strict=True)
@@ -129,7 +129,7 @@ def bars(
         axes.axvline(line, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
     axes.set_xlim(0, 1.2 * axes.dataLim.x1 or 1.0)
     on.short_numbers(axes.xaxis)
-    return rows[0], _heading(refs[0]) + words, "", _alt(refs[0], rows, run, *refs[1:])
+    return rows[0], heading(refs[0]) + words, "", alt(refs[0], rows, run, *refs[1:])
 
 
 def stacked(run: Rows, axes: Any, *parts: Ref, x: str, mark: Ref | None = None) -> Drawn:
@@ -140,46 +140,12 @@ def stacked(run: Rows, axes: Any, *parts: Ref, x: str, mark: Ref | None = None) 
     left = np.zeros(len(rows))
     for number, part in enumerate(parts):
         wide = np.fmax(_numbers(part, rows, run), 0.0)
-        looks = {"color": _colour(number), "hatch": "///" * (number // len(on.PALETTE.series)), "linewidth": 0.5}
+        looks = {"color": colour(number), "hatch": "///" * (number // len(on.PALETTE.series)), "linewidth": 0.5}
         if wide.any():
             axes.barh(range(len(rows)), wide, 0.6, left, label=part.col.heading, edgecolor=on.PALETTE.card, **looks)
         left += wide
     words = _by_row(axes, rows, run, *parts, mark=mark)
-    return rows[0], x + words, "", _alt(parts[0], rows, run, *parts[1:], mark)
-
-
-def steps(run: Rows, axes: Any, ref: Ref, x: str = "step", smooth: Callable[[list[float]], Any] = list) -> Drawn:
-    """The samples of each row in their order, for instance losses. ``smooth`` leaves them light behind it."""
-    rows = _of_samples(run, axes, ref, smooth)
-    return (rows[0], x, _heading(ref), f"Medians: {_alt(ref, rows, run)}") if rows else None
-
-
-def cumulative(run: Rows, axes: Any, ref: Ref, limit: Ref | None = None) -> Drawn:
-    """The share of each row's samples that is at most a value, on a logarithmic axis; a line at its ``limit``, of the row, too."""
-    rows, words = _of_samples(run, axes, ref, limit=limit), "Medians and limits" if limit else "Medians"
-    return (rows[0], _heading(ref), "share of all", f"{words}: {_alt(ref, rows, run, limit)}") if rows else None
-
-
-def _of_samples(
-    run: Rows, axes: Any, ref: Ref, smooth: Callable[[list[float]], Any] | None = None, limit: Ref | None = None
-) -> list[Row]:
-    rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MAX_ROWS]
-    ends = []
-    for place, row in enumerate(rows):
-        samples = list(filter(math.isfinite, ref.numbers(row, run)))
-        order, colour = range(1, len(samples) + 1), _colour(place)
-        xs, ys = (order, smooth(samples)) if smooth else (sorted(samples), [at / len(samples) for at in order])
-        if smooth:
-            axes.plot(order, samples, color=colour, alpha=0.3, linewidth=0.9)
-        words = write(ys[-1], ref.col.unit) if smooth and len(rows) == 1 else ref.table.name_of(row, run)
-        ends.append(on.draw_line(axes, xs, ys, words, colour, marker="" if len(samples) > 1 else "o"))
-        if limit and (at := limit.finite(row, run)) is not None:
-            axes.axvline(at, color=colour, linewidth=1, linestyle=on.DASHED)
-    if not smooth:
-        axes.set_xscale("log")
-        on.plain_numbers(axes.xaxis)
-    on.name_ends(axes, ends)
-    return rows
+    return rows[0], x + words, "", alt(parts[0], rows, run, *parts[1:], mark)
 
 
 def grid(run: Rows, axes: Any, ref: Ref, *, x: str, y: str) -> Drawn:
@@ -191,7 +157,7 @@ def grid(run: Rows, axes: Any, ref: Ref, *, x: str, y: str) -> Drawn:
         return None
     cells = pd.DataFrame([(row[y], row[x], ref.finite(row, run)) for row in rows])
     field = cells.pivot_table(index=0, columns=1, values=2)
-    axes.figure.colorbar(axes.imshow(field, cmap="Blues", aspect="auto"), ax=axes, label=_heading(ref))
+    axes.figure.colorbar(axes.imshow(field, cmap="Blues", aspect="auto"), ax=axes, label=heading(ref))
     slanted = {"rotation": 30, "ha": "right"} if len("".join(map(str, field.columns))) > LINE else {}
     axes.set_xticks(range(len(field.columns)), field.columns, **slanted)
     axes.set_yticks(range(len(field)), field.index)
@@ -201,4 +167,4 @@ def grid(run: Rows, axes: Any, ref: Ref, *, x: str, y: str) -> Drawn:
         if math.isfinite(value):
             looks = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if value > middle else "black"}
             axes.text(column, place, write(value, unit), **looks)
-    return rows[-1], ref.table[x].col.heading, ref.table[y].col.heading, _alt(ref, rows, run)
+    return rows[-1], ref.table[x].col.heading, ref.table[y].col.heading, alt(ref, rows, run)

@@ -17,10 +17,11 @@ from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
 from benchlib.benchmarks.parallel.strategies import Way, prepare, prove
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
-from benchlib.runtime import devices, largest, peaks
+from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import comm_device
+from benchlib.workloads import largest
 from benchlib.workloads.alpha_beta import fit_alpha_beta
 from benchlib.workloads.collective_ops import OPS, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved

@@ -13,9 +13,10 @@ from benchlib.core.stats import summary
 from benchlib.core.text import listing, quantity
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Chart, Line, bars, lines, stacked
-from benchlib.spec.checks import Check, above, below, listed, near, rule, same, zero
+from benchlib.spec.checks import Check, above, below, listed, near, rule, zero
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
+from benchlib.workloads.same_check import same
 
 LOSS_FP64, WEIGHT_FP64, FP32 = 1e-12, 1e-9, 1e-5  # how far from one device; rounding alone is 1e-15, 1e-11 and 5e-7
 # Losses of the measured model, as a share: sums in another order over some steps. Measured: below 1e-6, in bf16 2e-3.

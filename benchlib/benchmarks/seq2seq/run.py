@@ -22,11 +22,11 @@ from benchlib.core.errors import RunBroken
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects, barrier
-from benchlib.runtime.largest import Trial, free_bytes, largest_batch, tried
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.steps import Columns, agree, comm_device
 from benchlib.workloads import training
 from benchlib.workloads.encdec import ENGINES, Plain
+from benchlib.workloads.largest import Trial, free_bytes, largest_batch, tried
 from benchlib.workloads.shards import SHARD_BYTES, Pairs, Shards, Source, disk_rates, entropy, generate
 from benchlib.workloads.training import Cost, Plan, Row, Trained, Work, data_parallel
 

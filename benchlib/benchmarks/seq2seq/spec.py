@@ -7,10 +7,11 @@ from statistics import median
 from benchlib.core.stats import summary
 from benchlib.core.text import stand_ins
 from benchlib.spec.charts import bars
-from benchlib.spec.checks import below, same
+from benchlib.spec.checks import below
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads import training_spec as training
+from benchlib.workloads.same_check import same
 from benchlib.workloads.training_spec import RATE, counted_steps, higher, lower, series
 
 # How far losses of the two engines may lie apart after some steps, as a share: sums in another order, and with mixed
