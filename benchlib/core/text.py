@@ -1,7 +1,7 @@
 """Words and numbers for readers: kinds of checks, signs of verdicts, quantities with units, times."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 GROUPS = (
@@ -77,13 +77,11 @@ SCOPES = {
 }
 
 
-def stand_ins(scope: str, model: Any) -> list[str]:
-    """Return a sentence that names the stand-ins of a ``scope`` and of a model, as facts give it; none where all is real."""
-    facts = model if isinstance(model, dict) else {}
-    named = [part for part in (facts.get("name"), facts.get("init")) if part in ("tiny", "random")]
-    parts = [SCOPES.get(part, part) for part in dict.fromkeys([*scope.split("_"), *named]) if part]
+def stand_ins(parts: Iterable[object]) -> list[str]:
+    """Return a sentence that names the stand-ins among the parts of a scope and of a model; none where all is real."""
+    named = [SCOPES[part] for part in dict.fromkeys(map(str, parts)) if part in SCOPES]
     counts = "They count only for their own baseline, never for the target of the real benchmark."
-    return [f"These results come from {listing(parts)}. {counts}"] if parts else []
+    return [f"These results come from {listing(named)}. {counts}"] if named else []
 
 
 def counted(number: int, noun: str) -> str:
@@ -164,12 +162,8 @@ def text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):
-        return ", ".join(f"{str(name).replace('_', ' ')} {_dated(str(name), item)}" for name, item in value.items())
+        return ", ".join(f"{name.replace('_', ' ')} {text(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         shown = ", ".join(text(item) for item in value[:12])
         return shown + (f" … ({len(value)} in all)" if len(value) > 12 else "")
     return "" if value is None else str(value)
-
-
-def _dated(name: str, value: Any) -> str:
-    return moment(value) if name.endswith("_at") and isinstance(value, (int, float)) and value > 0 else text(value)

@@ -127,7 +127,7 @@ def _absent(run: Rows) -> Iterator[str]:
 
 
 def _warnings(run: Rows) -> list[str]:
-    return stand_ins("", dict.fromkeys(("name", "init"), run.run.get("stand_in")))
+    return stand_ins([run.run.get("stand_in")])
 
 
 lower = partial(Metric, better="lower")

@@ -335,7 +335,7 @@ def _warnings(run: Rows) -> list[str]:
     layer = run.config.planted_layer
     changed = f"The output of encoder layer {layer} was changed on purpose in every member"
     planted = [f"{changed} (planted_layer), to test whether the comparison detects it."] * (layer >= 0)
-    return stand_ins("", {"name": run.run.get("model"), "init": run.run.get("init")}) + planted
+    return stand_ins([run.run.get("model"), run.run.get("init")]) + planted
 
 
 def _missed(run: Rows) -> dict[str, list[str]]:

@@ -101,7 +101,7 @@ tuned = engines.where(engine="tuned")
 
 
 def _warnings(rows: Rows) -> list[str]:
-    return stand_ins(str(rows.run.get("speed_scope") or "").strip("_"), None) + training.warnings(rows)
+    return stand_ins(str(rows.run.get("speed_scope")).split("_")) + training.warnings(rows)
 
 
 def _one_epoch(row: Row, rows: Rows) -> str:

@@ -166,7 +166,7 @@ def _warnings(rows: Rows) -> list[str]:
     if row.get("restarts"):
         started = counted(row["restarts"], "time")
         sentences.append(f"The ranks were started again {started}: total_s has the failures in it, no speed has.")
-    return [*stand_ins(str(row.get("quality") or ""), None), *sentences, *training.warnings(rows)]
+    return [*stand_ins(str(row.get("quality")).split("_")), *sentences, *training.warnings(rows)]
 
 
 def _split(rows: Rows) -> list[str]:
