@@ -14,10 +14,9 @@ from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.config.schema import build, resolve, tier_names
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
-from benchlib.runtime import largest
 from benchlib.runtime.measurement import Rank
 from benchlib.spec.tables import Rows
-from benchlib.workloads import training
+from benchlib.workloads import largest, training
 from benchlib.workloads.shards import Pairs
 from tests.fixtures.make_smoke import unpack
 

@@ -11,10 +11,11 @@ from benchlib.judge.impossible.claim import Claim, Collective
 from benchlib.judge.numbers import judged
 from benchlib.results.run import split_samples, with_samples
 from benchlib.spec import tables
-from benchlib.spec.charts import steps
-from benchlib.spec.checks import above, above_zero, below, judge, near, reached, rule, same, zero
+from benchlib.spec.checks import above, above_zero, below, judge, near, reached, rule, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_table
 from benchlib.spec.tables import Col, Rows, Table
+from benchlib.workloads.same_check import same
+from benchlib.workloads.sample_charts import steps
 
 T = Table("t", "{name}", note="{hint}", cols=[
     Col("name"), Col("hint"), Col("group"), Col("size", "B"),
