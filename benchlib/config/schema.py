@@ -5,7 +5,6 @@ state only what differs from the defaults of the benchmark's config class.
 """
 
 import functools
-import re
 import shlex
 import types
 import typing
@@ -16,14 +15,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from benchlib.benchmarks import BENCHMARKS, loadable
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster
 from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_json, read_yaml, write_json
 from benchlib.core.machine import BACKENDS, MOVES
 
 Model = TypeVar("Model", bound=BaseModel)
-_ENDPOINT = re.compile(r"(?:[^\s/:\[\]]+|\[[^\s/\[\]]*:[^\s/\[\]]*\]):(\d{1,5})", re.ASCII)
 EMBEDDED_MODEL = "tiny"  # the value of ``model`` that stands for the kit's own small encoder
 
 
@@ -130,23 +128,13 @@ class BaseConfig(BaseModel):
     @field_validator("rdzv_endpoint")
     @classmethod
     def _is_host_and_port(cls, value: str) -> str:
-        match = _ENDPOINT.fullmatch(value)
-        if value and not (match and 1 <= int(match[1]) <= 65535):
-            example = "node1:29400 or, for an IPv6 address, [fe80::1]:29400"
-            raise ValueError(f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in {example}")
+        host, _, port = value.rpartition(":")
+        plain = host.startswith("[") or (host and ":" not in host)
+        if value and not (plain and port.isdecimal() and 1 <= int(port) <= 65535):
+            raise ValueError(
+                f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in node1:29400 or [fe80::1]:29400"
+            )
         return value
-
-    @field_validator("limits")
-    @classmethod
-    def _are_shares(cls, limits: dict[str, float]) -> dict[str, float]:
-        large = {name: value for name, value in limits.items() if value > 1}
-        # A tier gives its limits to all of its benchmarks: an amount may be that of another one.
-        stated = [metric for item in loadable() for metric in item.spec.metrics] if large else []
-        amounts = [metric.name.split("{")[0] for metric in stated if metric.amount is not None]
-        for name, value in large.items():
-            if not any(name == amount or name.startswith(f"{amount}_") for amount in amounts):
-                raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
-        return limits
 
     @model_validator(mode="after")
     def _ranks_can_start(self) -> "BaseConfig":
@@ -204,7 +192,7 @@ class BaseConfig(BaseModel):
 
     def expected_work(self) -> str:
         """Say in a sentence what the run will do, for the dry run."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it does")
+        raise NotImplementedError
 
     def work(self) -> dict[str, Any]:
         """Return the fields that change the work, and with it what results may be compared."""
@@ -308,7 +296,7 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if path.is_file() or path.is_dir():
             resolved[name] = str(path.resolve())
         elif needed or text.startswith((".", "/", "~")):
-            raise UserError(f"{name} = {text!r}: no such file or folder (looked in {Path.cwd()})")
+            raise UserError(f"{name} = {text!r}: no such file or folder")
     return resolved
 
 
@@ -370,8 +358,9 @@ def resolve(
     config = validated(cls, values)
     for name, cause in cls.EXCLUSIVE.items():
         if origins.get(name) == BY_HAND and getattr(config, cause):
-            decides = f"{cause} = {getattr(config, cause)}, which decides it"
-            raise UserError(f"{name} = {values[name]} with {decides}: leave one of them out")
+            raise UserError(
+                f"{name} = {values[name]} with {cause} = {getattr(config, cause)}, which decides it: leave one out"
+            )
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
         added = name not in values and name in config.model_fields_set

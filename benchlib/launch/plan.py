@@ -74,13 +74,16 @@ def _requested(benchmark: str, tier: str, backend: str, overrides: Mapping[str, 
 
 
 def _check_limits(overrides: Mapping[str, Any], benchmarks: Iterable[str]) -> None:
-    """Raise ``UserError`` for a limit of the gate that no metric of these benchmarks has: who sets one believes that it gates."""
+    """Raise ``UserError`` for a limit of the gate that no metric of these benchmarks has, and for a share above 1."""
     specs = [BENCHMARKS[name].spec for name in benchmarks]
-    stated = overrides.get("limits")
-    for name in stated if isinstance(stated, Mapping) else ():
-        if not any(spec.has_limit(name) for spec in specs):
-            limited = [item for spec in specs for item in spec.limited]
+    limited = {item: metric for spec in specs for item, metric in spec.limited.items()}
+    for name, value in dict(overrides.get("limits", {})).items():
+        own = [spec.metric(name) for spec in specs]
+        fitting = [metric for item, metric in limited.items() if f"{item}_".startswith(f"{name}_") or metric in own]
+        if not fitting:
             raise UserError(f"limits.{name}: no metric with a limit has this name: {nearest(name, limited)}")
+        if float(value) > 1 and all(metric.amount is None for metric in fitting):
+            raise UserError(f"limits.{name} = {value}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
 
 
 def _settled(request: Plan, probe: dict[str, Any]) -> Plan:

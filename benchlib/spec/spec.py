@@ -228,10 +228,6 @@ class Spec:
         limited = [metric for metric in self.metrics if (metric.may_lose, metric.amount) != (None, None)]
         return {re.sub(r"{\w+}", "", metric.name).strip("_"): metric for metric in limited}
 
-    def has_limit(self, name: str) -> bool:
-        """Tell whether a metric with a limit has this name, or one that begins so."""
-        return self.metric(name) in self.limited.values() or any(item.startswith(f"{name}_") for item in self.limited)
-
     def limits(self, run: Run) -> list[RegressionLimit]:
         """Return how much worse each metric may get than the baseline."""
         assert run.result is not None

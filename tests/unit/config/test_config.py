@@ -151,7 +151,7 @@ def test_texts_of_a_command_line_become_values():
 
 
 RIGHT = "node1:29400 10.0.0.1:1 [fe80::1]:65535"
-WRONG = "node1 node1: :29400 node1:0 node1:65536 node1:x node1:² fe80::1:29400 [node1]:29400 [fe80::1] http://a:1"
+WRONG = "node1 node1: :29400 node1:0 node1:65536 node1:x node1:² fe80::1:29400 [fe80::1] http://a:1"
 
 
 def test_an_endpoint_is_a_host_and_a_port():
