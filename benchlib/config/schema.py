@@ -81,8 +81,8 @@ class BaseConfig(BaseModel):
     PATHS: ClassVar[dict[str, bool]] = {}
     # Whether the benchmark runs on one rank, however many devices the machine has.
     ONE_PROCESS: ClassVar[bool] = False
-    # How threads of OpenMP wait for work, which it reads once, before a rank imports torch; the user's own goes first. PASSIVE
-    # where two libraries compute: threads that spin take the cores from each other, and CPU time would count the spinning.
+    # How threads of OpenMP wait for work; the user's own goes first. PASSIVE where two libraries compute: threads that spin take the
+    # cores from each other, and CPU time would count the spinning.
     OMP_WAIT_POLICY: ClassVar[str] = ""
     # Fields that another one decides where that is set: both by hand contradict each other.
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
@@ -174,10 +174,7 @@ class BaseConfig(BaseModel):
         return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
 
     def check_whole(self) -> None:
-        """Raise ``UserError`` for values that do not fit the machine: its backend, its number of ranks.
-
-        Validators see a config before torch was asked for the devices; this is for the one that is going to run.
-        """
+        """Raise ``UserError`` for values that do not fit the machine, once torch was asked for its devices."""
         name, kind = self.collective, BACKENDS[self.backend].device_type
         if name and kind not in MOVES[name]:
             here, fitting = f"{kind} (backend {self.backend})", [name for name, kinds in MOVES.items() if kind in kinds]
@@ -202,10 +199,11 @@ class BaseConfig(BaseModel):
 
 
 BY_HAND = "set by hand"
-_LIMITS = ("budget_s", "startup_timeout_s", "stall_timeout_s", "wall_limit_s", "limits")
-_PLACES = ("benchmark", "tier", "backend", "launcher", "rdzv_endpoint", "max_restarts", "cluster")
-# A planted run is compared with the unchanged ones: that is what it is for.
-_NOT_WORK = (*_LIMITS, *_PLACES, "planted_slowdown")
+# Limits and places. A planted run is compared with the unchanged ones: that is what it is for.
+_NOT_WORK = {
+    *"budget_s startup_timeout_s stall_timeout_s wall_limit_s limits planted_slowdown".split(),
+    *"benchmark tier backend launcher rdzv_endpoint max_restarts cluster".split(),
+}
 
 
 @dataclass(frozen=True)
@@ -259,10 +257,7 @@ def tier_names() -> list[str]:
 
 
 def read_params(kind: str, name: str) -> dict[str, Any]:
-    """Read ``params/<kind>/<name>.yaml``; kind is ``tiers`` or ``backends``. Not to be changed: it is read once.
-
-    Unknown files, sections and parameters are ``UserError``.
-    """
+    """Read ``params/<kind>/<name>.yaml``, once; kind is ``tiers`` or ``backends``. Raises ``UserError`` for what it does not know."""
     available = {path.stem: path for path in (home() / "params" / kind).glob("*.yaml")}
     if name not in available:
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}")
