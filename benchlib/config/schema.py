@@ -199,11 +199,9 @@ class BaseConfig(BaseModel):
 
 
 BY_HAND = "set by hand"
+_WORK = {"collective", "exchange_groups", "nproc", "nnodes", "threads", "seed"}
 # Limits and places. A planted run is compared with the unchanged ones: that is what it is for.
-_NOT_WORK = {
-    *"budget_s startup_timeout_s stall_timeout_s wall_limit_s limits planted_slowdown".split(),
-    *"benchmark tier backend launcher rdzv_endpoint max_restarts cluster".split(),
-}
+_NOT_WORK = BaseConfig.model_fields.keys() - _WORK
 
 
 @dataclass(frozen=True)
