@@ -7,7 +7,6 @@ import sys
 import time
 
 from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import BackendUnavailable
 from benchlib.launch.nodes import place
 
 
@@ -40,16 +39,6 @@ def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     spin_without_end()
-
-
-def segfault():
-    """Die in native code."""
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def unavailable():
-    """Miss the backend."""
-    raise BackendUnavailable("no such device here")
 
 
 def steps(config, events):

@@ -96,14 +96,6 @@ def test_times_limits_and_pairs_stand_beside_the_curves(two):
     assert progress[-1]["done"] == progress[-1]["total"]
 
 
-def test_four_ranks_verify_every_operation(tmp_path):
-    values = {"dtypes": ["bf16"], "sizes": "2,777", "reductions": ["sum", "max"], "variants": ["library"]}
-    run = _run(tmp_path / "run", nproc=4, pairs=False, **values)
-    assert run.result.facts["wrong_elements"] == 0
-    assert {row["operation"] for row in run.result.tables["series"]} == set(run.config.operations)
-    assert _checks(run)["right results"].status == "PASS"
-
-
 def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
     """Also beside a computation, and in the buckets of gradients."""
     values = {"dtypes": ["fp32"], "sizes": "3,4KiB", "bucket_bytes": [1, 4000]}

@@ -102,21 +102,6 @@ def test_a_recording_fixes_the_work_and_nothing_of_its_machine(tmp_path):
             golden.parameters({"work": work, "benchlib": "0.1.0"})
 
 
-def test_a_recorded_folder_is_moved_as_it_is(tmp_path):
-    run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "deep" / "target"
-    target.mkdir(parents=True)
-    before = golden.read(run_dir)
-    command._publish(run_dir, target, slim=False)
-    assert not run_dir.exists() and golden.read(target) == before
-
-
-def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
-    done = call("record", tmp_path / "golden", "--backend", "cuda", "--out", tmp_path / "out")
-    assert done.exit_code == 3 and "nothing was published" in done.output, done.output
-    assert "SKIPPED" in done.output and not (tmp_path / "golden").exists()
-
-
 def test_a_recording_is_verified(tmp_path, monkeypatch):
     """Without notebook, supervisor and rank; members are processes."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
