@@ -129,19 +129,6 @@ def refused(rank, size, group):
             function(*arguments, group=group)
 
 
-def outside(rank, size):
-    """Whoever is not in a group is refused; a tensor keeps its shape."""
-    group = dist.new_group(list(range(1, size)))
-    for algorithm in ALGORITHMS.values():
-        tensor = torch.full((3, 5), float(rank), requires_grad=True)
-        if rank:
-            algorithm(tensor, Op.MAX, group)
-            assert tensor.tolist() == [[size - 1.0] * 5] * 3
-        else:
-            with pytest.raises(ValueError, match="not in the group"):
-                algorithm(tensor, Op.MAX, group)
-
-
 def every_group(rank, size):
     exchange.SEGMENT_BYTES = SEGMENT_BYTES
     exchange.SCRATCH_BYTES = 1  # two segments under way, the third one waits for memory
@@ -153,7 +140,6 @@ def every_group(rank, size):
             for case in (gathers, reduces, fractions, rank_order, *((under_way_at_once, refused) if count > 1 else ())):
                 case(place, count, group)
         dist.barrier()
-    outside(rank, size)
 
 
 @pytest.mark.parametrize(("ranks", "interfaces"), [(6, "lo"), (3, "lo,lo")])

@@ -74,18 +74,11 @@ def test_a_damaged_recording_and_what_contradicts_one_are_refused(tmp_path, argu
 def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    says_of = {
-        "taken": "never overwritten",
-        "file": "never overwritten",
-        "file/below": "cannot be written: file exists",
-    }
-    for target, says in says_of.items():
-        done = call("record", tmp_path / target, "--out", tmp_path / "out")
-        assert done.exit_code == 2 and says in done.output, done.output
+    done = call("record", tmp_path / "taken", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "never overwritten" in done.output, done.output
     done = call("record", tmp_path / "new", "--set", "members=eager")
     assert done.exit_code == 2 and "members" in done.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
 
 
 def test_a_recording_fixes_the_work_and_nothing_of_its_machine(tmp_path):

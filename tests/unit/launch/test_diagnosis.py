@@ -36,6 +36,7 @@ TIMED_OUT = "[/b/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed
         (RuntimeError(TIMED_OUT), OWN, True),  # raised where the rank waits for its request
         (RuntimeError(f"{CALLBACK}DistBackendError: NCCL error: remote process exited"), OWN, True),
         (DistBackendError("NCCL error: unhandled system error"), OWN, True),
+        (RuntimeError("mpi send timed out after 9 s"), "/p/benchlib/runtime/mpi.py", True),
         (ConnectionResetError(104, "Connection reset by peer"), "/v/torch/distributed/rendezvous.py", True),
         (ConnectionResetError(104, "Connection reset by peer"), "/usr/lib/python3.11/ssl.py", False),
         (FileNotFoundError(2, "No such file", "/mnt/nccl-data/train.json"), OWN, False),

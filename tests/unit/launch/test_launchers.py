@@ -1,9 +1,12 @@
 """What the launchers would hand to a cluster: the same torchrun command for every node, in each form."""
 
+import os
 import re
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from string import Template
 
 import pytest
 import yaml
@@ -49,6 +52,31 @@ def test_options_of_sbatch_stay_one_word(tmp_path):
             job("slurm", own(tmp_path, f"slurm: {{gres: a{sign}b}}"))
     with pytest.raises(UserError, match="change --out"):
         job("slurm", folder=Path('/shared/a"b/r'))
+
+
+HOSTILE = "/shared/FIRST:$(touch oops) <replica_id> is_host=HOST {is_host} ${app_id}/r"
+
+
+def test_the_shell_of_a_node_knows_where_they_meet_whatever_the_folder_is_called(tmp_path):
+    """The line is run by a shell, with a stand-in for the interpreter that shows what torchrun would get."""
+    program = tmp_path / "python"
+    program.write_text("""#!/bin/sh\nprintf '%s\\n' "$PET_RDZV_ENDPOINT" "$PET_RDZV_CONF" "$@"\n""")
+    program.chmod(0o755)
+    profile = own(tmp_path, f"torchx: {{python: {program}}}")
+    (text,) = job("torchx", profile, folder=Path(HOSTILE), nnodes=2, nproc=4, max_restarts=1).files.values()
+    compile(text, "torchx_app.py", "exec")
+    assert "num_replicas=2" in text
+    # TorchX fills its own names in, and makes one dollar of two.
+    line = Template(eval(re.search(r'args=\["-c", (.*)\],\n', text)[1]))
+    line = line.safe_substitute(replica_id="0", rank0_env="FIRST", app_id="an application")
+    env = {**os.environ, "FIRST": "node1"}
+    shown = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=True, cwd=tmp_path, env=env
+    ).stdout
+    endpoint, conf, *arguments = shown.splitlines()
+    assert endpoint == "node1:29400" and "is_host=1" in conf.split(",")
+    assert arguments[-1] == HOSTILE and arguments[arguments.index("--max-restarts") + 1] == "1"
+    assert not (tmp_path / "oops").exists()
 
 
 def test_torchrun_gets_addresses_and_restarts(monkeypatch):
