@@ -84,20 +84,6 @@ def collective(config, run_dir, events):
             time.sleep(config.step_s)
 
 
-def long_work_of_one(config, run_dir, events):
-    """Rank ``who`` works for two stall limits, with signs of life, while the others wait for it at a barrier."""
-    from benchlib.runtime import group
-
-    events.emit("phase", name="init")
-    with group.world(config, run_dir) as world:
-        events.emit("phase", name="features")
-        end = time.monotonic() + 2 * config.stall_timeout_s
-        while world.rank == config.who and time.monotonic() < end:
-            events.emit("heartbeat")
-            time.sleep(0.1)
-        group.barrier()
-
-
 def checksums(config, run_dir, events):
     """Compare the weights of the ranks, equal at first, then with one bit of rank 1 changed."""
     import torch
