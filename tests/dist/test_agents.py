@@ -91,7 +91,6 @@ def test_an_agent_takes_its_job_back_when_its_supervisor_is_killed(cluster, tmp_
     [
         ("", {"fault": "boom", "who": 0}, BOOM.replace("rank 1", "rank 0")),
         ("image", {}, 'cannot start: ImagePullBackOff: Back-off pulling image "benchlib:cpu"'),
-        ("refused", {}, "jobs.batch is forbidden"),
     ],
 )
 def test_a_pod_that_fails_or_cannot_run_says_why(cluster, tmp_path, monkeypatch, mode, values, words):
