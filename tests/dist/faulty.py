@@ -7,7 +7,6 @@ import sys
 import time
 
 from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import BackendUnavailable
 from benchlib.launch.nodes import place
 
 
@@ -40,16 +39,6 @@ def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     spin_without_end()
-
-
-def segfault():
-    """Die in native code."""
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def unavailable():
-    """Miss the backend."""
-    raise BackendUnavailable("no such device here")
 
 
 def steps(config, events):
@@ -93,20 +82,6 @@ def collective(config, run_dir, events):
             dist.all_reduce(total)
             assert total.tolist() == [world.size] * 3
             time.sleep(config.step_s)
-
-
-def long_work_of_one(config, run_dir, events):
-    """Rank ``who`` works for two stall limits, with signs of life, while the others wait for it at a barrier."""
-    from benchlib.runtime import group
-
-    events.emit("phase", name="init")
-    with group.world(config, run_dir) as world:
-        events.emit("phase", name="features")
-        end = time.monotonic() + 2 * config.stall_timeout_s
-        while world.rank == config.who and time.monotonic() < end:
-            events.emit("heartbeat")
-            time.sleep(0.1)
-        group.barrier()
 
 
 def checksums(config, run_dir, events):

@@ -125,15 +125,6 @@ def messages(rank, size):
     assert second.unique().tolist() == [before + 10]
 
 
-def objects(rank, size):
-    """Collectives of Python objects, as torch makes them of those of tensors."""
-    texts = process_group.all_gather_objects("x" * rank)
-    assert texts == ["x" * other for other in range(size)]
-    shared = [{"a": 1}] if rank == 0 else [None]
-    dist.broadcast_object_list(shared, 0)
-    assert shared == [{"a": 1}]
-
-
 def refusals(size):
     """Return the texts of what is refused, on every rank alike and before anything is sent."""
     calls = (
@@ -148,31 +139,6 @@ def refusals(size):
         except ValueError as error:
             texts.append(str(error))
     return texts
-
-
-def sharded(rank, size):
-    """Return the largest difference of FSDP2's gradients from those of one process, in fp64."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
-    def model():
-        torch.manual_seed(3)
-        return torch.nn.Sequential(torch.nn.Linear(9, 17), torch.nn.Tanh(), torch.nn.Linear(17, 5)).double()
-
-    batch = torch.randn(4 * size, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    alone, split = model(), model()
-    alone(batch).square().mean().backward()
-    mesh = init_device_mesh("cpu", (size,))
-    for layer in (split[0], split[2], split):
-        fully_shard(layer, mesh=mesh)
-    split(batch.chunk(size)[rank]).square().mean().backward()
-    partial = DTensor.from_local(number(rank, 4 * size), mesh, [Partial()])  # through torch's functional collectives
-    total = sum(number(other, 4 * size) for other in range(size))
-    same((partial.redistribute(placements=[Replicate()]).to_local(), total))
-    same((partial.redistribute(placements=[Shard(0)]).to_local(), total.chunk(size)[rank]))
-    pairs = zip(alone.parameters(), split.parameters(), strict=True)
-    return max(float((here.grad - there.grad.full_tensor()).abs().max()) for here, there in pairs)
 
 
 def late(rank):
@@ -199,7 +165,6 @@ def run(config, run_dir, events):
         compared = reductions(rank, size) + moves(rank, size)
         compared += reductions(rank // 2, 2, halves[rank % 2]) + moves(rank // 2, 2, halves[rank % 2])
         messages(rank, size)
-        objects(rank, size)
         rows = gradients.compare(world, config.names.split(","))
         seen = {"refused": refusals(size), "place": [rank, size, world.collective], "rows": rows, "compared": compared}
-        files.write_json(run_dir / f"seen{rank}.json", seen | {"sharded": sharded(rank, size), "late": late(rank)})
+        files.write_json(run_dir / f"seen{rank}.json", seen | {"late": late(rank)})

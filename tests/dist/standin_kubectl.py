@@ -1,9 +1,8 @@
 """A stand-in for kubectl: pods are processes of this machine that run their container's command for real.
 
 It keeps its cluster in ``$STANDIN``: ``calls.jsonl``, the mounted config maps, and for each pod a folder with its
-volume, its output, and its exit code. ``$STANDIN_MODE``: ``image`` (pods wait for an image that is not there),
-``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks at its third line), ``lost`` (a pod is
-gone when it was shown once). The rank of a job of one pod is started without torchrun, whose start takes seconds.
+volume, its output, and its exit code. ``$STANDIN_MODE``: ``image`` (pods wait for an image that is not there). The rank
+of a job of one pod is started without torchrun, whose start takes seconds.
 """
 
 import json
@@ -42,8 +41,6 @@ def local(pod, network, words, alone):
 
 def create():
     """Start the pods of the manifest on the standard input."""
-    if MODE == "refused":
-        sys.exit("Error from server (Forbidden): jobs.batch is forbidden: User cannot create resource")
     text = sys.stdin.read()
     (ROOT / "created.yaml").write_text(text)
     config, _, job = yaml.safe_load_all(text)
@@ -79,17 +76,11 @@ def state(pod):
 
 def follow(pod):
     """Print a pod's log until the pod ends."""
-    lines = 0
     with (pod / "log").open() as log:
         while True:
             ended = (pod / "code").exists()
             for line in log:
                 sys.stdout.write(line)
-                lines += 1
-                if MODE == "cut" and lines == 3 and not (pod / "was-cut").exists():
-                    (pod / "was-cut").touch()
-                    sys.stdout.flush()
-                    sys.exit("error: lost connection to pod")
             sys.stdout.flush()
             if ended:
                 return
@@ -107,10 +98,7 @@ def main():
     if verb == "create":
         create()
     elif verb == "get":
-        there = [] if MODE == "lost" and (ROOT / "shown").exists() else sorted(pods.glob("*"))
-        if there:
-            (ROOT / "shown").touch()
-        print(json.dumps({"items": [state(pod) for pod in there]}))
+        print(json.dumps({"items": [state(pod) for pod in sorted(pods.glob("*"))]}))
     elif verb == "logs":
         follow(pods / words[2])
     elif verb == "cp":

@@ -1,9 +1,8 @@
-"""Runs that other machines carry: through stand-ins for kubectl that run pods here, and through SLURM and TorchX
-themselves where they are."""
+"""Runs that other machines carry: through stand-ins for kubectl that run pods here, and through SLURM
+itself where it is."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -87,23 +86,11 @@ def test_an_agent_takes_its_job_back_when_its_supervisor_is_killed(cluster, tmp_
     until(lambda: not pods_left(cluster))
 
 
-def test_a_connection_that_breaks_is_opened_again(cluster, tmp_path, monkeypatch):
-    monkeypatch.setenv("STANDIN_MODE", "cut")
-    run_dir = prepare(tmp_path / "run", steps=60, **PODS)
-    status = execute(run_dir, benchmark="faulty:run")
-    assert status["outcome"] == "complete", status["reason"]
-    assert calls(cluster).count("logs") == 2
-    steps = [event["step"] for event in read_events(run_dir, {"heartbeat"}) if "step" in event]
-    assert steps == sorted(set(steps)) and steps[-1] >= 59, "no event twice, none lost"
-
-
 @pytest.mark.parametrize(
     ("mode", "values", "words"),
     [
         ("", {"fault": "boom", "who": 0}, BOOM.replace("rank 1", "rank 0")),
         ("image", {}, 'cannot start: ImagePullBackOff: Back-off pulling image "benchlib:cpu"'),
-        ("refused", {}, "jobs.batch is forbidden"),
-        ("lost", {}, "-0 is gone: evicted, or the job was removed by somebody"),
     ],
 )
 def test_a_pod_that_fails_or_cannot_run_says_why(cluster, tmp_path, monkeypatch, mode, values, words):
@@ -114,23 +101,14 @@ def test_a_pod_that_fails_or_cannot_run_says_why(cluster, tmp_path, monkeypatch,
     assert calls(cluster)[-1] == "delete" and pods_left(cluster) == []
 
 
-@pytest.mark.parametrize(
-    ("sbatch", "starts", "ends"),
-    [
-        ("echo 77; exec sleep 100", "no rank was started in 2 s (queue_s of the cluster's profile)", ""),
-        ("echo '88;main'; echo gone >&2; exit 9", "the agent of launcher slurm left with exit code 9", ": gone"),
-    ],
-    ids=["stays in the queue", "ends without a rank"],
-)
 @pytest.mark.usefixtures("cluster")
-def test_a_job_without_a_rank(tmp_path, sbatch, starts, ends):
-    program(tmp_path / "bin" / "sbatch", sbatch)
+def test_a_job_that_stays_in_the_queue_is_cancelled(tmp_path):
+    program(tmp_path / "bin" / "sbatch", "echo 77; exec sleep 100")
     program(tmp_path / "bin" / "scancel", f'echo "$1" > {tmp_path / "cancelled"}')
     program(tmp_path / "bin" / "squeue", "true")
     run_dir = prepare(tmp_path / "run", launcher="slurm", **profile(tmp_path, "queue_s: 1.5\n"))
-    reason = failed(run_dir).status["reason"]
-    assert reason.startswith(starts) and reason.endswith(ends)
-    assert ends or (tmp_path / "cancelled").read_text() == "77\n"
+    assert failed(run_dir).status["reason"].startswith("no rank was started in 2 s (queue_s of the cluster's profile)")
+    assert (tmp_path / "cancelled").read_text() == "77\n"
 
 
 @pytest.mark.skipif(bool(one_slurm.missing()), reason=one_slurm.missing())
@@ -148,12 +126,3 @@ def test_slurm_itself(tmp_path, monkeypatch):
         assert failed(broken).status["reason"] == BOOM
         queue = subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True)
         assert "R " not in queue.stdout
-
-
-@pytest.mark.skipif(not shutil.which("torchx"), reason="no torchx on the PATH: pipx install torchx==0.7.0")
-def test_torchx_itself(tmp_path):
-    own = profile(tmp_path, f"port: {free_port()}\ntorchx: {{cfg: {{log_dir: {tmp_path / 'logs'}}}}}\n")
-    run_dir = prepare(tmp_path / "run", launcher="torchx", nproc=1, nnodes=2, **own)
-    status = execute(run_dir, benchmark="faulty:checksums")
-    assert status["outcome"] == "complete", status["reason"]
-    assert started(run_dir) == ["rank0", "rank1"]

@@ -1,11 +1,9 @@
 """A whole calibration with real measurements: an injected slow-down is measured, and what is stored is used."""
 
-import pytest
 from harness import in_this_process
 
 from benchlib.commands import calibrate as command
-from benchlib.commands.calibrate import _schedule, calibrate, shares
-from benchlib.core.errors import UserError
+from benchlib.commands.calibrate import _schedule, calibrate
 from benchlib.judge import baselines
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.verdict import judge
@@ -22,7 +20,7 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
     first = calibrate("machine", "smoke", "cpu", SMALL, {0.0: 3, 1.0: 1}, tmp_path / "out")
     ratio, judged = first.calibrated["matmul_fp32_alone_flops"].slowed[1.0]
     assert ratio > 0 and judged.total() == 1  # how much one run lost is up to the machine's other work
-    assert [run.planted for run in first.runs] == [0.0, 0.0, 0.0, 1.0]
+    assert [bool(run.planted) for run in first.runs] == [False] * 3 + [True]
 
     (store,) = (tmp_path / "out" / "calibrations").iterdir()
     runs = sorted(path.parent for path in store.glob("*-*/*/config.json"))
@@ -34,15 +32,3 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
 
 def test_the_runs_are_interleaved():
     assert _schedule({0.0: 4, 0.5: 2}) == [0.0, 0.5, 0.0, 0.0, 0.5, 0.0]
-
-
-def test_wrong_shares_are_refused():
-    for planted, message in (("x", "valid number"), ("0", "greater than 0"), ("11", "less than or equal to 10")):
-        with pytest.raises(UserError, match=message):
-            shares(planted)
-
-
-def test_a_tier_is_refused(tmp_path):
-    with pytest.raises(UserError, match="one benchmark"):
-        calibrate("quick", "quick", "cpu", {}, {0.0: 3}, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

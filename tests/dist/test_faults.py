@@ -2,13 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from harness import BOOM, at_step, failed, foreground, none_left, prepare, status
-from small_disk import on_small_disk
 from waiting import END_S, until
 
 from benchlib.core import run_folder
@@ -20,7 +17,6 @@ from benchlib.runtime.libraries import LIBRARIES
 
 MPI = pytest.mark.skipif(bool(LIBRARIES["mpi"].missing()), reason=LIBRARIES["mpi"].missing())
 OVER_MPI = {"collective": "mpi", "launcher": "mpirun", "fault": "nothing"}
-IN_GROUPS = {"nproc": 3, "collective": "hierarchical", "exchange_groups": "a,b,a", "fault": "nothing"}
 
 
 def test_complete(tmp_path):
@@ -33,44 +29,32 @@ def test_complete(tmp_path):
 
 
 def test_an_error_of_the_launching_side_ends_the_ranks(tmp_path, monkeypatch):
-    """One of who looks at the events, and one that comes when the supervisor has only just been started."""
     launches = []
     monkeypatch.setattr(Launch, "__enter__", lambda launch: launches.append(launch) or launch)
     with pytest.raises(ZeroDivisionError):
         execute(prepare(tmp_path / "run"), lambda event: 1 // (event["kind"] != "heartbeat"), "faulty:run")
 
-    def interrupted(launch, held, start=Launch._start):
-        start(launch, held)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Launch, "_start", interrupted)
-    launches.append(Launch(prepare(tmp_path / "early"), "faulty:run"))
-    with pytest.raises(KeyboardInterrupt):
-        launches[1].start()
-    for launch in launches:
-        process = launch._process
-        assert process.returncode is not None and process.stdin.closed
-        none_left(launch.run_dir)
+    (launch,) = launches
+    process = launch._process
+    assert process.returncode is not None and process.stdin.closed
+    none_left(launch.run_dir)
 
 
 @pytest.mark.parametrize(
-    ("number", "rank", "values", "words"),
+    ("number", "values", "words"),
     [
-        (signal.SIGKILL, 1, {}, "rank 1 was killed by SIGKILL during phase train, step "),
-        (signal.SIGSTOP, 1, {"stall_timeout_s": 4}, "it did not answer the request for its Python stack"),
-        # Neither the first of its group nor in the group of rank 1, which waits for it through rank 0.
-        (signal.SIGKILL, 2, IN_GROUPS, "rank 2 was killed by SIGKILL during phase train, step "),
-        pytest.param(signal.SIGKILL, 1, OVER_MPI, "rank 1 was killed by SIGKILL during phase train, step ", marks=MPI),
+        (signal.SIGKILL, {}, "rank 1 was killed by SIGKILL during phase train, step "),
+        (signal.SIGSTOP, {"stall_timeout_s": 4}, "it did not answer the request for its Python stack"),
     ],
-    ids=["killed", "stopped", "killed in groups", "killed over mpi"],
+    ids=["killed", "stopped"],
 )
-def test_a_rank_that_is_lost(tmp_path, number, rank, values, words):
+def test_a_rank_that_is_lost(tmp_path, number, values, words):
     run_dir = prepare(tmp_path / "run", **values)
-    with Launch(run_dir, "faulty:collective" if "collective" in values else "faulty:run").start() as launch:
-        os.kill(at_step(run_dir, rank), number)
+    with Launch(run_dir, "faulty:run").start() as launch:
+        os.kill(at_step(run_dir, 1), number)
         result = launch.wait()
     none_left(run_dir)
-    assert words in result["reason"] and result["culprit"] == rank
+    assert words in result["reason"] and result["culprit"] == 1
     if not values:
         assert [row["ended_by_supervisor"] for row in result["ranks"]] == [True, False]
 
@@ -82,17 +66,14 @@ NOT_AT_WORK = "rank 1 was not at work 10 s after the launch (start-up limit)"
 @pytest.mark.parametrize(
     ("values", "function", "outcome", "culprit", "words"),
     [
-        ({"fault": "segfault", "who": 0}, "run", "failed", 0, ["rank 0 was killed by SIGSEGV"]),
         (SPINS, "collective", "stalled", 1, ["spin_without_end", "rank 0 waited in torch"]),
         ({"fault": "boom"}, "collective", "failed", 1, [BOOM]),
         ({"fault": "boom", "launcher": "torchrun"}, "collective", "failed", 1, [BOOM]),
         ({"startup_timeout_s": 10, "stall_timeout_s": 0.5}, "never_at_work", "timeout", 1, [NOT_AT_WORK]),
     ],
-    ids=["segfault", "spins", "boom", "boom under torchrun", "limit"],
+    ids=["spins", "boom", "boom under torchrun", "limit"],
 )
-def test_a_broken_run_names_who_and_how(tmp_path, monkeypatch, values, function, outcome, culprit, words):
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+def test_a_broken_run_names_who_and_how(tmp_path, values, function, outcome, culprit, words):
     run_dir = prepare(tmp_path / "run", **values)
     error = failed(run_dir, function)
     result, shown = error.status, "\n".join(error._render_traceback_())
@@ -104,15 +85,6 @@ def test_a_broken_run_names_who_and_how(tmp_path, monkeypatch, values, function,
         assert "all_reduce" in result["ranks"][0]["stacks"]
     if words == [BOOM]:
         assert result["reason"] == BOOM and "in boom" in shown and "subprocess" not in shown
-    if values.get("fault") == "segfault":
-        assert "in segfault" in (run_dir / "logs/rank0.err").read_text()
-    if "launcher" in values:
-        assert not list((tmp_path / "temporary").glob("torchelastic_*")), "all that it leaves is in the run's folder"
-
-
-def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path):
-    result = execute(prepare(tmp_path / "run", stall_timeout_s=5), benchmark="faulty:long_work_of_one")
-    assert result["outcome"] == "complete"
 
 
 def test_a_folder_is_for_one_launch_until_it_is_stopped(tmp_path):
@@ -122,9 +94,6 @@ def test_a_folder_is_for_one_launch_until_it_is_stopped(tmp_path):
         before = {process.pid for process in marked(run_dir)}
         with pytest.raises(UserError, match="is in use: another process works on this run"):
             Launch(run_dir, "faulty:run").start()
-        command = [sys.executable, "-m", "benchlib.launch.supervise", str(run_dir)]
-        second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        assert second.returncode == 2 and "is in use" in second.stderr
         assert settle(run_dir) is None
         assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
         result = launch.stop()
@@ -193,33 +162,3 @@ def test_everybody_killed(tmp_path):
     result = settle(run_dir)
     assert result and result["reason"].startswith("the run was cut off: its supervisor is gone")
     assert settle(run_dir) == status(run_dir)
-
-
-def test_the_command_line_on_a_disk_that_is_too_small(tmp_path):
-    output = on_small_disk(
-        tmp_path / "disk",
-        "4m",
-        """
-        from harness import none_left
-        from make_run import make_run
-        from benchlib.show import index
-        out = disk / "a store"
-        old = make_run(out / "quick-20261121" / "squad-cpu-101500-aaaaaa", steps=5)
-        index.render(out)
-        before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
-        command = [sys.executable, "-m", "benchlib.cli", "run", "squad", "--out", str(out), "--backend", "cpu"]
-        command += ["--set", "nproc=1", "--set", "train_questions=32", "--set", "eval_questions=8"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        print(done.stdout, done.stderr)
-        print("CODE", done.returncode)
-        run_dir = next(out.glob("smoke-*/squad-*"))
-        none_left(run_dir)
-        print("SAME", before == {path: path.read_bytes() for path in old.rglob("*") if path.is_file()})
-        print("TMP", [path.name for path in out.rglob("*.tmp")])
-        print("INDEX", "aaaaaa" in (out / "index.html").read_text())
-        """,
-    )
-    words = " ".join(output.split())
-    assert "CODE 2 SAME True TMP [] INDEX True" in words
-    assert "no space left on device; free some space on this disk" in words
-    assert "Traceback" not in output

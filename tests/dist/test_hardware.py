@@ -44,10 +44,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
     assert values["copy_host_gbytes_per_s"] > 0
     assert 0 < values["startup_s"] < values["total_s"]
     lacking = {metric.name: metric for metric in result.metrics if metric.value is None}
-    assert set(lacking) == {
-        *("matmul_tf32_flops", "matmul_tf32_alone_flops", "matmul_tf32_best_flops", "matmul_tf32_peak_flops"),
-        *("copy_device_gbytes_per_s", "copy_host_to_device_gbytes_per_s", "copy_device_to_host_gbytes_per_s"),
-    }
+    assert {"matmul_tf32_flops", "copy_host_to_device_gbytes_per_s"} <= lacking.keys()
     assert all(metric.provenance == "not_available" and metric.reason for metric in lacking.values())
     assert [(row["precision"], row["rank"]) for row in result.tables["matmul"]] == [("fp32", 0), ("fp32", 1)]
     assert [row["bytes"] for row in result.tables["allreduce"]] == [1024, 524288]

@@ -141,7 +141,6 @@ def copies(whole, status="done"):
 WHO_HAD_NO_TIME = [
     ("timeout", 300, 5.0, "failed", "timeout after 5 s"),  # it had its own limit
     ("timeout", 9, 300.0, "skipped", "ended after 9 s: the budget of 99 s was used up: --set budget_s=396 gives more"),
-    ("crashed", 300, 300.0, "failed", "it ended by crashed"),
     ("done", 300, 300.0, "failed", "its recording cannot be compared"),  # and left nothing
     ("done", 0, 300.0, "skipped", "the budget of 99 s was used up: --set budget_s=396"),
 ]
@@ -180,13 +179,12 @@ def test_a_layer_that_is_not_there_is_refused_before_a_member_runs(whole, tmp_pa
 
 
 def test_a_first_run_is_compared_with_the_recording_that_comes_with_the_kit(whole, tmp_path, monkeypatch):
-    def answer(name, edit="", add=0.0, **meta):
+    def answer(name, add=0.0, **meta):
         folder = tmp_path / name / "golden"
         shutil.copytree(whole.path / "golden", folder)
         for file, key in ((recording.OUTPUTS, "layer/start"), (recording.LAYERS, "002")):
-            if edit in (file, "both"):
-                arrays = load_file(folder / golden.REFERENCE / file)
-                save_file(arrays | {key: arrays[key] + np.float32(add)}, folder / golden.REFERENCE / file)
+            arrays = load_file(folder / golden.REFERENCE / file)
+            save_file(arrays | {key: arrays[key] + np.float32(add)}, folder / golden.REFERENCE / file)
         about = folder / golden.REFERENCE / recording.NAME
         about.write_text(json.dumps(json.loads(about.read_text()) | meta))
         golden.write(folder, golden.manifest(folder))
@@ -194,7 +192,5 @@ def test_a_first_run_is_compared_with_the_recording_that_comes_with_the_kit(whol
         return named(here(prepared(tmp_path / name / "run", members=["sdpa_math"])))["shipped recording"]
 
     assert answer("same").status == "PASS"
-    assert "the first layer beyond its limit is layer 1" in answer("both", "both", 0.1).reason
-    assert answer("layer", recording.LAYERS, 0.1).status == "PASS"  # whether a layer matters is for the outputs to say
+    assert "the first layer beyond its limit is layer 1" in answer("both", 0.1).reason
     assert "the reference has 000000000000" in answer("weights", model_sha256="0" * 64).reason
-    assert "other inputs" in answer("inputs", inputs_sha256="0" * 64).reason

@@ -1,20 +1,13 @@
 """How ranks meet: place, threads, checksums of weights, checkpoints; under MPI and under a launcher that is not ours."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from harness import flip, free_port, none_left, prepare, seen
-from waiting import END_S
 from worlds import in_world
 
-from benchlib.core.errors import RunBroken
 from benchlib.launch.launch import Launch, execute
 from benchlib.runtime import checkpoint
 from benchlib.runtime.libraries import LIBRARIES
@@ -33,15 +26,6 @@ def test_two_ranks_and_their_checksums(tmp_path, monkeypatch):
         assert saw["same"] == saw["wrapped"] and saw["same"][1] is True
         assert saw["other"][1] is False
         assert saw["other"][0][0] == saw["same"][0][0] != saw["other"][0][1]
-
-
-def test_a_rank_without_any_launcher(tmp_path):
-    run_dir = prepare(tmp_path / "run", who=5, steps=1, nproc=1)
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    env = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "faulty:collective"]
-    subprocess.run(command, env=env, check=True, timeout=END_S)
-    assert (run_dir / "store.json").exists()
 
 
 def test_nodes_that_differ_end_as_a_user_error(tmp_path):
@@ -70,7 +54,6 @@ def test_every_operation_over_mpi(tmp_path):
         assert (saw["place"], saw["compared"]) == ([rank, 4, "mpi"], COMPARED)
         for text, word in zip(saw["refused"], ("is not contiguous", "elements of", "cannot reduce"), strict=True):
             assert word in text
-        assert saw["sharded"] < 1e-12
         waited = "mpi all_reduce timed out after 0.3 s: a rank of the group did not take part"
         assert saw["late"] == ("" if rank == 1 else waited)
         assert [row["status"] for row in saw["rows"]] == ["ok", "ok"]
@@ -100,21 +83,6 @@ def checkpoints(root, rank, size):
     usable, _ = newest(below=8)
     assert usable.step == 4
     assert steps() == [[4, 8, 12], [4, 8]][rank]
-
-    if rank == 0:
-        shutil.rmtree(folder / "step-00000008")
-    broadcast, checkpoint.CHUNK_BYTES = dist.broadcast, 100_000  # in several parts
-
-    def tampered(data, src):
-        broadcast(data, src=src)
-        if rank == 0 and len(data) == 100_000:
-            data[1000] ^= 1
-
-    dist.broadcast = tampered
-    with pytest.raises(RunBroken, match=r"was damaged on its way between the nodes: model\.safetensors was altered"):
-        newest()
-    dist.broadcast = broadcast
-    assert steps() == [[4, 12], [4, 8]][rank], "what arrived damaged was not kept"
 
 
 def test_two_nodes_agree_on_their_newest_whole_checkpoint(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 from make_run import START, _metric, make_run
 
 from benchlib.commands import history
-from benchlib.core.errors import UserError
 from benchlib.core.files import outputs
 
 DAY = 86_400
@@ -30,12 +29,3 @@ def test_the_page_says_what_changed(store, capsys):
     assert "<script" not in page
     said = capsys.readouterr().out
     assert "FAIL" in said and "history.html" in said
-
-
-def test_wrong_input_is_told_before_anything_starts(store):
-    for pair, said in (("tier=weekend", "none of the 12 runs"), ("x=1", "no parameter")):
-        with pytest.raises(UserError, match=said):
-            history.make(store, [pair])
-    with pytest.raises(UserError, match="no such folder"):
-        history.make(store / "nowhere", [])
-    assert not (store / ".history").exists()

@@ -10,10 +10,7 @@ import pytest
 from make_smoke import unpack
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.config.schema import config_class
 from benchlib.core.files import home
-from benchlib.judge.trends import Filter
-from benchlib.show.headless import parameters_of
 
 sys.path.insert(0, str(home() / "scripts"))
 import record_notebooks
@@ -69,12 +66,6 @@ def test_notebooks_are_thin_and_import_no_torch(notebook):
         assert {name.partition(".")[0] for name in imported} <= {"benchlib"}
 
 
-@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
-def test_parameters_are_fields_of_the_config(path):
-    fields = set(config_class(OF_BENCHMARKS[path.name].name).model_fields) | {"overrides", "run_dir", "fail_on_verdict"}
-    assert set(parameters_of(path)) <= fields
-
-
 def test_what_nbval_compares_is_for_readers_and_names_the_checks(notebook, path):
     compared = [cell for cell in code(notebook) if "nbval-ignore-output" not in cell.metadata.get("tags", [])]
     kinds = {kind for cell in compared for output in cell.outputs for kind in output.get("data", {})}
@@ -83,10 +74,6 @@ def test_what_nbval_compares_is_for_readers_and_names_the_checks(notebook, path)
     assert kinds == {"text/html", "text/plain"} | (set() if stored else {"text/markdown"})
     folded = [cell.source for cell in notebook.cells if cell.metadata.keys() - {"tags"}]
     assert folded == [], "a folded cell shows its output once it runs"
-
-
-def test_parameters_of_the_history_are_its_filters():
-    assert set(parameters_of(home() / "notebooks" / "90_history.ipynb")) == {"store", *Filter.__dataclass_fields__}
 
 
 def test_parameters_say_their_unit_or_meaning(notebook):

@@ -5,7 +5,6 @@ What is killed is a light benchmark whose ranks only add; tests/dist kills ranks
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -35,8 +34,8 @@ def begun(joined, tmp_path):
     """Begin a run of one rank that would take an hour; whatever a test leaves is ended."""
     processes = []
 
-    def begin(*settings, program=("-m", "benchlib.cli")):
-        command = [sys.executable, *program, "run", "tally", "--backend", "cpu", "--out", str(tmp_path)]
+    def begin(*settings):
+        command = [sys.executable, "-m", "benchlib.cli", "run", "tally", "--backend", "cpu", "--out", str(tmp_path)]
         command += [word for setting in (*LONG, *settings) for word in ("--set", setting)]
         options = {"env": joined.env, "text": True, "start_new_session": True}
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options))
@@ -98,8 +97,6 @@ def report_of(run_dir):
     ("file", "numbers"),
     [
         ("", [signal.SIGINT]),  # while torch is asked what is here
-        ("machine.json", [signal.SIGINT, signal.SIGINT]),
-        ("logs/kernel.err", [signal.SIGINT, signal.SIGINT]),
         ("events-rank0.jsonl", [signal.SIGTERM, signal.SIGINT, signal.SIGINT]),
     ],
 )
@@ -119,41 +116,6 @@ def test_every_interrupt_is_130_and_a_run_that_began_has_status_and_report(begun
         assert says_stopped(report_of(run_dir))
 
 
-# The program with a limit of the notebook that comes when a file says so, however fast the kernel starts.
-LATE = """
-import os, sys, threading
-from benchlib.__main__ import main
-from benchlib.show import headless
-
-class Ended(threading.Event):
-    def wait(self, timeout_s):
-        limit = timeout_s > headless.NOTEBOOK_S
-        while limit and not self.is_set() and not os.path.exists(late):
-            super().wait(0.1)
-        return super().wait(0 if limit else timeout_s)
-
-late = sys.argv.pop(1)
-headless.threading = type("threading", (), {"Thread": threading.Thread, "Event": Ended})
-main()
-"""
-
-
-def test_a_kernel_that_is_stopped_breaks_the_run_after_its_limit(begun, tmp_path):
-    late = tmp_path / "late"
-    process = begun("wall_limit_s=5", program=["-c", LATE, str(late)])
-    kernel = until(lambda: kernel_of(process))
-    run_dir = run_dir_of(tmp_path)
-    until(lambda: (run_dir / "events-supervisor.jsonl").exists())
-    kernel.send_signal(signal.SIGSTOP)
-    until(lambda: (run_dir / "status.json").exists())
-    late.touch()
-    output, _ = process.communicate(timeout=END_S)
-    assert process.returncode == 2, output
-    assert "BROKEN  The run was ended after 5 s (wall limit)" in output, output
-    assert "no end within 65 s, the limit for the whole run; its kernel was killed" in " ".join(output.split())
-    assert over(run_dir, [kernel]) == "timeout"
-
-
 def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(adding, joined):
     process, run_dir = adding
     family = _family(process)
@@ -166,19 +128,15 @@ def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(adding, joi
     assert "launching process is gone" in report_of(run_dir)
 
 
-@pytest.mark.parametrize(("who", "words"), [("kernel", "kernel died"), ("rank", "rank 1 was killed by SIGKILL")])
-def test_what_was_killed_is_named_in_terminal_and_report(adding, who, words):
+def test_a_killed_kernel_is_named_in_terminal_and_report(adding):
     process, run_dir = adding
     family = _family(process)
-    if who == "kernel":
-        kernel_of(process).kill()
-    else:
-        os.kill(read_events(run_dir, ["start"], "rank1")[0]["pid"], signal.SIGKILL)
+    kernel_of(process).kill()
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2
     assert over(run_dir, family) == "failed"
-    assert "BROKEN" in report_of(run_dir) and words in report_of(run_dir)
-    assert words in " ".join(output.split())
+    assert "BROKEN" in report_of(run_dir) and "kernel died" in report_of(run_dir)
+    assert "kernel died" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
@@ -186,8 +144,6 @@ def test_what_was_killed_is_named_in_terminal_and_report(adding, who, words):
     [
         ({"tire": "quick"}, "did you mean tier"),
         ({"epochs": 2}, r'-y "\{overrides: \{epochs: 2\}\}"'),
-        ({"tier": "quik"}, "did you mean quick"),
-        ({"seed": "x"}, "should be a valid integer"),
     ],
     ids=str,
 )

@@ -44,8 +44,3 @@ def test_names_and_files(tmp_path, monkeypatch):
     for name, words in (("h1000", "did you mean h100"), ("other.yaml", r"other.yaml.*no such profile or file")):
         with pytest.raises(UserError, match=words):
             schema.absolute_paths("squad", {"cluster": name})
-
-
-def test_a_profile_is_no_part_of_the_work():
-    plain, other = (schema.resolve("squad", overrides={"cluster": name}).config for name in ("", "h100"))
-    assert plain.work() == other.work()

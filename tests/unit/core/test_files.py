@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import time
 from pathlib import Path
 
@@ -39,9 +38,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
     [
         (None, "no such file"),
         ("/dev/zero", "found a pipe or a device"),
-        ("pipe", "found a pipe or a device"),
         ("folder", "is a directory"),
-        (2**40, "1,048,576 MiB; the limit is"),
         (b"\xff\xfe", "not valid"),
         (b'{"a": ', "not valid"),
     ],
@@ -50,14 +47,10 @@ def test_what_is_no_file_of_values_is_refused_in_one_line(tmp_path, read, conten
     path = tmp_path / "own"
     if content == "/dev/zero":
         path = Path(content)
-    elif content == "pipe":
-        os.mkfifo(path)
     elif content == "folder":
         path.mkdir()
     elif content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else b"")
-    if isinstance(content, int):
-        os.truncate(path, content)
+        path.write_bytes(content)
     with pytest.raises(UserError, match=reason) as caught:
         read(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
@@ -68,7 +61,6 @@ def test_what_is_no_file_of_values_is_refused_in_one_line(tmp_path, read, conten
     [
         ("a: 1\nb: 2\na: 3\n", "line 1: a stands twice"),
         ("c: 1\na: {b: 1, b: 2}\n", "line 2: b stands twice"),
-        ("a: \0", "not valid YAML"),
         ("a: 2026-13-45\n", "not valid YAML"),
         ("!!python/object/apply:os.system ['true']\n", "not valid YAML"),
     ],

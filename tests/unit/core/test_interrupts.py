@@ -25,10 +25,3 @@ def test_the_first_signal_raises_and_later_ones_are_noted(number):
         with pytest.raises(KeyboardInterrupt), interrupts.allowed():
             pytest.fail("the work began after the signal")
     assert signal.getsignal(number) is signal.default_int_handler
-
-
-def test_what_is_ignored_stays_ignored(number):
-    signal.signal(number, signal.SIG_IGN)
-    with Interrupts() as interrupts, interrupts.allowed():
-        os.kill(os.getpid(), number)
-        assert not interrupts.seen

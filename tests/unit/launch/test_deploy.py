@@ -1,7 +1,6 @@
 """What lies in deploy/: it is what the launchers make, holds against the published schemas, and asks for no more rights
 than are used. The schemas come with the extra ``test``."""
 
-import re
 import sys
 
 import pytest
@@ -12,7 +11,7 @@ from benchlib.cli import main
 from benchlib.config.cluster import Cluster
 from benchlib.config.schema import resolve
 from benchlib.core.files import home
-from benchlib.launch.kubernetes import RUN_LABEL, objects
+from benchlib.launch.kubernetes import objects
 
 ROOT = home()
 DEPLOY = ROOT / "deploy"
@@ -89,20 +88,6 @@ def test_rights_are_those_that_are_used():
     assert granted == used
 
 
-def test_names_agree():
-    """Namespace, accounts, claims and images of the profiles are those that deploy/ makes."""
-    there = {(item["kind"], item["metadata"]["name"]) for path in MANIFESTS for item in documents(path)}
-    images = set(re.findall(r"-t (benchlib:\w+)", (DEPLOY / "Dockerfile").read_text()))
-    images |= {server.image for server in make_manifests.SERVERS.values()}
-    for item in (item for path in MANIFESTS for item in documents(path)):
-        assert item["kind"] == "Namespace" or ("Namespace", item["metadata"]["namespace"]) in there
-        for spec in pods(item):
-            claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in spec["volumes"]]
-            assert {("PersistentVolumeClaim", claim) for claim in claims if claim} <= there
-            assert ("ServiceAccount", spec["serviceAccountName"]) in there
-            assert {container["image"] for container in spec["containers"]} <= images
-
-
 def test_commands_of_pods_are_commands():
     """What the nightly jobs and the clients start is accepted by the command line, to the last option."""
     jobs = [item for path in MANIFESTS for item in documents(path) if item["kind"] == "CronJob"]
@@ -113,18 +98,3 @@ def test_commands_of_pods_are_commands():
         words = spec["containers"][0]["command"]
         done = CliRunner().invoke(main, [*words[1:], "--dry-run"])
         assert words[0] == "benchlib" and done.exit_code == 0, done.output
-    words = make_manifests.SERVERS["engine"].command.split()
-    options = {name for option in main.get_command(None, "serve").params for name in option.opts}
-    assert words[:2] == ["benchlib", "serve"] and {word for word in words if word.startswith("--")} <= options
-
-
-@pytest.mark.parametrize("kind", make_manifests.SERVERS)
-def test_workers_let_in_only_who_has_the_token(kind):
-    """Each reads it from a secret, and is reached by pods of runs alone."""
-    deployment, service = documents(DEPLOY / f"kubernetes/serving-{kind}.yaml")
-    (spec,) = pods(deployment)
-    variables = {item["name"]: item for item in spec["containers"][0]["env"]}
-    token = variables[make_manifests.SERVERS[kind].token]["valueFrom"]["secretKeyRef"]
-    assert token == {"name": "benchlib-token", "key": "token"}
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert RUN_LABEL in labels and service["spec"]["selector"] == labels and service["spec"]["clusterIP"] == "None"

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from make_run import make_run
 
-from benchlib.commands.run import summarise
 from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter
 from benchlib.judge import baselines
-from benchlib.judge.checks import Check, Verdict
 from benchlib.judge.verdict import judged
 from benchlib.launch.launch import write_lost
 from benchlib.results.run import Run
@@ -60,15 +58,6 @@ def test_a_run_of_parts_is_reported_and_not_accepted(
             baselines.require_acceptable(run)
     else:
         baselines.require_acceptable(run)
-
-
-def test_the_terminal_offers_no_baseline_that_would_be_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = _run(tmp_path / "run", 1)
-    speed = Check(name="speed", kind="regression", question="?", status="NO_BASELINE", reason="no run")
-    summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[speed]))
-    assert "benchlib baseline accept" not in capsys.readouterr().out
 
 
 def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchlib.core.files import write_json
-from benchlib.launch import nodes
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
-from benchlib.launch.ranks import Ending
 from benchlib.launch.supervise import Supervisor
 
 
@@ -27,16 +24,6 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     yield make
     for supervisor in there:
         supervisor.writer.close()
-
-
-def test_a_failure_without_a_cause_here_names_the_other_nodes(
-    supervise: Callable[..., Supervisor], tmp_path: Path
-) -> None:
-    supervisor, echo = supervise(ranks=1, endpoint="10.0.0.1:29400"), Ending("failed", "connection closed", 0)
-    assert supervisor._elsewhere(echo) == echo, "they never met"
-    supervisor.ranks.started([4711])
-    write_json(tmp_path / nodes.FILE, ["vm (10.0.0.1)", "vm (10.0.0.2)", "vm (10.0.0.2)"])
-    assert supervisor._elsewhere(echo).reason.endswith("its status: vm (10.0.0.2)")
 
 
 WAITS = 'Thread 1 (most recent call first):\n  File "/x/torch/distributed/distributed_c10d.py", line 1 in barrier\n'

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from benchlib.benchmarks.collectives import gradients
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.launch import launchers
-from benchlib.launch.launchers import LAUNCHERS
 from benchlib.runtime import group
 from benchlib.runtime.libraries import LIBRARIES
 from benchlib.workloads.numerics import max_abs
@@ -46,14 +44,6 @@ def test_steps_to_get_mpi(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no mpirun on PATH" in mpi.unavailable()
-
-
-def test_what_stands_for_mpirun_where_it_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(launchers, "mpirun_path", lambda: "")
-    values = config(nproc=2, collective="mpi")
-    assert LAUNCHERS["mpirun"](values, tmp_path, "").name == "local"  # its ranks say what is missing
-    with pytest.raises(UserError, match="no mpirun on PATH"):
-        LAUNCHERS["mpirun"](values.model_copy(update={"collective": "gloo"}), tmp_path, "")
 
 
 def test_gradients_tell_a_contribution_that_is_lost():
