@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 
-from benchlib.commands import baseline
 from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, write_json
 from benchlib.judge import baselines
-from benchlib.judge.checks import Verdict, save_verdict, verdict_of
+from benchlib.judge.checks import Verdict, save_verdict
 from benchlib.judge.regression import LINEAR, RegressionLimit, save_repeats, side_of
 from benchlib.results.metrics import measured
 from benchlib.results.record import load
@@ -82,21 +81,6 @@ def test_a_single_accepted_run_decides_less_where_others_take_the_processors(mak
     baselines.accept(old, "first", LIMITS)
     check = checks_of(new)["rate"]
     assert check.status == status and source in check.source
-
-
-def test_one_of_many_gated_metrics_has_to_be_farther_off_to_fail(make_run):
-    """A loss of 32%, 0.39: by the default spread t of 10 is 3.9 for one metric (0.28), 5.9 for each of twenty (0.42)."""
-    limits = [LIMITS[0], *(RegressionLimit(metric=f"m{i}", share=0.2) for i in range(19))]
-    for others, status in ((0, "FAIL"), (19, "AMBIGUOUS")):
-        more = [measured(f"m{i}", 1.0, "s", "lower") for i in range(others)]
-        old, new = (
-            make_run(f"{name}{others}", rate=rate, f1=None, more=more, seed=others)
-            for name, rate in (("old", 100.0), ("new", 68.0))
-        )
-        baselines.accept(old, "first", limits)
-        checks = checks_of(new, limits)
-        assert [check.status for check in checks.values()] == [status, *["PASS"] * others]
-    assert "among all metrics of a run one may be as far off by chance: repeat the run" in checks["rate"].reason
 
 
 def test_accept_find_and_compare(make_run, root):
@@ -175,23 +159,6 @@ def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_it
     assert baselines.stored()[0][0].latest.metric("rate").value == pytest.approx(201.0)
 
 
-def test_a_refused_baseline_fails_its_own_runs_and_no_others(make_run):
-    """The gate names the reason; a run of another fingerprint is compared with its own baseline as before."""
-    path = baselines.accept(make_run("first"), "first", LIMITS)
-    baselines.accept(make_run("other", batch_size=16), "other", LIMITS)
-    path.write_text(path.read_text()[:-90])
-    run, same = make_run("second"), make_run("same", rate=101.0, batch_size=16)
-    rate = checks_of(run)["rate"]
-    assert rate.status == "NOT_COMPARABLE" and "its baseline is refused" in rate.reason and path.name in rate.reason
-    assert set(statuses(same).values()) == {"PASS"}
-    sound, refused = baselines.stored()
-    assert ([item.key for item in sound], [*refused]) == ([baselines.find(same).baseline.key], [path])
-    with pytest.raises(UserError, match=r"--if-improved.*its baseline is refused"):
-        baselines.accept(run, "better", LIMITS, if_improved=True)
-    baselines.accept(run, "sound again", LIMITS)
-    assert statuses(make_run("third", rate=101.0))["rate"] == "PASS"
-
-
 # The spread between runs
 
 
@@ -221,37 +188,6 @@ def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_passes_what_is_b
     ):  # fmt: skip
         check = checks_of(make_run(f"new{speed}", rate=speed))["rate"]
         assert check.status == status and why in check.reason
-
-
-def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, root, monkeypatch, capsys):
-    monkeypatch.setattr(baseline.judging, "judged", lambda run: run.verdict)
-    runs = [make_run(name).path for name in ("a", "b", "c")]
-    odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
-    for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
-        with pytest.raises(UserError, match=said):
-            baseline.accept([*runs, wrong], "night", add=False, if_improved=False)
-    assert not root.exists()
-    monkeypatch.setattr(baseline, "disturbances", lambda run: ["Others took 40%."] if run.run == "a" else [])
-    baseline.accept(runs, "night", add=False, if_improved=False)
-    (stored,), _ = baselines.stored()
-    assert [item.run for item in stored.runs] == ["a", "b", "c"]
-    monkeypatch.setattr(baseline.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
-    with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
-        baseline.accept(runs[:1], "night", add=False, if_improved=False)
-    output = capsys.readouterr().out
-    assert "accepted:" in output and output.count("disturbed") == 1 and "a: Others took 40%." in output
-
-
-def test_what_others_took_the_smallest_loss_and_what_to_do_are_told(make_run):
-    for percent in (140.0, 0.0):  # of one of two cores
-        run = watched(make_run(f"run{percent}", f1=None), 60.0, percent)
-        path = baselines.accept(run, "first", LIMITS)
-        accepted = baselines.load_baseline(path)
-        (row,) = rows = baselines.widths(accepted, LIMITS, {})
-        text = baseline._reach(accepted, rows)
-        assert f"Others took {percent / 2:.0f}% of the processors" in text
-        assert f"a loss in rate from {row.cells['smallest loss found']} on; the limit is -20%" in text
-        assert ("quiet machine" in text) == (percent > 0) and "benchlib calibrate squad --tier smoke" in text
 
 
 def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, tmp_path):
@@ -285,20 +221,6 @@ def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run):
     (run.path / "repeats.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"repeats\.json"):
         checks_of(Run(run.path))
-
-
-def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run):
-    baselines.accept(make_run("a"), "first", LIMITS)
-    half = [100.0] * 50 + [40.0] * 50
-    disturbed = make_run("disturbed", samples=[value * (1 + 0.01 * (-1) ** place) for place, value in enumerate(half)])
-    check = checks_of(disturbed)["rate"]
-    assert check.status == "AMBIGUOUS"
-    assert "it was 60% lower from 50% to 100% of the run" in check.reason
-    assert "disagree about the limit: repeat the run" in check.reason
-    again = make_run("again")
-    save_repeats(again.path, [load(disturbed.path).kept(LIMITS)])
-    check = checks_of(again)["rate"]
-    assert (check.status, check.value) == ("PASS", pytest.approx(100.5))
 
 
 # Limits of the user's own

@@ -119,22 +119,6 @@ def test_an_invalid_figure_is_never_used():
     assert ids(rate("NVIDIA B200", 9000.0, devices=8)) == []
 
 
-def test_the_bandwidth_of_a_small_message_is_another_measurement():
-    conditions = {"definition": "bus bandwidth", "devices": 8, "nodes": 1}
-
-    def placed(message_bytes, **changes):
-        return comparable(
-            Measured("allreduce_gbps", "all-reduce", 3600.0, H100, conditions | {"message_bytes": message_bytes} | changes)
-        )  # fmt: skip
-
-    large = placed(2**30)
-    assert ids(large) == ["allreduce-8xh100-nvls", "allreduce-8xh100-ring"]
-    assert [place.compared for place in large] == ["0.938", "1.22"]  # 3600 / (8 x 480) and / (8 x 370)
-    assert placed(2**28) == []
-    assert ids(placed(2**30, definition="algorithm bandwidth")) == []
-    assert ids(placed(2**30, devices=4)) == []
-
-
 def write_machine(folder, *names):
     write_json(folder / "machine.json", {"devices": {"backends": {"cuda": {"available": True, "names": names * 8}}}})
 

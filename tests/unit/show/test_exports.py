@@ -130,13 +130,6 @@ def test_hostile_names_stay_in_their_label(tmp_path):
     assert next(iter(suite)).name == harmless(EVIL).replace("\n", " "), "as XML reads an attribute"
 
 
-def test_a_link_is_written_through(runs, tmp_path):
-    link, target = tmp_path / "link", tmp_path / "target"
-    link.symlink_to(target)
-    export(runs, "prometheus", str(link))
-    assert link.is_symlink() and "benchlib_verdict" in target.read_text()
-
-
 def test_csv_and_parquet_have_a_row_a_metric_and_one_for_a_run_without(runs, tmp_path):
     export(runs, "csv", str(tmp_path / "runs.csv"))
     export(runs, "parquet", str(tmp_path / "runs.parquet"))
