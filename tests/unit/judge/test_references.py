@@ -174,15 +174,11 @@ def test_a_whole_training_of_bert_stands_beside_the_published_ones(tmp_path):
     ("changes", "left"),
     [
         ({"facts": {"epoch_share": 0.5}}, {"end_to_end_samples_per_s"}),
-        ({"train_questions": 1000, "epochs": 2}, {"end_to_end_samples_per_s"}),
         ({"init": "random"}, set()),
         ({"facts": {"matmul_parameters": 10_000_000}}, set()),  # a folder that is only named like BERT
-        ({"model": "roberta-base"}, set()),
-        ({"data": "minisquad", "train_questions": 160, "eval_questions": 64}, set()),
         ({"model": "tiny"}, set()),
         ({"epochs": 0.5}, {"end_to_end_samples_per_s"}),
         ({"engine": "native"}, {"f1", "exact_match"}),
-        ({"precision": "bf16"}, {"f1", "exact_match"}),
         ({"device": "NVIDIA GeForce RTX 5090"}, {"f1", "exact_match"}),
     ],
 )

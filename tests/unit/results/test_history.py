@@ -5,22 +5,13 @@ import itertools
 import numpy as np
 import pytest
 from make_run import START, _metric, make_run
-from series import DAY, STEADY, on_machine, place, speed
+from series import DAY, STEADY, on_machine, place
 
-from benchlib.commands import history as history_page
 from benchlib.core.errors import UserError
 from benchlib.judge import trends
 from benchlib.judge.changepoints import levels
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.record import load_all
-
-
-@pytest.fixture
-def store(tmp_path):
-    """Four runs."""
-    for age in range(4):
-        place(tmp_path, START - age * DAY, metrics=speed(60.0 + age))
-    return tmp_path
 
 
 def history_of(store, values, name="train_samples_per_s", **facts):
@@ -88,18 +79,6 @@ def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     assert len(found) >= 10 and {run.word for run in found} == {"PASS"} and all(run.series for run in found)
     place(tmp_path, START)
     assert trends.choose_store() == (tmp_path, False)
-
-
-def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys):
-    (store / load_all(store)[0].path / "result.json").write_text("{")
-    found = trends.read_history(str(store))
-    verdict = trends.judge_history(found)
-    check = verdict.checks[0]
-    assert (verdict.verdict, check.status, verdict.sentence) == ("AMBIGUOUS", "AMBIGUOUS", "Open: runs readable.")
-    assert check.reason.startswith("1 of 4 is damaged: ")
-    history_page.show(found, verdict, store / "history.html")
-    printed = capsys.readouterr().out
-    assert f"AMBIGUOUS  runs readable: {check.reason}" in printed
 
 
 LIMITS = {"m": RegressionLimit(metric="m", share=0.2)}

@@ -135,7 +135,7 @@ def test_csv_and_parquet_have_a_row_a_metric_and_one_for_a_run_without(runs, tmp
     export(runs, "parquet", str(tmp_path / "runs.parquet"))
     rows = list(csv.DictReader(io.StringIO((tmp_path / "runs.csv").read_text())))
     frame = pd.read_parquet(tmp_path / "runs.parquet")
-    assert len(rows) == len(frame) == 25 + 25 + 4
+    assert len(rows) == len(frame) == 20 + 20 + 4
     assert frame["started_at"].iloc[0].timestamp() == START
     row = next(row for row in rows if row["metric"] == "train_samples_per_s_minisquad_tiny")
     assert (float(row["value"]), row["unit"], row["n"], row["verdict"]) == (61.2, "samples/s", "96", "PASS")
@@ -201,10 +201,7 @@ def test_mlflow_holds_each_run_once(store, tmp_path):
         (["--to", "junit", "--samples"], "--samples is for csv and parquet"),
         (["--to", "parquet"], "name a file"),
         (["--to", "mlflow"], "needs its store"),
-        (["--to", "mlflow", "--output", "/nowhere/mlflow.db"], "in a folder that exists"),
         (["--to", "csv", "--output", "."], "is a folder"),
-        (["--to", "csv", "--output", "/dev/full"], "or a device"),
-        (["--to", "csv", "--output", "/proc/nowhere/x.csv"], "/proc/nowhere"),
         (["--to", "openmetrics"], "openmetrics needs prometheus_client: pip install -e '.[export]' in the checkout"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 from make_smoke import unpack
@@ -10,7 +9,6 @@ from pages import Page, assert_self_contained_and_accessible
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.baseline import accept_reference
-from benchlib.core.files import write_json
 from benchlib.judge import reference_values
 from benchlib.judge.verdict import judge
 from benchlib.results.run import Run
@@ -71,22 +69,3 @@ def test_what_differs_from_its_reference_fails_the_page_and_stands_first(day):
     assert "≠" in text and text.index("parallel") < text.index("seq2seq")
     accept_reference([run.path], "another machine", add=True)  # what differs is what widens a reference
     assert {item.agrees for item in reference_values.compared(run, values)} == {True}
-
-
-def test_a_run_that_was_changed_on_purpose_or_skipped_does_not_hide_an_honest_one(day):
-    honest = machine_page.newest(day)
-    for name, config, word in (
-        ("squad-cpu-111500-bbbbbb", {"planted_slowdown": 1.0}, "PASS"),
-        ("parity-cpu-111500-cccccc", {}, "SKIPPED"),
-    ):
-        later = unpack(name.partition("-")[0], day / name).path
-        for file, changes in (
-            ("config", config),
-            ("result", {"started_at": 2e9}),
-            ("verdict", {"verdict": word, "sentence": "", "checks": []}),
-        ):
-            path = later / f"{file}.json"
-            write_json(path, (json.loads(path.read_text()) if path.exists() else {}) | changes)
-    assert machine_page.newest(day) == honest
-    shutil.rmtree(day / "squad-cpu-101500-aaaaaa")
-    assert day / "squad-cpu-111500-bbbbbb" in machine_page.newest(day), "there is no other"

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 
-import nbformat
 import pytest
 from make_run import config_of, make_run
 from pages import EVIL, Page, assert_self_contained_and_accessible
@@ -21,7 +20,7 @@ from benchlib.spec.spec import Spec
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch, request):
     """Most of a report's time goes into pictures; two that are drawn and not painted do for the tests of everything else."""
-    if request.node.name not in ("test_whole_run", "test_huge_outputs_are_cut"):
+    if request.node.name != "test_whole_run":
         kept = {name: BENCHMARKS["squad"].spec.figures()[name] for name in ("loss-curve", "memory")}
         monkeypatch.setattr(Spec, "figures", lambda own, report=None: kept)
         monkeypatch.setattr(figures, "png", lambda figure: figure.alt.encode())
@@ -97,17 +96,6 @@ def test_run_that_did_not_end_well_says_who_did_what(tmp_path, changes, word, sa
     assert word in banner and said[0] in banner
     assert all(words in page.text for words in (*said, message)), "and what the ranks said of their work"
     assert ("The smoothed loss goes from" in page.source) == ran, "what was kept is shown"
-
-
-def test_huge_outputs_are_cut(tmp_path):
-    folder = make_run(tmp_path / "run", notebook="x")
-    notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
-    noise = nbformat.v4.new_output("stream", text="\n".join(f"line {i}" for i in range(200_000)))
-    table = nbformat.v4.new_output("execute_result", {"text/html": "<p>long</p>" * 100_000, "text/plain": "short form"})
-    notebook.cells += [nbformat.v4.new_code_cell("loud()", outputs=[noise, table]) for _ in range(3)]
-    nbformat.write(notebook, folder / "notebook.ipynb")
-    page = rendered(folder)
-    assert all(words in page.text for words in ("line 199999", "characters left out", "short form"))
 
 
 def test_command_line_gives_the_same_config_again():

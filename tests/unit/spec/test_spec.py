@@ -129,13 +129,6 @@ def test_a_percentile_has_the_interval_of_its_order_statistics():
     assert broken.fault == "nan", "one sample that is not finite stands for all"
 
 
-def test_the_ends_of_an_interval_may_be_columns():
-    spec = Spec([T], [Metric("n{group}", T["size"], ends=(T["count"], T["limit"]))], [])
-    (stated,) = spec.stated(run_of({"size": 2.0, "count": 1, "group": ""}))
-    assert (stated.name, stated.value, stated.ci_low, stated.ci_high, stated.samples) == ("n", 2.0, 1.0, 3.0, [])
-    assert spec.metric("n") is spec.metric("n_tiny") is spec.metrics[0], "what is in braces may be empty"
-
-
 @pytest.mark.parametrize(("gates", "faults"), [(False, []), (True, ["count is nan in row 1 of t (a, x)"])])
 def test_a_row_that_informs_fails_no_run(gates, faults):
     rows, seen = judged(SPEC.tables[:1], run_of({"gates": gates, "count": math.nan}))
