@@ -12,11 +12,10 @@ from stores import without_pictures
 
 from benchlib import session
 from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed
-from benchlib.judge.checks import Check, Verdict
+from benchlib.judge.checks import Verdict
 from benchlib.launch import launch
 from benchlib.results.run import Run
 from benchlib.show import widgets
-from benchlib.show.notebook import table_html
 
 STATUS = '{"outcome": "complete", "reason": "why", "culprit": null, "ranks": []}'
 
@@ -92,21 +91,6 @@ def test_the_run_cell_alone_leaves_verdict_report_folder_and_comparison(shown, t
     assert all(f"<h2>{heading}</h2>" in page for heading in ("Every number and where it comes from", "The machine"))
 
 
-def test_the_later_cells_add_the_verdict_and_draw_the_report_again_only_for_another_one(shown, tmp_path, monkeypatch):
-    run, drawn = demo(tmp_path / "outputs" / "smoke-20260921" / "machine-cpu-101501-abcde1"), []
-    monkeypatch.setattr(
-        "benchlib.show.report.render", lambda path: drawn.append(path) or (path / "report.html").touch()
-    )
-    verdict = session.judge(run)
-    assert session.judge(run) == verdict
-    assert drawn == [run.path]
-    session.conclude(run, verdict)
-    assert shown == [f"**PASS**: {verdict.sentence}"]
-    (run.path / "status.json").write_text(STATUS.replace("complete", "failed"))
-    assert session.judge(run).verdict == "BROKEN"
-    assert len(drawn) == 2
-
-
 @pytest.mark.parametrize("error", [UserError("tier = 'x': wrong"), Stopped("by the user"), BackendUnavailable("none")])
 def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
     lines = []
@@ -115,24 +99,3 @@ def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
     shell.user_ns["error"] = error
     shell.run_cell("def deep():\n    raise error\ndeep()")
     assert lines == [f"{type(error).__name__}: {error}"]
-
-
-def test_checks_that_need_a_reader_come_first_and_the_passed_ones_share_a_row():
-    def check(name, status):
-        return Check(name=name, kind="sanity", question="", status=status, reason="why")
-
-    names = [("a", "PASS"), ("b", "SKIPPED"), ("c", "AMBIGUOUS"), ("d", "PASS"), ("e", "FAIL"), ("f", "NO_BASELINE")]
-    verdict = Verdict(verdict="FAIL", sentence="", checks=[check(*name) for name in names])
-    assert session.checked(verdict).data == "Checked: a; b; c; d; e; f."
-    table = session.checks_table(verdict)
-    assert list(table.index) == ["e", "c", "b", "2 checks", "f"]
-    assert table.loc["2 checks", "status"] == "PASS"
-    assert table.loc["b", "status"] == "INCOMPLETE"
-
-
-def test_the_setup_folds_what_is_at_its_default(tmp_path):
-    run = demo(tmp_path / "run")
-    page = table_html(session.config_table(run).drop(index="tier"))
-    first, rest = page.split("<details>")
-    assert "<th>copy_mib</th>" in rest and "<th>nproc</th>" in first and "<th>tier</th>" not in page
-    assert f"<summary>{rest.count('<tr>')} parameters at the default</summary>" in rest

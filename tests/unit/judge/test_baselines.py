@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 
-from benchlib.commands import baseline
 from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, write_json
 from benchlib.judge import baselines
-from benchlib.judge.checks import Verdict, save_verdict, verdict_of
+from benchlib.judge.checks import Verdict, save_verdict
 from benchlib.judge.regression import LINEAR, RegressionLimit, save_repeats, side_of
 from benchlib.results.metrics import measured
 from benchlib.results.record import load
@@ -159,18 +158,6 @@ def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_it
     assert baselines.stored()[0][0].latest.metric("rate").value == pytest.approx(201.0)
 
 
-def test_a_baseline_that_cannot_be_read_is_refused_and_no_other(make_run):
-    path = baselines.accept(make_run("first"), "first", LIMITS)
-    baselines.accept(make_run("other", batch_size=16), "other", LIMITS)
-    path.write_text(path.read_text()[:-90])
-    run, same = make_run("second"), make_run("same", rate=101.0, batch_size=16)
-    rate = checks_of(run)["rate"]
-    assert rate.status == "NOT_COMPARABLE" and "its baseline is refused" in rate.reason and path.name in rate.reason
-    assert set(statuses(same).values()) == {"PASS"}
-    with pytest.raises(UserError, match=r"--if-improved.*its baseline is refused"):
-        baselines.accept(run, "better", LIMITS, if_improved=True)
-
-
 # The spread between runs
 
 
@@ -200,34 +187,6 @@ def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_passes_what_is_b
     ):  # fmt: skip
         check = checks_of(make_run(f"new{speed}", rate=speed))["rate"]
         assert check.status == status and why in check.reason
-
-
-def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, root, monkeypatch):
-    monkeypatch.setattr(baseline.judging, "judged", lambda run: run.verdict)
-    runs = [make_run(name).path for name in ("a", "b", "c")]
-    odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
-    for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
-        with pytest.raises(UserError, match=said):
-            baseline.accept([*runs, wrong], "night", add=False, if_improved=False)
-    assert not root.exists()
-    baseline.accept(runs, "night", add=False, if_improved=False)
-    (stored,), _ = baselines.stored()
-    assert [item.run for item in stored.runs] == ["a", "b", "c"]
-    monkeypatch.setattr(baseline.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
-    with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
-        baseline.accept(runs[:1], "night", add=False, if_improved=False)
-
-
-def test_what_others_took_the_smallest_loss_and_what_to_do_are_told(make_run):
-    for percent in (140.0, 0.0):  # of one of two cores
-        run = watched(make_run(f"run{percent}", f1=None), 60.0, percent)
-        path = baselines.accept(run, "first", LIMITS)
-        accepted = baselines.load_baseline(path)
-        (row,) = rows = baselines.widths(accepted, LIMITS, {})
-        text = baseline._reach(accepted, rows)
-        assert f"Others took {percent / 2:.0f}% of the processors" in text
-        assert f"a loss in rate from {row.cells['smallest loss found']} on; the limit is -20%" in text
-        assert ("quiet machine" in text) == (percent > 0) and "benchlib calibrate squad --tier smoke" in text
 
 
 def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, tmp_path):
@@ -261,20 +220,6 @@ def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run):
     (run.path / "repeats.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"repeats\.json"):
         checks_of(Run(run.path))
-
-
-def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run):
-    baselines.accept(make_run("a"), "first", LIMITS)
-    half = [100.0] * 50 + [40.0] * 50
-    disturbed = make_run("disturbed", samples=[value * (1 + 0.01 * (-1) ** place) for place, value in enumerate(half)])
-    check = checks_of(disturbed)["rate"]
-    assert check.status == "AMBIGUOUS"
-    assert "it was 60% lower from 50% to 100% of the run" in check.reason
-    assert "disagree about the limit: repeat the run" in check.reason
-    again = make_run("again")
-    save_repeats(again.path, [load(disturbed.path).kept(LIMITS)])
-    check = checks_of(again)["rate"]
-    assert (check.status, check.value) == ("PASS", pytest.approx(100.5))
 
 
 # Limits of the user's own

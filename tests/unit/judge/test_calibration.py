@@ -7,7 +7,7 @@ from series import record
 
 from benchlib.judge import baselines
 from benchlib.judge.calibration import Calibration, load_calibration, save_calibration
-from benchlib.judge.regression import LINEAR, RegressionLimit
+from benchlib.judge.regression import RegressionLimit
 
 LIMIT = RegressionLimit(metric="rate", share=0.10)
 
@@ -42,16 +42,6 @@ def test_an_alarm_among_unchanged_runs_is_counted_once_a_run_in_however_many_met
     result = calibration(*runs, limits=limits)
     assert [item.statuses["FAIL"] for item in result.calibrated.values()] == [1, 1]
     assert "at most 2 of the 4 unchanged failed in a metric" in result.sentence()
-
-
-def test_what_a_slow_down_cannot_change_has_no_slowed_row():
-    about = {"name": "f1", "unit": ""}
-    limits = [RegressionLimit(metric="f1", amount=1.0), RegressionLimit(metric="other", share=0.1)]
-    result = calibration(*rates(88.0, 88.2, 87.9, **about), limits=limits, slowed=rates(88.0, **about)).calibrated
-    assert [*result] == ["f1"] and result["f1"].slowed == {} and result["f1"].scale is LINEAR
-    assert result["f1"].effect > 1.0
-    few = calibration(*rates(1.0, 1.1), record(1.0, "other"))
-    assert few.calibrated == {}, "too few runs have it"
 
 
 def test_a_calibration_is_found_by_fingerprint_and_is_no_baseline(tmp_path):

@@ -32,20 +32,6 @@ def record(tmp_path):
     return make
 
 
-def test_results_of_nccl_tests_become_rows_in_gbps():
-    rows = series(HONEST / "all_reduce-8xh100-nvls.txt")
-    last = rows[-1]
-    assert len(rows) == 62  # 31 sizes, in place and out of place; the footer is no row
-    assert (last["operation"], last["bytes"], last["placement"], last["ranks"]) == (
-        "all_reduce",
-        8 * 2**30,
-        "in place",
-        8,
-    )
-    assert last["busbw_gbps"] == pytest.approx(8 * 479.59)
-    assert last["time_us"] == pytest.approx(31344.5)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

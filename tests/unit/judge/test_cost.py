@@ -185,14 +185,6 @@ def test_an_order_is_certain_or_open():
     assert [answer.certain for answer in priced.answers] == [False, True]
 
 
-def test_what_others_took_is_named():
-    disturbed = machine("b", 1, noisy(200, 2))
-    disturbed.first.others = 0.6
-    item = worth_of(machine("a", 1, noisy(100, 1)), disturbed)
-    assert "Single runs show this order" in item.answers[0].sentence
-    assert len(item.notes) == 1 and "60% of the processors of b" in item.notes[0]
-
-
 # Unlike work.
 
 
@@ -213,13 +205,6 @@ def test_unlike_work_is_compared_per_item_and_the_difference_is_named(other, nam
     ways = machine("b", 1, [200.0], ranks=2, batch_size=4, threads=3, compile=True, seed=9)
     assert worth_of(machine("a", 1, [100.0]), ways).differences == {}
     assert item.answers[2].certain is None
-
-
-def test_items_that_are_other_work_have_no_best_machine():
-    item = worth_of(machine("a", 1, [100.0]), machine("b", 1, [200.0], max_length=64))
-    assert list(item.differences) == ["max_length"] and item.row("rate").best is None
-    assert [answer.certain for answer in item.answers] == [None, None]
-    assert "an item is other work in max_length" in item.answers[0].sentence
 
 
 # Doors.

@@ -16,8 +16,6 @@ from benchlib.results.record import Record, load
 from benchlib.results.shared import link, load_runs, read_html, read_report
 from benchlib.show import report
 
-EVIL = '"><script>alert(1)</script>'
-
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
@@ -72,17 +70,14 @@ def test_a_report_that_is_cut_altered_or_huge_is_refused(folder):
     ("source", "words"),
     [
         ("<html><body>hello</body></html>", "the data of 0 runs"),
-        ("<html>" + 200_000 * "<!--" + "</html>", "the data of 0 runs"),
         (page("x") + page("x"), "the data of 2 runs"),
         (page("x", version="7"), "have version '7'"),
         (page("https://example.invalid/run.json"), "altered"),
         (page(embedded.PREFIX + "&&&"), "altered"),
         (packed(gzip.compress(b"{}")), "not a run of this version"),
-        (packed(gzip.compress(b"[" * 100_000)), "not a run of this version"),
-        (packed(gzip.compress(b"\xff\xfe")), "not a run of this version"),
         (packed(gzip.compress(b"{}")[:-4]), "altered"),
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_what_benchlib_did_not_write_is_refused(source, words):
     with pytest.raises(UserError, match=words):
@@ -97,27 +92,3 @@ def test_a_cell_cannot_smuggle_a_second_run_in(tmp_path):
     notebook["cells"][-1]["outputs"][0]["data"]["text/html"] = html
     (folder / "notebook.ipynb").write_text(json.dumps(notebook))
     assert read_report(report.render(folder)).run == "run"
-
-
-@pytest.mark.parametrize("name", ["config.json", "machine.json", "result.json", "verdict.json", "samples.parquet"])
-def test_the_report_of_a_damaged_run_carries_what_is_left(tmp_path, name):
-    folder = make_run(tmp_path / "run")
-    (folder / name).write_bytes((folder / name).read_bytes()[:50])
-    carried = read_report(report.render(folder))
-    assert name in " ".join(carried.problems)
-    assert carried.word == "DAMAGED"
-    assert carried.complete == (name in ("verdict.json", "samples.parquet"))
-
-
-def test_strange_names_and_numbers_do_not_break_the_report(tmp_path):
-    folder = make_run(tmp_path / f"run {EVIL.replace('/', '-')}\n", facts={EVIL: EVIL, "long": "x" * 50_000})
-    run = load(folder)
-    run.result.facts["far"] = float("inf")
-    run.samples["bad"] = [1.0, float("nan")]
-    told = link(run)
-    assert re.fullmatch(r"[\w.-]+\.json\.gz", told["file_name"])
-    carried = read_html(page(told["href"]))
-    assert "long" not in carried.result.facts
-    assert carried.result.facts[EVIL] == EVIL
-    assert carried.result.facts["far"] == float("inf")
-    assert report.render(folder).stat().st_size < 500_000

@@ -173,25 +173,6 @@ def test_a_table_that_contradicts_itself_is_refused_and_what_is_not_read_is_name
     assert sentence.endswith(f" Not read: {unread}.") if unread else "Not read" not in sentence
 
 
-@pytest.mark.parametrize("name", ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv"])
-def test_a_cut_file_gives_findings_or_a_sentence(tmp_path, name):
-    lines = (HONEST / name).read_text().splitlines(keepends=True)
-    path = tmp_path / name
-    whole = len(read_claims(HONEST / name)[1])
-    refused = 0
-    for count in range(len(lines)):
-        for part in ("", lines[count][: len(lines[count]) // 2]):
-            path.write_text("".join(lines[:count]) + part)
-            try:
-                _, claims = read_claims(path)
-            except UserError:
-                refused += 1
-            else:
-                assert 0 < len(claims) <= whole
-                assert not any(judgement.failures for judgement in judge_claims(claims)) or part
-    assert refused > 2
-
-
 CLAIM = b'{"claim_version": 1, "claims": [%s]}'
 LOADGEN = b"MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
 
@@ -200,12 +181,10 @@ LOADGEN = b"MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
     ("content", "says"),
     [
         (b"\n \n", "is empty"),
-        (b"\x89PNG\r\n\x1a\n\x00\x00", "not text"),
         (b"Dear diary, nothing to measure today.\n", "not a format that can be judged"),
         (b'{"some": "json"}', 'not a format that can be judged, .*"claim_version": 1'),
         (CLAIM % b'{"speed": {"sample_per_s": 3}}', "sample_per_s: no such field: did you mean samples_per_s"),
         (CLAIM % b'{"speed": {"samples_per_s": NaN}}', "not valid JSON"),
-        (CLAIM % b'{"speed": {"samples_per_s": -5}}', "samples_per_s = -5: .*greater than or equal to 0"),
         (CLAIM % b"", "see docs/claims.md .*at least 1"),
         (b'{"claim_version": 2, "claims": [{}]}', "claim_version"),
         (LOADGEN + b"Min latency (ns): 12x\n", "invalid value"),

@@ -23,15 +23,12 @@ from benchlib.judge.regression import (
     chance_of_each,
     compared,
     default_spread,
-    disturbances,
     readings,
     regression_check,
     ruling,
     smallest_loss,
 )
-from benchlib.results.metrics import measured, not_available
-from benchlib.results.record import Record
-from benchlib.results.run import Result
+from benchlib.results.metrics import measured
 
 
 def change(new, old, scale=LOG, faster="", **options):
@@ -68,22 +65,6 @@ def test_what_is_known_and_the_default_fill_up_what_too_few_runs_tell():
     assert three.most == pytest.approx(3.143 * s * math.sqrt(4 / 3), rel=1e-3)
     eight = change([[100.0]], [[100 * math.exp(0.02 * (-1) ** n)] for n in range(8)], default=0.5)
     assert eight.spread.dof == 7  # runs have replaced it
-
-
-@pytest.mark.parametrize(
-    ("new", "old", "options", "basis"),
-    [
-        ([[100.0]], [[100.0], [110.0]], {}, "none"),  # two runs widen the band only
-        ([[100.0]], [[100.0], [110.0], [105.0]], {}, "runs"),
-        ([[100.0]], [[100.0]], {"default": 0.05}, "default"),
-        ([[99.0, 100.0, 101.0]], [[99.0, 100.0, 101.0]], {}, "none"),
-        ([[99.0, 100.0, 101.0]], [[98.0, 99.0, 100.0, 101.0, 102.0]], {}, "samples"),
-    ],
-)
-def test_what_an_interval_rests_on(new, old, options, basis):
-    result = change(new, old, **options)
-    assert result.basis == basis
-    assert len(new[0]) == 1 or result.least < 0 < result.most  # what too few samples scatter still counts
 
 
 def test_samples_within_runs_have_the_interval_of_a_median_and_neighbours_count_as_fewer():
@@ -126,13 +107,6 @@ def test_the_gate_on_one_run(metric, limit, old, new, status):
     assert regression_check(RegressionLimit(metric=name, **limit), *sides).status == status
 
 
-def test_a_metric_that_one_side_lacks_is_not_comparable():
-    old, new = measured("m", 5.0, "GB", "lower"), not_available("m", "GB", "lower", "no sensor")
-    for sides, why in (((Side.of(new), Side.of(old)), "no sensor"), ((None, Side.of(old)), "only the baseline has it")):
-        check = regression_check(RegressionLimit(metric="m", share=0.1), *sides)
-        assert (check.status, why in check.reason) == ("NOT_COMPARABLE", True)
-
-
 def shifted(share=0.5, level=2 / 3, n=200, seed=3):
     """A rate of 100 with 5% noise, of which a share in the middle has another level."""
     rates = 100 * np.exp(0.05 * np.random.default_rng(seed).standard_normal(n))
@@ -151,22 +125,6 @@ def test_a_disturbed_run_counts_with_its_undisturbed_part():
     assert result.whole == pytest.approx(math.log(2 / 3) / 2, abs=0.03)  # half of the logarithm
     assert change([shifted()], [steady]).disturbed == ()  # what is no speed is taken as it is
     assert change([shifted(level=1.5)], [steady], faster="lower").disturbed[0].share == pytest.approx(0.5)
-
-
-def test_a_report_tells_of_others_and_of_shifts_once():
-    common = {"benchmark": "squad", "tier": "smoke", "backend": "cpu"}
-    metrics = [measured(name, shifted(), "samples/s", "higher") for name in ("rate", "rate_of_the_same_steps")]
-    run = Record(
-        **common,
-        run="r",
-        result=Result(**common, world_size=1, metrics=metrics),
-        samples={metric.name: metric.samples for metric in metrics},
-        others=0.7,
-        limits=[RegressionLimit(metric=metric.name, share=0.2) for metric in metrics],
-    )
-    others, shift = disturbances(run)
-    assert others.startswith("Others took 70% of the processors")
-    assert shift.startswith("rate: it was 33% lower from 25% to 75% of the run")
 
 
 # What holds for every input

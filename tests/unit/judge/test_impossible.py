@@ -133,37 +133,24 @@ TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of trainin
           for change, status in (({}, "PASS"), ({"percentiles_s": {50.0: 0.4, 90.0: 0.3}}, "FAIL"), ({"min_s": 0.5}, "FAIL"), ({"max_s": 1.0}, "FAIL"), ({"mean_s": 2.1}, "FAIL"))),
         # A peak that the claim brings along does not raise that of a known device: 312 TFLOP/s.
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=500e12, peak_flops=600e12, **A100)}),
-        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=100e12, peak_flops=600e12, **A100)}),
-        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=270e12, peak_flops=250e12, **A100)}),
         # fp32 is not what the tensor cores do: 19.5 TFLOP/s.
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=22e12, device="NVIDIA A100-SXM4-40GB", precision="fp32")}),
         ("below the peak", "PASS", {"compute": Compute(flops_per_s=19e12, device="NVIDIA A100-SXM4-40GB", precision="fp32")}),
         ("share of the peak", "FAIL", {"compute": Compute(mfu=1.3, device="NVIDIA H200", precision="fp8")}),
-        ("operations of tokens", "PASS", {"compute": Compute(mfu=120 / 312, peak_flops=312e12, **TOKENS)}),
         ("operations of tokens", "PASS", {"compute": Compute(mfu=0.55, **A100, **TOKENS)}),  # attention
         ("operations of tokens", "FAIL", {"compute": Compute(mfu=0.9, **A100, **TOKENS)}),
-        ("operations of tokens", "FAIL", {"compute": Compute(mfu=0.3, **A100, **TOKENS)}),
-        ("operations of tokens", "FAIL", {"compute": Compute(flops_per_s=40e12, **TOKENS)}),
         # Rounding is a few per cent, not a factor.
         ("sample count", "FAIL", {"speed": Speed(samples_counted=5000, features=10_000, epochs=1.0)}),
-        ("rate from counts", "FAIL", {"speed": Speed(samples_per_s=10_000, samples_counted=5000, wall_s=1.0)}),
-        ("scaling", "FAIL", {"speed": Speed(samples_per_s=1400, ranks=8, one_device_samples_per_s=100)}),
-        ("scaling", "FAIL", {"speed": Speed(samples_per_s=9000, ranks=8, one_device_samples_per_s=1000)}),
         # Schedules and losses of the field.
         ("learning rate", "PASS", {"learning": Learning(learning_rates=[0.0, 1e-5, 2e-5, 1e-5, 0.0])}),
-        ("learning rate", "FAIL", {"learning": Learning(learning_rates=[0.0, 0.0, 0.0])}),
         ("learning rate", "FAIL", {"learning": Learning(learning_rates=[1e-5, -1e-5, 1e-5])}),
         ("loss falls", "SKIPPED", {"learning": Learning(loss_first=0.310, loss_last=0.312)}),
         ("loss falls", "FAIL", {"learning": Learning(loss_first=0.31, loss_last=0.40)}),
         ("sample count", "PASS", {"speed": Speed(samples_counted=96, features=110, epochs=1.0, batch_per_rank=32, ranks=1)}),
-        ("sample count", "FAIL", {"speed": Speed(samples_counted=64, features=110, epochs=1.0, batch_per_rank=32, ranks=1)}),
         ("requests add up", "PASS", {"requests": Requests(issued=1000, completed=980, failed=4)}),
         ("requests add up", "FAIL", {"requests": Requests(issued=1000, completed=980, failed=24)}),
         # Latencies.
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0, 150: 2.0})]}),
-        ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=3.0, max_s=2.0)]}),
-        ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=0.1, min_s=0.2)]}),
-        ("percentiles in order", "FAIL", {"latencies": [Latency(mean_s=2.0, max_s=1.5)]}),
         ("transfer takes time", "FAIL", {"collective": Collective(size_bytes=8, seconds=1e-9, ranks=2)}),
         ("transfer takes time", "PASS", {"collective": Collective(size_bytes=8, seconds=2e-6, ranks=2)}),
     ],

@@ -1,30 +1,17 @@
 """The store of runs: read once, cached, never stale; and the verdict on a past."""
 
 import itertools
-import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from make_run import START, _metric, make_run
-from series import DAY, STEADY, on_machine, place, speed
+from series import DAY, STEADY, on_machine, place
 
-from benchlib.cli import main
-from benchlib.commands import history as history_page
 from benchlib.core.errors import UserError
 from benchlib.judge import trends
 from benchlib.judge.changepoints import levels
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.record import load_all
-from benchlib.show import index
-
-
-@pytest.fixture
-def store(tmp_path):
-    """Four runs."""
-    for age in range(4):
-        place(tmp_path, START - age * DAY, metrics=speed(60.0 + age))
-    return tmp_path
 
 
 def history_of(store, values, name="train_samples_per_s", **facts):
@@ -92,37 +79,6 @@ def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     assert len(found) >= 10 and {run.word for run in found} == {"PASS"} and all(run.series for run in found)
     place(tmp_path, START)
     assert trends.choose_store() == (tmp_path, False)
-
-
-def test_a_listed_run_has_time_and_key_number_in_80_columns_and_a_name_to_copy(tmp_path):
-    passed = place(tmp_path, START, metrics=[_metric("f1_minisquad_tiny", 91.0, "", "higher", 1)])
-    failed = place(tmp_path, START - DAY, verdict={"verdict": "FAIL", "sentence": "1 check failed.", "checks": []})
-    lines = CliRunner().invoke(main, ["list", "--runs", "--out", str(tmp_path)]).output.splitlines()
-    assert [line.split()[0] for line in lines[:2]] == [str(run.relative_to(tmp_path)) for run in (passed, failed)]
-    assert re.search(r"  PASS  \d\d:\d\d  F1 91\.00$", lines[0])
-    assert lines[2].strip() == "1 check failed."
-    assert max(map(len, lines)) <= 80
-
-
-def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys):
-    (store / load_all(store)[0].path / "result.json").write_text("{")
-    found = trends.read_history(str(store))
-    verdict = trends.judge_history(found)
-    check = verdict.checks[0]
-    assert (verdict.verdict, check.status, verdict.sentence) == ("AMBIGUOUS", "AMBIGUOUS", "Open: runs readable.")
-    assert check.reason.startswith("1 of 4 is damaged: ")
-    history_page.show(found, verdict, store / "history.html")
-    printed = capsys.readouterr().out
-    assert f"AMBIGUOUS  runs readable: {check.reason}" in printed
-
-
-def test_an_unreadable_baseline_is_no_regression(tmp_path):
-    failed = {"kind": "regression", "question": "?", "status": "FAIL", "gates": True}
-    named = (("baseline readable", "key.json is cut"), ("step_s_minisquad_tiny vs baseline", "ratio 1.9"))
-    for age, (name, reason) in enumerate(named):
-        checks = [failed | {"name": name, "reason": reason}]
-        place(tmp_path, START - age * DAY, verdict={"verdict": "FAIL", "checks": checks})
-    assert re.findall("regression: ([^<]*)", index.render(tmp_path).read_text()) == ["ratio 1.9"]
 
 
 LIMITS = {"m": RegressionLimit(metric="m", share=0.2)}

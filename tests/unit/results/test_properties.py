@@ -1,6 +1,5 @@
 """What holds for every input: the readers, the writers and the formats, on inputs that hypothesis makes up."""
 
-import json
 import re
 import shutil
 
@@ -8,51 +7,17 @@ import pytest
 from bounded import bounded
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_record import anything
 
-from benchlib.config.schema import load_config
-from benchlib.core import run_folder
-from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
 from benchlib.core.text import duration, quantity
-from benchlib.judge import baselines
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result, Run, load_samples, save_result
-from benchlib.workloads.squad_data import read_squad
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """One folder for all inputs of all tests here."""
     return tmp_path_factory.mktemp("properties")
-
-
-READERS = {
-    "result.json": lambda path: Run(path).result,
-    "config.json": load_config,
-    "samples.parquet": load_samples,
-    "status.json": lambda path: Run(path).status,
-    "verdict.json": lambda path: Run(path).verdict,
-    "machine.json": lambda path: Run(path).machine,
-    "files.json": run_folder.file_faults,
-    "baseline.json": lambda path: baselines.load_baseline(path / "baseline.json"),
-    "squad.json": lambda path: read_squad(path / "squad.json"),
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-@bounded(40)
-@given(content=st.binary(max_size=60) | anything.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_refused_by_name_or_read(folder, name, content):
-    place = folder / "bytes"
-    place.mkdir(exist_ok=True)
-    (place / name).write_bytes(content)
-    try:
-        READERS[name](place)
-    except UserError as error:
-        assert str(place / name) in str(error)  # noqa: PT017  most inputs are refused, and some are valid
-    finally:
-        (place / name).unlink()
 
 
 @bounded(25)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 from make_smoke import unpack
@@ -10,8 +9,6 @@ from pages import Page, assert_self_contained_and_accessible
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.baseline import accept_reference
-from benchlib.core.errors import UserError
-from benchlib.core.files import write_json
 from benchlib.judge import reference_values
 from benchlib.judge.verdict import judge
 from benchlib.results.run import Run
@@ -57,15 +54,6 @@ def test_every_run_stands_there_with_its_share_of_the_bound_and_its_price(day):
     assert rendered(day).text.count("no reference") == len(NAMES)
 
 
-def test_a_busy_machine_is_named_and_a_tier_of_elsewhere_is_no_error(day, monkeypatch):
-    monkeypatch.setattr(machine_page, "tier_names", list)
-    runs = [machine_page.load(path).model_copy(update={"others": 0.4}) for path in machine_page.newest(day)]
-    monkeypatch.setattr(machine_page, "load", lambda path: next(run for run in runs if run.folder == str(path)))
-    page = machine_page.content(machine_page.newest(day))
-    assert "Others took up to 40% of the processors meanwhile" in page.sentence
-    assert "not part of smoke" in [row["why"] for row in page.undone]
-
-
 def test_what_differs_from_its_reference_fails_the_page_and_stands_first(day):
     for name, change in (("seq2seq", 0.0), ("parallel", 0.5)):
         run = Run(day / f"{name}-cpu-101500-aaaaaa")
@@ -81,34 +69,3 @@ def test_what_differs_from_its_reference_fails_the_page_and_stands_first(day):
     assert "≠" in text and text.index("parallel") < text.index("seq2seq")
     accept_reference([run.path], "another machine", add=True)  # what differs is what widens a reference
     assert {item.agrees for item in reference_values.compared(run, values)} == {True}
-
-
-def test_a_run_that_was_changed_on_purpose_or_skipped_does_not_hide_an_honest_one(day):
-    honest = machine_page.newest(day)
-    for name, config, word in (
-        ("squad-cpu-111500-bbbbbb", {"planted_slowdown": 1.0}, "PASS"),
-        ("parity-cpu-111500-cccccc", {}, "SKIPPED"),
-    ):
-        later = unpack(name.partition("-")[0], day / name).path
-        for file, changes in (
-            ("config", config),
-            ("result", {"started_at": 2e9}),
-            ("verdict", {"verdict": word, "sentence": "", "checks": []}),
-        ):
-            path = later / f"{file}.json"
-            write_json(path, (json.loads(path.read_text()) if path.exists() else {}) | changes)
-    assert machine_page.newest(day) == honest
-    shutil.rmtree(day / "squad-cpu-101500-aaaaaa")
-    assert day / "squad-cpu-111500-bbbbbb" in machine_page.newest(day), "there is no other"
-
-
-def test_damaged_and_skipped_runs_and_an_empty_folder(day, tmp_path):
-    (day / "machine-cpu-101500-aaaaaa" / "result.json").write_text("{")
-    write_json(
-        day / "squad-cpu-101500-aaaaaa" / "verdict.json", {"verdict": "SKIPPED", "sentence": "no disk", "checks": []}
-    )
-    page = machine_page.content(machine_page.newest(day))
-    assert page.word == "DAMAGED" and page.right[0]["run"].benchmark == "machine" and page.peaks == ""
-    assert "DAMAGED" in rendered(day).text
-    with pytest.raises(UserError, match="holds no run"):
-        machine_page.read(str(tmp_path), 0.0)

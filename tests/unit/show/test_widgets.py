@@ -1,13 +1,11 @@
 """Progress in notebooks: the lines of a headless run, the Stop button, and what an interrupt does."""
 
 import queue
-import re
 import threading
 import time
 
 import pytest
 
-from benchlib.core.events import Progress
 from benchlib.show import widgets
 
 CELL = """
@@ -95,15 +93,6 @@ def test_interrupt_ends_the_ranks_and_is_raised_again(capsys, error):
         widgets.watch(launch)
     assert launch.stopped.is_set()
     assert "interrupted" in capsys.readouterr().out
-
-
-def test_what_stays_in_the_notebook_is_escaped_and_needs_no_widget():
-    progress = Progress(phase="<script>", text="<script>")
-    assert re.fullmatch(r"finished after \d+ s", widgets._forms(Progress(phase="done"), "finished")["text/plain"])
-    forms = widgets._forms(progress, "stopped")
-    assert "<script>" not in forms["text/html"] and "&lt;script&gt;" in forms["text/html"]
-    assert forms["text/plain"].startswith("stopped after")
-    assert "left" not in widgets._forms(Progress(phase="train", done=3, total=9, left_s=4.0), "stopped")["text/plain"]
 
 
 @pytest.fixture

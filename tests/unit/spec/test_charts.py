@@ -37,7 +37,7 @@ def broken(run):
 
 
 @pytest.mark.parametrize(("name", "chart"), CHARTS, ids=NAMED)
-def test_a_picture_of_a_whole_run_has_its_numbers_in_its_alt_text(smoke, name, chart):
+def test_a_picture_has_its_numbers_in_its_alt_text_and_is_drawn_of_any_run(smoke, name, chart):
     picture = chart.draw(smoke[name])
     if not picture.empty:
         assert any(sign.isdigit() for sign in picture.alt), picture.alt
@@ -45,13 +45,20 @@ def test_a_picture_of_a_whole_run_has_its_numbers_in_its_alt_text(smoke, name, c
     data = figures.png(picture)
     assert len(data) < 60_000
     assert data == figures.png(chart.draw(smoke[name])), "the same run gives the same bytes"
-
-
-@pytest.mark.parametrize(("name", "chart"), CHARTS, ids=NAMED)
-def test_a_picture_of_no_run_a_broken_one_or_one_rank_is_drawn(smoke, name, chart):
     empty = chart.draw(Rows(None, 1, {}))
     assert empty.empty and empty.alt.endswith(".")
     for run in (broken(smoke[name]), replace(smoke[name], world=1)):
         picture = chart.draw(run)
-        assert picture.alt
-        assert figures.png(picture)
+        assert picture.alt and figures.png(picture)
+
+
+@pytest.mark.parametrize(("low", "high"), [(120, 130), (110, 4600), (300, 980), (0.004, 1000)])
+def test_a_logarithmic_axis_has_more_than_one_tick(low, high):
+    figure, axes = figures.blank()
+    axes.plot([1, 2], [low, high])
+    figures.log_values(axes)
+    figure.canvas.draw()
+    bottom, top = axes.get_ylim()
+    inside = [tick for tick in axes.get_yticks() if bottom <= tick <= top]
+    assert 2 <= len(inside) <= 10
+    assert len({axes.yaxis.get_major_formatter()(tick, 0) for tick in inside}) == len(inside)
