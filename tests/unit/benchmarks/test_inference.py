@@ -281,17 +281,6 @@ def test_the_real_rules_are_those_of_the_embedded_conf(tmp_path, scenario):
         perform(planned(tmp_path, scenario, REAL, engine="sim", limit_s=0.1))
 
 
-def test_what_is_reduced_is_listed_and_nothing_else():
-    rows = {row["rule"]: (row["mlperf"], row["used"]) for row in QUICK.reduced("Server")}
-    assert len(rows) == 4 and rows["least duration, s"] == (600, 0.05) and rows["percentile"] == (99, 90)
-    assert not any(REAL.reduced(scenario) for scenario in ("Offline", "Server", "Interactive"))
-
-
-def test_a_log_without_an_end_is_no_result(tmp_path):
-    with pytest.raises(RunBroken, match="no end of its log"):
-        loadgen.detail(tmp_path)
-
-
 @pytest.mark.parametrize("over", [0, 3, 20])
 def test_the_queries_needed_are_the_binomial_distribution_s(over):
     queries = queries_needed(0.97, over)
@@ -317,20 +306,6 @@ def test_the_plan_has_to_fit_the_budget():
     assert "24 min 51 s at least: Offline 13,368 queries in 11 min 8 s, Server 26,736" in config.expected_work()
     with pytest.raises(ValueError, match=r"budget_s = 900: the tests alone take 24 min 51 s .* or rules=reduced"):
         InferenceConfig(**real, server_qps=30, budget_s=900).check_whole()
-
-
-def test_names_say_what_the_workers_are_and_that_they_were_reached_over_a_network():
-    far = InferenceConfig(workers=["http://a:8000"])
-    assert far.scope() == "_tiny_mininews_network_reduced" and REAL.scope() == ""
-    assert far.scope("sim", simulated=True) == "_tiny_mininews_sim_network_reduced"
-    assert far.scope("meta/Other-1B", text=True) == "_other_1b_mininews_network_text_reduced"
-
-
-def test_rates_have_the_interval_of_their_windows():
-    table = np.zeros(100, load.QUERY)
-    table["scheduled_s"], table["last_s"] = 0, np.arange(1, 101) / 10
-    value, low, high = loadgen.rate(table, np.full(100, 7.0))
-    assert value == pytest.approx(70) and low <= 70 <= high
 
 
 def test_energy_is_that_of_the_test_alone_and_not_of_workers_elsewhere():

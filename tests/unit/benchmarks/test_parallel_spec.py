@@ -115,13 +115,6 @@ def test_what_is_wrong_fails_its_check_alone(check, change):
     assert {name for name, status in answers.items() if status != "PASS"} == {check}
 
 
-@pytest.mark.parametrize(("state", "reason", "status"), [("skipped", "no library", "PASS"), ("skipped", "", "FAIL"), ("failed", "ended", "FAIL")])  # fmt: skip
-def test_a_strategy_that_did_not_run_says_why(state, reason, status):
-    other = row("tensor", key="tiny tensor", status=state, reason=reason)
-    assert statuses(run_of([row(), other]))["strategies ran"] == status
-    assert statuses(run_of([other]))["strategies ran"] == "FAIL", "nothing ran"
-
-
 @pytest.mark.parametrize(("planted", "part"), analysis.PLANTED.items())
 def test_a_planted_fault_that_is_not_named_fails(planted, part):
     def status(one):
@@ -164,21 +157,3 @@ def test_a_model_that_is_far_off_predicts_nothing(share):
 
 def drawn(run):
     return {chart.name: chart.draw(run) for chart in SPEC.charts}
-
-
-def test_pictures_tables_and_metrics_of_planted_rows():
-    rows, points = scaled()
-    pipe = row("pipeline", key="tiny pipeline 1f1b", micro_batches=4, **PLANTED["bubble"])
-    half = {"key": pipe["key"], "scaling": "", "phase": "forward", "start_s": 0, "end_s": 0.05}
-    half |= {"rank": 0, "micro_batch": 0, "stage": 0}
-    run = run_of([*rows, pipe, row("single", 0.126, world=1)], points, [half])
-    assert judged(SPEC.tables, run)[1] == []
-    pictures = drawn(run)
-    assert [name for name, picture in pictures.items() if picture.empty] == []
-    assert "data and single: equal within the noise, up to 64.00 samples/s" in pictures["strategies"].alt
-    assert "80% of their roof" in pictures["roofline"].alt  # 4e9 / 0.05 of 1e11
-    shown = {show.heading: show.rows(run) for show in SPEC.shows}
-    assert shown["Bubble"][0]["of equal stages"] == "20%"
-    named = {metric.name: metric.value for metric in SPEC.stated(run)}
-    assert named["mfu_tiny_data"] == pytest.approx(MODELS["tiny"].step_flops(8, 64) / 0.125 / 2e11)
-    assert named["strong_scaling_tiny_data"] == pytest.approx(0.8) and named["peak_memory_gb_tiny_data"] == 0.04
