@@ -199,7 +199,7 @@ def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_p
 FAULTS = ("killed", "hung", "restarted", "garbage", "half", "slow")
 
 
-def over_two_workers(fault, kind, folder):
+def over_two_workers(fault, folder):
     """Run LoadGen over two workers of which the first has a fault; return its test and what it left."""
     options, go_on, over = {"step_s": 0.02, "slots": 2}, threading.Event(), threading.Event()
     faulty = fault in ("garbage", "half", "slow")
@@ -223,8 +223,7 @@ def over_two_workers(fault, kind, folder):
     patient = {f"{name}_s": LONG_S for name in ("deadline", "stall", "gone", "start")}
     policy = Policy(4, probe_s=0.05, probe_limit_s=2 if fault == "hung" else LONG_S, **patient)
     settings = Settings(urls=(first.url, second.url), token=TOKEN, policy=policy)
-    scenario, mode = ("Offline", "AccuracyOnly") if kind == "accuracy" else (kind, "PerformanceOnly")
-    test = planned(folder / fault, scenario, mode=mode, engine="http", settings=settings, warm_up=[])
+    test = planned(folder / fault, mode="AccuracyOnly", engine="http", settings=settings, warm_up=[])
     try:
         return test, perform(test)
     finally:
@@ -240,11 +239,10 @@ def over_two_workers(fault, kind, folder):
 
 # A server that is cut as SIGKILL does it may leave a connection that was just accepted to the collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", ["Server", "accuracy"])
-def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path):
+def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(tmp_path):
     """All faults at once, each with two workers and a LoadGen of its own: they mostly wait."""
     with ThreadPoolExecutor() as pool:
-        runs = pool.map(lambda fault: over_two_workers(fault, kind, tmp_path), FAULTS)
+        runs = pool.map(lambda fault: over_two_workers(fault, tmp_path), FAULTS)
         ended = dict(zip(FAULTS, runs, strict=True))
     gc.collect()
     for fault, (test, outcome) in ended.items():
@@ -259,7 +257,7 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path)
         # A request that was open when its worker was to break may have been answered before it broke.
         assert attempts.max() > 1 or fault in ("killed", "hung", "restarted", "slow"), fault
         assert "down" in moved if fault != "slow" else (moved, attempts.max()) == (set(), 1), (fault, moved)
-        assert kind != "accuracy" or loadgen.answers(test.folder) == EXPECTED, fault
+        assert loadgen.answers(test.folder) == EXPECTED, fault
 
 
 @pytest.mark.parametrize(("line", "reason"), [("qps=300", "ignored"), ("qps = 5s", "code -22")])
