@@ -15,8 +15,7 @@ SIZES = {
 }  # fmt: skip
 WRONG = {
     "": "sizes: '' is not a size from 1 B to 1 TiB: write sizes as 1KiB:256MiB", "1KiX": "'1KiX' is not a size",
-    "0": "'0' is not a size from 1 B", "1:2:3:4": "not a range of sizes", "8:4": "the range ends below its beginning; write it as 4:8", "1:8:1": "the factor must be a number above 1, as in 1:8:8",
-    "1:8:x": "the factor must be a number above 1", "1KiB:1GiB:1.01": "at most 64 can be measured: use a larger factor",
+    "8:4": "the range ends below its beginning; write it as 4:8", "1:8:1": "the factor must be a number above 1, as in 1:8:8", "1KiB:1GiB:1.01": "at most 64 can be measured: use a larger factor",
 }  # fmt: skip
 
 
@@ -60,13 +59,3 @@ def test_measurements_are_cut_from_the_end_and_rounds_before_them():
     assert schedule.pace([large] * 2, 1.0) == 0.0  # the fewest runs
     assert schedule.pace([large] * 2, 0.6) is None
     assert schedule.pace([Weight(2**20, 0.2)], 100.0) == pytest.approx(0.2)
-
-
-def test_nothing_is_measured_twice_where_the_sizes_of_curves_and_types_meet():
-    config = CollectivesConfig(nproc=2, sizes="1,3,1KiB,4KiB", type_sizes="2,4KiB", dtypes=["fp32", "bf16"])
-    cases = plan(config)
-    # 1, 2 and 3 bytes all come to one element of fp32 on each rank.
-    real = [(case.kind, case.bytes if case.bytes > 8 else 0) for case in cases]
-    assert len(set(real)) == len(real)
-    kind = ("all_reduce", "library", "fp32", "sum", True)
-    assert [case.share for case in cases if case.kind == kind and case.bytes == 4096] == [1.0]

@@ -152,7 +152,6 @@ CASES = [  # beside those of tests/unit/judge/test_planted_numbers.py; generated
     ("whole training", "FAIL", {}, {"epoch_share": 5.0}),
     ("whole training", "FAIL", {}, CUT),
     ("possible quality", "FAIL", {}, {"exact_match": 77.0}),  # above F1
-    ("possible quality", "FAIL", {}, {"padding_share": 1.2}),
     ("F1 on embedded data", "FAIL", {"target_f1_embedded": 88.0}, {"f1": 87.99}),
     ("F1 on embedded data", "PASS", {"target_f1_embedded": 88.0}, {"f1": 88.0}),
     ("F1 on embedded data", "INCOMPLETE", {"target_f1_embedded": 88.0}, CUT),

@@ -12,7 +12,7 @@ from llm_servers import LONG_S, TOKEN, Faulty, own, until
 
 from benchlib.core.errors import BackendUnavailable
 from benchlib.workloads.llm import wire
-from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Job, Worker, in_flight
+from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, in_flight
 from benchlib.workloads.llm.engines import Policy, Query, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
@@ -62,23 +62,6 @@ def whole(client, table, failed=0):
     done = table[~table["failed"]]
     assert (done["first_s"] >= done["issued_s"]).all() and (done["last_s"] >= done["first_s"]).all()
     return True
-
-
-@pytest.mark.parametrize(("waiting", "slow_has", "to"), [(4, 3, None), (5, 3, "slow"), (1, 0, "slow"), (1, 1, None)])
-def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, slow_has, to):
-    """Full, 4 queries: 5 x 10 tokens at 1000 tokens/s end after 50 ms; with room at 10 tokens/s one alone takes 1 s."""
-    dispatcher = Dispatcher(Settings(policy=PATIENT))
-    query = Job(0, [], 10, lambda *_: None, lambda *_: None)
-    for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
-        worker = Worker(
-            ("full", "slow")[index], index=index, ready=True, open=dict.fromkeys(range(has), query), work=10 * has
-        )
-        worker.busy_s, worker.tokens = 1.0, speed
-        dispatcher.workers.append(worker)
-    dispatcher._queue.extend([query] * waiting)
-    chosen = dispatcher._choose(query)
-    dispatcher.stop()
-    assert (chosen and chosen.url) == to
 
 
 def test_a_worker_never_has_more_than_its_cap(place):
