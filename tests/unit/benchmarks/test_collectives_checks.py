@@ -80,16 +80,6 @@ def test_what_is_planted_fails(judged, name, change):
     assert found[name].gates
 
 
-def test_wrong_elements_are_named_with_their_case_and_rank(judged):
-    def wrong(found):
-        found["series"][1] |= {"wrong_elements": 3, "first": "element 7 of 256 on rank 1 is 2.0 and should be 3.0"}
-
-    run, found = judged(wrong)
-    assert "all-reduce sum fp32, 32 KiB" in found["right results"].reason
-    assert "element 7 of 256 on rank 1" in found["right results"].reason
-    assert SPEC.report(run)["Wrong results"][0]["wrong elements"] == "3"
-
-
 @pytest.mark.parametrize(("nodes", "operation", "most"), [
     (1, "all_reduce", 400), (1, "send_recv", 400),
     # Two nodes of eight: S bytes enter each of them, and the bus bandwidth counts 2 * 15/16 S.
@@ -137,14 +127,6 @@ def test_what_was_cut_is_told(judged, share, measured, status):
     assert share == 1 or f"curves in {share:.0%} of their time" in check.reason
 
 
-def test_the_bandwidth_of_a_line_that_was_cut_is_no_headline(judged):
-    def cut(found):
-        found["series"] = [item for item in found["series"] if item["variant"] != "direct" or item["bytes"] == 1024]
-
-    metric = judged(cut)[0].result.metric("all_gather_direct_busbw_gbps")
-    assert metric.value is None and "no size above 1 KiB was measured, and others reached 64 MiB" in metric.reason
-
-
 @pytest.mark.parametrize(("ratios", "faster", "size"), [
     ([0.5, 2, 4], "below", 2048),  # on the logarithms the sign changes half way between the first two sizes
     ([2, 2, 0.5], "above", 8192), ([0.5, 0.5, 0.5], "always", None), ([1, 2, 4], "never", None), ([0.5, 1.5, 0.5], "mixed", None),
@@ -152,19 +134,3 @@ def test_the_bandwidth_of_a_line_that_was_cut_is_no_headline(judged):
 ])  # fmt: skip
 def test_crossings_by_hand(ratios, faster, size):
     assert crossing([1024, 4096, 16384][: len(ratios)], ratios) == (faster, size and pytest.approx(size))
-
-
-def test_pictures_and_tables_state_the_numbers_of_the_run(tmp_path):
-    found = tables(2)
-    found["nccl_tests"] = [
-        {"operation": "all_reduce", "placement": "in place", "bytes": MIB, "ranks": 8, "time_us": 1.0, "algbw_gbps": 1.0, "busbw_gbps": 3200.0,
-         "here_gbps": 16.0, "wrong_elements": 0, "source": "a.txt"}
-    ]  # fmt: skip
-    run = stored(tmp_path, found)
-    alt = {name: draw(run).alt for name, draw in SPEC.figures().items()}
-    rate = 8e-3 * 64 * MIB / time_us("all_reduce", 64 * MIB, 2)
-    assert f"all-reduce {rate:.2f} Gbps" in alt["collective-bandwidth"]
-    assert all(words in alt["collective-bandwidth"] for words in ("claimed link 100.0 Gbps", "nccl-tests, claimed"))
-    assert "Ring takes 75% of the library's time at 64 MiB" in alt["crossover"]
-    assert "60% of the all-reduce of 64 MiB is hidden" in alt["overlap"]
-    assert SPEC.report(run)["Results of nccl-tests beside it"][0]["here / claimed"] == "0.005"

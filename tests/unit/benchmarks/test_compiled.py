@@ -111,14 +111,6 @@ def test_a_wrong_number_fails_its_check_alone(tmp_path, check, table, row, chang
     assert set(failed(checks)) - {"numbers agree"} == {check}
 
 
-def test_an_executor_that_is_no_faster_never_pays_and_one_that_only_informs_fails_nothing(tmp_path):
-    stored = tables()
-    stored["executors"][1]["wall_ms"] = [4.0, 4.0, 4.0]
-    stored["executors"].append(stored["executors"][1] | {"executor": "native", "max_abs": 1.0, "gates": False})
-    run, checks = judged(tmp_path / "run", stored)
-    assert failed(checks) == [] and "which pays never" in " ".join(SPEC.reading(run))
-
-
 def test_a_limit_grows_with_the_references_own_error_and_not_for_ever(tmp_path):
     for error, status in ((1e-5, "PASS"), (8e-6, "FAIL")):
         stored = tables()

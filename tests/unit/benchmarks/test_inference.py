@@ -199,7 +199,7 @@ def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_p
 FAULTS = ("killed", "hung", "restarted", "garbage", "half", "slow")
 
 
-def over_two_workers(fault, kind, folder):
+def over_two_workers(fault, folder):
     """Run LoadGen over two workers of which the first has a fault; return its test and what it left."""
     options, go_on, over = {"step_s": 0.02, "slots": 2}, threading.Event(), threading.Event()
     faulty = fault in ("garbage", "half", "slow")
@@ -223,8 +223,7 @@ def over_two_workers(fault, kind, folder):
     patient = {f"{name}_s": LONG_S for name in ("deadline", "stall", "gone", "start")}
     policy = Policy(4, probe_s=0.05, probe_limit_s=2 if fault == "hung" else LONG_S, **patient)
     settings = Settings(urls=(first.url, second.url), token=TOKEN, policy=policy)
-    scenario, mode = ("Offline", "AccuracyOnly") if kind == "accuracy" else (kind, "PerformanceOnly")
-    test = planned(folder / fault, scenario, mode=mode, engine="http", settings=settings, warm_up=[])
+    test = planned(folder / fault, mode="AccuracyOnly", engine="http", settings=settings, warm_up=[])
     try:
         return test, perform(test)
     finally:
@@ -240,11 +239,10 @@ def over_two_workers(fault, kind, folder):
 
 # A server that is cut as SIGKILL does it may leave a connection that was just accepted to the collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", ["Server", "accuracy"])
-def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path):
+def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(tmp_path):
     """All faults at once, each with two workers and a LoadGen of its own: they mostly wait."""
     with ThreadPoolExecutor() as pool:
-        runs = pool.map(lambda fault: over_two_workers(fault, kind, tmp_path), FAULTS)
+        runs = pool.map(lambda fault: over_two_workers(fault, tmp_path), FAULTS)
         ended = dict(zip(FAULTS, runs, strict=True))
     gc.collect()
     for fault, (test, outcome) in ended.items():
@@ -259,7 +257,7 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path)
         # A request that was open when its worker was to break may have been answered before it broke.
         assert attempts.max() > 1 or fault in ("killed", "hung", "restarted", "slow"), fault
         assert "down" in moved if fault != "slow" else (moved, attempts.max()) == (set(), 1), (fault, moved)
-        assert kind != "accuracy" or loadgen.answers(test.folder) == EXPECTED, fault
+        assert loadgen.answers(test.folder) == EXPECTED, fault
 
 
 @pytest.mark.parametrize(("line", "reason"), [("qps=300", "ignored"), ("qps = 5s", "code -22")])
@@ -281,17 +279,6 @@ def test_the_real_rules_are_those_of_the_embedded_conf(tmp_path, scenario):
         perform(planned(tmp_path, scenario, REAL, engine="sim", limit_s=0.1))
 
 
-def test_what_is_reduced_is_listed_and_nothing_else():
-    rows = {row["rule"]: (row["mlperf"], row["used"]) for row in QUICK.reduced("Server")}
-    assert len(rows) == 4 and rows["least duration, s"] == (600, 0.05) and rows["percentile"] == (99, 90)
-    assert not any(REAL.reduced(scenario) for scenario in ("Offline", "Server", "Interactive"))
-
-
-def test_a_log_without_an_end_is_no_result(tmp_path):
-    with pytest.raises(RunBroken, match="no end of its log"):
-        loadgen.detail(tmp_path)
-
-
 @pytest.mark.parametrize("over", [0, 3, 20])
 def test_the_queries_needed_are_the_binomial_distribution_s(over):
     queries = queries_needed(0.97, over)
@@ -307,30 +294,6 @@ def test_single_stream_is_planned_as_loadgen_sends_it(queries_least, seconds, la
     """The numbers are those that LoadGen 6.0.17 sent of a set of 32."""
     values = {"min_queries": queries_least, "min_duration_s": seconds, "expected_latency_s": latency}
     assert QUICK.model_copy(update=values).issued("SingleStream") == sent
-
-
-def test_the_plan_has_to_fit_the_budget():
-    real = {"rules": "mlperf", "data": "cnn_dailymail", "samples": 0, "model": "m", "scenarios": ["Offline", "Server"]}
-    config = InferenceConfig(**real, server_qps=30, budget_s=3600)
-    config.check_whole()
-    # 600 s at least of Offline; 18,000 queries of Server in whole sets at 30/s are 26,736 / 30 = 891 s.
-    assert "24 min 51 s at least: Offline 13,368 queries in 11 min 8 s, Server 26,736" in config.expected_work()
-    with pytest.raises(ValueError, match=r"budget_s = 900: the tests alone take 24 min 51 s .* or rules=reduced"):
-        InferenceConfig(**real, server_qps=30, budget_s=900).check_whole()
-
-
-def test_names_say_what_the_workers_are_and_that_they_were_reached_over_a_network():
-    far = InferenceConfig(workers=["http://a:8000"])
-    assert far.scope() == "_tiny_mininews_network_reduced" and REAL.scope() == ""
-    assert far.scope("sim", simulated=True) == "_tiny_mininews_sim_network_reduced"
-    assert far.scope("meta/Other-1B", text=True) == "_other_1b_mininews_network_text_reduced"
-
-
-def test_rates_have_the_interval_of_their_windows():
-    table = np.zeros(100, load.QUERY)
-    table["scheduled_s"], table["last_s"] = 0, np.arange(1, 101) / 10
-    value, low, high = loadgen.rate(table, np.full(100, 7.0))
-    assert value == pytest.approx(70) and low <= 70 <= high
 
 
 def test_energy_is_that_of_the_test_alone_and_not_of_workers_elsewhere():

@@ -1,13 +1,12 @@
 """Shapes against counted parameters and second libraries, what is refused before anything starts, and what a rank measures."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import estimate, run, strategies
+from benchlib.benchmarks.parallel import estimate
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.shapes import MODELS
 from benchlib.benchmarks.parallel.traces import Counter
@@ -135,22 +134,3 @@ def test_an_odd_vocabulary_is_padded_and_trains_as_without(model, tensor, rows):
         padded = gradients[1][name]
         torch.testing.assert_close(padded[: len(plain)], plain, rtol=1e-9, atol=1e-15)
         assert not padded[len(plain) :].any(), name
-
-
-def test_a_nan_is_infinitely_far_wherever_it_is():
-    zeros, broken = torch.zeros(2), torch.tensor([1.0, math.nan])
-    for values in ([("a", broken), ("b", zeros)], [("a", zeros), ("b", broken)]):
-        assert strategies._apart(values, {"a": zeros, "b": zeros}) == math.inf
-
-
-@pytest.mark.parametrize(("nproc", "limit", "plans"), [
-    (2, 1e12, [("single", ""), ("data", ""), ("single strong one device", ""), ("single weak one device", "")]),
-    (2, 1e6, [("single", "memory"), ("data", "memory"), ("single strong one device", "memory"), ("single weak one device", "memory")]),
-    (3, 1e12, [("single", ""), ("data", "layout")]),
-])  # fmt: skip
-def test_what_does_not_fit_is_planned_with_its_obstacle(nproc, limit, plans):
-    config = ParallelConfig.model_construct(nproc=nproc, strategies=["single", "data"], scaling="both")
-    planned = list(run._plans(config, nproc, limit))
-    assert [(job.key.removeprefix("tiny "), obstacle) for job, obstacle, _ in planned] == plans
-    reasons = {"": "", "memory": "may use 0.001 GB", "layout": "set batch_size=9"}
-    assert all(reasons[obstacle] in why for _, obstacle, why in planned)

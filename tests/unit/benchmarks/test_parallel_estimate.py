@@ -1,18 +1,13 @@
 """Estimates of parallel strategies beside sums done by hand, presets of machines, and layouts of many ranks in one process."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.machine import command as machine_command
 from benchlib.benchmarks.parallel import estimate, measure, presets, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Message, Rates, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Layout, Shape
-from benchlib.results.metrics import measured
-from benchlib.results.run import Result
 
 SMALL = Shape("s", "decoder", 8, 4, 2, 2, 32, 16, 100)
 # By hand: attention 4·64 + 4·8, feed-forward 2·8·32 + 32 + 8, two norms of 16; around them 116·8, a norm and 800.
@@ -103,24 +98,6 @@ def test_across_nodes_the_network_is_shared_by_the_groups_of_a_node():
     assert rates.line("all_reduce", 8, 1)[1] == pytest.approx(1 / 450e9)
     hop, byte = rates.line("all_reduce", 16, 8)  # eight groups, each with a rank of every node
     assert byte == pytest.approx(8 / 400e9) and hop == pytest.approx(14e-6)
-
-
-def test_this_machine_becomes_a_preset():
-    tables = {
-        "products": [{"precision": "fp32", "peak_flops": 4e11, "peak_n": 1024}],
-        "copies": [{"kind": "host", "gbytes_per_s": [10.0]}],
-        "allreduce": [{"bytes": 1000, "times_us": [400.0]}, {"bytes": 10**7, "times_us": [1e4]}],  # 8 Gbps
-    }
-    copied = measured("copy_host_gbytes_per_s", 10.0, "GB/s", "higher", reason="64 MiB")
-    about = {"benchmark": "machine", "tier": "smoke", "backend": "cpu", "world_size": 2}
-    result = Result(**about, metrics=[copied], facts={"collective": "gloo"}, tables=tables)
-    config = SimpleNamespace(benchmark="machine", backend="cpu", nproc=2, nnodes=1, world_size=2)
-    run = SimpleNamespace(path=SimpleNamespace(name="run-1"), config=config, result=result, row_samples={})
-    run.machine = {"memory_bytes": 16e9, "cpu": {"model": "CPU"}}
-    made = presets.Preset.model_validate(machine_command.content(run))
-    assert made.peak_flops("fp32") == (2e11, "fp32")
-    assert (made.memory_gb.value, made.memory_gbytes_per_s.value, made.link.gbytes_per_s.value) == (8, 5, 1)
-    assert made.link.latency_us.value == 200 and made.link.latency_us.kind == "measured"
 
 
 # Layouts of many ranks, in one process: the exchanges of torch's fake process group carry nothing.

@@ -13,7 +13,6 @@ from benchlib.workloads.numerics import (
     BATCH,
     COSINE,
     CURVE,
-    F1,
     FINITE,
     GRADIENTS,
     LAYERS,
@@ -180,20 +179,6 @@ MISSING = [
 @pytest.mark.parametrize(("change", "quantity"), MISSING)
 def test_what_is_missing_or_of_another_shape_is_beyond(judged, change, quantity):
     assert quantity in beyond(judged(**change))
-
-
-def test_what_is_absent_with_a_reason_is_skipped(judged):
-    row = judged(facts={"curve": [], "absent": {CURVE: "no such computation"}})[CURVE, ""]
-    assert (row["status"], row["reason"]) == ("skipped", "no such computation")
-
-
-@pytest.mark.parametrize(
-    ("scores", "member", "questions", "limit"),
-    [((80.0, 80.1), EAGER, 32, 0.1), ((80.0, 77.0), BF16, 32, 3.125)],
-)
-def test_f1_in_points(judged, scores, member, questions, limit):
-    row = judged(member, f1=scores, questions=questions)[F1, ""]
-    assert row["value"] == pytest.approx(abs(scores[1] - scores[0])) and row["limit"] == limit
 
 
 def test_a_gradient_of_nothing_is_measured_by_the_others(judged):

@@ -2,20 +2,9 @@
 
 import pytest
 
-from benchlib.benchmarks.parity.config import ParityConfig, chosen
+from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.core.errors import UserError
-from benchlib.core.machine import BACKENDS
 from benchlib.launch import plan
-
-
-def test_members_of_a_backend():
-    def names(**values):
-        return [member.name for member in chosen(ParityConfig(**values))]
-
-    assert set(names()) < set(names(slow=True))
-    assert names(members=["compile", "bf16"]) == ["bf16", "compile"]  # named: also a slow one
-    for backend in BACKENDS:
-        assert any(member.gates and member.precision == "fp32" for member in chosen(ParityConfig(backend=backend)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from make_parity import left, run_of
 
-from benchlib.benchmarks.parity import command, merge
+from benchlib.benchmarks.parity import merge
 from benchlib.benchmarks.parity.merge import (
     CROSS,
     EMPTY,
@@ -142,21 +142,6 @@ def test_merging_again_changes_no_byte_and_keeps_other_machines(tmp_path):
     assert "<b>" not in (to / PAGE).read_text()
 
 
-def test_a_file_that_does_not_fit_is_refused_and_left_as_it_is(tmp_path):
-    to = tmp_path / "results"
-    make(tmp_path / "cpu" / "parity-a")
-    make(tmp_path / "cuda" / "parity-b", backend="cuda")
-    assert call(tmp_path / "cpu", "--to", to).exit_code == 0
-    path = to / "cpu" / FILE
-    changed = path.read_text().replace('"tier"', '"colour"', 1)
-    path.write_text(changed)
-    refused = call(tmp_path / "cuda", "--to", to)
-    assert refused.exit_code == 2 and "not results of parity" in refused.output and path.read_text() == changed, (
-        refused.output
-    )
-    assert not (to / "cuda").exists()
-
-
 @pytest.mark.parametrize(("values", "code"), [({}, 0), ({"change": crash}, 1), ({"record": True}, 3)])
 def test_exit_codes_are_those_of_the_kit(tmp_path, values, code):
     source = tmp_path / "runs"
@@ -166,14 +151,3 @@ def test_exit_codes_are_those_of_the_kit(tmp_path, values, code):
     assert call(source, tmp_path / "absent", "--to", tmp_path / "again").exit_code == 2
     make(source / "parity-b").joinpath("result.json").write_text("{")
     assert call(source, "--to", tmp_path / "left").exit_code == 2
-
-
-def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named():
-    def compared(*rows, named=()):
-        fields = ("member", "gates", "outcome")
-        return command._compared([dict(zip(fields, row, strict=True)) for row in rows], named)
-
-    eager, native = ("eager", True, "PASS"), ("native", False, "FAIL")
-    assert compared(eager, native, ("onnxruntime", True, "SKIPPED"))
-    assert not compared(eager, ("onnxruntime", True, "SKIPPED"), named=["onnxruntime"])
-    assert not compared(eager, ("sdpa_math", True, "SKIPPED")) and not compared((merge.WHOLE, True, "SKIPPED"))

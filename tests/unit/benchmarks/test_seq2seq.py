@@ -159,8 +159,3 @@ def test_a_slow_disk_is_named_as_the_limit_and_where_it_turns(compute_s, loader,
     assert spec.disk["turn_batch"].number(row, rows) == int(1e6 * loader / 4096 * compute_s)
     asked = 4096 * 128 / compute_s / 1e6
     assert spec.disk["turn_gflop"].number(row, rows) == pytest.approx(4.63 * asked / loader)
-
-
-@pytest.mark.parametrize(("ratios", "undecided"), [([1.5, 1.6, 1.4], 0), ([0.9, 1.27, 1.7], 1), ([1.27], 0)])
-def test_a_ratio_that_scatters_about_one_decides_nothing(ratios, undecided):
-    assert bool(spec._undecided(ratios)) == undecided

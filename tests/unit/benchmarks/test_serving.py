@@ -137,24 +137,6 @@ def test_what_is_wrong_does_not_pass(change, check, status):
     assert statuses(rows)[check] == status
 
 
-def test_one_worker_that_is_faster_at_its_second_measurement_is_possible():
-    """As on a busy machine, 40% apart: with a second worker the same rates are impossible, see above."""
-
-    def alone(tables):
-        tables["workers"].pop()
-        tables["scaling"][:] = [tables["scaling"][0] | {"all": True, "samples_per_s": [14.0]}]
-
-    rows = rows_of(alone)
-    assert statuses(rows)["possible scaling"] == "SKIPPED"
-    assert "nothing to scale" in stated(rows).get("scaling_efficiency_random_prompts").reason
-
-
-def test_limits_that_were_set_and_not_judged_are_named():
-    assert SPEC.missed(rows_of()) == {}
-    late = SPEC.missed(rows_of(points(point("sweep", 6.0, "late"))))
-    assert late == SPEC.missed(rows_of(mode="single")) == {"ttft_ms": ["= 500"], "tpot_ms": ["= 100"]}
-
-
 def test_a_run_is_priced_by_new_tokens_and_servers():
     def machine(usd):
         rows, (thin, _) = rows_of(), split_samples(SPEC.tables, tables())
@@ -170,30 +152,6 @@ def test_a_run_is_priced_by_new_tokens_and_servers():
     # Two servers at 1.80 USD: 3.60 USD an hour for 108 tokens/s.
     assert (item.items, item.machines[0].devices) == ("tokens", 2)
     assert item.row("usd_per_million").values[0].value == pytest.approx(3.6 / 3600 * 1e6 / 108)
-
-
-@pytest.mark.parametrize(
-    ("mode", "workers", "sizes"),
-    [("single", 2, [1]), ("distributed", 2, [2]), ("both", 1, [1]), ("both", 5, [1, 2, 4, 5])],
-)
-def test_the_sizes_that_are_measured_are_those_of_the_mode(monkeypatch, mode, workers, sizes):
-    rows = []
-    events = SimpleNamespace(emit=lambda kind, **values: rows.append((values["done"], values["total"])))
-    bench = Bench(config(mode=mode, rounds=2), events, [f"http://{number}" for number in range(workers)], "", [])
-
-    def at_once(bench, chosen):
-        for worker in chosen:
-            worker["why"] = {}
-        return {"samples_per_s": float(len(chosen)), "tokens_per_s": 1.0}
-
-    monkeypatch.setattr(serving_run, "_at_once", at_once)
-    serving_run._rates(bench)
-    assert rows == [(done, len(rows)) for done in range(1, len(rows) + 1)]
-    scaling = bench.tables["scaling"]
-    assert [(row["size"], row["all"]) for row in scaling] == [(size, size == workers) for size in sizes]
-    assert workers > 1 or len(rows) == 2, "one worker is not compared with itself"
-    nothing = mode == "distributed" or workers == 1
-    assert all(row["sum_per_s"] == ([] if nothing else [row["size"]] * 2) for row in scaling)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -226,27 +184,6 @@ def test_a_worker_that_dies_between_two_measurements_leaves_the_rates_of_the_oth
     assert measured == ([urls[:1], urls[1:], urls] if not lost else [urls[:1], urls[:1]])
     named = [row["because"] for row in bench.tables["losses"]]
     assert len(named) == lost and all(urls[1] in because for because in named)
-
-
-def test_whole_rounds_stay_where_no_worker_is_left(monkeypatch):
-    server, rounds = own(), []
-    values = config(workers=server.url, rounds=3, queries=8, gone_s=0.3)
-    bench = Bench(values, SimpleNamespace(emit=lambda *_, **__: None), [server.url], TOKEN, [[3, 4, 5]])
-    once = serving_run._at_once
-
-    def at_once(bench, workers):
-        if len(rounds) == 2:
-            server.cut()
-        rounds.append(0)
-        return once(bench, workers)
-
-    monkeypatch.setattr(serving_run, "_at_once", at_once)
-    serving_run._rates(bench)
-    assert [len(row["samples_per_s"]) for row in bench.tables["scaling"]] == [2] and bench.urls == []
-    facts = tables()["run"][0] | {"errors": "; ".join(bench.errors)}
-    rows = Rows(values, 1, tables() | bench.tables | {"load": [], "run": [facts]})
-    (answer,) = [item for check in SPEC.checks if check.name == "limits met" for item in checks.judge(check, rows, [])]
-    assert answer.status == "FAIL" and "no rate was tried: no worker is left" in answer.reason
 
 
 def test_rates_are_those_of_servers_whose_rate_is_known():
@@ -290,15 +227,3 @@ def test_what_the_client_needs_has_no_torch():
     for module in ("benchlib.benchmarks.serving.run", "benchlib.workloads.llm.server"):
         upstream = graph.find_upstream_modules(module) | {module}
         assert not upstream & {"torch", "transformers", "datasets"}, module
-
-
-def test_without_torch_there_is_the_cpu(monkeypatch):
-    """A client of servers needs no more; the other backends say what is missing."""
-    import importlib.util
-
-    from benchlib.core import machine
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    backends = machine.probe_devices()["backends"]
-    assert [name for name, device in backends.items() if device["available"]] == ["cpu"]
-    assert "torch is not installed" in backends["cuda"]["reason"]

@@ -1,7 +1,6 @@
 """Parameters, the plan, learning rates, and what a run is judged by: each check can fail, and a cut run cannot pass unseen."""
 
 import math
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +9,11 @@ import numpy as np
 import pytest
 from make_smoke import unpack
 
-from benchlib.benchmarks.squad import run, spec, train
+from benchlib.benchmarks.squad import spec, train
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.train import learning_rates, make_plan
 from benchlib.config.schema import build, save_config
-from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.core.files import write_json
 from benchlib.runtime.group import World
@@ -40,13 +39,6 @@ from benchlib.workloads import training
 def test_what_does_not_go_together_or_went_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         build("squad", {"benchmark": "squad", "nproc": 2, **values}).check_whole()
-
-
-def test_xla_without_jax_says_what_to_install_before_any_work(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.setattr(run, "load_data", lambda _: pytest.fail("data were read"))
-    with pytest.raises(BackendUnavailable, match=r"pip install -e '\.\[xla\]'"):
-        run.measure(SimpleNamespace(config=SquadConfig(engine="compiled"), world=None, events=None))
 
 
 def test_only_an_unfinished_run_of_squad_with_a_checkpoint_is_resumed(tmp_path):
@@ -139,12 +131,6 @@ def test_metrics_of_a_table_by_hand(monkeypatch, tmp_path):
     assert (metrics["step_s_x"].n, metrics["loss"].samples[0]) == (35, pytest.approx(2.0))
 
 
-def test_what_is_unknown_is_not_available(monkeypatch, tmp_path):
-    metrics = metrics_of(monkeypatch, tmp_path, unknown=(*COLUMNS[7:], "flops"), peak=None)
-    for name in ("time_forward_s", "exchange_overlap", "rank_skew", "flops_per_s_x", "mfu_x", "matmul_peak_flops"):
-        assert metrics[name].provenance == "not_available" and metrics[name].reason, (name, metrics[name])
-
-
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     return unpack("squad", tmp_path_factory.mktemp("smoke") / "run")
@@ -166,7 +152,6 @@ CASES = [  # beside those of tests/unit/judge/test_planted_numbers.py; generated
     ("whole training", "FAIL", {}, {"epoch_share": 5.0}),
     ("whole training", "FAIL", {}, CUT),
     ("possible quality", "FAIL", {}, {"exact_match": 77.0}),  # above F1
-    ("possible quality", "FAIL", {}, {"padding_share": 1.2}),
     ("F1 on embedded data", "FAIL", {"target_f1_embedded": 88.0}, {"f1": 87.99}),
     ("F1 on embedded data", "PASS", {"target_f1_embedded": 88.0}, {"f1": 88.0}),
     ("F1 on embedded data", "INCOMPLETE", {"target_f1_embedded": 88.0}, CUT),

@@ -33,14 +33,6 @@ def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder):
     assert loaded[0].matmul_parameters == 2 * (4 * 8 * 8 + 2 * 8 * 16) + 8 * 2
 
 
-def test_dropout_is_set_and_positions_must_suffice(folder):
-    settings = _load(folder, attention_dropout=0.0, hidden_dropout=0.3).model.config
-    assert (settings.attention_probs_dropout_prob, settings.hidden_dropout_prob) == (0.0, 0.3)
-    with pytest.raises(UserError, match="positions for 64 tokens: set max_length=64"):
-        _load(folder, max_length=65)
-    assert encoders.positions(transformers.RobertaConfig(max_position_embeddings=514, pad_token_id=1)) == 512
-
-
 def test_a_pickled_checkpoint_is_never_opened(folder, tmp_path):
     for path in folder.iterdir():
         if path.suffix != ".safetensors":
@@ -67,9 +59,3 @@ def test_only_encoders_of_text(settings, reason):
         encoders.check_kind("some/model", getattr(transformers, f"{name}Config")())
     with pytest.raises(UserError, match=reason):
         encoders.check_kind("some/model", settings)
-
-
-def test_an_unknown_name_says_what_to_do(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"not in the cache of the hub nor reachable.*hf download no/such-model"):
-        _load("no/such-model")

@@ -2,7 +2,6 @@ import pytest
 import qa_reference
 from qa_reference import TOKENIZERS, odd_examples
 
-from benchlib.core.errors import UserError
 from benchlib.workloads import features
 from benchlib.workloads.squad_data import Example
 
@@ -53,8 +52,3 @@ def test_a_question_longer_than_the_window_is_cut():
     assert built.lengths.max() <= 96
     assert (built.start_positions[built.example_index == 0] > 0).any(), "the answer is still in a window"
     assert ids(built, len(built) - 1) == ids(alone, len(alone) - 1)
-
-
-def test_lengths_without_room_are_refused():
-    with pytest.raises(UserError, match=r"max_length = 64 with doc_stride = 60 .* set max_length to 67 or more"):
-        features.build(odd_examples(3), TOKENIZERS["bert"], 64, 60, True)

@@ -5,14 +5,11 @@ import shutil
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE
 from benchlib.workloads import encoders, model_files
-from benchlib.workloads.llm import decoders
 
 
 @pytest.fixture
@@ -77,16 +74,6 @@ def test_a_folder_that_is_not_whole_names_file_and_reason(folder, case):
     assert str(refused.value).startswith(f"model = {place}: ")
 
 
-@pytest.mark.parametrize("words", [("squad",), ("inference",), ("serving", "--set", "engine=static")])
-def test_a_run_is_refused_before_it_starts(folder, tmp_path, words):
-    asset = "tiny" if words[0] == "squad" else "tiny-llama"
-    place, out = folder(asset, cut("model.safetensors")), tmp_path / "out"
-    given = ["run", *words, "--set", f"model={place}", "--out", str(out)]
-    answer = CliRunner().invoke(main, given)
-    assert answer.exit_code == 2 and "model.safetensors was cut" in answer.output
-    assert not out.exists()
-
-
 MISFITS = {
     "another width": (set_config(intermediate_size=100), r"is \[256\] in the weights and \[100\] by config.json and \d+ more"),
     "more layers": (set_config(num_hidden_layers=9), r"the weights lack bert.encoder.layer.4.* more, which config.json asks for"),
@@ -111,12 +98,3 @@ def test_a_checkpoint_of_another_head_still_loads(folder):
         save_file(kept, place / "model.safetensors", {"format": "pt"})
 
     assert encoders.load(str(folder(change=other_head)), seed=1).fresh == ["qa_outputs.bias", "qa_outputs.weight"]
-
-
-def test_decoders_of_a_folder_are_held_to_the_same(folder):
-    place = folder("tiny-llama", set_config(num_hidden_layers=1))
-    with pytest.raises(UserError, match=r"the weights have model.layers.1.*which config.json does not ask for"):
-        decoders.load(str(place))
-    without_tokenizer(place)
-    with pytest.raises(UserError, match="no tokenizer in the folder"):
-        decoders.Codec(str(place))

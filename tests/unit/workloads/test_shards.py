@@ -97,14 +97,6 @@ def test_disk_and_memory_give_the_same_samples(tmp_path, token_bytes, read_ahead
         assert torch.equal(tokens, torch.from_numpy(generate(PAIRS, indices)))
 
 
-def test_shards_have_the_stated_sizes(monkeypatch):
-    """Of the full size: 3,750,000 samples of 4,096 bytes, 32,768 of them in a shard of 128 MiB."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 27)
-    assert Shards(Pairs(3_750_000, 256, 8192, 0), "/data").samples == [32_768] * 114 + [14_448]
-    changes = ({}, {"vocabulary": 65}, {"seed": 4}, {"token_bytes": 2})
-    assert len({Shards(dataclasses.replace(PAIRS, **change), "/data").folder for change in changes}) == 4
-
-
 def written(paths):
     return [path.stat().st_mtime_ns for path in paths]
 

@@ -39,14 +39,14 @@ def answers(prompts):
     return [ids[len(prompt) :].tolist() for ids, prompt in zip(every, prompts, strict=True)]
 
 
-@pytest.fixture(params=[(), CONTINUOUS], ids=["one by one", "continuous"])
-def served(request, tmp_path):
+@pytest.fixture
+def served(tmp_path):
     """Start `transformers serve` with the embedded model, which it finds in no cache, on a free port; return its URL."""
     if not is_serve_available():
         pytest.skip("`transformers serve` needs fastapi, openai and uvicorn: pip install 'transformers[serving]'")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(TINY), *request.param]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(TINY), *CONTINUOUS]
     command += ["--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]
     alone = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w") as log:

@@ -8,7 +8,6 @@ import urllib.request
 
 import psutil
 import pytest
-import torch
 from llm_servers import LONG_S, TOKEN, own, until
 
 from benchlib.core.errors import UserError
@@ -73,31 +72,6 @@ def test_what_it_cannot_answer_is_refused_with_the_reason(worker, values, status
     assert got == status and words in json.loads(body)["error"]["message"]
 
 
-def test_the_engine_states_which_token_ids_and_lengths_it_takes(worker, monkeypatch):
-    monkeypatch.setattr(worker.engine, "vocabulary", 256)
-    assert ask(worker, prompt=[0, 255], max_tokens=2)[0] == 200
-    for prompt in ([1, 256], [1, 99_999_999]):
-        status, body = ask(worker, prompt=prompt, max_tokens=2)
-        assert status == 400 and "this model has 0 to 255" in json.loads(body)["error"]["message"]
-
-    def too_long(*_):
-        raise UserError("a prompt of 500 tokens: the engine takes 512")
-
-    monkeypatch.setattr(worker.engine, "submit", too_long)
-    assert [ask(worker, prompt=IDS)[0] for _ in range(5)] == [400] * 5  # none of them holds one of its 3 places
-
-
-def test_a_worker_that_takes_nothing_more_says_why(worker, monkeypatch):
-    query = {"prompt": IDS, "max_tokens": 2}
-    with monkeypatch.context() as patch:
-        patch.setattr(worker.server, "open", 3)
-        assert ask(worker, **query)[0] == 429
-    monkeypatch.setattr(worker.engine, "failure", "the thread died")
-    for path, values in (("/health", {}), ("/v1/completions", query)):
-        status, body = ask(worker, path, **values)
-        assert status == 503 and "the thread died" in body
-
-
 def test_health_needs_no_token_and_metrics_count(worker):
     assert ask(worker, "/health", token="")[0] == 200 and ask(worker, "/metrics", token="")[0] == 401
     prometheus = pytest.importorskip("prometheus_client.parser")
@@ -118,23 +92,6 @@ def test_other_machines_are_let_in_by_a_token_alone(host, capsys, monkeypatch):
     with pytest.raises(UserError, match="lets other machines in"):
         check_place(host, "")
     assert main(json.dumps({"engine": "sim", "host": host})) == 2 and "BENCHLIB_TOKEN" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        ({"device": "tpx"}, 2, "device = 'tpx': expected cpu, cuda, xpu or mps"),
-        ({"device": "mps"}, 3, "backend mps is not available"),
-        ({"model": "/nowhere/model"}, 2, "/nowhere/model: no such folder"),
-    ],
-    ids=str,
-)
-def test_what_is_not_here_is_one_line(options, code, words, capsys):
-    if options.get("device") == "mps" and torch.backends.mps.is_available():
-        pytest.skip("this machine has mps")
-    assert main(json.dumps({"engine": "static"} | options)) == code
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert words in line
 
 
 def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):

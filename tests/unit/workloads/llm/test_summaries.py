@@ -1,13 +1,11 @@
 """The generated articles, ROUGE against a second library, the embedded decoder, and engines that must agree token for token."""
 
-import re
 import threading
-import time
 
 import pytest
 import torch
 
-from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.errors import UserError
 from benchlib.workloads.llm import articles, decoders, mininews
 from benchlib.workloads.llm.engines import Query, Settings, make
 
@@ -25,16 +23,6 @@ def test_the_splits_share_no_sentence():
         {phrase for group in kinds.values() for phrase in group} for kinds in mininews.WORDS["phrases"].values()
     )
     assert not train & test
-
-
-def test_a_summary_states_facts_of_its_article_and_a_longer_set_starts_with_the_shorter():
-    made = mininews.generate(40, 3)
-    assert made[:10] == mininews.generate(10, 3) and made != mininews.generate(40, 4)
-    for article in made:
-        names = re.findall(r"[A-Z][a-z]+|\d+", article.summary)
-        assert names and all(name in article.text for name in names)
-        assert not article.text.startswith(article.summary[:20])
-    assert len({len(article.summary.split(".")) for article in made}) > 2  # lengths vary
 
 
 def answer(engine, prompts, max_new, together=True):
@@ -83,20 +71,6 @@ def test_static_and_continuous_batches_give_the_tokens_of_the_plainest_loop():
             engine.stop()
 
 
-def test_continuous_batching_whose_thread_died_says_so():
-    engine = make("continuous", Settings(model="tiny", slots=4))
-    engine.start()
-    try:
-        assert engine.failure == "" and engine.vocabulary < 10**8
-        engine.submit(Query(0, [5, 10**8], 400, print, print))  # what a server refuses
-        end = time.monotonic() + 120
-        while not engine.failure and time.monotonic() < end:
-            time.sleep(0.01)
-        assert "ended by itself" in engine.failure
-    finally:
-        engine.stop()
-
-
 @pytest.mark.parametrize("name", ["static", "continuous"])
 def test_answers_of_fixed_length_go_on_after_an_end(name):
     prompts = articles.load("mininews", "", 6, 0, "tiny").prompts
@@ -121,13 +95,6 @@ def test_random_weights_have_the_shape_and_answers_of_fixed_length():
     assert parameters == layer + 2 * 2004 * 128 + 128
 
 
-def test_the_8b_shape_has_the_published_number_of_parameters():
-    shape = decoders.LLAMA3_8B
-    h, f, kv = shape["hidden_size"], shape["intermediate_size"], shape["hidden_size"] // 4
-    layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
-    assert shape["num_hidden_layers"] * layer + 2 * shape["vocab_size"] * h + h == 8_030_261_248
-
-
 def test_files_of_the_reference_are_read_and_broken_ones_named(tmp_path):
     path = tmp_path / "cnn_eval.json"
     path.write_text('[{"instruction": "Sum up: {input}", "input": "a text", "tok_input": [0, 7, 8], "output": "text"}]')
@@ -136,13 +103,6 @@ def test_files_of_the_reference_are_read_and_broken_ones_named(tmp_path):
     path.write_text('[{"input": "a text"}]')
     with pytest.raises(UserError, match=r"cnn_eval.*output"):
         articles.load("file", str(path), 0, 0, "tiny")
-
-
-def test_what_is_not_here_is_skipped_with_what_to_do():
-    with pytest.raises(BackendUnavailable, match="accept its licence"):
-        decoders.load("meta-llama/Llama-3.1-8B-Instruct")
-    with pytest.raises(BackendUnavailable, match="give a folder"):
-        articles.load("cnn_dailymail", "", 4, 0, "tiny")
 
 
 def test_rouge_is_that_of_a_second_library():
