@@ -16,7 +16,6 @@ from benchlib.core.text import listing
 from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, line, read_argument
 from benchlib.judge.cost import Worth, parse, parse_deadline, worths
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
-from benchlib.show import cost, markup
 from benchlib.show.exports import put
 
 LOOKS = {  # of a word: its mark and tone in a page, its colour in a terminal
@@ -133,12 +132,16 @@ def _show_metrics(rows: Sequence[Row]) -> None:
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
+    from benchlib.show import markup
+
     tops = summaries(contrasts)
     return markup.page("compare.html.j2", tops=tops, contrasts=contrasts, notes=notes, star_note=star_note, looks=LOOKS)
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
     """Print the comparison by price: the answers, then the table."""
+    from benchlib.show import cost  # with matplotlib
+
     for item in items:
         say(f"{item.benchmark}, {item.tier}", style="bold")
         for answer in item.answers:
@@ -157,7 +160,7 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
         say(words, style="yellow")
 
 
-def _worth_cell(cell: cost.Cell) -> Text:
+def _worth_cell(cell: Any) -> Text:
     return stacked(Text(" ".join(filter(None, cell[:2])), BEST[cell.mark]), cell.below)
 
 
@@ -194,6 +197,8 @@ def verb(sides: tuple[str, ...], prices: str, deadline: str, path: Path | None, 
     if path:
         if not path.parent.is_dir():
             raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
+        from benchlib.show import cost
+
         text = cost.page(items, notes) if by_price else html(items, notes)
         written = put(text, str(path), "page")
     if as_json:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import nbformat
 
 from benchlib.commands import FOLDER, SET
 from benchlib.commands.output import place, say
@@ -18,9 +17,7 @@ from benchlib.core.text import counted, look
 from benchlib.judge import trends
 from benchlib.judge.checks import Verdict
 from benchlib.judge.trends import History
-from benchlib.show import markup
 from benchlib.show.headless import execute, parameters_of
-from benchlib.show.report import forms
 
 NAME = "history.html"
 NOTEBOOK = home() / "notebooks" / "90_history.ipynb"
@@ -41,6 +38,11 @@ def parameters(store: Path | None, pairs: Iterable[str]) -> dict[str, str]:
 
 def make(store: Path | None, pairs: Iterable[str]) -> int:
     """Judge a store, write its page into it, say where it is; return the exit code of the verdict."""
+    import nbformat
+
+    from benchlib.show import markup
+    from benchlib.show.report import forms
+
     values = parameters(store, pairs)
     # Read and judged here first: a wrong filter is reported at once, and the exit code needs no notebook.
     history = trends.read_history(**values)

@@ -19,7 +19,7 @@ from benchlib.results.record import DAY, load
 from benchlib.results.run import PARTS, Run, no_runs
 from benchlib.results.shared import load_runs, run_folders
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_PASS
-from benchlib.show import exports, index
+from benchlib.show import exports
 
 
 def judge_again(run_dir: Path) -> None:
@@ -46,6 +46,8 @@ def judge_again(run_dir: Path) -> None:
 @OUT
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
+    from benchlib.show import index
+
     folder = out or outputs()
     chosen = list(runs) or run_folders(folder)
     if not chosen:
