@@ -72,13 +72,13 @@ class Host:
         _ip("-n", self.name, "link", "set", self.device, "down")
 
 
-def measured(hosts: tuple[Host, Host], folder: Path, benchmark: str, **values: Any) -> Result:
+def measured(hosts: tuple[Host, Host], folder: Path, benchmark: str, function: str = "", **values: Any) -> Result:
     """Run a benchmark with a rank on each host, below ``folder``, and return the result, which one of the nodes has."""
     run_dirs = [folder / name for name in "ab"]
     for run_dir in run_dirs:
         run_dir.mkdir(parents=True)
         save_config(resolve(benchmark, overrides={**values, **hosts[0].nodes()}).config, run_dir)
-    for process in [host.execute(path) for host, path in zip(hosts, run_dirs, strict=True)]:
+    for process in [host.execute(path, function) for host, path in zip(hosts, run_dirs, strict=True)]:
         process.communicate(timeout=END_S)
     for run_dir in run_dirs:
         if (status := read_json(run_dir / "status.json"))["outcome"] != "complete":

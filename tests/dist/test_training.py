@@ -9,6 +9,7 @@ from worlds import in_ranks
 
 from benchlib.config.schema import save_config
 from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
 from benchlib.results.run import Run
 from benchlib.runtime import checkpoint
 
@@ -147,3 +148,12 @@ def test_the_trainer_runs_the_same_benchmark(model, tmp_path):
         assert result.metric("time_forward_s").provenance == "not_available"
         assert (result.value("padding_share") > 0.3) == (padding == "max_length")
         assert len((tmp_path / padding / "predictions.json").read_text()) > 10
+
+
+def test_xla_runs_the_same_benchmark(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
+    config = cases.config_of(model, 1, engine="compiled", max_length=128, doc_stride=32, max_steps=2)
+    save_config(config, tmp_path)
+    in_ranks(1, tmp_path, cases.whole)
+    assert Run(tmp_path).result.status == "complete" and (tmp_path / "predictions.json").exists()
+    assert any("dropout is off" in event["message"] for event in read_events(tmp_path, {"log"}))
