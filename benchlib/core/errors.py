@@ -27,10 +27,7 @@ class UserError(OneLine, ValueError):
 
 
 class StorageError(UserError, OSError):
-    """A file cannot be written: no space, a read-only place, no permission.
-
-    ``errno`` is the system's number and ``strerror`` the bare reason.
-    """
+    """A file cannot be written. ``errno`` is the system's number and ``strerror`` the bare reason."""
 
     def __init__(self, message: str, number: int | None = None, reason: str = "") -> None:
         super().__init__(message)

@@ -45,8 +45,7 @@ PHASES = {
 class Moment:
     """A moment on both clocks: ``wall``, unix seconds, says when it was, ``monotonic`` how long ago.
 
-    The wall clock of a machine may be set while a run goes on, by hours even: no duration may come from it. The monotonic clock
-    is the same for all processes of a machine since its start.
+    The wall clock may be set while a run goes on. The monotonic clock is the same for all processes of a machine.
     """
 
     wall: float

@@ -12,13 +12,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Notes the signals that end a program, and raises ``KeyboardInterrupt`` for the first one where it may.
-
-        with Interrupts() as interrupts:
-            with interrupts.allowed():
-                work()  # raises at once, but only for the first signal
-            write_down_what_came_out()  # no signal disturbs it
-        interrupts.seen  # whether there was one
+    """Notes the signals that end a program, and raises ``KeyboardInterrupt`` for the first one inside ``allowed()``.
 
     A signal that the program was told to ignore (``nohup``) stays ignored. Outside the main thread it notes nothing.
     """

@@ -35,10 +35,7 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False, least_width: int = 0) -> Console:
-    """Return a console that prints harmless text only.
-
-    A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS is set.
-    """
+    """Return a console of harmless text; in a pipe tables are ``least_width`` wide, unless COLUMNS is set."""
     result = _Console(highlight=False, stderr=stderr)
     if not result.is_terminal:  # settled here: rich would look at the variable again for each line
         result.width = result.width if "COLUMNS" in os.environ else max(result.width, least_width)

@@ -103,10 +103,7 @@ UNITS = {"ratio": "", "us": "µs"}  # as readers see them
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``, ``65.3%``; a ratio has no unit.
-
-    Less than an hour is written in minutes.
-    """
+    """Format a value with about three significant digits: ``0.0512 s``, ``220.1 GFLOP/s``, ``65.3%``; a ratio has no unit."""
     size = abs(value)
     if unit == "h" and 0 < size < 1:
         return quantity(60 * value, "min")

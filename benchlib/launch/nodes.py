@@ -10,8 +10,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
 
 FILE = "hosts.json"
-# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's are
-# those of the step, which may have fewer tasks than its job.
+# Per launcher: rank, world size, local rank, local world size. SLURM's are of the step, which may have fewer tasks than its job.
 _PLACE_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     # Open MPI's and MPICH's mpirun, before SLURM: in a job of SLURM they start ranks that inherit one task's names.
@@ -42,10 +41,7 @@ class Place:
 
 
 def place() -> Place:
-    """Return this process's place; without a launcher it is the only rank.
-
-    Raises ``UserError`` where the environment names a rank that cannot be.
-    """
+    """Return this process's place, by default the only one; ``UserError`` where the environment names a rank that cannot be."""
     names = next((row for row in _PLACE_VARIABLES if row[0] in os.environ and row[1] in os.environ), None)
     if names is None:
         return Place()
@@ -67,15 +63,11 @@ def place() -> Place:
 def attempt() -> str:
     """Return an id of this start of the ranks by torchrun; '' under another launcher.
 
-    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where
-    they meet, a new port each time, is a part of it.
+    torchrun does not count a start because a node came or went, so the place where ranks meet, a new port each time, is a part.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
     return " ".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"))
-
-
-# This machine's addresses
 
 
 def endpoint_host(endpoint: str) -> str:
