@@ -81,7 +81,7 @@ def show(runs: bool, out: Path | None) -> None:
         raise UserError(no_runs(out or outputs()))
     for run in reversed(stored):
         number = "".join(f"  {label} {metric.text}" for label, metric in run.key_numbers[:1])
-        say(f"{one_line(run.path)}  ", (run.word, look(run.word).colour), f"  {run.moment:%H:%M}{one_line(number)}")
+        say(f"{one_line(run.path)}  ", (run.word, look(run.word).colour), f"  {run.moment:%H:%M}  {one_line(number)}")
         if run.word != "PASS" or run.copy_of:
             say(f"    {f'copy of {run.copy_of}: ' * bool(run.copy_of)}{one_line(run.sentence)}", style="dim", fold=True)
 
