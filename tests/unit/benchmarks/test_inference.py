@@ -256,7 +256,11 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(tmp_path):
         assert 1 in table["worker"] and sum(again) == (attempts - 1).sum(), fault
         # A request that was open when its worker was to break may have been answered before it broke.
         assert attempts.max() > 1 or fault in ("killed", "hung", "restarted", "slow"), fault
-        assert "down" in moved if fault != "slow" else (moved, attempts.max()) == (set(), 1), (fault, moved)
+        unseen = fault == "slow" or (
+            fault == "hung" and attempts.max() == 1
+        )  # nothing was open when it hung, near the end
+        assert unseen or "down" in moved, (fault, moved)
+        assert fault != "slow" or (moved, attempts.max()) == (set(), 1)
         assert loadgen.answers(test.folder) == EXPECTED, fault
 
 
