@@ -284,7 +284,7 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     ask = Ask(f"level of {where}", "Did every level hold, unless a recorded change explains it?", "regression")
     if runs < 2 * MIN_LEVEL_RUNS:
         return ask.skipped(f"{runs} runs; a change needs {MIN_LEVEL_RUNS} before and {MIN_LEVEL_RUNS} after it")
-    found = list[tuple[Status, str]]()
+    answers = list[tuple[Status, str]]()
     for trend in trends:
         lost, status = _lost(trend, limits)
         if not lost:
@@ -297,14 +297,14 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
             reason += ", within its limit"
         else:
             status = "AMBIGUOUS" if lost[0].factors else "FAIL"
-        found.append((status, reason))
-    return _worst(ask, found, "no level got worse", "a recorded change came with it, accept it or go back")
+        answers.append((status, reason))
+    return _worst(ask, answers, "no level got worse", "a recorded change came with it, accept it or go back")
 
 
-def _worst(ask: Ask, found: Sequence[tuple[Status, str]], passed: str, remedy: str) -> Check:
+def _worst(ask: Ask, answers: Sequence[tuple[Status, str]], passed: str, remedy: str) -> Check:
     """Answer with the texts of the worst status, of AMBIGUOUS with what to do."""
-    status: Status = min((status for status, _ in found), key=("FAIL", "AMBIGUOUS", "PASS").index, default="PASS")
-    reason = "; ".join(text for word, text in found if word == status) or passed
+    status: Status = min((status for status, _ in answers), key=("FAIL", "AMBIGUOUS", "PASS").index, default="PASS")
+    reason = "; ".join(text for word, text in answers if word == status) or passed
     return ask.answer(status, f"{reason}: {remedy}" if status == "AMBIGUOUS" else reason)
 
 
@@ -349,14 +349,14 @@ def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mappi
     shown = [(item, level) for item, level in limited if level.low < level.high]
     if not shown:
         return ask.skipped("too few runs, or no metric with a limit")
-    found = list[tuple[Status, str]]()
+    answers = list[tuple[Status, str]]()
     for trend, level in shown:
         value, limit = trend.values[-1], limits[trend.metric].text(trend.direction)
         status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
         if status != "PASS":
             values = f"{quantity(value, trend.unit)}, limit {limit} of {quantity(level.median, trend.unit)}"
-            found.append((status, f"{trend.label} {values}"))
-    return _worst(ask, found, f"{len(shown)} metrics are within their limits", "repeat the run")
+            answers.append((status, f"{trend.label} {values}"))
+    return _worst(ask, answers, f"{len(shown)} metrics are within their limits", "repeat the run")
 
 
 def _judged(

@@ -129,7 +129,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if name != FORMAT:
         raise UserError(f"nccl_tests = {path}: this is a {name}; {expected}")
     rows = []
-    for claim in stated:
+    for claim in cells:
         item = claim.collective
         if item is None or item.size_bytes is None or item.busbw_gbytes_per_s is None:
             continue  # a footer, or a placement that was not run
@@ -140,10 +140,10 @@ def read(path: Path) -> list[dict[str, Any]]:
             )
         numbers = {"ranks": (1, item.ranks), "wrong_elements": (1, item.wrong_elements), "time_us": (1e6, item.seconds)}
         numbers |= {"algbw_gbps": (BITS, item.algbw_gbytes_per_s), "busbw_gbps": (BITS, item.busbw_gbytes_per_s)}
-        known = {name: by * value for name, (by, value) in numbers.items() if value is not None}
-        why = dict.fromkeys(numbers.keys() - known.keys(), "the file does not state it")
+        cells = {name: by * value for name, (by, value) in numbers.items() if value is not None}
+        why = dict.fromkeys(numbers.keys() - cells.keys(), "the file does not state it")
         place = {"operation": item.operation, "placement": claim.subject.rpartition(", ")[2], "bytes": item.size_bytes}
-        rows.append(place | known | {"source": path.name, "why": why})
+        rows.append(place | cells | {"source": path.name, "why": why})
     if not rows:
         raise UserError(f"nccl_tests = {path}: no row with a bandwidth; the test failed or the file is cut")
     return rows

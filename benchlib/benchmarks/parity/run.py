@@ -66,12 +66,13 @@ class Bench:
         return self.rank.left_s() - RESERVE_S
 
     def computed(self, name: str, timeout_s: float) -> Ended:
-        """Let a process compute ``name``; its progress becomes events of this rank."""
+        """Let a process compute ``name``; its progress becomes signs of life of this rank."""
         last = {"done": 0, "total": 1, "unit": "starting"}
 
         def tell(progress: Any) -> None:
             last.update(progress or {})
-            self.rank.events.emit("progress", phase="measure", member=name, **last)
+            # No progress: what is left of a part of one member says nothing about the phase.
+            self.rank.events.emit("heartbeat", phase="measure", member=name, **last)
 
         run_dir = self.rank.run_dir
         log = run_dir / "logs" / f"member-{name}"
@@ -90,8 +91,8 @@ def measure(rank: Rank) -> Tables:
     _require(config)
     _prepare(bench)
     tables: Tables = {"members": [], "differences": []}
-    rank.events.emit("phase", name="members", text="computing and comparing members")
     for way in sorted([] if config.record else chosen(config), key=lambda way: way.slow):
+        rank.events.emit("phase", name="members", text=f"computing and comparing {way.name}")
         row, differences = _member(bench, way)
         tables["members"].append(row)
         tables["differences"] += differences
