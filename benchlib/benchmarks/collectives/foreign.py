@@ -123,13 +123,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of nccl-tests or rccl-tests; ``UserError`` for any other file and one that is cut."""
     expected = "expected the output of nccl-tests"
     try:
-        name, stated = read_claims(path)
+        name, claims = read_claims(path)
     except UserError as error:
         raise UserError(f"nccl_tests = {error}; {expected}") from None
     if name != FORMAT:
         raise UserError(f"nccl_tests = {path}: this is a {name}; {expected}")
     rows = []
-    for claim in cells:
+    for claim in claims:
         item = claim.collective
         if item is None or item.size_bytes is None or item.busbw_gbytes_per_s is None:
             continue  # a footer, or a placement that was not run
