@@ -1,4 +1,4 @@
-"""``benchlib serve``: become a worker. This process is replaced by the server's, which may load torch."""
+"""The verb ``benchlib serve``: become a worker. This process is replaced by the server's, which may load torch."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-@click.command()
+@click.command("serve")
 @click.option("--engine", required=True, type=click.Choice(["sim", "static", "continuous"]), help="What answers.")
 @click.option("--model", help="Hub name, folder, tiny, or llama3-8b-random. [default: tiny, the kit's own]")
 @click.option("--device", help="Where: cpu, cuda, xpu, mps. [default: cpu]")
@@ -23,7 +23,7 @@ import click
 @click.option("--max-queue", type=click.IntRange(1), help="Open requests; beyond them 429. [default: 4096]")
 @click.option("--max-body", type=click.IntRange(1), help="Bytes of a request; beyond them 413. [default: 4 MiB]")
 @click.option("--drain-s", type=click.FloatRange(0), help="Seconds to finish what it has after SIGTERM. [default: 60]")
-def verb(**options: Any) -> None:
+def command(**options: Any) -> None:
     """Serve a language model over HTTP, until SIGTERM: a worker for `benchlib run serving --set workers=http://HOST:PORT`.
 
     It speaks OpenAI's completions with token ids, /health and /metrics.
