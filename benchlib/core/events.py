@@ -22,6 +22,7 @@ from benchlib.core.files import read_bytes, writing
 
 Event = dict[str, Any]
 EVENT: dict[str, Any] = {"t": (int, float), "kind": str, "source": str}
+NEEDED = {"plan": "planned_steps", "phase": "name", "step": "step", "progress": "done total", "start": "pid"}
 LONG_S = 5.0
 MIN_SPAN_S = 0.2  # of the steps that a rate is of
 RATE_WINDOW = 20  # steps that the shown rate is averaged over
@@ -106,7 +107,7 @@ class EventFollower:
     def poll(self) -> list[Event]:
         """Return the new events in the order of time; a line that is still being written waits for the next poll.
 
-        Cut or foreign lines and files are passed over.
+        Cut or foreign lines and files, and events without what their kind needs, are passed over.
         """
         files = []
         for path in sorted(self.run_dir.glob(self.files)):
@@ -124,7 +125,8 @@ def _events(data: bytes) -> Iterator[Event]:
     for line in data.split(b"\n"):  # JSON has no bare line feed
         with contextlib.suppress(ValueError):
             event = from_json(line, allow_inf_nan=False)
-            if isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in EVENT.items()):
+            whole = isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in EVENT.items())
+            if whole and event.keys() >= {*NEEDED.get(event["kind"], "").split()}:
                 yield event
 
 
@@ -134,7 +136,7 @@ def read_events(run_dir: Path | str, kinds: Collection[str] = (), writer: str = 
 
 
 def restarts(run_dir: Path | str) -> int:
-    return max(0, len({str(event.get("attempt", "")) for event in read_events(run_dir, {"start"})}) - 1)
+    return max(0, len({event.get("attempt") for event in read_events(run_dir, {"start"})}) - 1)
 
 
 @dataclass
@@ -156,7 +158,7 @@ class Progress:
     left_s: float | None = None
     started: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
-    _recent: list[tuple[float, int, int]] = field(default_factory=list, repr=False)
+    _recent: list[tuple[float, int, int]] = field(default_factory=list)
 
     def update(self, event: Event) -> None:
         """Take one event in; those of other ranks, and those that say nothing about progress, change nothing."""
@@ -211,7 +213,7 @@ def keep_alive(events: EventWriter, most_s: float) -> Iterator[None]:
     def tell() -> None:
         end = time.monotonic() + most_s
         while not done.wait(5) and time.monotonic() < end:
-            events.emit("progress", phase="warmup", done=0, total=0, unit="steps")
+            events.emit("heartbeat")
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

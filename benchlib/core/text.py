@@ -161,6 +161,5 @@ def text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name.replace('_', ' ')} {text(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        shown = ", ".join(text(item) for item in value[:12])
-        return shown + (f" … ({len(value)} in all)" if len(value) > 12 else "")
+        return shortened(list(map(text, value)), 12)
     return "" if value is None else str(value)

@@ -1,8 +1,10 @@
 """What an onlooker sees, against cases that were worked out by hand."""
 
+import json
+
 import pytest
 
-from benchlib.core.events import Progress
+from benchlib.core.events import Progress, read_events
 
 TRAIN = [{"kind": "plan", "planned_steps": 9, "t": 0}, {"kind": "phase", "name": "train", "t": 0}]
 STEPS = [{"kind": "step", "t": float(i), "step": i, "samples": 16, "loss": 2.0 - i / 10} for i in range(1, 6)]
@@ -39,3 +41,11 @@ def seen(*events):
 def test_what_is_shown_follows_the_events(events, line, left_s):
     progress = seen(*events)
     assert (progress.line(), progress.left_s) == (line, left_s)
+
+
+def test_an_event_without_what_its_kind_needs_is_passed_over(tmp_path):
+    """A run does not end because a benchmark leaves out a field of an event: neither supervisor nor notebook sees it."""
+    lines = [{"kind": "phase"}, {"kind": "progress", "done": 1}, {"kind": "start"}, {"kind": "log"}]
+    text = "".join(json.dumps({"t": 1.0, "source": "rank0", **line}) + "\n" for line in lines)
+    (tmp_path / "events-rank0.jsonl").write_text(text)
+    assert [event["kind"] for event in read_events(tmp_path)] == ["log"]
