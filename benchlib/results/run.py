@@ -6,11 +6,10 @@ import io
 import json
 import math
 import os
-import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -200,34 +199,6 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
     except Exception:  # of many kinds; what pyarrow says of a damaged file is about its own buffers and thrift
         raise UserError(f"{path}: no table of samples can be read from it; it was altered or damaged") from None
     return {str(name): values.tolist() for name, values in frame.groupby("metric", sort=False)["value"]}
-
-
-def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
-    """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
-    whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
-    for name, rows in whole.items():
-        for index, row in enumerate(rows):
-            for column, value in row.items():
-                values = samples.get(f"{name}[{index}].{column}")
-                if values and value == statistics.median(values):  # another one was altered: judged as it stands
-                    row[column] = list(values)
-    return whole
-
-
-def split_samples(declared: Iterable[Any], tables: Tables) -> tuple[Tables, dict[str, list[float]]]:
-    """Return tables with the medians of the columns of raw samples, and those as lists by ``table[row].column``.
-
-    Raises ``KeyError`` for a table or a column that is not ``declared``.
-    """
-    by_name, samples = {table.name: table for table in declared}, dict[str, list[float]]()
-    thin = {name: [dict(row) for row in rows] for name, rows in tables.items()}
-    for name, rows in thin.items():
-        for index, row in enumerate(rows):
-            for column, values in row.items():
-                if by_name[name].col(column).samples and values:
-                    samples[f"{name}[{index}].{column}"] = list(values)
-                    row[column] = statistics.median(values)
-    return thin, samples
 
 
 def _part(name: str, otherwise: Any = None) -> Any:

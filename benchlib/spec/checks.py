@@ -79,9 +79,7 @@ def zero(name: str, question: str, *refs: Ref, **more: Any) -> Check:
     return Check(name, question, [(ref, 0.0) for ref in refs], **more)
 
 
-def above_zero(name: str, question: str, *refs: Ref, **more: Any) -> Check:
-    """Every number is above 0."""
-    return Check(name, question, [(ref, 0.0) for ref in refs], ">", **more)
+above_zero = partial(zero, sign=">")
 
 
 def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:

@@ -25,10 +25,10 @@ from benchlib.judge.reference_values import Quality, reference_checks
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Direction, measured, not_available
 from benchlib.results.metrics import Metric as Stated
-from benchlib.results.run import Result, Run, Tables, save_result, split_samples, with_samples
+from benchlib.results.run import Result, Run, Tables, save_result
 from benchlib.spec.charts import Chart
 from benchlib.spec.checks import Check, judge
-from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields
+from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields, split_samples, with_samples
 
 
 def run_table(*more: Col) -> Table:
@@ -112,7 +112,7 @@ class Published:
 class Show:
     """A table for readers: ``columns`` of a selection, else all; with ``across`` one column for each value of that column.
 
-    ``make`` returns the rows in place of all that. One that is not for the ``report`` is for the notebook alone.
+    ``make`` returns the rows in place of all that.
     """
 
     heading: str
@@ -120,7 +120,6 @@ class Show:
     columns: str = ""
     across: str = ""
     make: Callable[[Rows], list[dict[str, str]]] | None = None
-    report: bool = True
 
     def rows(self, run: Rows) -> list[dict[str, str]]:
         """Return the rows as texts by heading."""
@@ -320,7 +319,7 @@ class Spec:
 
     def report(self, run: Run) -> dict[str, list[dict[str, str]]]:
         """Return the tables of the report, by heading; those without rows are left out."""
-        shown = {show.heading: show.rows(undamaged(run)) for show in self.shows if show.report}
+        shown = {show.heading: show.rows(undamaged(run)) for show in self.shows}
         return {heading: lines for heading, lines in shown.items() if lines}
 
     def frames(self, run: Run) -> dict[str, Callable[[], list[dict[str, str]]]]:

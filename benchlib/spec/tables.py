@@ -14,7 +14,7 @@ A number that is missing without a reason, or not finite, FAILS every check that
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
@@ -23,7 +23,7 @@ from benchlib.core.definitions import share_text, size_text
 from benchlib.core.text import quantity, seconds
 from benchlib.judge.numbers import why
 from benchlib.results.metrics import Metric as Stated
-from benchlib.results.run import NOT_COLUMNS, Result, Run, Tables, with_samples
+from benchlib.results.run import NOT_COLUMNS, Result, Run, Tables
 
 Row = Mapping[str, Any]
 MISSING = "–"
@@ -276,3 +276,31 @@ class Ref:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
+    """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
+    whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
+    for name, rows in whole.items():
+        for index, row in enumerate(rows):
+            for column, value in row.items():
+                values = samples.get(f"{name}[{index}].{column}")
+                if values and value == statistics.median(values):  # another one was altered: judged as it stands
+                    row[column] = list(values)
+    return whole
+
+
+def split_samples(declared: Iterable[Table], tables: Tables) -> tuple[Tables, dict[str, list[float]]]:
+    """Return tables with the medians of the columns of raw samples, and those as lists by ``table[row].column``.
+
+    Raises ``KeyError`` for a table or a column that is not ``declared``.
+    """
+    by_name, samples = {table.name: table for table in declared}, dict[str, list[float]]()
+    thin = {name: [dict(row) for row in rows] for name, rows in tables.items()}
+    for name, rows in thin.items():
+        for index, row in enumerate(rows):
+            for column, values in row.items():
+                if by_name[name].col(column).samples and values:
+                    samples[f"{name}[{index}].{column}"] = list(values)
+                    row[column] = statistics.median(values)
+    return thin, samples

@@ -295,7 +295,7 @@ SPEC = Spec(
         Show("Tests", tests, RATES),
         Show("Latency", times, "test kind seconds p90_s p99_s limit_s"),
         Show("Broken rules", validity.where(broken=True), "test rule measured limit detail remedy"),
-        Show("Valid, rule by rule", validity, "test rule measured limit", report=False),
+        Show("Valid, rule by rule", validity, "test rule measured limit"),
         Show("Before the run: how many queries a percentile takes", plan),
         Show("Reduced rules", reduced),
         Show("ROUGE and its controls", accuracy.ran(), " ".join([*scored, "gen_len", "answered"])),

@@ -16,9 +16,9 @@ from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import Machine, Price, worth
 from benchlib.judge.numbers import judged
 from benchlib.results.record import Record
-from benchlib.results.run import Result, split_samples
+from benchlib.results.run import Result
 from benchlib.spec import checks
-from benchlib.spec.tables import Rows
+from benchlib.spec.tables import Rows, split_samples
 
 URLS = ["http://a:8000", "http://b:8000"]
 

@@ -18,8 +18,8 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.judge import checks, numbers
 from benchlib.judge.baselines import accept, find
 from benchlib.judge.verdict import judge, judged
-from benchlib.results.run import Run, save_result, split_samples, with_samples
-from benchlib.spec.tables import Rows
+from benchlib.results.run import Run, save_result
+from benchlib.spec.tables import Rows, split_samples, with_samples
 from tests.fixtures.make_smoke import SMOKE, unpack
 
 INFORMS = {

@@ -9,11 +9,10 @@ import pytest
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.judge.impossible.claim import Claim, Collective
 from benchlib.judge.numbers import judged
-from benchlib.results.run import split_samples, with_samples
 from benchlib.spec import tables
 from benchlib.spec.checks import above, above_zero, below, judge, near, reached, rule, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_table
-from benchlib.spec.tables import Col, Rows, Table
+from benchlib.spec.tables import Col, Rows, Table, split_samples, with_samples
 from benchlib.workloads.same_check import same
 
 T = Table("t", "{name}", note="{hint}", cols=[
