@@ -74,10 +74,9 @@ def measured(
     derived: bool = False,
     reason: str = "",
 ) -> Metric:
-    """Make a metric of one or more samples; the value is their median, with its interval from five samples on.
+    """Make a metric of samples: their median, with its interval from five on. ``derived``: computed from measured values.
 
-    A sample that is not finite becomes the value: such a metric fails its checks. ``derived`` marks a value that was
-    computed from measured ones.
+    A sample that is not finite becomes the value: such a metric fails its checks.
     """
     values = [float(value) for value in ([samples] if isinstance(samples, (int, float)) else samples)]
     if not values:
@@ -87,18 +86,15 @@ def measured(
         reason = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
     else:
         stats = summary(values)
-    return Metric(
-        name=name,
-        value=stats.median,
-        unit=unit,
-        direction=direction,
-        provenance="derived" if derived else "measured",
-        n=len(values),
-        ci_low=stats.ci_low,
-        ci_high=stats.ci_high,
-        reason=reason,
-        samples=values,
-    )
+    ends = {
+        "value": stats.median,
+        "ci_low": stats.ci_low,
+        "ci_high": stats.ci_high,
+        "n": len(values),
+        "samples": values,
+    }
+    provenance: Provenance = "derived" if derived else "measured"
+    return Metric(name=name, unit=unit, direction=direction, provenance=provenance, reason=reason, **ends)
 
 
 def not_available(name: str, unit: str, direction: Direction, reason: str) -> Metric:
@@ -106,10 +102,7 @@ def not_available(name: str, unit: str, direction: Direction, reason: str) -> Me
 
 
 class RegressionLimit(BaseModel):
-    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit.
-
-    A share of 1 lets a time double; of a rate it allows anything.
-    """
+    """How much worse a metric may get: a share of the baseline (of a rate 1 allows anything) or an amount in its unit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -123,10 +116,8 @@ class RegressionLimit(BaseModel):
 
 
 def adjusted(limits: Sequence[RegressionLimit], wanted: Mapping[str, float]) -> list[RegressionLimit]:
-    """Return limits with the values that a user ``wanted``, by metric or by the beginning of its name.
-
-    A number replaces a share by a share and an amount by an amount. Raises ``UserError`` for a share above 1.
-    """
+    """Return limits with the shares and amounts that a user ``wanted``, by the beginning of a metric's name; ``UserError`` for a
+    share above 1."""
     changed = []
     for limit in limits:
         name = max((name for name in wanted if named(name, limit.metric)), key=len, default=None)

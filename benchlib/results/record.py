@@ -178,10 +178,7 @@ class Record(BaseModel):
         return bool(self.metrics) and (self.started_at, self.metrics) == (other.started_at, other.metrics)
 
     def thin(self, kept: int = KEPT_SAMPLES, most_bytes: int = 0) -> "Record":
-        """Return the run with at most ``kept`` samples of each metric and without longer tables and facts than ``most_bytes``.
-
-        Of its status only the outcome stays.
-        """
+        """Return the run with at most ``kept`` samples a metric, the outcome, and no tables and facts above ``most_bytes``."""
 
         def short(part: dict[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in part.items() if len(repr(value)) <= most_bytes}
@@ -208,11 +205,8 @@ def limits_of(run: Run) -> list[RegressionLimit]:
 
 
 def others_share(folder: Path, machine: Machine, config: BaseConfig) -> float:
-    """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle.
-
-    0 for an accelerator, several nodes and ``workers`` of others, whose processors are not what is measured or not seen or whose
-    processes are not known, and without readings.
-    """
+    """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle; 0
+    for an accelerator, several nodes and ``workers`` of others, which are not measured or not seen, and without readings."""
     cores, elsewhere = machine.get("cpu", {}).get("logical_cores"), getattr(config, "workers", None)
     if config.backend != "cpu" or config.nnodes > 1 or elsewhere or not isinstance(cores, int) or cores < 1:
         return 0.0
@@ -280,10 +274,7 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
 
 
 def span(result: Result | None, status: Status | None) -> tuple[float | None, float | None]:
-    """Return when a run started and ended, in unix seconds, as far as its records say.
-
-    Both times come from one record: the result, or for a run that broke or was skipped the supervisor's status.
-    """
+    """Return start and end in unix seconds, both from the result, or for a run that broke or was skipped from its status."""
     if result and result.ended_at and result.status != "skipped":  # the times of a skipped one are when it was written
         return result.started_at, result.ended_at
     if status and status.get("ended_at"):
@@ -299,10 +290,8 @@ def store_folders(store: Path) -> Iterator[Path]:
 
 
 def load_all(store: Path | str, folders: Iterable[Path] | None = None) -> list[Record]:
-    """Return all runs of a store, or those in some of its folders, the oldest first, without samples and tables.
-
-    Of folders that hold the same run one counts, and ``copy_of`` of the others names it.
-    """
+    """Return all runs of a store, or those in some of its folders, the oldest first, without samples and tables; copies of a
+    run name it in ``copy_of``."""
     records = [load(folder, whole=False) for folder in (store_folders(Path(store)) if folders is None else folders)]
     originals = dict[tuple[str, float], Record]()
     # Who copies a folder adds to its name ("-copy", "Copy of ").

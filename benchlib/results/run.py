@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
     create_model,
-    field_validator,
 )
 from pydantic_core import from_json
 
@@ -62,11 +62,9 @@ def printable(value: Any) -> Any:
 
 
 class Result(BaseModel):
-    """What a benchmark measured.
+    """What a benchmark measured: ``facts`` are JSON values that are no metrics, ``tables`` lists of rows, ``notes`` sentences.
 
-    ``facts`` are plain JSON values that are no metrics (versions, counts, flags), ``tables`` lists of rows for the
-    report, ``notes`` sentences for the reader. NaN and infinity are written as ``"NaN"`` and ``"Infinity"`` and read back
-    as numbers: null is for what was not measured.
+    NaN and infinity are written as ``"NaN"`` and ``"Infinity"`` and read back as numbers: null is for what was not measured.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
@@ -80,15 +78,10 @@ class Result(BaseModel):
     world_size: int
     started_at: Moment = Field(default_factory=time.time)
     ended_at: Moment | None = None
-    metrics: list[Metric] = Field(default_factory=list)
-    facts: dict[str, Any] = Field(default_factory=dict)
-    tables: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
-    notes: list[str] = Field(default_factory=list)
-
-    @field_validator("facts", "tables", mode="before")
-    @classmethod
-    def _numbers(cls, value: Any) -> Any:
-        return with_numbers(value)
+    metrics: list[Metric] = []
+    facts: Annotated[dict[str, Any], BeforeValidator(with_numbers)] = {}
+    tables: Annotated[dict[str, list[dict[str, Any]]], BeforeValidator(with_numbers)] = {}
+    notes: list[str] = []
 
     @classmethod
     def of(cls, config: BaseConfig, **fields: Any) -> "Result":
@@ -142,10 +135,8 @@ READ: dict[str, TypeAdapter[Any]] = {
 
 
 def read_part(path: Path, tables: bool = True) -> Any:
-    """Read a file of a run folder by its name, None where it is absent; a result without its ``tables`` is read sooner.
-
-    ``UserError`` where it is cut, foreign or of another version. No control character is left in what it returns.
-    """
+    """Read a file of a run folder by its name, without control characters; None where it is absent, ``UserError`` where it is cut,
+    foreign or of another version. A result without its ``tables`` is read sooner."""
     if not os.path.lexists(path):
         return None
     try:
@@ -166,10 +157,7 @@ def read_part(path: Path, tables: bool = True) -> Any:
 
 
 def save_result(run_dir: Path | str, result: Result, of_rows: Mapping[str, Sequence[float]] | None = None) -> None:
-    """Write ``result.json``, and ``samples.parquet`` where there are samples (columns metric, index, value).
-
-    ``of_rows`` are the samples of rows, by ``table[row].column``.
-    """
+    """Write ``result.json`` and ``samples.parquet`` (metric, index, value); ``of_rows`` are samples by ``table[row].column``."""
     samples = {metric.name: metric.samples for metric in result.metrics if metric.samples} | dict(of_rows or {})
     if samples:
         import pyarrow
@@ -206,10 +194,7 @@ def _part(name: str, otherwise: Any = None) -> Any:
 
 
 class Run:
-    """A run folder. Each part is read at first use and is None (or empty) where it is absent.
-
-    A part that is damaged raises ``UserError``.
-    """
+    """A run folder. Each part is read at first use: None (or empty) where it is absent, ``UserError`` where it is damaged."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)

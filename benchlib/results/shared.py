@@ -87,10 +87,9 @@ def run_folders(path: Path, levels: int = 2) -> list[Path]:
 
 
 def load_runs(path: Path | str) -> list[Record]:
-    """Read what ``path`` names: a run folder, a folder of runs (a day, or all), or a ``report.html``.
+    """Read a run folder, a folder of runs (a day, or all), or a ``report.html``; damaged runs say so.
 
-    Damaged runs are among them and say so; ``UserError`` for a path that is not there or holds no run, and for a report
-    that is damaged.
+    ``UserError`` for a path that is not there or holds no run, and for a report that is damaged.
     """
     path = Path(path)
     if path.is_file():
