@@ -67,7 +67,7 @@ class StepTimer:
     """Splits steps into phases. A step ends where the next one begins, so that nothing between them is lost.
 
     Use: ``begin()``; per step ``mark(phase)`` at the end of each phase, then ``end_step()``; now and then ``take()``.
-    ``slowdown`` makes each step longer by this share of the rank's own work. (Of its whole time would feed on itself: what
+    ``slowdown`` makes each step longer by this share of the rank's compute time. (Of its whole time would feed on itself: what
     what one rank waits, the others count as theirs.) Where all ranks are slowed ``alike`` they end a step together.
 
     ``intervals`` holds [launched, done, bytes] of each gradient bucket of the step: when it was ready, and its sum was there.
@@ -93,14 +93,14 @@ class StepTimer:
     def end_step(self) -> None:
         """End the step and begin the next one."""
         if self.slowdown:
-            hold(self.slowdown * self._own_work())
+            hold(self.slowdown * self._compute_time())
             if self.alike and dist.is_initialized():
                 dist.barrier()  # else the next step of a rank that held less counts the difference again
         self.mark("end")
         self._steps.append((self._marks, self.intervals))
         self._marks, self.intervals = [("", self._marks[-1][1])], []
 
-    def _own_work(self) -> float:
+    def _compute_time(self) -> float:
         """Return the seconds that the rank itself worked in this step; without phases the least of any step so far."""
         now = self.clock.stamp()
         self.clock.settle()

@@ -139,7 +139,7 @@ LIMITS = {
 }
 
 # Two fp32 results within twice the reference's error of the fp64 values are at most three times that error apart.
-TRUTH_FACTOR = 3
+ERROR_FACTOR = 3
 # A reference farther from the fp64 reference than this many times the limit fails the run, and eases no limit further.
 MAX_EASED = 10
 # Of the largest logit, by which losses may differ in bf16: a sixth of what two logits at their limit would allow.
@@ -159,15 +159,15 @@ def eased(entry: Limit, precision: str, largest: float, reference_error: float |
     """Return a limit of logits for inputs whose logits in the reference reach ``largest`` in size.
 
     ``reference_error`` is the reference's own distance to the fp64 reference, None where that is unknown.
-    In fp32 the limit is at least TRUTH_FACTOR times that error, at most MAX_EASED times the table's: a difference
+    In fp32 the limit is at least ERROR_FACTOR times that error, at most MAX_EASED times the table's: a difference
     below the reference's own error does not show that a member is worse. In bf16 it grows with logits
     larger than 1, since a bf16 number keeps 8 bits whatever its size.
     """
     if precision == "bf16":
         return _grown(entry, entry.value * largest, f"times the largest logit, {largest:.3g}")
-    times = min(TRUTH_FACTOR * (reference_error or 0.0), MAX_EASED * entry.value)
+    times = min(ERROR_FACTOR * (reference_error or 0.0), MAX_EASED * entry.value)
     error = f"the reference's distance to double precision in the same inputs, {reference_error or 0.0:.3g}"
-    return _grown(entry, times, f"{TRUTH_FACTOR} times {error}")
+    return _grown(entry, times, f"{ERROR_FACTOR} times {error}")
 
 
 def eased_loss(entry: Limit, precision: str, largest: float, logits: float) -> Limit:

@@ -174,7 +174,7 @@ def train(
             saves = work.save_every >= 0 and (done == plan.planned_steps or not done % (work.save_every or math.inf))
             if due or saves or done == steps.stop:
                 log.gather([{name: row[name] for name in row if name not in work.unknown} for row in timer.take()])
-                timer.mark("report")  # where ranks wait for each other: no rank's own work
+                timer.mark("report")  # where ranks wait for each other: no rank's compute time
                 work.follow(log.table, done + 1)  # the first micro-batch of the next step may be made already
             if saves:
                 work.save(plan, done, log.table)
@@ -283,7 +283,7 @@ def rows(trained: Trained, rank: Rank, precision: str, first: tuple[float | None
     return {"run": [run], "steps": [steps], "ranks": ranks, **trained.tables}
 
 
-def own_work(columns: Any) -> np.ndarray:
+def compute_time(columns: Any) -> np.ndarray:
     """Return the seconds that each rank worked in each step without waiting for others, (K, W); NaN where unknown.
 
     ``columns`` are ``Columns``, or a row of the timer: then it is one number.
@@ -296,7 +296,7 @@ def _series(steady: Columns, world: World) -> Row:
     row: Row = {name: steady[name].sum(axis=1).tolist() for name in ("samples", "tokens", "flops")}
     row |= {"step_s": steady["step_s"].max(axis=1).tolist(), "data_wait_s": steady["data_s"].max(axis=1).tolist()}
     row |= {name: steady[name].mean(axis=1).tolist() for name in PARTS}
-    work, busy = own_work(steady), steady["exchange_s"]
+    work, busy = compute_time(steady), steady["exchange_s"]
     hidden = 1 - np.minimum(steady["exchange_exposed_s"], busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
     row |= {"exchange_overlap": hidden.tolist(), "rank_skew": (work.max(axis=1) / work.mean(axis=1)).tolist()}
     of_parts = (*PARTS, "data_wait_s", "exchange_overlap", "rank_skew")

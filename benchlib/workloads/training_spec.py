@@ -170,7 +170,9 @@ def metrics(run: Table, formula: str, loss_may_lose: float) -> list[Metric]:
         *(lower(f"time_{name}_s", own[f"{name}_s"], "", over) for name in PARTS.values()),
         lower("exchange_exposed_s", own["exchange_exposed_s"], "", after),
         higher("exchange_overlap", own["exchange_overlap"], "", "1 - exposed / busy: what the backward pass hides"),
-        lower("rank_skew", own["rank_skew"], "", "own work of the slowest rank over the mean of all, without waiting"),
+        lower(
+            "rank_skew", own["rank_skew"], "", "compute time of the slowest rank over the mean of all, without waiting"
+        ),
         higher("flops_per_s{scope}", own["flops_per_s"], "", formula),
         higher("mfu{scope}", own["mfu"], "Model FLOP utilisation", "FLOP/s over matmul_peak_flops", headline=True),
         higher("matmul_peak_flops", run["peak_flops"], "Peak of matrix products", "{peak_of}"),

@@ -70,7 +70,7 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
     result, place = whole.result, whole.path / "golden"
     assert members(whole) == {"sdpa_flash": ("ok", ""), "bf16": ("ok", "")}
     inputs = load_file(place / "inputs.safetensors")
-    reference, truth = (load_file(place / name / "outputs.safetensors") for name in ("reference", "truth"))
+    reference, fp64 = (load_file(place / name / "outputs.safetensors") for name in ("reference", "fp64_reference"))
     rows = pd.DataFrame(result.tables["differences"]).set_index(["member", "quantity", "at"]).sort_index()
     for row in result.tables["members"]:
         member = row["member"]
@@ -82,10 +82,10 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
         logits = rows.loc[(member, "logits")]
         assert result.value(f"{member}_logits_max_difference{SUFFIX}") == logits["value"].max()
         far = []
-        for name, exact in truth.items():
+        for name, exact in fp64.items():
             mask = inputs.get(f"{name.rpartition('/')[0]}/attention_mask", np.ones(exact.shape)) == 1
             far.append(np.abs(outputs[name] - exact)[mask].max())
-        assert row["truth_max_abs"] == pytest.approx(max(far), rel=1e-12)
+        assert row["fp64_max_abs"] == pytest.approx(max(far), rel=1e-12)
         times = whole.samples[f"{member}_latency_ms{SUFFIX}"]
         assert len(times) == 7 == result.metric(f"{member}_latency_ms{SUFFIX}").n
         assert result.value(f"{member}_queries_per_s{SUFFIX}") == pytest.approx(1000 / np.mean(times))
@@ -126,7 +126,7 @@ def test_a_member_that_crashes_fails_and_one_without_its_library_is_skipped(whol
 
 
 def copies(whole, status="done"):
-    """Stand in for processes: the reference and the truth of another run, whatever else is asked for ends by ``status``."""
+    """Stand in for processes: the reference and the fp64 reference of another run, whatever else is asked for ends by ``status``."""
 
     def started(work, folder, name, place, timeout_s, **more):
         source = whole.path / "golden" / name

@@ -104,13 +104,13 @@ def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_d
     shutil.copytree(run_dir / "golden", tmp_path / "golden")
     save_config(CONFIG.model_copy(update={"planted_layer": 1, "latency_runs": 1, "train_steps": 1}), tmp_path)
     found = {}
-    for name, folder in (("eager", "members"), ("reference", "golden"), ("truth", "golden")):
+    for name, folder in (("eager", "members"), ("reference", "golden"), ("fp64_reference", "golden")):
         (tmp_path / f"of {name}").mkdir()
         exercise.record(tmp_path, name, tmp_path / f"of {name}", lambda progress: None)
         found[name] = Recording.open(tmp_path / folder / name)
     assert [name for name, one in found.items() if "latency_ms" in one.meta] == ["eager"]
     for name, honest in (("eager", False), ("reference", True)):
-        pairs = ((array, found["truth"].layers[key]) for key, array in found[name].layers.items())
+        pairs = ((array, found["fp64_reference"].layers[key]) for key, array in found[name].layers.items())
         close = [np.allclose(array, exact, rtol=0, atol=1e-4) for array, exact in pairs]
         assert close == [True, True, honest, honest, honest]
 
@@ -127,17 +127,17 @@ def computed(run_dir, name, config=CONFIG, change=None):
     return work.run(latency=name in MEMBERS)
 
 
-def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):
-    truth, fp32, bf16 = (computed(run_dir, name) for name in ("truth", "sdpa_flash", "bf16"))
-    for arrays in (truth.outputs, truth.gradients, truth.layers):
+def test_the_fp64_reference_is_in_double_precision_throughout_and_nearer(run_dir):
+    fp64, fp32, bf16 = (computed(run_dir, name) for name in ("fp64_reference", "sdpa_flash", "bf16"))
+    for arrays in (fp64.outputs, fp64.gradients, fp64.layers):
         assert {array.dtype for array in arrays.values()} == {np.dtype("float64")}
-    assert "latency_ms" not in truth.facts
+    assert "latency_ms" not in fp64.facts
     distance = {}
     for kind, found in (("fp32", fp32), ("bf16", bf16)):
         assert {array.dtype for array in found.outputs.values()} == {np.dtype("float32")}
-        pairs = [(found.outputs[name], truth.outputs[name]) for name in truth.outputs if "len48" in name]
+        pairs = [(found.outputs[name], fp64.outputs[name]) for name in fp64.outputs if "len48" in name]
         distance[kind] = max(np.abs(outputs - exact).max() for outputs, exact in pairs)
-        assert abs(found.facts["loss"] - truth.facts["loss"]) < {"fp32": 1e-5, "bf16": 0.1}[kind]
+        assert abs(found.facts["loss"] - fp64.facts["loss"]) < {"fp32": 1e-5, "bf16": 0.1}[kind]
     assert 1e-8 < distance["fp32"] < 1e-4 < 1e-2 < distance["bf16"] < 1
 
 

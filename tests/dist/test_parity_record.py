@@ -106,7 +106,7 @@ def test_a_recording_is_verified(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "PASS" in done.output and "MB in" in done.output
     files = golden.read(folder)["files"].keys()
-    assert files >= {"weights.safetensors", "reference/outputs.safetensors", "truth/outputs.safetensors"}
+    assert files >= {"weights.safetensors", "reference/outputs.safetensors", "fp64_reference/outputs.safetensors"}
     moved = Path(shutil.copytree(folder, tmp_path / "copied"))
     shutil.rmtree(folder)
     settings = [word for pair in SMALL[4:] for word in ("--set", pair)]

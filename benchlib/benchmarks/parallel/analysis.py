@@ -1,7 +1,7 @@
 """What rows tell: where the time of a step goes, what holds a strategy back, which one to take, and how they scale.
 
 The waterfall is that of a typical rank: the seconds of its parts add up to the step. What a rank waits for a slower one
-shows as communication; the ranks' own work, which is a step less its exposed communication, tells it apart. Rows that
+shows as communication; the ranks' compute time, which is a step less its exposed communication, tells it apart. Rows that
 are compared have the computed columns of the spec.
 
 Efficiency of n devices is X_n / (n X_1), X in samples/s: with one global batch (strong) T_1 / (n T_n), with one batch a

@@ -145,7 +145,7 @@ def _publish(recorded: Path, target: Path, slim: bool) -> None:
     if slim:
         for name in (golden.WEIGHTS, f"{golden.REFERENCE}/gradients.safetensors"):
             (recorded / name).unlink(missing_ok=True)
-        shutil.rmtree(recorded / golden.TRUTH, ignore_errors=True)
+        shutil.rmtree(recorded / golden.FP64, ignore_errors=True)
         manifest = golden.write(recorded, manifest)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)

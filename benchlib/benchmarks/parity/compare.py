@@ -36,18 +36,18 @@ class Reference:
     """What members are compared with: the reference, the fp64 reference where there is one, the masks of the golden inputs."""
 
     recording: Recording
-    truth: Recording | None
+    fp64: Recording | None
     inputs: Arrays
 
     @cached_property
     def errors(self) -> dict[str, float]:
         """How far the reference is from the fp64 reference by case, where that is a number."""
-        return self.from_truth(self.recording.outputs)
+        return self.from_fp64(self.recording.outputs)
 
-    def from_truth(self, outputs: Arrays) -> dict[str, float]:
+    def from_fp64(self, outputs: Arrays) -> dict[str, float]:
         """Return by case how far outputs are from the fp64 reference, over the positions where that is finite."""
         distances = dict[str, float]()
-        for key, exact in (self.truth.outputs if self.truth else {}).items():
+        for key, exact in (self.fp64.outputs if self.fp64 else {}).items():
             case, values = key.rpartition("/")[0], outputs.get(key)
             where = np.isfinite(exact) & self.attended(case, exact.shape)
             if values is not None and values.shape == exact.shape and where.any():

@@ -1,6 +1,6 @@
 """What every member does with the golden inputs, in a process of its own, and what of it is recorded.
 
-A name is a member of the table, or ``reference`` or ``truth`` (the fp64 reference), both of the golden folder: these are not timed, and
+A name is a member of the table, or ``reference`` or ``fp64_reference``, both of the golden folder: these are not timed, and
 no fault is injected into them. What this module imports is loaded once by the server that members are forked from.
 
 Notation: B rows, S tokens, T real tokens of the dev windows. Dropout is off throughout: the model stays in eval mode.
@@ -43,7 +43,7 @@ def task(config: ParityConfig, run_dir: Path, name: str) -> tuple[Member, str, P
     place = golden.place(run_dir, config.golden) / name
     if name == golden.REFERENCE:
         return MEMBERS["eager"], config.reference_backend, place
-    if name == golden.TRUTH:
+    if name == golden.FP64:
         # Not by way of eager: some models compute their softmax in fp32 there, whatever the weights are.
         return MEMBERS["fp64"], "cpu", place
     return MEMBERS[name], config.backend, run_dir / "members" / name

@@ -6,7 +6,7 @@
     inputs.safetensors    CASE/input_ids, CASE/attention_mask, [CASE/token_type_ids], [CASE/start, CASE/end]
     dev.json              what the span extraction of the dev set needs
     reference/            a recording of the reference, see benchlib.benchmarks.parity.recording
-    truth/                a recording of the same in double precision on the CPU
+    fp64_reference/       a recording of the same in double precision on the CPU
 
 The manifest finds a file that is missing, altered or extra. It is no signature: anyone with write access can write it anew.
 """
@@ -27,7 +27,7 @@ WEIGHTS = "weights.safetensors"
 INPUTS = "inputs.safetensors"
 DEV = "dev.json"
 REFERENCE = "reference"
-TRUTH = "truth"
+FP64 = "fp64_reference"
 
 _FIELDS = ("model", "inputs_sha256", "cases", "work", "environment")
 REMEDY = "copy the folder again from where it was recorded, or record it again: `benchlib parity record`"

@@ -37,19 +37,19 @@ Row = dict[str, Any]
 
 @dataclass
 class Bench:
-    """What a run has so far. ``fields`` are those of the golden folder's manifest, ``no_truth`` says why there is no fp64."""
+    """What a run has so far. ``fields`` are those of the golden folder's manifest, ``no_fp64`` says why there is no fp64."""
 
     rank: Rank
     config: ParityConfig
     folder: Path  # the golden one: the given one, which is only read, or the run's own
     fields: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    no_truth: str = "there is no recording in double precision"
+    no_fp64: str = "there is no recording in double precision"
 
     @cached_property
     def reference(self) -> Reference:
-        truth = Recording.open(self.folder / golden.TRUTH) if (self.folder / golden.TRUTH).is_dir() else None
-        return Reference(Recording.open(self.folder / golden.REFERENCE), truth, load_file(self.folder / golden.INPUTS))
+        fp64 = Recording.open(self.folder / golden.FP64) if (self.folder / golden.FP64).is_dir() else None
+        return Reference(Recording.open(self.folder / golden.REFERENCE), fp64, load_file(self.folder / golden.INPUTS))
 
     @cached_property
     def f1(self) -> float | None:
@@ -99,7 +99,7 @@ def measure(rank: Rank) -> Tables:
     tables["recorded"] = [] if config.record or config.golden else _recorded(bench)
     there, here = bench.reference.recording.meta["environment"], bench.environment
     if not config.golden:  # without what takes gigabytes, unless that is kept
-        large = [f"{name}/{file}" for name in (golden.REFERENCE, golden.TRUTH) for file in LARGE]
+        large = [f"{name}/{file}" for name in (golden.REFERENCE, golden.FP64) for file in LARGE]
         for name in [] if config.keep else [golden.WEIGHTS, *large]:
             (bench.folder / name).unlink(missing_ok=True)
         sealed = bench.fields | {"work": golden.work(config), "environment": there}
@@ -145,9 +145,9 @@ def _prepare(bench: Bench) -> None:
         )
     left_s = config.budget_s if config.record else min(config.member_timeout_s, bench.left_s())
     if left_s <= 0:
-        bench.no_truth = bench.used_up
-    elif (ended := bench.computed(golden.TRUTH, left_s)).status != "done":
-        bench.no_truth = f"double precision was not computed ({ended.status}): {ended.reason}"
+        bench.no_fp64 = bench.used_up
+    elif (ended := bench.computed(golden.FP64, left_s)).status != "done":
+        bench.no_fp64 = f"double precision was not computed ({ended.status}): {ended.reason}"
 
 
 def _member(bench: Bench, way: Member) -> tuple[Row, list[Row]]:
@@ -188,7 +188,7 @@ def _recorded(bench: Bench) -> list[Row]:
         return []
     golden.read(folder)
     inputs, own = load_file(folder / golden.INPUTS), bench.reference.recording
-    shipped = Reference(Recording.open(folder / golden.REFERENCE), bench.reference.truth, inputs)
+    shipped = Reference(Recording.open(folder / golden.REFERENCE), bench.reference.fp64, inputs)
     cells = {"member": "eager", "precision": "fp32", "at": "", "index": 0, "eased": "", "value": 1.0, "limit": 0.0}
     rows: list[Row] = [cells | {"quantity": "weights and inputs", "note": what} for what in others(shipped, own)]
     if own.meta["inputs_sha256"] == shipped.recording.meta["inputs_sha256"]:
@@ -206,11 +206,11 @@ def _columns(bench: Bench, candidate: Recording) -> Row:
     """Return what a member's row has of its recording."""
     meta, reference = candidate.meta, bench.reference
     bench.environment = meta["environment"]
-    distances = reference.from_truth(candidate.outputs)
+    distances = reference.from_fp64(candidate.outputs)
     return _state(
         {name: meta[name] for name in ("device", "model_sha256", "inputs_sha256", "executor")},
-        truth_max_abs=(max(distances.values(), default=None), bench.no_truth),
-        reference_max_abs=(max((reference.errors[case] for case in distances), default=None), bench.no_truth),
+        fp64_max_abs=(max(distances.values(), default=None), bench.no_fp64),
+        reference_max_abs=(max((reference.errors[case] for case in distances), default=None), bench.no_fp64),
         latency_ms=(meta.get(LATENCY), meta["absent"].get(LATENCY)),
     )
 
@@ -244,7 +244,7 @@ def _run(bench: Bench) -> Row:
     age_s = max(0.0, time.time() - fields["created_at"]) if config.golden else None
     return _state(
         row,
-        reference_error=(max(errors.values(), default=None), bench.no_truth),
+        reference_error=(max(errors.values(), default=None), bench.no_fp64),
         golden_age_s=(age_s, "it was computed in this run"),
         last_loss=(next(iter(meta.get("curve", ())[-1:]), None), "nothing was trained: train_steps = 0"),
         dev_f1=(bench.f1, "there is no dev set"),

@@ -1,6 +1,6 @@
 """Heterogeneous ranks: what each can do, which split follows from it, when that has to change, and what came of it.
 
-The own work of a rank in a step with n samples of S tokens each, in m micro-batches, is taken to be
+The compute time of a rank in a step with n samples of S tokens each, in m micro-batches, is taken to be
 
     t_r(n) = step_s + batch_s m + sample_s n + token_s n S        (without work a short pass remains)
 
@@ -37,7 +37,7 @@ from benchlib.runtime.group import all_gather_objects, barrier
 from benchlib.runtime.measurement import Tables
 from benchlib.runtime.steps import Columns
 from benchlib.workloads.features import MicroBatch
-from benchlib.workloads.training import Row, Trained, own_work
+from benchlib.workloads.training import Row, Trained, compute_time
 
 IDLE_TOKENS = 8  # of the pass of a rank without work, which still has to take part in the exchange
 WINDOW = 8  # steps whose median tells a drift from noise
@@ -68,7 +68,7 @@ class Member:
         return -(-samples // max(1, self.most))
 
     def seconds(self, samples: Any, tokens: Any) -> np.ndarray:
-        """Return the own work of a step with ``samples`` samples of ``tokens`` tokens in all; numbers or arrays."""
+        """Return the compute time of a step with ``samples`` samples of ``tokens`` tokens in all; numbers or arrays."""
         busy = self.batch_s * self.micro_batches(samples) + self.sample_s * samples + self.token_s * tokens
         idle = self.batch_s + self.sample_s + self.token_s * IDLE_TOKENS
         return self.step_s + np.where(samples > 0, busy, idle)
@@ -94,7 +94,7 @@ class Split:
 
     @property
     def step_s(self) -> float:
-        """Return the expected seconds of a step: the own work of the slowest rank."""
+        """Return the expected seconds of a step: the compute time of the slowest rank."""
         shares = np.array([self.shares])
         return float(self.expected(shares, shares * self.tokens).max())
 
@@ -103,7 +103,7 @@ class Split:
         return self.shares if samples == sum(self.shares) else optimum(self.members, samples, self.tokens)
 
     def expected(self, samples: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the expected own work of each rank, (K, W) seconds, from (K, W) samples and tokens."""
+        """Return the expected compute time of each rank, (K, W) seconds, from (K, W) samples and tokens."""
         columns = [member.seconds(samples[:, place], tokens[:, place]) for place, member in enumerate(self.members)]
         return np.stack(columns, axis=1)
 
@@ -157,7 +157,7 @@ def optimum(members: Sequence[Member], samples: int, tokens: float) -> list[int]
 def replanned(split: Split, ratios: np.ndarray, from_step: int) -> Split | None:
     """Return the split that fits the speeds of the last steps, or None where the present one is good enough.
 
-    ``ratios`` (K, W) are measured over expected own work of the steps under ``split``, of which the last ``WINDOW`` count.
+    ``ratios`` (K, W) are measured over expected compute time of the steps under ``split``, of which the last ``WINDOW`` count.
     """
     if len(ratios) < WINDOW:
         return None
@@ -189,7 +189,7 @@ class Balance:
         self.task, self.work, self.world = work.task, work, work.task.rank.world
         self.splits: list[Split] = []
         self.calibration_s: float | None = None
-        self.even_s: list[float] = []  # own work of each rank in the even step before the training
+        self.even_s: list[float] = []  # compute time of each rank in the even step before the training
 
     def measure(self) -> None:
         """Take an even step, calibrate all ranks, and make the first split. Nothing of the training changes."""
@@ -199,7 +199,7 @@ class Balance:
         work.timer.begin()
         work.trial(1)
         work.timer.end_step()
-        self.even_s = [float(own_work(row)) for (row,) in all_gather_objects(work.timer.take())]
+        self.even_s = [float(compute_time(row)) for (row,) in all_gather_objects(work.timer.take())]
         speeds = 1 / np.array(self.even_s)
         promised = config.global_batch * float(speeds[self.world.rank] / speeds.sum())
         members = all_gather_objects(self._calibrated(promised))
@@ -311,14 +311,14 @@ class Balance:
             return  # the ranks share evenly
         split = self.splits[-1]
         steps = Columns(table[max(split.from_step, len(table) - WINDOW) :])
-        ratios = own_work(steps) / split.expected(steps["samples"], steps["padded_tokens"])
+        ratios = compute_time(steps) / split.expected(steps["samples"], steps["padded_tokens"])
         if better := replanned(split, ratios, next_open):
             self._add(better)
 
     def rows(self, trained: Trained) -> Tables:
         """Return the tables shares, splits and balance: what each rank got and took, the splits, what the last one gained."""
         split, columns = self.splits[-1], Columns(trained.table)
-        own, samples, tokens = own_work(columns), columns["samples"], columns["padded_tokens"]
+        own, samples, tokens = compute_time(columns), columns["samples"], columns["padded_tokens"]
         step_s, expected = columns["step_s"].max(axis=1), split.expected(samples, tokens)
         last = samples.sum(axis=1) == self.task.config.global_batch
         last[: max(split.from_step, trained.first)] = False

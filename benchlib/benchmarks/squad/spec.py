@@ -23,7 +23,7 @@ from benchlib.workloads.training_spec import higher, lower, series
 
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
 DISTANCE = 1.1  # times the best split; measured over many splits the two nearest to the best are within it
-PREDICTED = 0.25  # of a rank's own work; beyond it the training plans again
+PREDICTED = 0.25  # of a rank's compute time; beyond it the training plans again
 FORMULA = "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes"
 # Hub names and the parameters of the matrix products of their layers, L (4 h² + 2 h f): a folder's name alone proves nothing.
 MODELS = {
@@ -72,7 +72,7 @@ of_rank = [
     *cols("threads work samples micro_batches most", "count"),
     Col("trained", "count", "samples trained on in a step"),
     *cols("expected_s own_s idle_s even_s step_s batch_s sample_s token_s", "s"),
-    Col("off", "ratio", "own work over predicted, less 1", lambda own, was: abs(own / was - 1), "own_s expected_s"),
+    Col("off", "ratio", "compute time over predicted, less 1", lambda own, was: abs(own / was - 1), "own_s expected_s"),
     Col("idle", "", "", _idle, "samples most"),
 ]
 shares = Table("shares", "rank {rank}", of_rank)
@@ -252,7 +252,7 @@ RIGHT = "Is every element of every timed exchange correct?"
 AS_PLANNED = "Did each rank train on the samples that its split gives it?"
 AS_PREDICTED = "Does each rank take the time that its speed predicts?"
 BY_RANK = "rank device work samples micro_batches most expected_s own_s idle_s even_s batch_s sample_s token_s"
-NEAR_BEST = "Is the own work of the slowest rank near that of the best split at the speeds measured?"
+NEAR_BEST = "Is the compute time of the slowest rank near that of the best split at the speeds measured?"
 CONTINUED: dict[str, Any] = {"when": lambda config: bool(config.resume or config.max_restarts)}
 BALANCED: dict[str, Any] = {"when": lambda config: config.balance == "auto"}
 SPEC = Spec(

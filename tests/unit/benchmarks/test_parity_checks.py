@@ -111,8 +111,8 @@ def test_a_recording_compares_nothing_and_passes_where_its_inputs_were_computed(
 def test_worse_is_more_than_twice_the_references_distance_and_informs(tmp_path, distance, status):
     def change(found):
         for row in found["members"]:
-            row["truth_max_abs"] = distance
-            row["why"] = {"truth_max_abs": "no time for double precision"} if distance is None else {}
+            row["fp64_max_abs"] = distance
+            row["why"] = {"fp64_max_abs": "no time for double precision"} if distance is None else {}
 
     run = run_of(tmp_path / "run", change)
     check = judged(run, tmp_path)["accuracy against double precision"]

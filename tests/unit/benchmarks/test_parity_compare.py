@@ -71,10 +71,10 @@ def judged(tmp_path):
     """Compare a reference with a candidate that has the changes given; return rows by (quantity, place)."""
     numbers = itertools.count()
 
-    def run(member=EAGER, facts=None, reference=None, truth=None, f1=(None, None), questions=0, **arrays):
+    def run(member=EAGER, facts=None, reference=None, fp64=None, f1=(None, None), questions=0, **arrays):
         place = tmp_path / str(next(numbers))
         own, other = write(place / "own", facts, **arrays), write(place / "other", **(reference or {}))
-        exact = write(place / "truth", outputs=truth) if truth else None
+        exact = write(place / "fp64_reference", outputs=fp64) if fp64 else None
         rows = compare(Reference(other, exact, INPUTS), own, member, f1, questions)
         return {(row["quantity"], row.get("at", "")): row for row in rows}
 
@@ -117,8 +117,8 @@ def test_the_cosine_alone_gates(judged):
 
 @pytest.mark.parametrize(("error", "limit"), [(1e-6, 1e-5), (1e-5, 3e-5), (1.0, 1e-4)])
 def test_limits_follow_the_references_own_error(judged, error, limit):
-    """A truth that is everywhere ``error`` away: three times that, at most ten times the table's."""
-    rows = judged(truth={name: array + error for name, array in outputs().items()})
+    """An fp64 reference that is everywhere ``error`` away: three times that, at most ten times the table's."""
+    rows = judged(fp64={name: array + error for name, array in outputs().items()})
     assert rows[LOGITS, "dev"]["limit"] == pytest.approx(limit)
     assert bool(rows[LOGITS, "dev"]["eased"]) == (limit > 1e-5) == ("logits" in rows[LOSS, ""]["eased"])
     assert rows[BATCH, ""]["limit"] == pytest.approx(limit) and rows[LOSS, ""]["limit"] == pytest.approx(2 * limit)
