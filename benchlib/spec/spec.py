@@ -265,10 +265,13 @@ class Spec:
                     values[name] = Quality(value, col.stated_unit.removesuffix("count"), col.quality or 0.0)
         return values
 
+    def disagreements(self, run: Run) -> list[str]:
+        """Return which metrics are not what the rows give, with their raw samples: altered or left out."""
+        return self._disagreements(Rows.of(run))
+
     def _disagreements(self, run: Rows) -> list[str]:
-        """Return which metrics are not what their rows give: altered or left out."""
         try:
-            derived = {metric.name: metric for metric in reversed(self.stated(run))}
+            derived = {metric.name: metric for metric in self.stated(run)}
         except ValidationError as error:
             return [f"its rows state an impossible metric: {explained(error)}"]
         wrong = [f"the row of the metric {name} is missing" for name in run.metrics if name not in derived]

@@ -359,7 +359,7 @@ SPEC = Spec(
     # What is published of other operations the registry does not hold.
     published=[Published("allreduce_gbps", of_all_reduce.most("bytes")["busbw_gbps"], "all-reduce", bus_conditions)],
     verified=each(run, "{checked_elements} elements of every result, bit by bit"),
-    bounds=[Bound("{operation} of {bytes}", whole["busbw_gbps"], whole["share"], "of the {bound}", "{no_limit}")],
+    bounds=[Bound("{operation} of {bytes}", whole["busbw_gbps"], whole["share"], "of the {bound} {no_limit}")],
     refuse=_refuse,
     missed=_not_compared,
     whole=lambda run: all(row["planned"] == row["measured"] for row in plan.rows(run)),

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from benchlib.benchmarks import loadable
+from benchlib.benchmarks import loadable, of_run
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import read_bytes, read_json
 from benchlib.core.run_folder import file_faults
+from benchlib.core.text import shortened
 from benchlib.judge.baselines import Baseline, config_of
 from benchlib.judge.foreign import throughput_table
 from benchlib.judge.impossible.claim import Claim, ClaimFile
@@ -46,11 +47,19 @@ def _run(folder: Path) -> list[Claim]:
 
 
 def _result(path: Path, result: Result) -> list[Claim]:
-    """Return what a result states, with the samples and the config of the folder that it lies in."""
+    """Return what a result states; in its folder, whose files and rows have to agree with it, with samples and config."""
     if faults := file_faults(path.parent):
         raise UserError(f"{path.parent}: changed since the run ended: {'; '.join(faults)}")
-    whole = (path.parent / "config.json").exists()
-    return (Numbers.of_run(Run(path.parent)) if whole else Numbers(result)).claims
+    if not _in_its_folder(path):
+        return Numbers(result).claims
+    run, own = Run(path.parent), of_run(result.benchmark)
+    if own and (faults := own.spec.disagreements(run)):
+        raise UserError(f"{path.parent}: changed since the run ended: {shortened(faults)}")
+    return Numbers.of_run(run).claims
+
+
+def _in_its_folder(path: Path) -> bool:
+    return (path.parent / "config.json").exists()
 
 
 def _report(path: Path, text: str) -> list[Claim]:
@@ -103,8 +112,11 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
 
 
 def not_read(path: Path, name: str) -> list[str]:
-    """Return the columns of a table that no rule saw; nothing of a file of another format."""
-    return throughput_table.not_read(path, _text(path)) if name == "table" else []
+    """Return what no rule saw: columns of a table, and of a result or report alone whether its metrics follow from raw samples."""
+    if name == "table":
+        return throughput_table.not_read(path, _text(path))
+    alone = name == "report" or (name == "result" and not _in_its_folder(path))
+    return ["raw samples, from which its metrics follow; judge the run's folder"] if alone else []
 
 
 def _text(path: Path) -> str:

@@ -347,7 +347,7 @@ def flops_of_tokens(it: Any) -> Finding | None:
 @rule("compute", "share of the peak", "mfu")
 def share_of_peak(it: Any) -> Finding | None:
     """An MFU above 1, or of another device's or precision's peak."""
-    mfu, peak = f"MFU {it.mfu:.1%}", it.peak_flops or 0.0
+    mfu, peak = f"MFU {it.mfu:.1%}", it.peak_flops or _dense_peak(it)[0]
     other = it.peak_precision if it.precision and it.peak_precision != it.precision else ""
     if other:
         return finding(False, mfu, wrong=f"the peak is that of {other}, while the work ran in {it.precision}")

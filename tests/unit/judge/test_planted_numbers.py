@@ -90,6 +90,12 @@ def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path):
     assert any(check.reason.startswith("result.json was ") for check in checks.values() if check.status == "FAIL")
     answer = CliRunner().invoke(main, ["judge", str(folder)])
     assert (answer.exit_code, "result.json was " in answer.output) == (2, True)
+    metric = next(item for item in result["metrics"] if item["name"].startswith("train_samples_per_s"))
+    metric["value"] *= 3  # and the list of files with it
+    (folder / "result.json").write_text(json.dumps(result))
+    record_files(folder)
+    answer = CliRunner().invoke(main, ["judge", str(folder)])
+    assert (answer.exit_code, "its row says" in answer.output) == (2, True)
 
 
 @pytest.mark.parametrize(("name", "reason", "change"), SQUAD, ids=[f"{row[0]}: {row[1]}" for row in SQUAD])
