@@ -38,7 +38,7 @@ from benchlib.judge.regression import (
     default_spread,
     moderated,
     own_spread,
-    readings,
+    reading,
     ruling,
     scale_of,
     side_of,
@@ -57,7 +57,7 @@ QUESTIONS = (("unchanged: FAIL", 0.0, ("FAIL",)), ("unchanged: undecided", 0.0, 
 def said(runs: Sequence[Reading], new: int, accepted: Sequence[int], loss: float, others: float = 0.0) -> str:
     """Status of a run that lost a share, where other programs took ``others`` of the processors."""
     run, move = runs[new], math.log1p(-loss)
-    slower = replace(run, value=run.value + move, whole=run.whole + move)
+    slower = replace(run, value=run.value + move)
     default = default_spread(measured("rate", 1.0, "samples/s", "higher"), LIMIT, LOG, others)
     change = compared([slower], [runs[place] for place in accepted], default=default)
     return ruling(change, LIMIT, "higher", 100.0)[0]
@@ -67,7 +67,7 @@ def show(heading: str, runs: np.ndarray, comparisons: int, seed: int, stolen: np
     """Print a table of the share of comparisons that answer each question; ``stolen``: what others took during each run."""
     print(f"\n{heading}, by accepted runs\n")
     print("| | " + " | ".join(map(str, ACCEPTED)) + " |\n|---|" + "---|" * len(ACCEPTED))
-    read, generator = readings(runs, LOG, "higher"), np.random.default_rng(seed)
+    read, generator = [reading(tuple(run)) for run in runs.tolist()], np.random.default_rng(seed)
     draws = [
         [generator.choice(len(runs), count + 1, replace=False).tolist() for _ in range(comparisons)]
         for count in ACCEPTED
@@ -103,7 +103,7 @@ class Gated:
     def draw(self, generator: np.random.Generator, runs: int, move: float = 0.0) -> list[Reading]:
         """Return simulated runs whose level is moved."""
         values = self.spread * generator.standard_normal(runs) + move
-        return [Reading(value, self.below, self.above, value, 1) for value in values.tolist()]
+        return [Reading(value, self.below, self.above, 1) for value in values.tolist()]
 
 
 def stored_nights(store: Path, tier: str) -> dict[str, list[Run]]:

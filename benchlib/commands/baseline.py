@@ -9,13 +9,12 @@ import numpy as np
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
 from benchlib.core.errors import UserError
-from benchlib.core.terminal import one_line
 from benchlib.core.text import day
 from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import save_verdict, verdict_of
-from benchlib.judge.regression import LOG, NOTICED, TWICE, disturbances, side_of
+from benchlib.judge.regression import LOG, NOTICED, TWICE, side_of
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.show.digest import interval
@@ -75,11 +74,8 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool) -
     Several runs must be of one kind. Each is judged again first.
     """
     runs = _acceptable(folders)
-    first, *_ = records = [load(run.path) for run in runs]
+    first = load(runs[0].path)
     limits = first.limits
-    for record in records:
-        for sentence in disturbances(record):
-            say(("disturbed", "yellow"), f"  {one_line(record.run)}: {sentence}")
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
     accepted = baselines.load_baseline(path)
     calibration = load_calibration(baselines.folder(), first.benchmark, first.tier, first.fingerprint)

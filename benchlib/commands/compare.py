@@ -143,17 +143,17 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
     from benchlib.show import cost  # with matplotlib
 
     for item in items:
-        say(f"{item.benchmark}, {item.tier}", style="bold")
-        for answer in item.answers:
-            colour = "dim" if answer.certain is None else "green" if answer.certain else "yellow"
-            say("\n", (answer.question, f"bold {colour}"), f" {answer.sentence}", fold=True)
-        labels = [machine.label for machine in item.machines]
+        say(f"{item['benchmark']}, {item['tier']}", style="bold")
+        for answer in item["answers"]:
+            colour = {None: "dim", True: "green", False: "yellow"}[answer["certain"]]
+            say("\n", (answer["question"], f"bold {colour}"), f" {answer['sentence']}", fold=True)
+        labels = [machine["label"] for machine in item["machines"]]
         rows = [{"": name} | dict(zip(labels, map(_worth_cell, cells), strict=True)) for name, cells in cost.rows(item)]
         say()
         show_table(rows, right=labels)
-        for name, values in item.differences.items():
+        for name, values in item["differences"].items():
             say(f"The work differs in {name}: {' / '.join(values)}", style="yellow", fold=True)
-        for words in item.notes:
+        for words in item["notes"]:
             say(words, style="dim", fold=True)
         say()
     for words in notes:
@@ -202,8 +202,10 @@ def verb(sides: tuple[str, ...], prices: str, deadline: str, path: Path | None, 
         text = cost.page(items, notes) if by_price else html(items, notes)
         written = put(text, str(path), "page")
     if as_json:
-        content = {"worth" if by_price else "contrasts": [item.plain() for item in items], "notes": notes}
-        text = json.dumps({"schema_version": 1} | content, indent=2, ensure_ascii=False, allow_nan=False)
+        content = {"worth": items} if by_price else {"contrasts": [item.plain() for item in items]}
+        text = json.dumps(
+            {"schema_version": 1, **content, "notes": notes}, indent=2, ensure_ascii=False, allow_nan=False
+        )
         click.echo(text)
     elif by_price:
         show_worth(items, notes)

@@ -194,8 +194,7 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
         new, old = side_of(together, limit.metric), side_of(others, limit.metric)
         if any(side and side.metric.provenance != "not_available" for side in (new, old)):
-            even = new and new.undisturbed()
-            checks.append(regression_check(limit, even, old, spreads.get(limit.metric), chance))
+            checks.append(regression_check(limit, new, old, spreads.get(limit.metric), chance))
     return checks
 
 
@@ -314,13 +313,13 @@ def accept(
 
 
 def _worse(name: str, runs: Sequence[Record], current: Sequence[Record]) -> bool:
-    """Compare the undisturbed runs of both sides; a run that lost the metric is worse."""
+    """Compare both sides; a run that lost the metric is worse."""
     new, old = side_of(runs, name), side_of(current, name)
     if old is None or not old.runs:
         return False
     if new is None or len(new.runs) < len(runs):
         return True
-    after, before = (side.undisturbed().value(LINEAR) for side in (new, old))
+    after, before = new.value(LINEAR), old.value(LINEAR)
     return after < before if new.metric.direction == "higher" else after > before
 
 

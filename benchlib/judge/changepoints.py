@@ -16,7 +16,6 @@ Penalty and ALPHA were set so that unchanged series of 6 to 1,000 runs whose noi
 in 1,000 runs (``scripts/bench_changes.py`` measures it). Runs of a host that drifts or has neighbours show more.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +30,6 @@ OUTLIER = 4.0  # times s, from the median of the five runs around
 MIN_SPREAD = 1e-3  # of a value: rounding, and what nobody would call a change
 TINY = 1e-100  # what is smaller counts as 0: its square would be
 COVERAGE = 0.95  # of unchanged runs lie within the band
-BLOCKS = 20  # that a run is cut into to look for a disturbance
-BLOCK = 5  # samples of a block, at least
-MIN_SHIFT = 0.10  # of the level, in logarithms: less is left to the interval
 
 
 @dataclass(frozen=True)
@@ -88,52 +84,6 @@ def levels(values: Sequence[float]) -> Levels:
         low, high = _band(median, spread, end - start, free, ratio) if has_spread else (median, median)
         levels.append(Level(start, end, median, low, high))
     return Levels(tuple(levels), spread, free, ratio)
-
-
-@dataclass(frozen=True)
-class Disturbance:
-    """The parts of a run, as (start, end) of its n samples, in which a speed was worse by ``ratio`` to its best level."""
-
-    parts: tuple[tuple[int, int], ...]
-    ratio: float
-    n: int
-
-    @property
-    def share(self) -> float:
-        return sum(end - start for start, end in self.parts) / self.n
-
-    def mask(self) -> np.ndarray:
-        mask = np.zeros(self.n, dtype=bool)
-        for start, end in self.parts:
-            mask[start:end] = True
-        return mask
-
-
-def disturbance(values: np.ndarray, better: str) -> Disturbance | None:
-    """Return where the level of a speed shifted within a run; None for one level, and for too few samples to tell.
-
-    A neighbour, a throttled clock or a busy disk only slows: the best level is what the machine does alone. ``better`` is
-    ``higher`` for rates and ``lower`` for times. Levels are those of ``levels``, over the medians of blocks, which are free
-    of single slow samples and of most of their autocorrelation.
-    """
-    count = min(BLOCKS, len(values) // BLOCK)
-    if count < 2 * MIN_LEVEL_RUNS or values.min() <= 0:
-        return None
-    edges = np.linspace(0, len(values), count + 1).astype(int)
-    medians = np.array([np.median(values[a:b]) for a, b in itertools.pairwise(edges)])
-    sign = 1.0 if better == "higher" else -1.0
-    stretches = levels(medians.tolist()).levels
-    best = max(sign * math.log(level.median) for level in stretches)
-    worse = [level for level in stretches if best - sign * math.log(level.median) > MIN_SHIFT]
-    if not worse:
-        return None
-    mask = np.zeros(len(values), dtype=bool)
-    for level in worse:
-        mask[edges[level.start] : edges[level.end]] = True
-    # Where the mask begins and ends; levels beside each other are one part.
-    turns = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    parts = tuple(zip(turns[::2], turns[1::2], strict=True))
-    return Disturbance(parts, float(np.median(values[mask]) / np.median(values[~mask])), len(values))
 
 
 def _spread_of_neighbours(x: np.ndarray) -> float:

@@ -10,6 +10,8 @@ hour), d devices, an epoch of N items and the power P in watts:
 
 The spread between runs is pooled over the machines. An order is certain where the interval of the ratio of two machines
 excludes 1. Prices are those that a buyer gives, or those of the price sheet ``params/prices.yaml``.
+
+Notation: M machines. Estimates are arrays (3, M): values above zero and the ends of their 98% intervals, NaN where not known.
 """
 
 import datetime
@@ -17,11 +19,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from benchlib.benchmarks import spec_of
@@ -70,25 +73,15 @@ class Sheet(Strict):
     prices: tuple[Entry, ...]
 
 
-class Price(NamedTuple):
-    """USD per device hour, and where it comes from."""
-
-    usd_per_device_hour: float
-    origin: str
-
-
-UNPRICED = Price(math.nan, "")
-
-
-def listed_price(devices: Iterable[str], kind: Kind = "on-demand") -> Price | None:
-    """Return the least price of the sheet for a device, by the name that torch reports; None where there is none."""
+def listed_price(devices: Iterable[str], kind: Kind = "on-demand") -> tuple[float, str] | None:
+    """Return the least price of the sheet for a device, by the name that torch reports, and its source; None without one."""
     ids = {name for device in devices for name in registry().devices_of(device)}
     fitting = [entry for entry in offers(kind) if entry.device in ids]
     if not fitting:
         return None
     entry = min(fitting, key=lambda entry: entry.usd_per_device_hour)
     several = f", the least of {len(fitting)}" * (len(fitting) > 1)
-    return Price(entry.usd_per_device_hour, f"{entry.provider}, {entry.kind}, {entry.date}{several}")
+    return entry.usd_per_device_hour, f"{entry.provider}, {entry.kind}, {entry.date}{several}"
 
 
 def offers(kind: Kind) -> list[Entry]:
@@ -111,11 +104,11 @@ def parse(prices: str) -> list[float | Kind]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Runs of one machine and kind, and what an hour of one of its devices costs."""
+    """Runs of one machine and kind, and what an hour of one of its devices costs: a price, or the kind of a listed one."""
 
     label: str
     runs: RunSet
-    price: Price = UNPRICED
+    asked: float | Kind
 
     @property
     def first(self) -> Record:
@@ -130,40 +123,31 @@ class Machine:
         return int(self.fact("paid_devices") or self._factor("nodes" if self.first.backend == "cpu" else "world_size"))
 
     @property
-    def usd_per_s(self) -> float:
-        return self.price.usd_per_device_hour * self.devices / HOUR_S
-
-    @property
     def models(self) -> list[str]:
         """The names of its devices, as torch reports them, or of its processor."""
         if self.first.backend == "cpu":
             return [self.first.machine.get("cpu", {}).get("model") or self.first.fingerprint.get("cpu", "")]
         return sorted({*self.first.device_names} or {self.first.fingerprint.get("devices", "")})
 
-    @property
-    def device(self) -> str:
-        return "whole machine" if self.first.backend == "cpu" else ", ".join(self.models)
-
-    @property
-    def hardware(self) -> str:
-        return " and ".join(self.runs.machines)
-
-    def priced(self, price: float | Kind) -> "Machine":
-        """Return it with its price. Raises ``UserError`` where the sheet has none for its device."""
-        if isinstance(price, float):
-            return replace(self, price=Price(price, "given"))
-        if listed := listed_price(self.models, price):
-            return replace(self, price=listed)
-        names = ", ".join(sorted({entry.device for entry in offers(price)})) or "nothing"
-        remedy = f"give it with --cost (USD per device hour); params/prices.yaml has prices {price} of {names}"
-        raise UserError(f"no price for {self.label} ({self.hardware}): {remedy}")
+    @cached_property
+    def price(self) -> tuple[float, str]:
+        """USD per device hour, and its source. Raises ``UserError`` where the sheet has none for its device."""
+        if isinstance(self.asked, float):
+            return self.asked, "given"
+        if listed := listed_price(self.models, self.asked):
+            return listed
+        names = ", ".join(sorted({entry.device for entry in offers(self.asked)})) or "nothing"
+        remedy = f"give it with --cost (USD per device hour); params/prices.yaml has prices {self.asked} of {names}"
+        raise UserError(f"no price for {self.label} ({' and '.join(self.runs.machines)}): {remedy}")
 
     def plain(self) -> dict[str, Any]:
-        stated = {name: getattr(self, name) for name in ("label", "hardware", "devices", "device")}
-        price = {"usd_per_device_hour": self.price.usd_per_device_hour, "price_from": self.price.origin}
-        return stated | price | {"runs": self.runs.names}
+        device = "whole machine" if self.first.backend == "cpu" else ", ".join(self.models)
+        price = dict(zip(("usd_per_device_hour", "price_from"), self.price, strict=True))
+        hardware = " and ".join(self.runs.machines)
+        parts = {"label": self.label, "hardware": hardware, "devices": self.devices, "device": device}
+        return parts | price | {"runs": self.runs.names}
 
-    def usable(self, prefix: str) -> Side | None:
+    def side(self, prefix: str) -> Side | None:
         """Return the metric whose name begins so, over its runs; None where there are no values of it above zero."""
         listed = [metric.name for run in self.runs.runs for metric in run.metrics]
         name = next((name for name in listed if f"{name}_".startswith(f"{prefix}_")), None)
@@ -174,7 +158,7 @@ class Machine:
     def rate(self) -> Side | None:
         """The items per second."""
         prefix = spec_of(self.first.benchmark).rate
-        return self.usable(prefix) if prefix else None
+        return self.side(prefix) if prefix else None
 
     def fact(self, name: str) -> float | None:
         """Return a number above zero that its first run states; None where it does not."""
@@ -219,11 +203,11 @@ def read_machines(
         sides, excluded = read_argument(argument)
         notes += [f"{argument}, excluded: {line}" for line in excluded]
         for benchmark, runs in sides.items():
-            machine = Machine(label, runs)
+            machine = Machine(label, runs, price)
             if machine.rate is None:
                 notes.append(f"{runs.first.run}, excluded: {benchmark} has no rate to compare by price")
-            else:
-                machines.setdefault(benchmark, []).append(machine.priced(price))
+            elif machine.price:
+                machines.setdefault(benchmark, []).append(machine)
     compared = {name: members for name, members in machines.items() if len(members) > 1}
     notes += [f"{name}: only {machines[name][0].label} has runs of it" for name in machines.keys() - compared.keys()]
     if not compared:
@@ -232,125 +216,41 @@ def read_machines(
     return compared, list(dict.fromkeys(notes))
 
 
-class Estimate(NamedTuple):
-    """A number above zero with its 98% interval; NaN is what is not known.
-
-    Quotients take their factors as independent: the logarithms of their intervals add up in squares.
-    """
-
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-
-    def __truediv__(self, other: "Estimate") -> "Estimate":
-        value = self.value / other.value
-        below = math.hypot(math.log(self.value / self.low), math.log(other.high / other.value))
-        above = math.hypot(math.log(self.high / self.value), math.log(other.value / other.low))
-        return Estimate(value, value * math.exp(-below), value * math.exp(above))
-
-    def __rtruediv__(self, number: float) -> "Estimate":
-        return Estimate(number, number, number) / self
-
-    def times(self, number: float) -> "Estimate":
-        return Estimate(*(number * end for end in self))
-
-    def ends(self, unit: str = "") -> str:
-        """Write the interval; '' where there is none."""
-        if math.isnan(self.low):
-            return ""
-        return f"{amount_text(self.low, '' if unit == 'USD' else unit)} to {amount_text(self.high, unit)}"
-
-    def text(self, unit: str) -> str:
-        ends = f" ({ends})" if (ends := self.ends(unit)) else ""
-        return amount_text(self.value, unit) + ends
-
-    def plain(self) -> dict[str, float | None]:
-        return {name: None if math.isnan(end) else end for name, end in self._asdict().items()}
+Estimates = np.ndarray
+Worth = dict[str, Any]
 
 
-class Row(NamedTuple):
-    """One quantity of all machines. ``best`` is the index of the best one, ``certain`` whether every other is surely worse."""
-
-    name: str
-    label: str
-    unit: str
-    values: list[Estimate]
-    best: int | None = None
-    certain: bool = False
+def inverse(estimates: Estimates) -> Estimates:
+    return 1 / estimates[[0, 2, 1]]
 
 
-class Answer(NamedTuple):
-    """A buyer's question with its answer in a sentence. ``certain`` is None where there is nothing to choose from."""
-
-    question: str
-    machine: str
-    sentence: str
-    certain: bool | None
+def ratio(over: Estimates, under: Estimates) -> Estimates:
+    """Divide independent estimates: the logarithms of their intervals add up in squares."""
+    below = np.hypot(np.log(over[0] / over[1]), np.log(under[2] / under[0]))
+    above = np.hypot(np.log(over[2] / over[0]), np.log(under[0] / under[1]))
+    return over[0] / under[0] * np.exp([np.zeros_like(below), -below, above])
 
 
-@dataclass(frozen=True)
-class Worth:
-    """The comparison of machines by price, in one benchmark. ``seconds`` and ``usd`` are what each takes for ``amount``.
-
-    ``differences`` are parts of the work that differ, with what they are on each machine; none beats a machine of the ``front``
-    in time or cost without losing in the other.
-    """
-
-    benchmark: str
-    tier: str
-    items: str
-    amount: str
-    machines: list[Machine]
-    seconds: list[Estimate]
-    usd: list[Estimate]
-    front: list[int]
-    differences: dict[str, list[str]]
-    rows: list[Row]
-    answers: list[Answer]
-    notes: list[str]
-
-    def row(self, name: str) -> Row:
-        return next(row for row in self.rows if row.name == name)
-
-    def plain(self) -> dict[str, Any]:
-        stated = {name: getattr(self, name) for name in ("benchmark", "tier", "items", "differences", "notes")}
-        return stated | {
-            "machines": [machine.plain() for machine in self.machines],
-            "front": [self.machines[place].label for place in self.front],
-            "rows": [row._asdict() | {"values": [value.plain() for value in row.values]} for row in self.rows],
-            "answers": [answer._asdict() for answer in self.answers],
-        }
-
-
-Estimates = Sequence[Estimate]  # one of each machine
-
-
-def ranked(machines: Sequence[Machine], amounts: Estimates) -> tuple[list[int], str]:
-    """Return the indices from the least amount on, those that are not known left out, and why this order is not certain."""
-    valued = [place for place, amount in enumerate(amounts) if not math.isnan(amount.value)]
-    order = sorted(valued, key=lambda place: amounts[place].value)
-    ratios = {machines[place].label: amounts[place] / amounts[order[0]] for place in order[1:]}
-    if any(math.isnan(ratio.low) for ratio in ratios.values()):
-        return order, "So few samples have no interval."
-    level = [label for label, ratio in ratios.items() if ratio.low <= 1]
-    return order, f"{text.capitalized(text.listing(level))} may be as good." if level else ""
-
-
-def measured(machines: Sequence[Machine], prefix: str) -> tuple[list[Estimate], bool]:
+def measured(machines: Sequence[Machine], prefix: str) -> tuple[Estimates, bool]:
     """Return what runs measured on each machine, and whether its intervals hold the spread between runs."""
-    sides = [machine.usable(prefix) for machine in machines]
-    runs = {place: side.readings(LOG) for place, side in enumerate(sides) if side}
-    estimates, bases = [Estimate() for _ in sides], set[str]()
+    runs = {place: side.readings(LOG) for place, machine in enumerate(machines) if (side := machine.side(prefix))}
+    estimates, bases = np.full((3, len(machines)), math.nan), set[str]()
     for place, items in runs.items():
         change = compared(items, known=own_spread(*(other for at, other in runs.items() if at != place)))
         bases.add(change.basis)
-        moves = (change.move, change.least, change.most) if change.basis != "none" else (change.move,)
-        estimates[place] = Estimate(*map(LOG.back, moves))
+        ends = (change.least, change.most) if change.basis != "none" else (math.nan, math.nan)
+        estimates[:, place] = np.exp([change.move, *ends])
     return estimates, bases == {"runs"}
 
 
-def costs(machines: Sequence[Machine], count: float, rates: Estimates) -> list[Estimate]:
-    return [(count / rate).times(machine.usd_per_s) for machine, rate in zip(machines, rates, strict=True)]
+def ranked(labels: Sequence[str], amounts: Estimates) -> tuple[list[int], str]:
+    """Return the indices from the least amount on, those that are not known left out, and why this order is not certain."""
+    order = [place for place in np.argsort(amounts[0]).tolist() if not math.isnan(amounts[0, place])]
+    lows = ratio(amounts[:, order[1:]], amounts[:, order[:1]])[1].tolist()
+    if any(map(math.isnan, lows)):
+        return order, "So few samples have no interval."
+    level = [labels[place] for place, low in zip(order[1:], lows, strict=True) if low <= 1]
+    return order, f"{text.capitalized(text.listing(level))} may be as good." if level else ""
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -359,9 +259,21 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return [index for index, worse in enumerate(beaten) if not worse]
 
 
+def plain(estimates: Estimates) -> list[dict[str, float | None]]:
+    """Return estimates as JSON has them: ``value``, ``low`` and ``high`` of each machine, None where not known."""
+    rows = [[None if math.isnan(end) else end for end in column] for column in estimates.T.tolist()]
+    return [dict(zip(("value", "low", "high"), row, strict=True)) for row in rows]
+
+
 def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth:
-    """Compare machines of one benchmark by price. ``deadline_s`` is the time that the whole work may take."""
-    units = sorted({machine.rate.metric.unit for machine in machines if machine.rate})
+    """Compare machines of one benchmark by price; return the comparison as JSON has it.
+
+    ``deadline_s`` is the time that the whole work may take. ``seconds`` and ``usd`` are what each machine takes for the ``amount``,
+    ``differences`` the parts of the work that differ, with what they are on each. No machine beats one of the ``front`` in time or
+    cost without losing in the other. Of a row, ``best`` is the index of the best machine, and it is ``certain`` where every other
+    is surely worse; of an answer, None is where there is nothing to choose from.
+    """
+    units, labels = sorted({it.rate.metric.unit for it in machines if it.rate}), [it.label for it in machines]
     if len(units) > 1 or not units[0].endswith("/s"):
         raise UserError(f"rates of {' and '.join(units)} cannot be compared: one unit, items per second, is needed")
     items, works = units[0].removesuffix("/s"), [machine.work() for machine in machines]
@@ -375,58 +287,66 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     amount, size = ("an epoch", epoch) if epoch else (f"a million {items}", 1e6)
     rates, of_runs = measured(machines, spec_of(machines[0].first.benchmark).rate)
     watts, _ = measured(machines, "power_w")
-    time, usd = [size / rate for rate in rates], costs(machines, size, rates)
-    energy = [(watt / rate).times(1e6 / HOUR_S) for rate, watt in zip(rates, watts, strict=True)]
-    cheapest, dearer = ranked(machines, usd)[0][:2]
-    prices = [machine.price.usd_per_device_hour for machine in machines]
-    even = [price / (cost / usd[cheapest]) for price, cost in zip(prices, usd, strict=True)]
-    even[cheapest] = Estimate(even[cheapest].value)
+    prices = np.array([machine.price[0] for machine in machines])
+    per_s = prices * [machine.devices for machine in machines] / HOUR_S
+    time, each = size * inverse(rates), inverse(rates) * per_s
+    usd = size * each
+    cheapest, dearer = ranked(labels, usd)[0][:2]
+    even = prices * inverse(ratio(usd, usd[:, [cheapest]]))
+    even[1:, cheapest] = math.nan
     # No item is worth another one: nothing per item has a best machine.
     other_items = [name for name in differences if name not in SAME_ITEM]
 
-    def row(name: str, label: str, unit: str, least: Estimates, values: Estimates = ()) -> Row:
-        order, doubt = ranked(machines, least)
-        best = None if other_items or not order[1:] else order[0]
-        return Row(name, label, unit, list(values or least), best, best is not None and not doubt)
+    def row(name: str, label: str, unit: str, values: Estimates, least: Estimates | None) -> dict[str, Any]:
+        order, doubt = ([], "") if other_items or least is None else ranked(labels, least)
+        best = order[0] if order[1:] else None
+        parts = {"name": name, "label": label, "unit": unit, "values": plain(values)}
+        return parts | {"best": best, "certain": best is not None and not doubt}
 
+    energy, title = ratio(watts, rates) * 1e6 / HOUR_S, items.capitalize()
     rows = [
-        row("rate", f"{items.capitalize()} per second", f"{items}/s", time, rates),
-        row("usd_per_million", f"Cost per million {items}", "USD", costs(machines, 1e6, rates)),
-        row("wh_per_million", f"Energy per million {items}", "Wh", energy),
-        Row("break_even", "Break-even price", "USD per device hour", even),
+        row("rate", f"{title} per second", f"{items}/s", rates, time),
+        row("usd_per_million", f"Cost per million {items}", "USD", 1e6 * each, each),
+        row("wh_per_million", f"Energy per million {items}", "Wh", energy, energy),
+        row("break_even", "Break-even price", "USD per device hour", even, None),
     ]
     if epoch:
-        rows.insert(0, row("epoch_s", "Time per epoch", "s", time))
-        rows.insert(2, row("usd_per_epoch", "Cost per epoch", "USD", usd))
+        rows.insert(0, row("epoch_s", "Time per epoch", "s", time, time))
+        rows.insert(2, row("usd_per_epoch", "Cost per epoch", "USD", usd, usd))
     if other_items:
         why = f"Open: an item is other work in {text.listing(other_items)}."
-        answers = [Answer(f"Which is the {word}?", "", why, None) for word in ("fastest", "cheapest")]
+        answers = [_answer(f"Which is the {word}?", "", why, None) for word in ("fastest", "cheapest")]
     else:
-        price = f"would cost the same at {even[dearer].text('USD')} per device hour"
+        price = f"would cost the same at {written(even[:, dearer], 'USD')} per device hour"
         answers = [
-            _answer(machines, of_runs, "fastest", time, amount, "s", "takes {} as long"),
-            _answer(machines, of_runs, "cheapest", usd, amount, "USD", f"costs {{}} as much, and {price}"),
+            _least(labels, of_runs, "fastest", time, amount, "s", "takes {} as long"),
+            _least(labels, of_runs, "cheapest", usd, amount, "USD", f"costs {{}} as much, and {price}"),
         ]
     if deadline_s is not None:
-        answers.append(_within(machines, of_runs, rates, epoch, deadline_s))
-    return Worth(
-        benchmark=machines[0].first.benchmark,
-        tier=" and ".join(dict.fromkeys(machine.first.tier for machine in machines)),
-        items=items,
-        amount=amount,
-        machines=list(machines),
-        seconds=time,
-        usd=usd,
-        front=front([(quick.value, cheap.value) for quick, cheap in zip(time, usd, strict=True)]),
-        differences=differences,
-        rows=rows,
-        answers=answers,
-        notes=[
+        epochs = float(machines[0].config.get("epochs") or 1)
+        answers.append(_within(labels, of_runs, time * epochs if epoch else None, per_s, epochs, deadline_s))
+    return {
+        "benchmark": machines[0].first.benchmark,
+        "tier": " and ".join(dict.fromkeys(machine.first.tier for machine in machines)),
+        "items": items,
+        "amount": amount,
+        "machines": [machine.plain() for machine in machines],
+        "seconds": plain(time),
+        "usd": plain(usd),
+        "front": [labels[place] for place in front([*zip(time[0], usd[0], strict=True)])],
+        "differences": differences,
+        "rows": rows,
+        "answers": answers,
+        "notes": [
             f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
             for machine in machines
             if (others := max(run.others for run in machine.runs.runs)) >= NOTICED
         ],
-    )
+    }
+
+
+def _answer(question: str, machine: str, sentence: str, certain: bool | None) -> dict[str, Any]:
+    return {"question": question, "machine": machine, "sentence": sentence, "certain": certain}
 
 
 def _sure(of_runs: bool) -> str:
@@ -434,46 +354,42 @@ def _sure(of_runs: bool) -> str:
     return "Noise between runs does not explain the order." if of_runs else alone
 
 
-def _answer(
-    machines: Sequence[Machine], of_runs: bool, word: str, amounts: Estimates, amount: str, unit: str, behind: str
-) -> Answer:
+def _least(
+    labels: Sequence[str], of_runs: bool, word: str, amounts: Estimates, amount: str, unit: str, behind: str
+) -> dict[str, Any]:
     """Say which machine is the ``word``: it takes the least, and by how much it is ahead of the second."""
-    (best, second, *_), doubt = ranked(machines, amounts)
-    label, ratio = machines[best].label, amounts[second] / amounts[best]
-    takes = f"{amounts[best].text(unit)} for {amount}"
-    times = f"{ratio.value:.3g} times" + ("" if math.isnan(ratio.low) else f" ({ratio.low:.3g} to {ratio.high:.3g})")
-    behind = f"{machines[second].label} {behind.format(times)}"
+    (best, second, *_), doubt = ranked(labels, amounts)
+    value, low, high = ratio(amounts[:, second], amounts[:, best]).tolist()
+    takes = f"{written(amounts[:, best], unit)} for {amount}"
+    times = f"{value:.3g} times" + ("" if math.isnan(low) else f" ({low:.3g} to {high:.3g})")
+    label, behind = labels[best], f"{labels[second]} {behind.format(times)}"
     sentence = f"{label} is the {word}: {takes}; {behind}. {_sure(of_runs)}"
     if doubt:
         sentence = f"{label} looks {word} ({takes}), but noise leaves it open; {behind}. {doubt}"
-    return Answer(f"Which is the {word}?", label, sentence, not doubt)
+    return _answer(f"Which is the {word}?", label, sentence, not doubt)
 
 
 def _within(
-    machines: Sequence[Machine], of_runs: bool, rates: Estimates, epoch: float | None, limit_s: float
-) -> Answer:
+    labels: Sequence[str], of_runs: bool, time: Estimates | None, per_s: np.ndarray, epochs: float, limit_s: float
+) -> dict[str, Any]:
     """Answer which machine does all epochs in time at the least cost."""
     limit = amount_text(limit_s, "s")
-    question = f"Which is the cheapest within {limit}?"
-    if epoch is None:
-        return Answer(question, "", "Open: the work differs or has no epochs, so no time for it is known.", None)
-    epochs = float(machines[0].config.get("epochs") or 1)
-    work = f"{epochs:g} epoch{'s' * (epochs != 1)}"
-    needs = [epochs * epoch / rate for rate in rates]
-    pairs = list(zip(machines, needs, strict=True))
-    near = [machine.label for machine, time in pairs if time.low <= limit_s < time.high]
+    question, work = f"Which is the cheapest within {limit}?", f"{epochs:g} epoch{'s' * (epochs != 1)}"
+    if time is None:
+        return _answer(question, "", "Open: the work differs or has no epochs, so no time for it is known.", None)
+    near = [label for label, (_, low, high) in zip(labels, time.T, strict=True) if low <= limit_s < high]
     doubt = f" But {text.listing(near)} may or may not make it." if near else ""
-    usd = [Estimate() if time.value > limit_s else time.times(machine.usd_per_s) for machine, time in pairs]
-    order, unsure = ranked(machines, usd)
+    usd = np.where(time[0] > limit_s, math.nan, time * per_s)
+    order, unsure = ranked(labels, usd)
     if not order:
-        fastest = ranked(machines, needs)[0][0]
-        why = f"the fastest, {machines[fastest].label}, takes {needs[fastest].text('s')}"
-        return Answer(question, "", f"None finishes {work} within {limit}: {why}.{doubt}", not doubt)
-    label, takes = machines[order[0]].label, f"{needs[order[0]].text('s')} and {usd[order[0]].text('USD')} for {work}"
+        fastest = ranked(labels, time)[0][0]
+        why = f"the fastest, {labels[fastest]}, takes {written(time[:, fastest], 's')}"
+        return _answer(question, "", f"None finishes {work} within {limit}: {why}.{doubt}", not doubt)
+    label, best = labels[order[0]], order[0]
+    takes = f"{written(time[:, best], 's')} and {written(usd[:, best], 'USD')} for {work}"
     why = unsure or (_sure(of_runs) if order[1:] else "No other finishes in time.")
-    return Answer(
-        question, label, f"Within {limit}, {label} is the cheapest: {takes}. {why}{doubt}", not doubt and not unsure
-    )
+    sentence = f"Within {limit}, {label} is the cheapest: {takes}. {why}{doubt}"
+    return _answer(question, label, sentence, not doubt and not unsure)
 
 
 def worths(
@@ -491,6 +407,16 @@ def amount_text(value: float, unit: str = "") -> str:
     if value < 60:
         return text.seconds(value)
     return text.duration(value).removesuffix(" 0 min").removesuffix(" 0 s")
+
+
+def interval_text(low: float, high: float, unit: str = "") -> str:
+    return f"{amount_text(low, '' if unit == 'USD' else unit)} to {amount_text(high, unit)}"
+
+
+def written(estimate: np.ndarray, unit: str) -> str:
+    """Write the estimate of one machine with its interval, where there is one."""
+    value, low, high = estimate.tolist()
+    return amount_text(value, unit) + ("" if math.isnan(low) else f" ({interval_text(low, high, unit)})")
 
 
 def parse_deadline(words: str) -> float:
@@ -527,13 +453,13 @@ def judge_worth(items: Sequence[Worth]) -> Verdict:
     """Check what the comparison can be trusted for: the same work, and an order that noise does not turn."""
     checks = list[Check]()
     for item in items:
-        names = ", ".join(item.differences)
-        ask = Ask(f"same work in {item.benchmark}", "Did all machines do the same work?")
+        names = ", ".join(item["differences"])
+        ask = Ask(f"same work in {item['benchmark']}", "Did all machines do the same work?")
         reason = f"{names} differ: compared per item only" if names else "config, effective batch and items agree"
         checks.append(ask.answer("NOT_COMPARABLE" if names else "PASS", reason, gates=False))
-        for answer in item.answers:
-            name = f"{answer.question.removesuffix('?').lower()} in {item.benchmark}"
-            status: Status = "SKIPPED" if answer.certain is None else "PASS" if answer.certain else "AMBIGUOUS"
-            gates = answer.certain is not None
-            checks.append(Ask(name, answer.question, "target").answer(status, answer.sentence, gates=gates))
+        for answer in item["answers"]:
+            question, certain = answer["question"], answer["certain"]
+            name = f"{question.removesuffix('?').lower()} in {item['benchmark']}"
+            status: Status = "SKIPPED" if certain is None else "PASS" if certain else "AMBIGUOUS"
+            checks.append(Ask(name, question, "target").answer(status, answer["sentence"], gates=certain is not None))
     return verdict_of(checks, remedy="More runs of each machine narrow the intervals.")

@@ -23,11 +23,10 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from benchlib.benchmarks import spec_of
 from benchlib.core.files import read_model, write_json
 from benchlib.core.stats import MIN_FOR_INTERVAL, finite, median_ends, thinned
 from benchlib.core.text import counted, quantity
-from benchlib.judge.changepoints import Disturbance, Levels, disturbance
+from benchlib.judge.changepoints import Levels
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.metrics import RegressionLimit as RegressionLimit
 from benchlib.results.record import KEPT_SAMPLES, Record
@@ -50,7 +49,6 @@ REACH_DOF = 10
 
 normal = NormalDist().inv_cdf
 Basis = Literal["runs", "default", "samples", "none"]
-Faster = Literal["higher", "lower", ""]
 
 
 @dataclass(frozen=True)
@@ -123,38 +121,25 @@ def spread_about(levels: Levels, scale: Scale, value: float, source: str = "") -
 
 @dataclass(frozen=True)
 class Reading:
-    """A run's median of its undisturbed part, on a scale, how far below and above it the interval within the run ends, the mean
-    level of the whole run, and how many samples it has.
-    """
+    """A run's median, on a scale, how far below and above it the interval within the run ends, and how many samples it has."""
 
     value: float
     below: float
     above: float
-    whole: float
     samples: int
-    disturbed: Disturbance | None = None
 
 
 @functools.lru_cache(maxsize=4096)
-def reading(samples: tuple[float, ...], scale: Scale = LOG, faster: Faster = "") -> Reading:
-    """Read a run. ``faster`` says which way of a speed is better; '' is no speed, and shifts of its level are its own.
+def reading(samples: tuple[float, ...], scale: Scale = LOG) -> Reading:
+    """Read a run.
 
     Raises ``ValueError`` for no samples, samples that are not finite, and for a ratio of values that are not above zero.
     """
     values = finite(samples)
     if scale is LOG and values.min() <= 0:
         raise ValueError("a ratio needs values above zero")
-    shift = disturbance(values, faster) if faster else None
-    counted = values if shift is None else values[~shift.mask()]
-    level = whole = float(scale.to(np.median(counted)))
-    if shift is not None:
-        whole += shift.share * (float(scale.to(np.median(values[shift.mask()]))) - level)
-    ends = median_ends(scale.to(counted), normal((1 + GATE_CONFIDENCE) / 2))
-    return Reading(level, *ends, whole, len(values), shift)
-
-
-def readings(runs: Iterable[Sequence[float]], scale: Scale = LOG, faster: Faster = "") -> list[Reading]:
-    return [reading(tuple(run), scale, faster) for run in runs]
+    ends = median_ends(scale.to(values), normal((1 + GATE_CONFIDENCE) / 2))
+    return Reading(float(scale.to(np.median(values))), *ends, len(values))
 
 
 def own_spread(*sides: Sequence[Reading]) -> Spread | None:
@@ -177,9 +162,6 @@ class Change:
     samples in every run: what they scatter widens the interval, which holds the change less often than in 98%).
     ``spread`` is that between unchanged runs, None where it is not known. ``reach`` is how far unchanged runs lie apart with
     the probability ``chance`` of :func:`compared`.
-
-    Runs whose level shifted count with their undisturbed part. ``whole`` is the move with all of them counted, on both sides,
-    and ``disturbed`` are the shifts in the new ones.
     """
 
     scale: Scale
@@ -188,8 +170,6 @@ class Change:
     most: float
     basis: Basis
     spread: Spread | None
-    whole: float
-    disturbed: tuple[Disturbance, ...] = ()
     reach: float = 0.0
 
     @property
@@ -224,7 +204,7 @@ def compared(
     """
     if not new:
         raise ValueError("a comparison needs at least one run on each side")
-    (value, whole, below, above), (old_value, old_whole, old_below, old_above) = _mean(new), _mean(old)
+    (value, below, above), (old_value, old_below, old_above) = _mean(new), _mean(old)
     within = math.hypot(below, old_above), math.hypot(above, old_below)  # more of the old one is less of the change
     measured = pooled(known, own_spread(new, old))
     spread, runs = moderated(measured, default, source), (len(new), len(old))
@@ -232,14 +212,13 @@ def compared(
     basis: Basis = "runs" if measured else "default"
     if change.basis == "none":
         basis = "samples" if any(item.samples >= MIN_FOR_INTERVAL for item in (*new, *old)) else "none"
-    disturbed = tuple(item.disturbed for item in new if item.disturbed)
-    return replace(change, basis=basis, whole=whole - old_whole, disturbed=disturbed)
+    return replace(change, basis=basis)
 
 
 def _mean(side: Sequence[Reading]) -> list[float]:
-    """Return the mean value of runs, that of the whole runs, and how far below and above the interval within the runs ends."""
-    levels = np.array([(item.value, item.whole, item.below, item.above) for item in side] or np.zeros((1, 4)))
-    return [*levels[:, :2].mean(axis=0).tolist(), *(np.linalg.norm(levels[:, 2:], axis=0) / len(levels)).tolist()]
+    """Return the mean value of runs, and how far below and above it the interval within the runs ends."""
+    levels = np.array([(item.value, item.below, item.above) for item in side] or np.zeros((1, 3)))
+    return [float(levels[:, 0].mean()), *(np.linalg.norm(levels[:, 1:], axis=0) / len(levels)).tolist()]
 
 
 def moved(
@@ -261,7 +240,7 @@ def moved(
         error = spread.s * math.sqrt(sum(1 / count for count in runs if count))
         half, reach = student(spread.dof) * error, student(max(spread.dof, REACH_DOF), chance) * error
     least, most = move - max(half, within[0]), move + max(half, within[1])
-    return Change(scale, move, least, most, basis, spread, whole=move, reach=reach)
+    return Change(scale, move, least, most, basis, spread, reach)
 
 
 @functools.lru_cache(maxsize=256)
@@ -304,12 +283,7 @@ class Side:
         return min(map(min, self.runs))
 
     def readings(self, scale: Scale) -> list[Reading]:
-        return readings(self.runs, scale, faster(self.metric))
-
-    def undisturbed(self) -> "Side":
-        """Return the same side without the runs whose level shifted; all of them where each did."""
-        even = tuple(run for run in self.runs if reading(run, LINEAR, faster(self.metric)).disturbed is None)
-        return replace(self, runs=even or self.runs)
+        return [reading(run, scale) for run in self.runs]
 
     def values(self, scale: Scale) -> list[float]:
         return [scale.back(item.value) for item in self.readings(scale)]
@@ -319,10 +293,9 @@ class Side:
         return scale.back(float(np.mean([item.value for item in self.readings(scale)])))
 
     def text(self, scale: Scale) -> str:
-        if len(self.runs) == 1 and not self.readings(scale)[0].disturbed:
+        if len(self.runs) == 1:
             return self.metric.text
-        runs = f" ({len(self.runs)} runs)" if len(self.runs) > 1 else " undisturbed"
-        return f"{quantity(self.value(scale), self.metric.unit)}{runs}"
+        return f"{quantity(self.value(scale), self.metric.unit)} ({len(self.runs)} runs)"
 
 
 def side_of(records: Sequence[Record], name: str) -> Side | None:
@@ -358,44 +331,31 @@ def ruling(change: Change, limit: RegressionLimit, direction: Direction, old: fl
 
     FAIL where the loss is beyond the limit, its interval excludes "no change", and it exceeds the change's ``reach``. PASS where
     nothing is lost, whatever the interval, and where the loss is within the limit and its interval excludes twice the limit;
-    else AMBIGUOUS. A boundary value passes. A run whose level shifted has to get the same status by its undisturbed part as
-    with all of it; else it is AMBIGUOUS.
+    else AMBIGUOUS. A boundary value passes.
     """
     sign = -1 if direction == "higher" else 1
     allowed, twice = (allowed_loss(limit, change.scale, direction, old, times) for times in (1.0, TWICE))
-
-    def judged(shift: float) -> tuple[Status, str]:
-        lost = sign * (change.move + shift)
-        least, most = sorted((sign * (change.least + shift), sign * (change.most + shift)))
-        # Logarithms have a scale of their own, amounts have not.
-        sizes = [1.0 if change.scale is LOG else abs(old), allowed, least, most]
-        slack = _EDGE * max(abs(size) for size in sizes if math.isfinite(size))
-        if lost <= 0:
-            return "PASS", ""
-        if lost <= allowed + slack:
-            if most > twice + slack:
-                return "AMBIGUOUS", "within the limit, but twice the limit is not excluded: too noisy to gate"
-            return "PASS", "surely worse, but within the limit" if least > 0 else ""
-        if least <= 0:
-            return "AMBIGUOUS", "beyond the limit, but noise may explain it"
-        if lost <= change.reach:
-            return "AMBIGUOUS", "beyond the limit, but among all metrics of a run one may be as far off by chance"
-        return "FAIL", "beyond the limit, and noise does not explain it"
-
-    status, why = judged(0.0)
-    if change.disturbed and judged(change.whole - change.move)[0] != status:
-        return "AMBIGUOUS", "the undisturbed part and the whole run disagree about the limit"
-    return status, why
+    lost = sign * change.move
+    least, most = sorted((sign * change.least, sign * change.most))
+    # Logarithms have a scale of their own, amounts have not.
+    sizes = [1.0 if change.scale is LOG else abs(old), allowed, least, most]
+    slack = _EDGE * max(abs(size) for size in sizes if math.isfinite(size))
+    if lost <= 0:
+        return "PASS", ""
+    if lost <= allowed + slack:
+        if most > twice + slack:
+            return "AMBIGUOUS", "within the limit, but twice the limit is not excluded: too noisy to gate"
+        return "PASS", "surely worse, but within the limit" if least > 0 else ""
+    if least <= 0:
+        return "AMBIGUOUS", "beyond the limit, but noise may explain it"
+    if lost <= change.reach:
+        return "AMBIGUOUS", "beyond the limit, but among all metrics of a run one may be as far off by chance"
+    return "FAIL", "beyond the limit, and noise does not explain it"
 
 
 def is_timed(unit: str) -> bool:
     """Tell whether a metric of this unit is a speed or a time: what slows the machine changes it, and only to the worse."""
     return unit in TIMED or unit.endswith("/s")
-
-
-def faster(metric: Metric) -> Faster:
-    """Return which way of a speed is better, '' for a metric that is none."""
-    return metric.direction if is_timed(metric.unit) and metric.direction != "none" else ""
 
 
 def default_spread(metric: Metric, limit: RegressionLimit | None, scale: Scale, others: float = 0.0) -> float | None:
@@ -412,7 +372,8 @@ def default_spread(metric: Metric, limit: RegressionLimit | None, scale: Scale, 
     if metric.unit in SIZES:
         return 0.02
     alone = 0.10 if "_p9" in metric.name else 0.05
-    return max(alone, -math.log1p(-others) / FOREIGN_LOAD_SIGMAS) if faster(metric) else alone
+    slowed = is_timed(metric.unit) and metric.direction != "none"
+    return max(alone, -math.log1p(-others) / FOREIGN_LOAD_SIGMAS) if slowed else alone
 
 
 def chance_of_each(limits: Iterable[RegressionLimit], metrics: Iterable[Metric]) -> float:
@@ -461,8 +422,7 @@ def regression_check(
     change = difference(limit, new, old, known, chance)
     scale = change.scale
     status, why = ruling(change, limit, metric.direction, old.value(scale))
-    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}"]
-    words += [*map(shift_text, change.disturbed), why]
+    words = [f"{new.text(scale)} against {old.text(scale)}: {change.text(metric.unit)}", why]
     return baseline_check(
         metric,
         status=status,
@@ -481,33 +441,15 @@ def difference(
     default = default_spread(new.metric, limit, scale, others)
     busy = default != default_spread(new.metric, limit, scale)
     source = f"default where others take {others:.0%} of the processors" if busy else "default"
-    sides = new.readings(scale), readings(old.runs, scale, faster(new.metric))
-    return compared(*sides, scale, known=known, default=default, source=source, chance=chance)
+    return compared(
+        new.readings(scale), old.readings(scale), scale, known=known, default=default, source=source, chance=chance
+    )
 
 
-def shift_text(shift: Disturbance) -> str:
-    """Say where in a run a level shifted, and by how much: ``it was 37% lower from 0% to 25% of the run``."""
-    places = [f"from {start / shift.n:.0%} to {end / shift.n:.0%}" for start, end in shift.parts]
-    word = "lower" if shift.ratio < 1 else "higher"
-    return f"it was {abs(shift.ratio - 1):.0%} {word} {' and '.join(places)} of the run"
-
-
-def disturbances(run: Record) -> list[str]:
-    """Return a sentence on others that took the processors all the time, and for each gated speed whose level shifted."""
-    sentences, shifts = list[str](), dict[tuple[Any, ...], str]()
-    if run.others >= NOTICED:
-        sentences.append(
-            f"Others took {run.others:.0%} of the processors while this ran: speeds are what the rest gave."
-        )
-    for limit in run.limits:
-        side = side_of([run], limit.metric)
-        shift = side.readings(LINEAR)[0].disturbed if side and side.runs else None
-        if shift:  # many metrics of one run shift together
-            text = f"{spec_of(run.benchmark).label(limit.metric)}: {shift_text(shift)}. "
-            shifts.setdefault(
-                shift.parts, f"{text}The gate uses the undisturbed part and checks that the whole run agrees."
-            )
-    return [*sentences, *shifts.values()]
+def foreign_load(run: Record) -> list[str]:
+    """Return a sentence where others took the processors while a run was going on."""
+    words = f"Others took {run.others:.0%} of the processors while this ran: speeds are what the rest gave."
+    return [words] if run.others >= NOTICED else []
 
 
 def spread_text(spread: Spread | None, scale: Scale, unit: str = "") -> str:

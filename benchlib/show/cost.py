@@ -1,13 +1,13 @@
 """What people see of a comparison by price: the words of its table, its picture, its page, and what its notebook shows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import benchlib
 from benchlib.core.text import quantity
-from benchlib.judge.cost import Estimate, Offers, Row, Worth, amount_text, judge_worth
+from benchlib.judge.cost import Offers, Worth, amount_text, interval_text, judge_worth
 from benchlib.show import figures, markup
 from benchlib.show.notebook import Shown
 
@@ -25,25 +25,25 @@ class Cell(NamedTuple):
 
 
 def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
-    machines = item.machines
-    prices = [Cell("", quantity(machine.price.usd_per_device_hour), machine.price.origin) for machine in machines]
-    devices = [Cell("", str(machine.devices), machine.device) for machine in machines]
-    others = [(row_text(row), [cell(row, index) for index in range(len(machines))]) for row in item.rows]
-    return [("Price (USD per device hour)", prices), ("Devices", devices), *others]
+    """Return each row of the comparison: what it is, with its unit (times carry theirs themselves), and a cell a machine."""
+    machines = item["machines"]
+    prices = [Cell("", quantity(machine["usd_per_device_hour"]), machine["price_from"]) for machine in machines]
+    devices = [Cell("", str(machine["devices"]), machine["device"]) for machine in machines]
+    written = [("Price (USD per device hour)", prices), ("Devices", devices)]
+    for row in item["rows"]:
+        named = row["unit"] == "s" or row["unit"].endswith("/s")
+        label = row["label"] if named else f"{row['label']} ({row['unit']})"
+        written.append((label, [cell(row, index) for index in range(len(machines))]))
+    return written
 
 
-def cell(row: Row, index: int) -> Cell:
+def cell(row: Mapping[str, Any], index: int) -> Cell:
     """Write a machine in a row: ✓ is the best, ≈ the best by its value in an open order. Only times carry their unit."""
-    value, unit = row.values[index], "s" if row.unit == "s" else ""
-    if np.isnan(value.value):
+    (value, low, high), unit = row["values"][index].values(), "s" if row["unit"] == "s" else ""
+    if value is None:
         return Cell("", "–", "not available")
-    mark = "" if index != row.best else "✓" if row.certain else "≈"
-    return Cell(mark, amount_text(value.value, unit), value.ends(unit))
-
-
-def row_text(row: Row) -> str:
-    """Write what a row is, with its unit: ``Cost per epoch (USD)``; times carry theirs themselves."""
-    return row.label if row.unit == "s" or row.unit.endswith("/s") else f"{row.label} ({row.unit})"
+    mark = "" if index != row["best"] else "✓" if row["certain"] else "≈"
+    return Cell(mark, amount_text(value, unit), "" if low is None else interval_text(low, high, unit))
 
 
 def _short(label: str) -> str:
@@ -52,9 +52,9 @@ def _short(label: str) -> str:
     return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1 - half]}…{label[-half:]}"
 
 
-def _reach(value: Estimate, scale: float = 1.0) -> Any:
+def _reach(estimate: Mapping[str, float | None], scale: float = 1.0) -> Any:
     """Return how far the interval reaches below and above a value, of shape (2, 1); 0 where there is none."""
-    ends = np.array([[value.low], [value.value], [value.high]]) / scale
+    ends = np.array([[estimate[end]] for end in ("low", "value", "high")], float) / scale
     return np.nan_to_num(np.diff(ends, axis=0))
 
 
@@ -62,16 +62,17 @@ def _reach(value: Estimate, scale: float = 1.0) -> Any:
 def front(item: Worth) -> figures.Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
     figure, axes = figures.blank(of_many=True)
-    longest = max(time.value for time in item.seconds)
+    longest = max(time["value"] for time in item["seconds"])
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
     ends, words = list[figures.End](), list[str]()
-    for place, (machine, time, usd) in enumerate(zip(item.machines, item.seconds, item.usd, strict=True)):
-        seconds, cost, on_front = time.value, usd.value, place in item.front
-        end = figures.End(seconds / scale, cost, _short(machine.label), BEST if on_front else figures.PALETTE.muted)
+    for machine, time, usd in zip(item["machines"], item["seconds"], item["usd"], strict=True):
+        seconds, cost, label = time["value"], usd["value"], machine["label"]
+        on_front = label in item["front"]
+        end = figures.End(seconds / scale, cost, _short(label), BEST if on_front else figures.PALETTE.muted)
         looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
         axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
         ends.append(end)
-        amounts = f"{machine.label} {amount_text(seconds, 's')}, {amount_text(cost, 'USD')}"
+        amounts = f"{label} {amount_text(seconds, 's')}, {amount_text(cost, 'USD')}"
         words.append(amounts + ", on the front" * on_front)
     best = sorted((end.x, end.y) for end in ends if end.colour == BEST)
     if len(best) > 1:
@@ -81,7 +82,7 @@ def front(item: Worth) -> figures.Picture:
     figures.plain_numbers(axes.yaxis)
     axes.grid(visible=True, axis="both")
     figures.name_ends(axes, ends)
-    title, x = f"Time and cost of {item.amount}", f"time of {item.amount} ({unit})"
+    title, x = f"Time and cost of {item['amount']}", f"time of {item['amount']} ({unit})"
     return figures.finish(figure, axes, title, x, "USD", "; ".join(words))
 
 
@@ -96,35 +97,35 @@ def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
 
 def shown(offers: Offers) -> Shown:
     """Return what the notebook shows."""
-    others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
+    others = [{"benchmark": item["benchmark"]} | row for item in offers.items[1:] for row in _table(item)]
     tables = {"comparison": _table(offers.items[0]), "other benchmarks": others}
-    answers = [f"**{answer.question}** {answer.sentence}" for item in offers.items for answer in item.answers]
+    answers = [f"**{answer['question']}** {answer['sentence']}" for item in offers.items for answer in item["answers"]]
     origins = [
         {
-            "machine": machine.label,
-            "benchmark": item.benchmark,
-            "runs": ", ".join(run.run for run in machine.runs.runs),
-            "hardware": machine.hardware,
-            "price from": machine.price.origin,
+            "machine": machine["label"],
+            "benchmark": item["benchmark"],
+            "runs": ", ".join(machine["runs"]),
+            "hardware": machine["hardware"],
+            "price from": machine["price_from"],
             "read by": f"benchlib {benchlib.__version__}",
         }
         for item in offers.items
-        for machine in item.machines
+        for machine in item["machines"]
     ]
     return Shown(
         asked=offers.asked,
         tables=tables,
         figures={"time and cost": lambda: [front(offers.items[0])]},
-        reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)],
+        reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item["notes"])],
         provenance=origins,
         judge=lambda: judge_worth(offers.items),
     )
 
 
 def _table(item: Worth) -> list[dict[str, str]]:
-    labels, written = [machine.label for machine in item.machines], list[tuple[str, Sequence[str]]]()
+    labels, written = [machine["label"] for machine in item["machines"]], list[tuple[str, Sequence[str]]]()
     for name, cells in rows(item):
         parts = [(words.value, f"({words.below})" * bool(words.below), words.mark) for words in cells]
         written.append((name, [" ".join(filter(None, words)) for words in parts]))
-    written += [(f"Differs: {name}", values) for name, values in item.differences.items()]
+    written += [(f"Differs: {name}", values) for name, values in item["differences"].items()]
     return [{"": name} | dict(zip(labels, cells, strict=True)) for name, cells in written]

@@ -10,7 +10,7 @@ from benchlib.config.schema import BaseConfig, changes, command
 from benchlib.core.events import read_events
 from benchlib.core.text import GROUPS, KINDS, NOT_EVALUATED, UNJUDGED, badness, duration, look, moment, quantity, text
 from benchlib.judge.published import section
-from benchlib.judge.regression import disturbances
+from benchlib.judge.regression import foreign_load
 from benchlib.results.metrics import Metric
 from benchlib.results.record import Record
 from benchlib.results.run import Result, Run
@@ -151,7 +151,7 @@ def warnings(config: BaseConfig, record: Record) -> list[str]:
     """Return what limits the meaning of the result: what the benchmark says of it, an injected slow-down, and what disturbed it."""
     planted = f"Timed work was made {config.planted_slowdown:.0%} longer on purpose (planted_slowdown), to see whether the gate finds it."
     sentences = [*spec_of(config.benchmark).warned(config, record.result), *[planted] * bool(config.planted_slowdown)]
-    return sentences + (disturbances(record) if record.complete else [])
+    return sentences + (foreign_load(record) if record.complete else [])
 
 
 def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:

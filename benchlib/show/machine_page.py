@@ -17,7 +17,7 @@ from benchlib.core.files import write_text
 from benchlib.core.text import badness, capitalized, counted, duration, quantity
 from benchlib.judge.baselines import planted
 from benchlib.judge.checks import Ask, Check, Status, verdict_of
-from benchlib.judge.cost import Price, listed_price
+from benchlib.judge.cost import HOUR_S, listed_price
 from benchlib.judge.reference_values import Compared, compared
 from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
@@ -29,7 +29,6 @@ from benchlib.show.notebook import Shown
 NAME = "report.html"
 VALUES = 3  # of a reference that a row shows
 MILLION = 1e6
-HOUR_S = 3600.0
 STATUS: dict[str, Status] = {"PASS": "PASS", "AMBIGUOUS": "AMBIGUOUS", "SKIPPED": "SKIPPED"}  # others are a FAIL
 Row = dict[str, Any]
 
@@ -47,7 +46,7 @@ class Page:
     fast: list[Row]
     peaks: str
     worth: list[Row]
-    price: Price | None
+    price: tuple[float, str] | None
     undone: list[Row]
     demo: bool = False
 
@@ -103,19 +102,19 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         right=right,
         fast=fast,
         peaks="; ".join(bounds),
-        worth=list(_worth(whole, price)) if price else [],
+        worth=list(_worth(whole, price[0])) if price else [],
         price=price,
         undone=list(_undone(runs)),
     )
 
 
-def _price(runs: Sequence[Record], usd_per_hour: float | None) -> Price | None:
+def _price(runs: Sequence[Record], usd_per_hour: float | None) -> tuple[float, str] | None:
     if usd_per_hour is not None:
-        return Price(usd_per_hour, "given")
+        return usd_per_hour, "given"
     return listed_price(name for run in runs for name in run.device_names)
 
 
-def _worth(runs: Sequence[Record], price: Price) -> Iterator[Row]:
+def _worth(runs: Sequence[Record], usd_per_hour: float) -> Iterator[Row]:
     """Yield what a million items of work cost at the rate that was measured."""
     for run in runs:
         prefix = spec_of(run.benchmark).rate
@@ -123,7 +122,7 @@ def _worth(runs: Sequence[Record], price: Price) -> Iterator[Row]:
         for metric in rates[:1]:
             if metric.value:
                 devices = int(run.fingerprint.get("nodes" if run.backend == "cpu" else "world_size") or 1)
-                usd = price.usd_per_device_hour * devices / HOUR_S * MILLION / metric.value
+                usd = usd_per_hour * devices / HOUR_S * MILLION / metric.value
                 work = f"1 million {metric.unit.removesuffix('/s')}, {run.benchmark}"
                 yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": link(run, 1)}
 
@@ -183,7 +182,7 @@ def shown(page: Page) -> Shown:
     worth = [{"work": row["work"], "rate": row["rate"], "price": row["usd"]} for row in page.worth]
     place = "the demo runs of the kit" if page.demo else str(page.folder)
     return Shown(
-        asked={"folder": place, "USD per device hour": f"{page.price.usd_per_device_hour:g}" if page.price else "none"},
+        asked={"folder": place, "USD per device hour": f"{page.price[0]:g}" if page.price else "none"},
         tables={"right": right, "fast": fast, "worth": worth, "not done": page.undone},
         figures={"fast": lambda: [_picture(page.fast)]},
         reading=[page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],

@@ -13,7 +13,7 @@ from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config.schema import resolve
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.judge.compare import RunSet
-from benchlib.judge.cost import Machine, Price, worth
+from benchlib.judge.cost import Machine, worth
 from benchlib.judge.numbers import judged
 from benchlib.results.record import Record
 from benchlib.results.run import Result
@@ -146,12 +146,13 @@ def test_a_run_is_priced_by_new_tokens_and_servers():
             benchmark="serving", tier="smoke", backend="cpu", run="r", result=result,
             fingerprint={"world_size": "1", "config.concurrency": "16", "config.workers": json.dumps(list(URLS))},
         )  # fmt: skip
-        return Machine(f"at {usd} USD", RunSet("r", (run,)), Price(usd, "given"))
+        return Machine(f"at {usd} USD", RunSet("r", (run,)), usd)
 
     item = worth([machine(1.8), machine(3.6)])
     # Two servers at 1.80 USD: 3.60 USD an hour for 108 tokens/s.
-    assert (item.items, item.machines[0].devices) == ("tokens", 2)
-    assert item.row("usd_per_million").values[0].value == pytest.approx(3.6 / 3600 * 1e6 / 108)
+    assert (item["items"], item["machines"][0]["devices"]) == ("tokens", 2)
+    (value,) = (row["values"][0]["value"] for row in item["rows"] if row["name"] == "usd_per_million")
+    assert value == pytest.approx(3.6 / 3600 * 1e6 / 108)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

@@ -11,7 +11,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, write_json
 from benchlib.judge import baselines
 from benchlib.judge.checks import Verdict, save_verdict
-from benchlib.judge.regression import LINEAR, RegressionLimit, save_repeats, side_of
+from benchlib.judge.regression import RegressionLimit, save_repeats
 from benchlib.results.metrics import measured
 from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
@@ -147,13 +147,9 @@ def test_a_run_counts_once_under_whatever_name(make_run, tmp_path, root):
 
 
 def test_if_improved_replaces_by_what_is_better_and_finds_a_run_no_worse_than_itself(make_run):
-    """The median of the half-slowed run is 81, that of its undisturbed part 100."""
-    shifted = make_run(
-        "first", samples=[100.0 + number % 3 for number in range(30)] + [60.0 + number % 3 for number in range(30)]
-    )
-    path = baselines.accept(shifted, "first", LIMITS)
-    assert side_of(baselines.load_baseline(path).runs, "rate").readings(LINEAR)[0].disturbed
-    baselines.accept(shifted, "itself", LIMITS, if_improved=True)
+    first = make_run("first")
+    baselines.accept(first, "first", LIMITS)
+    baselines.accept(first, "itself", LIMITS, if_improved=True)
     baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True)
     assert baselines.stored()[0][0].latest.metric("rate").value == pytest.approx(201.0)
 

@@ -13,7 +13,7 @@ from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.judge import cost
 from benchlib.judge.compare import RunSet
-from benchlib.judge.cost import Machine, Price, front, offers, parse, worth
+from benchlib.judge.cost import Machine, front, offers, parse, worth
 from benchlib.judge.references import registry
 from benchlib.results.metrics import measured, not_available
 from benchlib.results.record import Record
@@ -43,21 +43,26 @@ def run(rates, *, name="run", backend="cpu", ranks=1, nodes=1, epoch=3000, watts
 def machine(label, usd, *rates, **more):
     """Return a machine with a run for each list of rates."""
     runs = [run(samples, name=f"{label}-{index}", **more) for index, samples in enumerate(rates)]
-    return Machine(label, RunSet(label, tuple(runs)), Price(usd, "given"))
+    return Machine(label, RunSet(label, tuple(runs)), float(usd))
 
 
 def worth_of(*machines, **more):
     return worth(machines, **more)
 
 
+def row(item, name):
+    (one,) = (row for row in item["rows"] if row["name"] == name)
+    return one
+
+
 def values(item, name):
-    return [value.value for value in item.row(name).values]
+    return [value["value"] for value in row(item, name)["values"]]
 
 
 # Prices.
 
 SIDES = [
-    Machine(label, RunSet(label, (run([1.0], name=name, backend="cuda", on=(host, [device])),)))
+    Machine(label, RunSet(label, (run([1.0], name=name, backend="cuda", on=(host, [device])),)), 1.0)
     for label, name, host, device in (
         ("a", "squad-1", "node1", "NVIDIA H100 80GB HBM3"), ("b", "squad-2", "node2", "NVIDIA A100-SXM4-80GB")
     )
@@ -110,13 +115,13 @@ def test_a_table_by_hand():
     assert values(item, "usd_per_million") == pytest.approx([2 * 1e4 / 3600, 4 * 1e6 / 150 / 3600])
     assert values(item, "wh_per_million") == pytest.approx([2e6 / 3600, 3e6 / 3600])
     assert values(item, "break_even") == pytest.approx([2, 3])  # 1.5 times as fast is worth 1.5 times the price
-    assert [row.best for row in item.rows] == [1, 1, 0, 0, 0, None]
-    assert [row.certain for row in item.rows] == [True] * 5 + [False]
+    assert [row["best"] for row in item["rows"]] == [1, 1, 0, 0, 0, None]
+    assert [row["certain"] for row in item["rows"]] == [True] * 5 + [False]
     # Two epochs: 60 s on the cheaper machine are too long, 40 s are not.
-    within = item.answers[2]
-    assert (within.machine, within.certain) == ("quick", True)
-    assert "cheapest: 40 s" in within.sentence and "for 2 epochs" in within.sentence
-    assert item.front == [0, 1]
+    within = item["answers"][2]
+    assert (within["machine"], within["certain"]) == ("quick", True)
+    assert "cheapest: 40 s" in within["sentence"] and "for 2 epochs" in within["sentence"]
+    assert item["front"] == ["slow", "quick"]
 
 
 @pytest.mark.parametrize(
@@ -130,14 +135,16 @@ def test_a_table_by_hand():
 def test_what_is_paid_for_is_counted(more, devices):
     one = machine("a", 3.0, [100.0], **more)
     assert one.devices == devices
-    assert one.usd_per_s == pytest.approx(3.0 * devices / 3600)
+    item = worth([one, machine("b", 3.0, [100.0], **more)])
+    assert values(item, "usd_per_million") == pytest.approx([3.0 * devices / 3600 * 1e4] * 2)
 
 
 def test_the_pareto_front_and_deadlines_by_hand():
     assert front([(1, 9), (2, 5), (3, 5), (4, 1), (4, 2), (1, 9)]) == [0, 1, 3, 5]
     assert [cost.parse_deadline(words) for words in ("8h", "90min", "1.5 d", "30s")] == [28800, 5400, 129600, 30]
     item = worth_of(machine("a", 1, [100.0, 100.0]), machine("b", 1, [50.0, 50.0]), deadline_s=59.0)
-    assert (item.answers[2].machine, "None finishes 2 epochs within 59 s" in item.answers[2].sentence) == ("", True)
+    answer = item["answers"][2]
+    assert (answer["machine"], "None finishes 2 epochs within 59 s" in answer["sentence"]) == ("", True)
 
 
 # Intervals and orders.
@@ -153,18 +160,19 @@ def test_the_interval_of_a_cost_is_that_of_a_bootstrap_by_force():
         ("usd_per_epoch", 3 / 3600 * 3000 / medians),
         ("wh_per_million", 1e6 / 3600 * powers / medians),
     ):
-        value = item.row(name).values[0]
-        assert (value.low, value.high) == pytest.approx(np.percentile(drawn, [1, 99]), rel=0.03)
+        value = row(item, name)["values"][0]
+        assert (value["low"], value["high"]) == pytest.approx(np.percentile(drawn, [1, 99]), rel=0.03)
 
 
 def test_the_spread_between_runs_counts_from_three_runs_on():
     from scipy.stats import t
 
     rates = (100.0, 110.0, 121.0)
-    value = worth_of(machine("a", 1, *[[rate] * 5 for rate in rates]), machine("b", 1, [60.0])).row("rate").values[0]
+    item = worth_of(machine("a", 1, *[[rate] * 5 for rate in rates]), machine("b", 1, [60.0]))
+    value = row(item, "rate")["values"][0]
     half = t.ppf(0.99, 2) * math.log(1.1) / math.sqrt(3)
-    assert value.value == pytest.approx(110)
-    assert (value.low, value.high) == pytest.approx((110 * math.exp(-half), 110 * math.exp(half)))
+    assert value["value"] == pytest.approx(110)
+    assert (value["low"], value["high"]) == pytest.approx((110 * math.exp(-half), 110 * math.exp(half)))
 
 
 def noisy(middle, seed):
@@ -173,16 +181,16 @@ def noisy(middle, seed):
 
 def test_an_order_is_certain_or_open():
     wide_apart = worth_of(machine("a", 1, noisy(100, 1)), machine("b", 1, noisy(130, 2)))
-    assert [(answer.machine, answer.certain) for answer in wide_apart.answers] == [("b", True), ("b", True)]
-    assert [showing.cell(wide_apart.row("rate"), index).mark for index in (0, 1)] == ["", "✓"]
+    assert [(answer["machine"], answer["certain"]) for answer in wide_apart["answers"]] == [("b", True), ("b", True)]
+    assert [showing.cell(row(wide_apart, "rate"), index).mark for index in (0, 1)] == ["", "✓"]
     close = worth_of(machine("a", 1, noisy(100, 1)), machine("b", 1, noisy(101, 2)))
-    assert [answer.certain for answer in close.answers] == [False, False]
-    assert "may be as good" in close.answers[0].sentence
-    assert "≈" in [showing.cell(close.row("rate"), index).mark for index in (0, 1)]
+    assert [answer["certain"] for answer in close["answers"]] == [False, False]
+    assert "may be as good" in close["answers"][0]["sentence"]
+    assert "≈" in [showing.cell(row(close, "rate"), index).mark for index in (0, 1)]
     assert cost.judge_worth([close]).verdict == "AMBIGUOUS"
     # A price that outweighs the noise makes the cheaper one certain, and leaves the faster one open.
     priced = worth_of(machine("a", 1, noisy(100, 1)), machine("b", 2, noisy(101, 2)))
-    assert [answer.certain for answer in priced.answers] == [False, True]
+    assert [answer["certain"] for answer in priced["answers"]] == [False, True]
 
 
 # Unlike work.
@@ -199,12 +207,13 @@ def test_an_order_is_certain_or_open():
 )
 def test_unlike_work_is_compared_per_item_and_the_difference_is_named(other, name, shown):
     item = worth_of(machine("a", 1, [100.0]), machine("b", 1, [200.0], **other), deadline_s=60)
-    assert item.differences == {name: shown}
-    assert "rate" in [row.name for row in item.rows] and not [row for row in item.rows if "epoch" in row.name]
-    assert item.amount == "a million samples"
+    assert item["differences"] == {name: shown}
+    names = [row["name"] for row in item["rows"]]
+    assert "rate" in names and not [name for name in names if "epoch" in name]
+    assert item["amount"] == "a million samples"
     ways = machine("b", 1, [200.0], ranks=2, batch_size=4, threads=3, compile=True, seed=9)
-    assert worth_of(machine("a", 1, [100.0]), ways).differences == {}
-    assert item.answers[2].certain is None
+    assert worth_of(machine("a", 1, [100.0]), ways)["differences"] == {}
+    assert item["answers"][2]["certain"] is None
 
 
 # Doors.
