@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import numpy as np
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands.output import say, show_table
@@ -14,12 +13,10 @@ from benchlib.judge import baselines, reference_values
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import save_verdict, verdict_of
-from benchlib.judge.regression import LOG, NOTICED, TWICE, side_of
+from benchlib.judge.regression import LOG, TWICE, side_of
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.show.digest import interval
-
-ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 
 @click.group()
@@ -84,25 +81,7 @@ def accept(folders: Sequence[Path], reason: str, add: bool, if_improved: bool) -
     show_table(row.cells for row in rows)
     say(f"accepted: {path}\ncommit this file to share it.")
     blunt = any(row.times > TWICE for row in rows)
-    say((_reach(accepted, rows), "yellow" if blunt else "dim"))
-
-
-def _reach(accepted: baselines.Baseline, rows: Sequence[baselines.Width]) -> str:
-    """Say what others took while the runs ran, the smallest loss that the gate finds in its widest metric, and what to do."""
-    others = float(np.median([run.others for run in accepted.runs]))
-    words = [f"Others took {others:.0%} of the processors while the accepted runs ran."]
-    if rows:
-        widest = max(rows, key=lambda row: row.times)
-        form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
-        words.append(form.format_map(widest.cells))
-    if others >= NOTICED:
-        words.append(
-            "To find smaller losses, run again on a quiet machine and accept those runs instead; here, use --repeat 5."
-        )
-    if len(accepted.runs) < ENOUGH_RUNS:
-        more = f"accept {ENOUGH_RUNS} or more (--add), or run `benchlib calibrate {accepted.latest.benchmark} --tier {accepted.latest.tier}`"
-        words.append(f"The gate assumes how much unchanged runs differ: to measure it, {more}.")
-    return " ".join(words)
+    say((baselines.reach(accepted, rows), "yellow" if blunt else "dim"))
 
 
 @verb.command("list")

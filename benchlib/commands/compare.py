@@ -10,10 +10,8 @@ import click
 from rich.text import Text
 
 from benchlib.commands.output import say, show_table
-from benchlib.core.errors import UserError
 from benchlib.core.terminal import stacked
-from benchlib.core.text import listing
-from benchlib.judge.compare import Contrast, Line, Row, RunSet, contrast, line, read_argument
+from benchlib.judge.compare import Contrast, Line, Row, compare, line
 from benchlib.judge.cost import Worth, parse, parse_deadline, worths
 from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show.exports import put
@@ -34,39 +32,6 @@ STAR = (
 )
 BEST = {"✓": "bold green", "≈": "yellow", "": "none"}  # by price
 TONES = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
-
-
-def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
-    """Compare each argument with the first, benchmark by benchmark; return the contrasts and notes on what was excluded.
-
-    Raises ``UserError`` for fewer than two arguments, for one that cannot be read, and for two without a benchmark in
-    common: different benchmarks measure different things.
-    """
-    if len(arguments) < 2:
-        raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
-    sides = [(argument, *read_argument(argument)) for argument in arguments]
-    (first, reference, _), *others = sides
-    contrasts = list[Contrast]()
-    notes = [f"{argument}, excluded: {line}" for argument, _, excluded in sides for line in excluded]
-    read = [(f"{argument}: {name}", runs.runs) for argument, side, _ in sides for name, runs in side.items()]
-    shares = [(name, max(run.planted for run in runs)) for name, runs in read]
-    notes += [f"{name} was made {share:.0%} slower on purpose (planted_slowdown)" for name, share in shares if share]
-    for argument, other, _ in others:
-        common = [name for name in reference if name in other]
-        if not common:
-            kinds = f"{first} of {listing(sorted(reference))}, {argument} of {listing(sorted(other))}"
-            raise UserError(f"runs of two kinds, {kinds}: different benchmarks measure different things; compare one's")
-        equal = [name for name in common if common[1:] and _same_runs(reference[name], other[name])]
-        notes += [f"{name}: the same runs on both sides" for name in equal]
-        contrasts += [contrast(reference[name], other[name]) for name in common if name not in equal]
-        for name in sorted(reference.keys() ^ other.keys()):
-            notes.append(f"{name}: only {first if name in reference else argument} has runs of it")
-    return contrasts, list(dict.fromkeys(notes))
-
-
-def _same_runs(one: RunSet, other: RunSet) -> bool:
-    alike = len(one.runs) == len(other.runs)
-    return alike and all(any(run.is_copy_of(copy) for copy in other.runs) for run in one.runs)
 
 
 def star_note(rows: Sequence[Row]) -> str:
@@ -195,8 +160,6 @@ def verb(sides: tuple[str, ...], prices: str, deadline: str, path: Path | None, 
         elif options["strict"] and not all(item.comparable for item in items):
             code = EXIT_NOTHING_TO_COMPARE
     if path:
-        if not path.parent.is_dir():
-            raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
         from benchlib.show import cost
 
         text = cost.page(items, notes) if by_price else html(items, notes)

@@ -13,49 +13,11 @@ from benchlib.commands.output import errors, say, show_table
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.terminal import stacked
 from benchlib.core.text import counted
-from benchlib.judge.foreign.readers import not_read, read_claims
-from benchlib.judge.impossible.rules import Judgement, judge_claims
+from benchlib.judge.foreign.readers import IMPOSSIBLE, POSSIBLE, WORST, judged
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
 
-POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
-WORST = (UNREADABLE, IMPOSSIBLE, NO_RULE, POSSIBLE)
-MAX_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow", "unconfirmed": "yellow", "invalid": "red"}
-
-
-def judged(path: Path) -> dict[str, Any]:
-    """Judge a file and return the findings as JSON has them."""
-    try:
-        name, claims = read_claims(path)
-        judgements, unread = judge_claims(claims), not_read(path, name)
-    except UserError as error:
-        return {"file": str(path), "exit_code": UNREADABLE, "error": str(error)}
-    failed = [judgement.rule.name for judgement in judgements if judgement.failures]
-    applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
-    of, rules = counted(len(claims), "statement"), counted(applied, "rule")
-    code = IMPOSSIBLE if failed else POSSIBLE if applied else NO_RULE
-    sentence = {
-        IMPOSSIBLE: f"Impossible: {', '.join(failed)}. {rules} applied to {of}.",
-        POSSIBLE: f"Nothing impossible in {of}; {rules} applied.",
-        NO_RULE: f"No rule could be applied to {of}: the file does not state enough to judge it.",
-    }[code]
-    sentence += f" Not read: {', '.join(unread)}." if unread else ""
-    findings = [
-        {"rule": item.rule.name, "catches": item.rule.catches, "status": item.status, "finding": _finding(item)}
-        | {"passed": item.passed, "failures": item.failures, "skipped": item.skipped}
-        for item in sorted(judgements, key=lambda item: item.status)
-    ]
-    document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
-    return document | {"findings": findings}
-
-
-def _finding(item: Judgement) -> str:
-    if item.failures:
-        more = f"and {len(item.failures) - MAX_REASONS:,} more (--json lists all)"
-        return "\n".join([*item.failures[:MAX_REASONS], *[more] * (len(item.failures) > MAX_REASONS)])
-    first, count = (item.example, item.passed) if item.passed else (item.skipped[0], len(item.skipped))
-    return first + (f" (and {count - 1:,} more)" if count > 1 else "")
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -86,11 +86,8 @@ def show(runs: bool, out: Path | None) -> None:
             say(f"    {f'copy of {run.copy_of}: ' * bool(run.copy_of)}{one_line(run.sentence)}", style="dim", fold=True)
 
 
-# Whether it is there, the part, what was seen, what to do.
-Finding = tuple[bool, str, str] | tuple[bool, str, str, str]
-
-
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[tuple[Any, ...]]:
+    """Yield whether a part is there, its name, what was seen, and what to do where it is not."""
     named = ("python", "torch", "transformers", "benchlib")
     yield True, "processor", f"{cpu_model()}, {usable_cores()} cores"
     yield True, "versions", ", ".join(f"{name} {text}" for name, text in versions().items() if name in named)

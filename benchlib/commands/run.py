@@ -22,8 +22,7 @@ from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import BACKEND, OUT, SET
-from benchlib.commands.output import console as console
-from benchlib.commands.output import place, say, show_table
+from benchlib.commands.output import console, place, say, show_table
 from benchlib.config import cluster as clusters
 from benchlib.config.schema import tier_names
 from benchlib.core import run_folder

@@ -23,6 +23,7 @@ from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.regression import (
     LINEAR,
+    NOTICED,
     SCHEMA,
     KeptRuns,
     RegressionLimit,
@@ -50,6 +51,7 @@ from benchlib.results.verdict import Verdict
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 MIN_STORED = 4  # of which one may be odd
+ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 
 class Baseline(KeptRuns):
@@ -266,6 +268,24 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         }
         rows.append(Width(cells, effect / allowed if allowed else 0.0))
     return rows
+
+
+def reach(accepted: Baseline, rows: Sequence[Width]) -> str:
+    """Say what others took while the runs ran, the smallest loss that the gate finds in its widest metric, and what to do."""
+    others = float(np.median([run.others for run in accepted.runs]))
+    words = [f"Others took {others:.0%} of the processors while the accepted runs ran."]
+    if rows:
+        widest = max(rows, key=lambda row: row.times)
+        form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
+        words.append(form.format_map(widest.cells))
+    if others >= NOTICED:
+        words.append(
+            "To find smaller losses, run again on a quiet machine and accept those runs instead; here, use --repeat 5."
+        )
+    if len(accepted.runs) < ENOUGH_RUNS:
+        more = f"accept {ENOUGH_RUNS} or more (--add), or run `benchlib calibrate {accepted.latest.benchmark} --tier {accepted.latest.tier}`"
+        words.append(f"The gate assumes how much unchanged runs differ: to measure it, {more}.")
+    return " ".join(words)
 
 
 def accept(

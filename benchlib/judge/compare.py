@@ -13,23 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchlib.benchmarks import of_run, spec_of
+from benchlib.benchmarks import spec_of
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_json
-from benchlib.core.text import counted, quantity, shortened
+from benchlib.core.text import counted, listing, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import (
-    Change,
-    Spread,
-    chance_of_each,
-    difference,
-    is_timed,
-    regression_check,
-    side_of,
-)
+from benchlib.judge.regression import Change, Spread, chance_of_each, difference, is_timed, regression_check, side_of
 from benchlib.results.metrics import Direction
 from benchlib.results.record import NAMING, Record
 from benchlib.results.shared import load_runs
@@ -108,11 +99,6 @@ def _apart(here: Record, there: Record) -> list[tuple[str, str, str]]:
 def _runs(text: str) -> list[Record]:
     path = Path(text)
     if path.is_file() and path.suffix == ".json":
-        content = read_json(path)
-        about = content.get("metadata") if isinstance(content, dict) and "format" in content else None
-        benchmark = of_run(str(about.get("benchmark"))) if isinstance(about, dict) else None
-        if benchmark and (read := benchmark.part("export", "read", None)):
-            return [read(content, str(path))]  # a file that the benchmark's own export wrote
         return baselines.load_baseline(path).runs
     if not path.exists() and _KEY.match(text):
         return baselines.by_key(text).runs
@@ -235,6 +221,38 @@ def line(item: Contrast) -> Line:
         word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
         interval = f"{low:.3g} to {high:.3g}"
     return Line(name, word, spec.label(row.metric), f"{ratio:.3g}", interval, computes)
+
+
+def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
+    """Compare each argument with the first, benchmark by benchmark; return the contrasts and notes on what was excluded.
+
+    Raises ``UserError`` for fewer than two arguments, for one that cannot be read, and for two without a benchmark in common.
+    """
+    if len(arguments) < 2:
+        raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
+    sides = [(argument, *read_argument(argument)) for argument in arguments]
+    (first, reference, _), *others = sides
+    contrasts = list[Contrast]()
+    notes = [f"{argument}, excluded: {line}" for argument, _, excluded in sides for line in excluded]
+    read = [(f"{argument}: {name}", runs.runs) for argument, side, _ in sides for name, runs in side.items()]
+    shares = [(name, max(run.planted for run in runs)) for name, runs in read]
+    notes += [f"{name} was made {share:.0%} slower on purpose (planted_slowdown)" for name, share in shares if share]
+    for argument, other, _ in others:
+        common = [name for name in reference if name in other]
+        if not common:
+            kinds = f"{first} of {listing(sorted(reference))}, {argument} of {listing(sorted(other))}"
+            raise UserError(f"runs of two kinds, {kinds}: different benchmarks measure different things; compare one's")
+        equal = [name for name in common if common[1:] and _same_runs(reference[name], other[name])]
+        notes += [f"{name}: the same runs on both sides" for name in equal]
+        contrasts += [contrast(reference[name], other[name]) for name in common if name not in equal]
+        for name in sorted(reference.keys() ^ other.keys()):
+            notes.append(f"{name}: only {first if name in reference else argument} has runs of it")
+    return contrasts, list(dict.fromkeys(notes))
+
+
+def _same_runs(one: RunSet, other: RunSet) -> bool:
+    alike = len(one.runs) == len(other.runs)
+    return alike and all(any(run.is_copy_of(copy) for copy in other.runs) for run in one.runs)
 
 
 def contrast(reference: RunSet, other: RunSet) -> Contrast:

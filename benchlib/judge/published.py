@@ -139,12 +139,7 @@ def section(run: Run) -> dict[str, Any] | None:
     """
     placed = placements(run)
     rows = [
-        {
-            **_described(place.figure),
-            "label": capitalized(item.label),
-            "here": place.here,
-            "compared": place.compared,
-        }
+        {**_described(place.figure), "label": capitalized(item.label), "here": place.here, "compared": place.compared}
         for item, places in placed
         for place in places
     ]

@@ -3,6 +3,7 @@
 What differs stands first. Each row links to the report of its run.
 """
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ from benchlib.core.files import write_text
 from benchlib.core.text import badness, capitalized, counted, duration, quantity
 from benchlib.judge.baselines import planted
 from benchlib.judge.checks import Ask, Check, Status, verdict_of
-from benchlib.judge.cost import HOUR_S, listed_price
+from benchlib.judge.compare import RunSet
+from benchlib.judge.cost import HOUR_S, Machine, listed_price
 from benchlib.judge.reference_values import Compared, compared
 from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
@@ -117,14 +119,12 @@ def _price(runs: Sequence[Record], usd_per_hour: float | None) -> tuple[float, s
 def _worth(runs: Sequence[Record], usd_per_hour: float) -> Iterator[Row]:
     """Yield what a million items of work cost at the rate that was measured."""
     for run in runs:
-        prefix = spec_of(run.benchmark).rate
-        rates = [metric for metric in run.measured if prefix and f"{metric.name}_".startswith(f"{prefix}_")]
-        for metric in rates[:1]:
-            if metric.value:
-                devices = int(run.fingerprint.get("nodes" if run.backend == "cpu" else "world_size") or 1)
-                usd = usd_per_hour * devices / HOUR_S * MILLION / metric.value
-                work = f"1 million {metric.unit.removesuffix('/s')}, {run.benchmark}"
-                yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": link(run, 1)}
+        machine = Machine(run.run, RunSet(run.run, (run,)), usd_per_hour)
+        if machine.rate:
+            metric = machine.rate.metric
+            usd = usd_per_hour * machine.devices / HOUR_S * MILLION / (metric.value or math.nan)
+            work = f"1 million {metric.unit.removesuffix('/s')}, {run.benchmark}"
+            yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": link(run, 1)}
 
 
 def _undone(runs: Sequence[Record]) -> Iterator[Row]:

@@ -1,8 +1,7 @@
 """The result of a run as one JSON file for other programs: ``bench_{GPU}_{N}gpu_{TIMESTAMP}.json``.
 
 :class:`Bench` is the schema, ``docs/bench.schema.json`` the same for programs that do not read Python. A field is added
-with the same version; one that is changed or dropped raises it. ``benchlib compare`` reads such a file like the run's
-folder.
+with the same version; one that is changed or dropped raises it.
 """
 
 import datetime
@@ -11,16 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from benchlib.core.errors import UserError, explained
+from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import counted
 from benchlib.results.metrics import Metric
 from benchlib.results.record import Record
-from benchlib.results.run import Result
 from benchlib.results.shared import KEPT_BYTES
-from benchlib.results.verdict import Verdict
 from benchlib.show.exports import put
 
 NAME = "seq2seq"
@@ -132,36 +129,3 @@ def write(runs: Sequence[Record], output: str) -> str:
     for name, text in texts.items():
         write_text(folder / name, text)
     return f"{', '.join(texts)} written to {folder}"
-
-
-def read(content: Any, name: str) -> Record:
-    """Return the run that the content of such a file describes; ``UserError`` names the first thing that is wrong."""
-    try:
-        file = Bench.model_validate(content)
-        about = file.metadata
-        judged = {"verdict": about.verdict, "sentence": about.sentence, "checks": []}
-        verdict = None if about.verdict in ("UNFINISHED", "RUNNING") else Verdict.model_validate(judged)
-    except ValidationError as error:
-        raise UserError(f"{name}: not such a file of this version ({explained(error)})") from None
-    common = about.model_dump(include={"benchmark", "tier", "backend"})
-    result = Result(
-        **common,
-        status="complete",
-        world_size=about.ranks,
-        started_at=about.started_at.timestamp(),
-        ended_at=about.ended_at.timestamp() if about.ended_at else None,
-        metrics=[Metric(**number.model_dump(exclude={"samples"})) for number in file.summary],
-        facts=about.facts,
-        tables={"epochs": [epoch.model_dump() for epoch in file.epochs]},
-    )
-    return Record(
-        **common,
-        run=about.run,
-        verdict=verdict,
-        started_at=result.started_at,
-        config=file.config,
-        machine=about.machine,
-        fingerprint=about.fingerprint,
-        samples={number.name: number.samples for number in file.summary if number.samples},
-        result=result,
-    )

@@ -10,21 +10,25 @@ from benchlib.benchmarks import loadable, of_run
 from benchlib.core.errors import UserError, explained
 from benchlib.core.files import read_bytes, read_json
 from benchlib.core.run_folder import file_faults
-from benchlib.core.text import shortened
+from benchlib.core.text import counted, shortened
 from benchlib.judge.baselines import Baseline, config_of
-from benchlib.judge.foreign import throughput_table
 from benchlib.judge.impossible.claim import Claim, ClaimFile
 from benchlib.judge.impossible.own import Numbers
+from benchlib.judge.impossible.rules import Judgement, judge_claims
 from benchlib.results.run import Result, Run
 from benchlib.results.shared import is_report, read_html
 
+POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
+WORST = (UNREADABLE, IMPOSSIBLE, NO_RULE, POSSIBLE)
+MAX_REASONS = 3
 UNKNOWN = 'not a format that can be judged, see `benchlib judge --help`; a claim file begins with "claim_version": 1'
 
 
 class Reader(NamedTuple):
     """``read(path, content)`` returns the claims of a file or raises ``UserError``; the content is one of the ``model``, else text.
 
-    JSON is of this format where it has all of ``keys``, text where ``sniff(path, text)`` says so.
+    JSON is of this format where it has all of ``keys``, text where ``sniff(path, text)`` says so. ``unread(path, text)`` says what
+    no rule saw.
     """
 
     what: str
@@ -32,6 +36,7 @@ class Reader(NamedTuple):
     keys: str = ""
     sniff: Callable[[Path, str], bool] | None = None
     model: type[BaseModel] | None = None
+    unread: Callable[[Path, str], list[str]] | None = None
 
     def fits(self, path: Path, content: Any) -> bool:
         if isinstance(content, dict):
@@ -62,6 +67,11 @@ def _in_its_folder(path: Path) -> bool:
     return (path.parent / "config.json").exists()
 
 
+def _alone(path: Path, _: str) -> list[str]:
+    alone = "raw samples, from which its metrics follow; judge the run's folder"
+    return [] if _in_its_folder(path) else [alone]
+
+
 def _report(path: Path, text: str) -> list[Claim]:
     """Return what the run of a shared report states; long series of raw samples are thinned in it."""
     try:
@@ -74,20 +84,21 @@ def _report(path: Path, text: str) -> list[Claim]:
 
 
 CLAIM = Reader("a claim file, see docs/claims.md", lambda _, file: file.claims, "claim_version", model=ClaimFile)
-RESULT = Reader("the kit's result.json", _result, "schema_version benchmark world_size metrics", model=Result)
+RESULT = Reader(
+    "the kit's result.json", _result, "schema_version benchmark world_size metrics", model=Result, unread=_alone
+)
 BASELINE = Reader(
     "the kit's baseline file", lambda _, file: file.claims(), "schema_version runs limits", model=Baseline
 )
-REPORT = Reader("the kit's shared report.html", _report, sniff=lambda _, text: is_report(text))
-TABLE = Reader("a throughput table (CSV, TSV or Markdown)", throughput_table.read, sniff=throughput_table.sniff)
+REPORT = Reader("the kit's shared report.html", _report, sniff=lambda _, text: is_report(text), unread=_alone)
 
 
 def readers() -> dict[str, Reader]:
     """Return all readers by format, in the order of asking: those with unmistakable marks first."""
-    foreign = {"claim": CLAIM, "result": RESULT, "baseline": BASELINE, "report": REPORT}
+    formats = {"claim": CLAIM, "result": RESULT, "baseline": BASELINE, "report": REPORT}
     for benchmark in loadable():
-        foreign |= benchmark.part("foreign", "READERS", {})
-    return foreign | {"table": TABLE}
+        formats |= benchmark.part("foreign", "READERS", {})
+    return formats
 
 
 def read_claims(path: Path) -> tuple[str, list[Claim]]:
@@ -96,7 +107,7 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
         return "run", _run(path)
     text = _text(path)
     content = read_json(path) if text.lstrip().startswith("{") else text
-    name, reader = next((pair for pair in readers().items() if pair[1].fits(path, content)), ("", TABLE))
+    name, reader = next((pair for pair in readers().items() if pair[1].fits(path, content)), ("", CLAIM))
     if not name:
         raise UserError(f"{path}: {UNKNOWN}")
     try:
@@ -111,14 +122,6 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     return name, claims
 
 
-def not_read(path: Path, name: str) -> list[str]:
-    """Return what no rule saw: columns of a table, and of a result or report alone whether its metrics follow from raw samples."""
-    if name == "table":
-        return throughput_table.not_read(path, _text(path))
-    alone = name == "report" or (name == "result" and not _in_its_folder(path))
-    return ["raw samples, from which its metrics follow; judge the run's folder"] if alone else []
-
-
 def _text(path: Path) -> str:
     data = read_bytes(path)
     if not data.strip():
@@ -127,3 +130,38 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not text (byte {error.start} is not UTF-8)") from None
+
+
+def judged(path: Path) -> dict[str, Any]:
+    """Judge a file and return the findings as JSON has them."""
+    try:
+        name, claims = read_claims(path)
+        judgements, reader = judge_claims(claims), readers().get(name)
+        unread = reader.unread(path, _text(path)) if reader and reader.unread else []
+    except UserError as error:
+        return {"file": str(path), "exit_code": UNREADABLE, "error": str(error)}
+    failed = [judgement.rule.name for judgement in judgements if judgement.failures]
+    applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
+    of, rules = counted(len(claims), "statement"), counted(applied, "rule")
+    code = IMPOSSIBLE if failed else POSSIBLE if applied else NO_RULE
+    sentence = {
+        IMPOSSIBLE: f"Impossible: {', '.join(failed)}. {rules} applied to {of}.",
+        POSSIBLE: f"Nothing impossible in {of}; {rules} applied.",
+        NO_RULE: f"No rule could be applied to {of}: the file does not state enough to judge it.",
+    }[code]
+    sentence += f" Not read: {', '.join(unread)}." if unread else ""
+    findings = [
+        {"rule": item.rule.name, "catches": item.rule.catches, "status": item.status, "finding": _finding(item)}
+        | {"passed": item.passed, "failures": item.failures, "skipped": item.skipped}
+        for item in sorted(judgements, key=lambda item: item.status)
+    ]
+    document = {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "not_read": unread}
+    return document | {"findings": findings}
+
+
+def _finding(item: Judgement) -> str:
+    if item.failures:
+        more = f"and {len(item.failures) - MAX_REASONS:,} more (--json lists all)"
+        return "\n".join([*item.failures[:MAX_REASONS], *[more] * (len(item.failures) > MAX_REASONS)])
+    first, count = (item.example, item.passed) if item.passed else (item.skipped[0], len(item.skipped))
+    return first + (f" (and {count - 1:,} more)" if count > 1 else "")

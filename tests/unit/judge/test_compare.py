@@ -15,11 +15,10 @@ from stores import without_pictures
 from benchlib.cli import main
 from benchlib.commands import compare as comparing
 from benchlib.commands import output
-from benchlib.commands.compare import compare
 from benchlib.core.errors import UserError
 from benchlib.judge import baselines
 from benchlib.judge.calibration import Calibration, save_calibration
-from benchlib.judge.compare import Contrast, Factor, Row, RunSet, read_argument
+from benchlib.judge.compare import Contrast, Factor, Row, RunSet, compare, read_argument
 from benchlib.judge.compare import line as line_of
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.record import load

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchlib.core.errors import UserError
+from benchlib.judge.foreign.readers import Reader
 from benchlib.judge.impossible.claim import Claim, Compute, Speed, SpeedUp
 from benchlib.judge.impossible.findings import span
 
@@ -62,10 +63,6 @@ class _Table(NamedTuple):
         """Return the columns of a kind with the number that a row has of each, none where it has no number."""
         columns = [column for column in self.columns if column.kind == kind and column.numbers[row.place] > 0]
         return [(column, column.scale * column.numbers[row.place]) for column in columns]
-
-
-def sniff(path: Path, text: str) -> bool:
-    return path.suffix.lower() in (".csv", ".tsv", ".md") or text.lstrip().startswith("|")
 
 
 def not_read(path: Path, text: str) -> list[str]:
@@ -158,3 +155,10 @@ def _cells(text: str) -> list[list[str]]:
     lines = [line for line in lines if not line.startswith("#")]
     delimiter = "\t" if lines and "\t" in lines[0] else ","
     return [[cell.strip() for cell in cells] for cells in csv.reader(lines, delimiter=delimiter)]
+
+
+def _sniff(path: Path, text: str) -> bool:
+    return path.suffix.lower() in (".csv", ".tsv", ".md") or text.lstrip().startswith("|")
+
+
+READERS = {"table": Reader("a throughput table (CSV, TSV or Markdown)", read, sniff=_sniff, unread=not_read)}
