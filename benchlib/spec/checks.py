@@ -6,6 +6,7 @@ missing. Where fewer than three checks would share a kind, ``Check(..., judge=fu
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,19 +83,12 @@ def zero(name: str, question: str, *refs: Ref, **more: Any) -> Check:
 above_zero = partial(zero, sign=">")
 
 
-def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
-    """Every number is at most its limit."""
-    return Check(name, question, over, "<=", **more)
+def held(sign: str, name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
+    """Every number is at most (``below``) or at least (``above``) its limit, or ``near`` it: up to a ``share`` of it."""
+    return Check(name, question, over, sign, **more)
 
 
-def above(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
-    """Every number is at least its limit, and at most ``most``."""
-    return Check(name, question, over, ">=", **more)
-
-
-def near(name: str, question: str, *over: tuple[Ref, Ref], **more: Any) -> Check:
-    """Every number is that of another column of its row, up to a ``share`` of it."""
-    return Check(name, question, over, **more)
+below, above, near = partial(held, "<="), partial(held, ">="), partial(held, "=")
 
 
 def off(value: float, other: float) -> float:
@@ -136,12 +130,15 @@ def _by_name(check: Check, run: Rows) -> list[Check]:
     """Return a check for each name that its rows give it; without a row the check by its bare name."""
     if "{" not in check.name:
         return [check]
-    names = dict.fromkeys(ref.table.text(check.name, row, run) for ref, _ in check.over for row in ref.table.rows(run))
-    if not names:
+    groups = defaultdict[str, list[list[Row]]](lambda: [[] for _ in check.over])
+    for place, (ref, _) in enumerate(check.over):
+        for row in ref.table.rows(run):
+            groups[ref.table.text(check.name, row, run)][place].append(row)
+    if not groups:
         return [replace(check, name=" ".join(check.name.split("{")[0].split()).removesuffix(" at"))]
     return [
-        replace(check, name=name, over=[(ref.named(check.name, name), limit) for ref, limit in check.over])
-        for name in names
+        replace(check, name=name, over=[(ref.of(rows), limit) for (ref, limit), rows in zip(check.over, own)])  # noqa: B905
+        for name, own in groups.items()
     ]
 
 

@@ -230,11 +230,10 @@ class Spec:
     def limits(self, run: Run) -> list[RegressionLimit]:
         """Return how much worse each metric may get than the baseline."""
         assert run.result is not None
-        stated = [(metric.name, self.metric(metric.name)) for metric in run.result.metrics]
         return [
-            RegressionLimit(metric=name, share=metric.may_lose, amount=metric.amount)
-            for name, metric in stated
-            if metric and metric in self.limited.values()
+            RegressionLimit(metric=stated.name, share=metric.may_lose, amount=metric.amount)
+            for stated in run.result.metrics
+            if (metric := self.metric(stated.name)) in self.limited.values() and metric
         ]
 
     def judge(self, run: Run, comparison: Comparison) -> list[Judged]:
@@ -322,12 +321,12 @@ class Spec:
 
     def report(self, run: Run) -> dict[str, list[dict[str, str]]]:
         """Return the tables of the report, by heading; those without rows are left out."""
-        shown = {show.heading: show.rows(undamaged(run)) for show in self.shows}
-        return {heading: lines for heading, lines in shown.items() if lines}
+        return {heading: lines for heading, rows in self.frames(run).items() if (lines := rows())}
 
     def frames(self, run: Run) -> dict[str, Callable[[], list[dict[str, str]]]]:
         """Return the tables of the notebook by heading, each as a function that makes its rows."""
-        return {show.heading: functools.partial(show.rows, undamaged(run)) for show in self.shows}
+        rows = undamaged(run)
+        return {show.heading: functools.partial(show.rows, rows) for show in self.shows}
 
     def figures(self) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run) -> Picture``."""

@@ -11,6 +11,7 @@ one row, what there is one of. Four keys have a meaning in every row:
 A number that is missing without a reason, or not finite, FAILS every check that reads it.
 """
 
+import functools
 import math
 import re
 import statistics
@@ -128,15 +129,14 @@ class Table:
     note: str = ""
     picks: tuple[Callable[[Rows, list[Row]], list[Row]], ...] = ()
 
-    def col(self, name: str) -> Col:
-        """Return a column, also one that any row may have; ``KeyError`` for one that is not declared."""
-        for col in (*self.cols, *map(Col, NOT_COLUMNS)):
-            if col.name == name:
-                return col
-        raise KeyError(f"table {self.name} has no column {name}; it has {', '.join(col.name for col in self.cols)}")
+    @functools.cached_property
+    def refs(self) -> dict[str, "Ref"]:
+        """Its columns by name, and those that any row may have."""
+        return {col.name: Ref(self, col) for col in (*map(Col, NOT_COLUMNS), *self.cols)}
 
     def __getitem__(self, name: str) -> "Ref":
-        return Ref(self, self.col(name))
+        """Return a column; ``KeyError`` for one that is not declared."""
+        return self.refs[name]
 
     def pick(self, choose: Callable[[Rows, list[Row]], list[Row]]) -> "Table":
         """Return the same table with the rows that ``choose`` leaves of it."""
@@ -202,6 +202,7 @@ def _is(value: Any, wanted: Any) -> bool:
     return value in wanted if isinstance(wanted, tuple) else value == wanted
 
 
+@functools.cache
 def fields(form: str) -> list[str]:
     """Return the names in braces of a format string."""
     return [name for _, name, _, _ in Formatter().parse(form) if name]
@@ -219,11 +220,9 @@ class Ref:
     table: Table
     col: Col
 
-    def named(self, form: str, text: str) -> "Ref":
-        """Return the same column of the rows of which a format string gives this text."""
-        table = self.table
-        chosen = table.pick(lambda run, rows: [row for row in rows if table.text(form, row, run) == text])
-        return replace(self, table=chosen)
+    def of(self, rows: list[Row]) -> "Ref":
+        """Return the same column of these rows."""
+        return replace(self, table=replace(self.table, picks=(lambda *_: rows,)))
 
     def raw(self, row: Row, run: Rows) -> Any:
         """Return what the cell holds, or what is computed of others; None where it is missing."""
@@ -241,7 +240,7 @@ class Ref:
     def _needed(self, name: str, row: Row, run: Rows) -> Any:
         if name == "world" and name not in row:
             return run.world
-        if any(col.name == name for col in self.table.cols):
+        if name in self.table.refs:
             return self.table[name].raw(row, run)
         return row[name] if name in row else run.run.get(name)
 
@@ -300,7 +299,7 @@ def split_samples(declared: Iterable[Table], tables: Tables) -> tuple[Tables, di
     for name, rows in thin.items():
         for index, row in enumerate(rows):
             for column, values in row.items():
-                if by_name[name].col(column).samples and values:
+                if by_name[name][column].col.samples and values:
                     samples[f"{name}[{index}].{column}"] = list(values)
                     row[column] = statistics.median(values)
     return thin, samples
