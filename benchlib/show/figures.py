@@ -212,8 +212,6 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
     To be called when the limits of the axes are final.
     """
-    from scipy.optimize import isotonic_regression  # takes half a second to import
-
     if not ends:
         return
     low, high = axes.get_ylim()
@@ -222,7 +220,9 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
     x, y = to_axes.transform([(end.x, min(max(end.y, low), high)) for end in ends]).T
     heights = [LINE_HEIGHT * (end.words.count("\n") + 1) for end in ends]
     offsets = np.array([0.0, *accumulate((lower + upper) / 2 for lower, upper in pairwise(heights))])
-    places = np.minimum(isotonic_regression(y - offsets).x, 1.0 - offsets[-1]) + offsets
+    y0 = y - offsets
+    rising = (np.maximum.accumulate(y0) + np.minimum.accumulate(y0[::-1])[::-1]) / 2  # the farthest is moved the least
+    places = np.minimum(rising, 1.0 - offsets[-1]) + offsets
     for end, at, place in zip(ends, zip(np.minimum(x, 1.0) + 0.01, y, strict=True), places, strict=True):
         leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
         looks: Any = {"va": "center", "color": end.colour, "fontsize": 8, "annotation_clip": False}

@@ -92,7 +92,8 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         right.append(about | {"verified": "; ".join(verified), "values": values})
     right.sort(key=lambda row: (badness(row["run"].word), all(value.agrees for value in row["values"])))
     fast.sort(key=lambda row: row["share"] is None)
-    price = _price(whole, usd_per_hour)
+    devices = (name for run in whole for name in run.device_names)
+    price = (usd_per_hour, "given") if usd_per_hour else listed_price(devices)
     of_machine = [number for run in whole if run.benchmark == "machine" for number in run.key_numbers]
     bounds = [f"{label} {metric.text}" for label, metric in of_machine if metric.name != "total_s"]
     return Page(
@@ -108,12 +109,6 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
         price=price,
         undone=list(_undone(runs)),
     )
-
-
-def _price(runs: Sequence[Record], usd_per_hour: float | None) -> tuple[float, str] | None:
-    if usd_per_hour is not None:
-        return usd_per_hour, "given"
-    return listed_price(name for run in runs for name in run.device_names)
 
 
 def _worth(runs: Sequence[Record], usd_per_hour: float) -> Iterator[Row]:

@@ -57,10 +57,10 @@ def queries_needed(percentile: float, over_latency: int) -> int:
     The early stopping of MLPerf LoadGen (confidence 99%, tolerance 0): of h + t queries t may be over the latency if
     P(Binomial(h + t, 1 - p) <= t) <= 0.01. Source: mlcommons/inference, loadgen/early_stopping.cc.
     """
-    from scipy.stats import nbinom
+    from scipy.special import nbdtrik  # scipy.stats takes a second to import
 
     # As many as bring one more over the limit with 99%.
-    return int(nbinom.ppf(0.99, over_latency + 1, 1 - percentile)) + over_latency + 1
+    return math.ceil(nbdtrik(0.99, over_latency + 1, 1 - percentile)) + over_latency + 1
 
 
 class InferenceConfig(BaseConfig):
