@@ -3,7 +3,7 @@
 The folder holds, by convention:
 
     __init__.py   the question, as its docstring
-    config.py     <Name>Config: the parameters, a subclass of BaseConfig
+    config.py     <Name>Config: the parameters, a subclass of BaseConfig; PRELOAD: modules that its child processes load (optional)
     spec.py       SPEC: what it states, each thing once, see benchlib.spec.spec.Spec
     run.py        measure(rank): what every rank executes; rows by table
     command.py    command: a verb of its own for the command line (optional)

@@ -48,24 +48,19 @@ class Ended:
 
 
 def run(
-    work: Callable[..., Any],
-    *args: Any,
-    timeout_s: float,
-    tell: Callable[[Any], None],
-    log: Path | None = None,
-    preload: Sequence[str] = (),
+    work: Callable[..., Any], *args: Any, timeout_s: float, tell: Callable[[Any], None], log: Path | None = None
 ) -> Ended:
     """Call ``work(*args, tell)`` in a process of its own and wait for it, at most ``timeout_s``.
 
     What the work tells reaches ``tell`` here, and None every few seconds of silence. Its output goes to ``log``.out and .err, from
-    which the reason of a crash or time-out says where it was. The server loads the modules ``preload`` beside torch. When this
-    returns or is interrupted, nothing that the child started is left. ``BackendUnavailable`` becomes the status unavailable. Raises
-    ``StorageError`` where the work could not write a file: the next one could not either.
+    which the reason of a crash or time-out says where it was. When this returns or is interrupted, nothing that the
+    child started is left. ``BackendUnavailable`` becomes the status unavailable. Raises ``StorageError`` where the work could not
+    write a file: the next one could not either.
     """
     began, mark, err = time.monotonic(), str(Path(uuid.uuid4().hex).resolve()), Path(f"{log}.err")
     for kind in ("out", "err") if log else ():
         Path(f"{log}.{kind}").unlink(missing_ok=True)
-    context = _context(["torch", work.__module__, *preload])
+    context = serve([work.__module__])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_main, args=(work, args, there, log, mark))
     try:
@@ -100,11 +95,12 @@ def run(
     return Ended(ends, done, reason, time.monotonic() - began)
 
 
-def _context(modules: list[str]) -> Any:
+def serve(modules: Sequence[str]) -> Any:
+    """Start the server where none runs, and return the context that children start by: it loads torch and the ``modules`` meanwhile."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     with SERVER:
-        forkserver.set_forkserver_preload(modules)
+        forkserver.set_forkserver_preload(["torch", *modules])
         before = os.environ.pop(BLAS, None)
         # A fork keeps only the thread that forks, and numpy's library starts threads when it is loaded.
         os.environ[BLAS] = "1"

@@ -92,6 +92,10 @@ def _registered(config: Any) -> Callable[..., None]:
     benchmark = BENCHMARKS[config.benchmark]
     if config.OMP_WAIT_POLICY:
         os.environ["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY") or config.OMP_WAIT_POLICY
+    if modules := benchmark.part("config", "PRELOAD", ()):
+        from benchlib.runtime import child
+
+        child.serve(modules)  # they load while this process loads its own
     from benchlib.runtime.measurement import executed
 
     return executed(benchmark)

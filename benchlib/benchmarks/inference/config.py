@@ -18,6 +18,11 @@ from benchlib.core.text import duration
 from benchlib.workloads.llm import mininews
 
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
+PRELOAD = (
+    "benchlib.benchmarks.inference.loadgen",
+    "benchlib.workloads.llm.decoders",
+    "benchlib.workloads.llm.dispatch",
+)
 RANDOM_MODEL = "llama3-8b-random"
 SET = 13_368  # articles of the validation set of CNN/DailyMail
 

@@ -42,7 +42,6 @@ FILLER = (0, 0)
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
-PRELOAD = ("benchlib.workloads.llm.decoders", "benchlib.workloads.llm.dispatch")  # what loads slowly
 WINDOWS = 10  # of equal time, whose spread gives the interval of a rate
 RATE_SHARE = 1.2  # by which LoadGen's completed rate may exceed the one from raw samples
 BUSY = 0.9  # of a core: a client that only sends and computes nothing is late above it
@@ -229,7 +228,7 @@ def perform(test: Test, tell: Callable[[Progress | None], None]) -> Outcome:
     The process is ended at the latest 30 s after the test's own limit, and on every exception here. Raises
     ``BackendUnavailable`` where what it needs is not here, ``RunBroken`` where it did not end by itself.
     """
-    ended = child.run(measured, test, timeout_s=test.limit_s + 2 * WARM_UP_S + 30, tell=tell, preload=PRELOAD)
+    ended = child.run(measured, test, timeout_s=test.limit_s + 2 * WARM_UP_S + 30, tell=tell)
     if ended.status == "unavailable":
         raise BackendUnavailable(ended.reason)
     if ended.status != "done":

@@ -24,6 +24,9 @@ def chosen(config: "ParityConfig") -> tuple[Member, ...]:
     return tuple(member for name, member in here.items() if name in wanted)
 
 
+PRELOAD = ("benchlib.benchmarks.parity.exercise",)
+
+
 class ParityConfig(BaseConfig):
     """The same weights and inputs on a reference and on every member of a backend."""
 

@@ -27,7 +27,6 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
-from scipy.optimize import nnls
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import keep_alive
@@ -173,6 +172,8 @@ def replanned(split: Split, ratios: np.ndarray, from_step: int) -> Split | None:
 
 def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float, float]:
     """Return seconds per micro-batch, sample and token, none below zero, that fit the times of shapes (B, S) in ratio."""
+    from scipy.optimize import nnls  # takes most of a second to import: only who balances pays
+
     rows = np.array([[1.0, samples, samples * tokens] for samples, tokens in shapes])
     goal = np.array(times)
     # Columns of like size: nnls compares gradients with one tolerance.
