@@ -81,7 +81,7 @@ def _run_all(store: Path, plans: Mapping[float, Plan], schedule: Sequence[float]
             raise UserError(f"{run_dir}: {str(error).strip().splitlines()[-1]}") from error
         record = run.kept(run.limits, accepted_at=time.time())
         runs.append(record.model_copy(update={"config": {"planted_slowdown": share}}))
-    return Calibration(runs=sorted(runs, key=lambda run: run.planted), limits=run.limits)
+    return Calibration(runs=sorted(runs, key=lambda run: run.injected), limits=run.limits)
 
 
 @click.command()

@@ -200,7 +200,7 @@ class BaseConfig(BaseModel):
 
 BY_HAND = "set by hand"
 _WORK = {"collective", "exchange_groups", "nproc", "nnodes", "threads", "seed"}
-# Limits and places. A planted run is compared with the unchanged ones: that is what it is for.
+# Limits and places. A run with an injected slow-down is compared with the unchanged ones: that is what it is for.
 _NOT_WORK = BaseConfig.model_fields.keys() - _WORK
 
 

@@ -234,7 +234,7 @@ def stored_runs(run: Record) -> list[Record]:
             continue
         other = load(folder, whole=False)
         alike = other.complete and not other.problems and other.fingerprint == run.fingerprint
-        if alike and other.started_at < run.started_at and not other.planted and not continued(other):
+        if alike and other.started_at < run.started_at and not other.injected and not continued(other):
             records.append(load(folder))
     return records[::-1]
 
@@ -354,14 +354,14 @@ def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
         raise UserError(f"{run.path} is not a complete run and cannot be accepted: {why}")
     if why := continued(run):
         raise UserError(f"{run.path} was {why}: its times hold only a part of the run; run it again")
-    if names := planted(run):
+    if names := injected(run):
         raise UserError(f"{run.path} was slowed down or changed on purpose ({', '.join(names)}) and cannot be accepted")
     if verdict.verdict in ("FAIL", "SKIPPED"):
         remedy = "fix it and run again; where its baseline is outdated, delete that file first"
         raise UserError(f"{run.path} did not pass ({verdict.verdict}: {verdict.sentence}): {remedy}")
 
 
-def planted(run: Run) -> list[str]:
+def injected(run: Run) -> list[str]:
     fields = type(run.config).model_fields.items()
     names = {name: field.default for name, field in fields if name.startswith("planted_")}
     return [name for name, default in names.items() if getattr(run.config, name) != default]

@@ -81,19 +81,19 @@ class Calibration(KeptRuns):
 
     def _calibrated(self, limit: RegressionLimit) -> Calibrated | None:
         having = [run for run in self.runs if (side := side_of([run], limit.metric)) and side.runs]
-        members = [run for run in having if not run.planted]
+        members = [run for run in having if not run.injected]
         together = side_of(members, limit.metric)
         # Of zeros a share is nothing.
         if together is None or len(members) < MIN_RUNS or (limit.amount is None and max(map(max, together.runs)) <= 0):
             return None
         scale, slowed = scale_of(limit, together.lowest), dict[float, tuple[float, Counter[str]]]()
         spread = own_spread(together.readings(scale)) or Spread(0.0, 0)
-        for share in sorted({run.planted for run in having} - {0.0}):
-            planted = [run for run in having if run.planted == share]
-            slow = side_of(planted, limit.metric)
+        for share in sorted({run.injected for run in having} - {0.0}):
+            injected = [run for run in having if run.injected == share]
+            slow = side_of(injected, limit.metric)
             if slow and scale is LOG and is_timed(together.metric.unit):
                 ratio = scale.back(compared(slow.readings(scale), together.readings(scale), scale).move)
-                slowed[share] = ratio, Counter(_status(limit, run, members) for run in planted)
+                slowed[share] = ratio, Counter(_status(limit, run, members) for run in injected)
         others = [(run, [other for other in members if other is not run]) for run in members]
         statuses = Counter(_status(limit, *pair) for pair in others)
         return Calibrated(
@@ -108,7 +108,7 @@ class Calibration(KeptRuns):
 
     def sentence(self) -> str:
         # The metrics of a run are no separate trials: in the worst case other runs failed in each metric.
-        count, items = sum(not run.planted for run in self.runs), self.calibrated.values()
+        count, items = sum(not run.injected for run in self.runs), self.calibrated.values()
         alarms = min(count, sum(item.statuses["FAIL"] for item in items))
         failed = f"at most {alarms} of the {count} unchanged" if alarms else f"none of the {count} unchanged"
         effects = sorted(item.effect for item in items if item.scale is LOG and is_timed(item.side.metric.unit))
@@ -124,7 +124,7 @@ class Calibration(KeptRuns):
         )
 
     def method(self) -> str:
-        return METHOD.format(runs=sum(not run.planted for run in self.runs))
+        return METHOD.format(runs=sum(not run.injected for run in self.runs))
 
     def rows(self) -> list[dict[str, str]]:
         return [item.cells() for item in self.calibrated.values()]

@@ -235,7 +235,7 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
     contrasts = list[Contrast]()
     notes = [f"{argument}, excluded: {line}" for argument, _, excluded in sides for line in excluded]
     read = [(f"{argument}: {name}", runs.runs) for argument, side, _ in sides for name, runs in side.items()]
-    shares = [(name, max(run.planted for run in runs)) for name, runs in read]
+    shares = [(name, max(run.injected for run in runs)) for name, runs in read]
     notes += [f"{name} was made {share:.0%} slower on purpose (planted_slowdown)" for name, share in shares if share]
     for argument, other, _ in others:
         common = [name for name in reference if name in other]

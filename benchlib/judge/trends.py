@@ -98,8 +98,8 @@ def exclusion(run: Record) -> str:
         return "; ".join(run.problems)
     if run.copy_of:
         return f"copy of {run.copy_of}"
-    if run.planted:
-        return f"a slow-down of {run.planted:.0%} was injected into it"
+    if run.injected:
+        return f"a slow-down of {run.injected:.0%} was injected into it"
     if run.word not in COUNTED:
         return run.sentence
     return "" if run.series else "this version cannot read its config or its machine"

@@ -111,7 +111,7 @@ class Record(BaseModel):
         return self.result.world_size if self.result else 0
 
     @property
-    def planted(self) -> float:
+    def injected(self) -> float:
         return float(self.config.get("planted_slowdown") or 0.0)
 
     @property

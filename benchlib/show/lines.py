@@ -80,7 +80,7 @@ def events(trends: Iterable[Trend], runs: Iterable[Record]) -> list[Event]:
             f"✗ regression: {check.reason}",
         )
         for run in runs
-        if run.verdict and not (run.problems or run.copy_of or run.planted)
+        if run.verdict and not (run.problems or run.copy_of or run.injected)
         for check in run.verdict.checks
         if check.status == "FAIL" and check.gates and check.name.endswith(GATE)
     ]

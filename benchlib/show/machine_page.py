@@ -16,7 +16,7 @@ from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import badness, capitalized, counted, duration, quantity
-from benchlib.judge.baselines import planted
+from benchlib.judge.baselines import injected
 from benchlib.judge.checks import Ask, Check, Status, verdict_of
 from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import HOUR_S, Machine, listed_price
@@ -60,7 +60,7 @@ def newest(folder: Path) -> list[Path]:
     """
     paths = [path for path in folder.iterdir() if path.is_dir() and (path / "config.json").exists()]
     stored = [run for run in load_all(folder, paths) if not run.copy_of]
-    stored.sort(key=lambda run: run.word != "SKIPPED" and not (run.fingerprint and planted(Run(run.folder))))
+    stored.sort(key=lambda run: run.word != "SKIPPED" and not (run.fingerprint and injected(Run(run.folder))))
     runs = {run.benchmark: Path(run.folder) for run in stored}
     return [runs[name] for name in BENCHMARKS if name in runs]
 

@@ -23,7 +23,7 @@ def highest(run_dir: Path, precision: str, ranks: int) -> tuple[float | None, st
         if (run.host, run.hardware, run.backend, run.ranks) == place
         and run.word in WORDS
         and run.result
-        and not (run.planted or run.copy_of)
+        and not (run.injected or run.copy_of)
         for metric in run.measured
         if metric.name == name or (metric.name == ANY and run.result.facts.get("precision") == precision)
     ]

@@ -13,14 +13,14 @@ SMALL = {
 }  # fmt: skip
 
 
-def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeypatch):
+def test_a_calibration_measures_the_injected_slow_down_and_the_gate_uses_it(tmp_path, monkeypatch):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
     monkeypatch.setattr(command, "execute", in_this_process)
     first = calibrate("machine", "smoke", "cpu", SMALL, {0.0: 3, 1.0: 1}, tmp_path / "out")
     ratio, judged = first.calibrated["matmul_fp32_alone_flops"].slowed[1.0]
     assert ratio > 0 and judged.total() == 1  # how much one run lost is up to the machine's other work
-    assert [bool(run.planted) for run in first.runs] == [False] * 3 + [True]
+    assert [bool(run.injected) for run in first.runs] == [False] * 3 + [True]
 
     (store,) = (tmp_path / "out" / "calibrations").iterdir()
     runs = sorted(path.parent for path in store.glob("*-*/*/config.json"))

@@ -30,7 +30,7 @@ PARTS = {
 }
 WASTE = ("launch", "data", "communication", "waiting", "bubble")
 NOTICED = 0.2  # share of a step from which on waste is the bottleneck, however long the work takes
-PLANTED = {"data": "data", "rank": "waiting", "communication": "communication"}
+INJECTED = {"data": "data", "rank": "waiting", "communication": "communication"}
 COMPUTE, MEMORY_BOUND = ("matmul", "attention"), ("elementwise", "copy", "other")
 TIED = 0.03  # share within which two rates are the same where an interval is missing
 MAX_ERROR = 0.5  # of steps over predicted ones, less 1: a model that misses half of them by more predicts nothing

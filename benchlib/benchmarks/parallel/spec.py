@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchlib.benchmarks.parallel import analysis
-from benchlib.benchmarks.parallel.analysis import MAX_ERROR, PARTS, PLANTED
+from benchlib.benchmarks.parallel.analysis import INJECTED, MAX_ERROR, PARTS
 from benchlib.benchmarks.parallel.estimate import bubble_share
 from benchlib.core.stats import summary
 from benchlib.core.text import listing, quantity
@@ -160,13 +160,13 @@ def _ran(check: Check, run: Rows) -> Judged:
     return check.answer("FAIL" if words["failed"] or not good else "PASS", reason)
 
 
-def _planted(check: Check, run: Rows) -> Judged:
+def _injected(check: Check, run: Rows) -> Judged:
     """Look for the injected slow-down, in DDP alone where the exchange was slowed down."""
-    planted = run.config.planted
+    injected = run.config.planted
     hit = [row for row in main.rows(run) if row["world"] > 1]
-    seen = {row["key"]: row["bottleneck"] for row in hit if planted != "communication" or row["strategy"] == "data"}
-    missed = [f"{key}: {PARTS[part]}" for key, part in seen.items() if part != PLANTED[planted]]
-    reason = "; ".join(missed) or f"{PARTS[PLANTED[planted]]} in {len(seen)} strategies"
+    seen = {row["key"]: row["bottleneck"] for row in hit if injected != "communication" or row["strategy"] == "data"}
+    missed = [f"{key}: {PARTS[part]}" for key, part in seen.items() if part != INJECTED[injected]]
+    reason = "; ".join(missed) or f"{PARTS[INJECTED[injected]]} in {len(seen)} strategies"
     return check.answer("PASS" if seen and not missed else "FAIL", reason)
 
 
@@ -240,7 +240,7 @@ SPEC = Spec(
         rule("learning rate", "Was the learning rate above zero in every step?", "learning rate"),
         rule("possible speed", "Is every strategy's FLOP rate below the measured peak?", "below the peak"),
         above("parts of a step", "Do its timed parts explain every step of every rank?", explained, most=1.01),
-        Check("planted bottleneck", NAMED, judge=_planted, when=attrgetter("planted")),
+        Check("injected bottleneck", NAMED, judge=_injected, when=attrgetter("planted")),
     ],
     says=[
         each(

@@ -193,7 +193,7 @@ def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) 
     merged = results.collect(sources or [path for path in (outputs(),) if path.is_dir()], machine, stored)
     if not (merged.rows or merged.left_out):
         raise UserError(
-            "no parity results yet: run `benchlib run parity` first; planted and unfinished runs do not count"
+            "no parity results yet: run `benchlib run parity` first; runs with an injected error and unfinished ones do not count"
         )
     written = results.write(merged, folder)
     say(results.page(merged))

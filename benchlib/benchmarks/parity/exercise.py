@@ -67,7 +67,7 @@ def record(run_dir: Path, name: str, work: Path, tell: Callable[[Any], None]) ->
     where = devices.device(backend)
     inputs = Inputs(place)
     model, model_sha256 = weights.loaded(place, member.attention)
-    weights.plant(model, config.planted_layer if candidate else -1)
+    weights.inject(model, config.planted_layer if candidate else -1)
     switched = switches.hold(member, where)
     executor = make(model, member, where, inputs.tensors("layer"), work)
     results = Exercise(config, member, model, executor, inputs, where, tell).run(latency=candidate)

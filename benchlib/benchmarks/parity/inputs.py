@@ -78,7 +78,7 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
     """Write weights, inputs and the dev set into ``golden``; return ``model``, ``inputs_sha256`` and ``cases``.
 
     These are fields of the golden folder's manifest. Raises ``UserError`` where model or data are not there, a
-    length is beyond the model's positions or the planted layer beyond its layers.
+    length is beyond the model's positions or the injected error's layer beyond its layers.
     """
     model, tokenizer, about = weights.prepare(config)
     longest = encoders.positions(model.config)

@@ -71,8 +71,8 @@ def read_run(folder: Path, machine: str = "") -> list[Row]:
     result, status = record.result, record.status or {}
     if record.problems:
         raise UserError(f"{folder}: {record.sentence}")
-    planted = record.benchmark == "parity" and record.config["planted_layer"] >= 0
-    if record.benchmark != "parity" or planted or record.word == "STOPPED" or record.ended_at is None:
+    injected = record.benchmark == "parity" and record.config["planted_layer"] >= 0
+    if record.benchmark != "parity" or injected or record.word == "STOPPED" or record.ended_at is None:
         return []
     facts = result.facts if result else {}
     torch = facts.get("reference_torch")

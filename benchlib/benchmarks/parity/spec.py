@@ -331,11 +331,11 @@ def _members(run: Rows) -> Iterator[str]:
 
 
 def _warnings(run: Rows) -> list[str]:
-    """Return what limits the meaning of the result: stand-ins for the model, a planted difference."""
+    """Return what limits the meaning of the result: stand-ins for the model, an injected difference."""
     layer = run.config.planted_layer
     changed = f"The output of encoder layer {layer} was changed on purpose in every member"
-    planted = [f"{changed} (planted_layer), to test whether the comparison detects it."] * (layer >= 0)
-    return stand_ins([run.run.get("model"), run.run.get("init")]) + planted
+    injected = [f"{changed} (planted_layer), to test whether the comparison detects it."] * (layer >= 0)
+    return stand_ins([run.run.get("model"), run.run.get("init")]) + injected
 
 
 def _missed(run: Rows) -> dict[str, list[str]]:

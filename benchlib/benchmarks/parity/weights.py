@@ -117,7 +117,7 @@ def require_layer(model: torch.nn.Module, layer: int) -> None:
         raise UserError(f"planted_layer = {layer}: the model has {layers}")
 
 
-def plant(model: torch.nn.Module, layer: int) -> None:
+def inject(model: torch.nn.Module, layer: int) -> None:
     """Change the output of encoder layer ``layer``: a tenth of its mirror image is added. -1 injects nothing.
 
     The layer's own ``forward`` is wrapped with ordinary operations of tensors, so that compilers, exporters and whoever

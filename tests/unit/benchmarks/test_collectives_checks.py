@@ -56,20 +56,20 @@ def plain(text):
     return "".join(" " if sign.isspace() else sign for sign in text if sign != "\u2060")
 
 
-def planted(table, column, value, place=0):
+def injected(table, column, value, place=0):
     return lambda found: found[table][place].update({column: value})
 
 
 CASES = [
-    *(("right results", planted(table, "wrong_elements", 3)) for table in ("series", "bounds", "shares", "pairs", "overlap", "buckets", "run")),
-    ("right results", planted("series", "wrong_elements", None)),
-    ("all verified", planted("series", "checked_elements", 0)),
-    *(("same gradients", planted("gradients", "max_difference", value)) for value in (1e-9, math.inf)),
-    ("possible bandwidth", planted("series", "times_us", [8e-3 * MIB / (1.2 * CLAIMED)], 2)),
-    ("finite", planted("series", "times_us", [1.0, math.nan])),
-    ("numbers agree", planted("series", "times_us", [1e-3], 2)),
-    ("all-reduce share at 64 MiB", planted("shares", "times_us", [1e9])),
-    ("gradient all-reduce", planted("buckets", "times_us", [1e9])),
+    *(("right results", injected(table, "wrong_elements", 3)) for table in ("series", "bounds", "shares", "pairs", "overlap", "buckets", "run")),
+    ("right results", injected("series", "wrong_elements", None)),
+    ("all verified", injected("series", "checked_elements", 0)),
+    *(("same gradients", injected("gradients", "max_difference", value)) for value in (1e-9, math.inf)),
+    ("possible bandwidth", injected("series", "times_us", [8e-3 * MIB / (1.2 * CLAIMED)], 2)),
+    ("finite", injected("series", "times_us", [1.0, math.nan])),
+    ("numbers agree", injected("series", "times_us", [1e-3], 2)),
+    ("all-reduce share at 64 MiB", injected("shares", "times_us", [1e9])),
+    ("gradient all-reduce", injected("buckets", "times_us", [1e9])),
 ]  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_what_is_wrong_fails_its_check_alone(check, change):
 @pytest.mark.parametrize(("planted", "part"), analysis.PLANTED.items())
 def test_a_planted_fault_that_is_not_named_fails(planted, part):
     def status(one):
-        return statuses(run_of([one], planted=planted, planted_slowdown=1.0))["planted bottleneck"]
+        return statuses(run_of([one], planted=planted, planted_slowdown=1.0))["injected bottleneck"]
 
     assert status(row(**PLANTED[part])) == "PASS"
     assert status(row()) == "FAIL"

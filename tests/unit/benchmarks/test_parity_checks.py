@@ -44,7 +44,7 @@ def exact_bf16(found):
     of(found, "bf16")["value"] = of(found, "bf16", COSINE)["value"] = 0.0
 
 
-def planted(found):
+def injected(found):
     value(LOGITS, 0.3)(found)
     for row in found["differences"]:
         if (row["member"], row["quantity"]) == ("sdpa_flash", LAYERS) and row["at"] != "layer 0":
@@ -54,7 +54,7 @@ def planted(found):
 WRONG = [
     (value(LOGITS, 2e-5), "parity sdpa_flash", "logits len8-batch1: difference 2e-05, not <= 1e-05"),
     (value(GRADIENTS, None), "parity sdpa_flash", "value is missing in row 10 of differences"),
-    (planted, "parity sdpa_flash", "the first layer beyond its limit is layer 1"),
+    (injected, "parity sdpa_flash", "the first layer beyond its limit is layer 1"),
     (left("sdpa_flash", "failed", "ended by SIGSEGV"), "parity sdpa_flash", "ended by SIGSEGV"),
     (left("sdpa_flash", "skipped", ""), "parity sdpa_flash", ""),
     (lambda found: found["members"][1].update(model_sha256="x"), "same weights and inputs", "sdpa_flash: hashes that are not the reference's 1"),

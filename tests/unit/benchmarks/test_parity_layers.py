@@ -1,4 +1,4 @@
-"""Where an encoder's layers are found, and that a planted fault is where it was injected."""
+"""Where an encoder's layers are found, and that a fault is where it was injected."""
 
 import copy
 
@@ -45,7 +45,7 @@ def test_a_planted_fault_is_in_layer_k_and_not_before_in_any_encoder(config, lay
     assert len(clean) == 4  # embeddings, three layers
     for k in range(3):
         other = copy.deepcopy(model)
-        weights.plant(other, k)
+        weights.inject(other, k)
         faulty = hidden(other, tmp_path)
         differing = [number for number in range(4) if not np.array_equal(clean[number], faulty[number])]
         assert differing[0] == k + 1

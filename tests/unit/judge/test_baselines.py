@@ -186,7 +186,7 @@ def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_passes_what_is_b
 
 
 def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, tmp_path):
-    """Six runs that differ by 1%, one of them odd; runs of another config, planted or later ones do not count."""
+    """Six runs that differ by 1%, one of them odd; runs of another config, slowed or later ones do not count."""
     day = "store/smoke-20261120/squad-cpu"
     (tmp_path / "store" / "smoke-20261120").mkdir(parents=True)
     rates = (100.0, 101.0, 99.0, 100.5, 60.0, 99.5)

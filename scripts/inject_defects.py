@@ -1,8 +1,8 @@
 """Does the test suite find defects? Those of defects.yaml are injected into a copy of the package, one at a time.
 
-    python scripts/plant_defects.py                # all of them, about ten seconds each
-    python scripts/plant_defects.py --only spec    # those whose file or words hold this
-    python scripts/plant_defects.py --list
+    python scripts/inject_defects.py                # all of them, about ten seconds each
+    python scripts/inject_defects.py --only spec    # those whose file or words hold this
+    python scripts/inject_defects.py --list
 
 The tests named beside a defect have to pass in the copy as it is, and to fail with the defect. It is ``missed`` where they
 still pass, and ``stale`` where its text does not stand in its file exactly once, or its tests cannot run: then the row has to

@@ -1,4 +1,4 @@
-"""A run of the kit whose result was edited does not pass its own checks, whatever class of mistake was planted."""
+"""A run of the kit whose result was edited does not pass its own checks, whatever class of mistake was injected."""
 
 import json
 import statistics
