@@ -60,18 +60,18 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--worth", action="store_true", help="of the comparison by price")
     arguments = parser.parse_args()
-    store, kept = arguments.store, home() / (cost.DEMO if arguments.worth else trends.DEMO)
-    for day in kept.glob("*-*"):
+    store, demo = arguments.store, home() / (cost.DEMO if arguments.worth else trends.DEMO)
+    for day in demo.glob("*-*"):
         if day.is_dir():
             shutil.rmtree(day)
     for run in load_all(store):
         if run.word == "PASS" and arguments.worth:
-            place = kept / counted(run.ranks, "rank").replace(" ", "-") / run.run
+            place = demo / counted(run.ranks, "rank").replace(" ", "-") / run.run
             keep(Path(run.folder), place, "train_samples_per_s")
         elif run.word == "PASS":
-            keep(Path(run.folder), kept / run.path)
-    files = [path for path in kept.rglob("*") if path.is_file()]
-    print(f"{len(list(kept.rglob('result.json')))} runs, {sum(path.stat().st_size for path in files):,} bytes")
+            keep(Path(run.folder), demo / run.path)
+    files = [path for path in demo.rglob("*") if path.is_file()]
+    print(f"{len(list(demo.rglob('result.json')))} runs, {sum(path.stat().st_size for path in files):,} bytes")
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ HEADS = (
 
 def vocabulary() -> list[str]:
     """Word pieces in the order of their ids; every lower-case ASCII text is covered."""
-    letters, digits = string.ascii_lowercase, string.digits
-    single = [*letters, *digits]
-    pairs = [a + b for a in letters for b in letters] + [a + b for a in digits for b in digits]
+    lowercase, digits = string.ascii_lowercase, string.digits
+    single = [*lowercase, *digits]
+    pairs = [a + b for a in lowercase for b in lowercase] + [a + b for a in digits for b in digits]
     extra = "–—‘’“”…°£€§·×"
     words = [word for word in pretrain_text.words() if len(word) > 2]
     return [*SPECIALS, *string.punctuation, *extra, *single, *pairs, *words] + [f"##{p}" for p in (*single, *pairs)]

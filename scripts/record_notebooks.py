@@ -65,15 +65,15 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
 
 def problems(notebook: nbformat.NotebookNode, size: int) -> list[str]:
     """Return what must not be committed, one sentence each."""
-    found = [f"{size:,} bytes, more than {LIMIT_BYTES:,}"] if size > LIMIT_BYTES else []
+    messages = [f"{size:,} bytes, more than {LIMIT_BYTES:,}"] if size > LIMIT_BYTES else []
     for cell in notebook.cells:
         if "injected-parameters" in cell.metadata.get("tags", []):
-            found.append(f"{cell.id}: injected parameters")
+            messages.append(f"{cell.id}: injected parameters")
         if cell.cell_type == "code" and cell.execution_count is None:
-            found.append(f"{cell.id}: not executed")
+            messages.append(f"{cell.id}: not executed")
         if any(output.output_type == "error" for output in cell.get("outputs", [])):
-            found.append(f"{cell.id}: an error")
-    return found
+            messages.append(f"{cell.id}: an error")
+    return messages
 
 
 def main() -> None:
@@ -89,10 +89,10 @@ def main() -> None:
             execute(notebook, path.parent)
             normalise(notebook)
         content = nbformat.writes(notebook) + "\n"
-        found = problems(notebook, len(content.encode()))
-        failed |= bool(found)
-        print(f"{path.name}: {'; '.join(found) or 'in order'}")
-        if not arguments.check and not found:
+        messages = problems(notebook, len(content.encode()))
+        failed |= bool(messages)
+        print(f"{path.name}: {'; '.join(messages) or 'in order'}")
+        if not arguments.check and not messages:
             write_text(path, content)
     sys.exit(failed)
 

@@ -11,14 +11,14 @@ REDIRECTS = range(300, 400)  # statuses; nobody follows them: the token is for t
 REDIRECTED = "it redirects to another address, which gets no token; name the server itself in workers="
 
 
-def checked(given: str) -> SplitResult:
+def checked(url: str) -> SplitResult:
     """Return the parts of an address without ``dns+``. Raises ``ValueError`` that says what is wrong with it.
 
     It does not repeat what may be a secret: anything with an @, and what follows the port.
     """
-    if "@" in given:
+    if "@" in url:
         raise ValueError(f"an address must not hold a password: it is stored; set the variable {TOKEN}")
-    parts = urlsplit(given.strip().removeprefix(DNS))
+    parts = urlsplit(url.strip().removeprefix(DNS))
     faults = {
         "its scheme is neither http nor https": parts.scheme not in PORTS,
         "it names no host": not parts.hostname or any(sign.isspace() for sign in parts.netloc),
@@ -37,10 +37,10 @@ def is_local(url: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-def workers(given: Iterable[str]) -> list[str]:
+def workers(urls: Iterable[str]) -> list[str]:
     """Return addresses without what may be left out. Raises ``ValueError`` for a wrong one, and one named twice."""
     servers: dict[tuple[str | None, int], str] = {}
-    for url in given:
+    for url in urls:
         parts = checked(url)
         other = servers.setdefault((parts.hostname, parts.port or PORTS[parts.scheme]), url)
         if other is not url:

@@ -58,7 +58,7 @@ class Calibrated(NamedTuple):
 
     def cells(self) -> dict[str, str]:
         unit, count = self.side.metric.unit, self.statuses.total()
-        slowed = [f"{ratio - 1:+.0%}: {found['FAIL']} of {found.total()}" for ratio, found in self.slowed.values()]
+        slowed = [f"{ratio - 1:+.0%}: {counts['FAIL']} of {counts.total()}" for ratio, counts in self.slowed.values()]
         return {
             "metric": self.limit.metric,
             "limit": self.limit.text(self.side.metric.direction),

@@ -124,8 +124,8 @@ def budget_check(run: Run) -> Check:
         return ask.fact(False, "the run does not say how long it took (startup_s, total_s)")
     spent_s = total_s - startup_s
     in_time = within(spent_s, budget)
-    took = f"{spent_s:.0f} s" if in_time else f"{spent_s:.1f} s"  # 60.2 s are not 60 s of 60 s
-    reason = f"{took} of {budget:.0f} s from the start-up of the ranks to their result"
+    duration = f"{spent_s:.0f} s" if in_time else f"{spent_s:.1f} s"  # 60.2 s are not 60 s of 60 s
+    reason = f"{duration} of {budget:.0f} s from the start-up of the ranks to their result"
     return ask.fact(in_time, reason, limit=f"<= {budget:.0f} s", value=spent_s, unit="s")
 
 

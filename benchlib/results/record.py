@@ -177,15 +177,15 @@ class Record(BaseModel):
         """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
         return bool(self.metrics) and (self.started_at, self.metrics) == (other.started_at, other.metrics)
 
-    def thin(self, kept: int = KEPT_SAMPLES, most_bytes: int = 0) -> "Record":
-        """Return the run with at most ``kept`` samples a metric, the outcome, and no tables and facts above ``most_bytes``."""
+    def thin(self, count: int = KEPT_SAMPLES, most_bytes: int = 0) -> "Record":
+        """Return the run with up to ``count`` samples a metric, the outcome, and no tables and facts above ``most_bytes``."""
 
         def short(part: dict[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in part.items() if len(repr(value)) <= most_bytes}
 
         if result := self.result:
             result = result.model_copy(update={"tables": short(result.tables), "facts": short(result.facts)})
-        samples = {name: thinned(values, kept) for name, values in self.samples.items()} if kept else {}
+        samples = {name: thinned(values, count) for name, values in self.samples.items()} if count else {}
         status = {name: self.status[name] for name in ("outcome", "reason")} if self.status else None
         return self.model_copy(update={"result": result, "samples": samples, "status": status})
 

@@ -77,8 +77,8 @@ class Lines:
             self.last, self.phase, self.printed = line, progress.phase, now
 
     def close(self, progress: Progress, ending: str) -> None:
-        took = f"finished after {time.monotonic() - progress.started:.0f} s"
-        self.put(took if ending == "finished" else f"{ending}: {progress.line()}")
+        summary = f"finished after {time.monotonic() - progress.started:.0f} s"
+        self.put(summary if ending == "finished" else f"{ending}: {progress.line()}")
 
 
 class Panel:
@@ -134,13 +134,13 @@ def _share(progress: Progress) -> float:
 
 
 def _forms(progress: Progress, ending: str) -> dict[str, str]:
-    took = time.monotonic() - progress.started
+    seconds = time.monotonic() - progress.started
     if ending != "running":
         # Nothing is left of a run that has ended, and its last phase takes no longer.
         progress = dataclasses.replace(progress, left_s=None, began=time.monotonic())
     line = progress.line() if progress.phase != "done" else progress.text
     where = "" if ending == "finished" else f": {line}"
-    text = f"{ending} after {took:.0f} s{where}" if ending != "running" else line
+    text = f"{ending} after {seconds:.0f} s{where}" if ending != "running" else line
     share = _share(progress) or float(ending == "finished" and not progress.total)
     page = f'<p><progress max="1" value="{share:.3f}">{100 * share:.0f}%</progress> {html.escape(text)}</p>'
     return {"text/html": page, "text/plain": text}

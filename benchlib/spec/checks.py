@@ -142,19 +142,19 @@ def _by_name(check: Check, run: Rows) -> list[Check]:
     ]
 
 
-def _limit(given: Limit, row: Row, run: Rows) -> float | None:
-    return given.number(row, run) if isinstance(given, Ref) else given(run.config) if callable(given) else given
+def _limit(limit: Limit, row: Row, run: Rows) -> float | None:
+    return limit.number(row, run) if isinstance(limit, Ref) else limit(run.config) if callable(limit) else limit
 
 
 def compare(check: Check, run: Rows) -> Judged:
     """Judge every row: the one comparison of all kinds."""
     wrong, skipped, good, worst = list[str](), list[str](), 0, (-1.0, "", 0.0, "", "", "")
-    for ref, given in check.over:
+    for ref, threshold in check.over:
         for row in ref.table.rows(run):
-            title, value, limit = ref.table.name_of(row, run), ref.number(row, run), _limit(given, row, run)
+            title, value, limit = ref.table.name_of(row, run), ref.number(row, run), _limit(threshold, row, run)
             numbers = [value] if ref.col.samples and value is not None else ref.numbers(row, run)
             if not numbers or limit is None:
-                lacking = given if numbers else ref
+                lacking = threshold if numbers else ref
                 reason = lacking.why(row) if isinstance(lacking, Ref) else ""
                 text = reason or f"no {lacking.col.heading if isinstance(lacking, Ref) else 'limit'}"
                 (skipped if reason else wrong).append(f"{title}: {text}")

@@ -33,11 +33,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_BITS[tensor.element_size()])
 
 
-def wrong_places(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def wrong_places(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Return the positions at which two tensors of a type and length differ in any bit, rising."""
-    if torch.equal(bits(got), bits(expected)):
+    if torch.equal(bits(actual), bits(expected)):
         return torch.empty(0, dtype=torch.int64)
-    return (bits(got) != bits(expected)).nonzero().flatten().cpu()
+    return (bits(actual) != bits(expected)).nonzero().flatten().cpu()
 
 
 def moved(dtype: str, elements: int, source: int, target: int, ranks: int, device: torch.device) -> torch.Tensor:

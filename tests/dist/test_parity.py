@@ -50,12 +50,12 @@ def here(folder):
     return Run(folder)
 
 
-def members(found):
-    return {row["member"]: (row["status"], row["reason"]) for row in found.result.tables["members"]}
+def members(trial):
+    return {row["member"]: (row["status"], row["reason"]) for row in trial.result.tables["members"]}
 
 
-def named(found):
-    return {check.name: check for check in SPEC.judge(found, find(found))}
+def named(trial):
+    return {check.name: check for check in SPEC.judge(trial, find(trial))}
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +100,14 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
 
 def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(whole, tmp_path):
     folder = prepared(tmp_path / "run", members=["sdpa_math"], golden=str(whole.path / "golden"), planted_layer=1)
-    found = here(folder)
-    check = named(found)["parity sdpa_math"]
+    trial = here(folder)
+    check = named(trial)["parity sdpa_math"]
     assert (check.status, check.gates) == ("FAIL", True)
     assert check.reason.endswith("the first layer beyond its limit is layer 1")
-    rows = [row for row in found.result.tables["differences"] if row["quantity"] == "layers"]
+    rows = [row for row in trial.result.tables["differences"] if row["quantity"] == "layers"]
     beyond = [row["at"] for row in rows if row["value"] > row["limit"]]
     assert beyond == ["layer 1", "layer 2", "layer 3"]
-    assert found.result.facts["golden"] == "golden" and "golden folder golden" in " ".join(SPEC.reading(found))
+    assert trial.result.facts["golden"] == "golden" and "golden folder golden" in " ".join(SPEC.reading(trial))
     assert not (folder / "golden").exists() and golden.read(whole.path / "golden"), (
         "a folder that is compared with stays"
     )
@@ -118,11 +118,11 @@ def test_a_member_that_crashes_fails_and_one_without_its_library_is_skipped(whol
     real = child.run
     faulty = lambda work, *args, **more: real(parity_faults.record, *args, **more)  # noqa: E731
     monkeypatch.setattr(run.child, "run", faulty)
-    found = here(prepared(tmp_path / "run", members=["sdpa_math", "native"], golden=str(whole.path / "golden")))
-    outcome = members(found)
+    trial = here(prepared(tmp_path / "run", members=["sdpa_math", "native"], golden=str(whole.path / "golden")))
+    outcome = members(trial)
     assert outcome["sdpa_math"][0] == "failed" and "SIGSEGV" in outcome["sdpa_math"][1]
     assert outcome["native"] == ("skipped", "its library is not installed: pip install it")
-    assert named(found)["parity sdpa_math"].status == "FAIL" and found.result.status == "complete"
+    assert named(trial)["parity sdpa_math"].status == "FAIL" and trial.result.status == "complete"
 
 
 def copies(whole, status="done"):
@@ -153,11 +153,11 @@ def test_who_had_no_time_is_skipped_and_who_used_it_up_failed(
     monkeypatch.setattr(run.child, "run", copies(whole, status))
     monkeypatch.setattr(Bench, "left_s", lambda self: left_s)
     values = {"budget_s": 99, "member_timeout_s": limit_s, "members": ["sdpa_math"]}
-    found = here(prepared(tmp_path / "run", **values))
-    word, reason = members(found)["sdpa_math"]
-    assert (word, found.result.status) == (outcome, "complete") and words in reason
+    trial = here(prepared(tmp_path / "run", **values))
+    word, reason = members(trial)["sdpa_math"]
+    assert (word, trial.result.status) == (outcome, "complete") and words in reason
     if not left_s:
-        assert found.result.facts["why"]["reference_error"] == reason
+        assert trial.result.facts["why"]["reference_error"] == reason
 
 
 def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):

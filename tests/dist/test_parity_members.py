@@ -51,9 +51,9 @@ def run_dir(tmp_path_factory):
 def test_a_member_records_what_torch_computes(run_dir, tmp_path):
     progress = []
     exercise.record(run_dir, "eager", tmp_path, progress.append)
-    found = Recording.open(run_dir / "members" / "eager")
+    recording = Recording.open(run_dir / "members" / "eager")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
-    inputs, outputs = Inputs(run_dir / "golden"), found.outputs
+    inputs, outputs = Inputs(run_dir / "golden"), recording.outputs
     cases = {case.id for case in inputs.of("data", "edge", "layer")}
     assert {name.partition("/")[0] for name in outputs} == cases | {"dev"}
     dev = []
@@ -67,11 +67,11 @@ def test_a_member_records_what_torch_computes(run_dir, tmp_path):
         np.testing.assert_allclose(outputs[f"{case.id}/start"], output.start_logits, rtol=0, atol=2e-5)
         np.testing.assert_allclose(outputs[f"{case.id}/end"], output.end_logits, rtol=0, atol=2e-5)
         if case.kind == "layer":
-            for own, state in zip(found.layers.values(), output.hidden_states, strict=True):
+            for own, state in zip(recording.layers.values(), output.hidden_states, strict=True):
                 np.testing.assert_allclose(own, state, rtol=0, atol=1e-5)
     np.testing.assert_allclose(outputs["dev/end"], torch.cat(dev), rtol=0, atol=2e-5)
 
-    meta = found.meta
+    meta = recording.meta
     assert meta["repeats_max_abs"] == 0.0 and meta["batch_max_abs"] < 2e-5 and 0 <= meta["padding_max_abs"] < 2e-5
     assert len(meta["latency_ms"]) == 3 and min(meta["latency_ms"]) > 0 and meta["absent"] == {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=CONFIG.learning_rate)
@@ -88,10 +88,10 @@ def test_a_member_records_what_torch_computes(run_dir, tmp_path):
         loss = torch.stack(of_rows).mean()
         loss.backward()
         if not losses:
-            assert found.gradients.keys() == {name for name, _ in model.named_parameters()}
+            assert recording.gradients.keys() == {name for name, _ in model.named_parameters()}
             for name, parameter in model.named_parameters():
                 scale = float(parameter.grad.abs().max())
-                np.testing.assert_allclose(found.gradients[name], parameter.grad, rtol=0, atol=1e-4 * scale + 1e-6)
+                np.testing.assert_allclose(recording.gradients[name], parameter.grad, rtol=0, atol=1e-4 * scale + 1e-6)
         optimizer.step()
         losses.append(loss.item())
     np.testing.assert_allclose(meta["curve"], losses, rtol=1e-4)
@@ -103,14 +103,14 @@ def test_a_member_records_what_torch_computes(run_dir, tmp_path):
 def test_candidates_are_timed_and_take_the_fault_and_the_references_do_not(run_dir, tmp_path):
     shutil.copytree(run_dir / "golden", tmp_path / "golden")
     save_config(CONFIG.model_copy(update={"planted_layer": 1, "latency_runs": 1, "train_steps": 1}), tmp_path)
-    found = {}
+    recordings = {}
     for name, folder in (("eager", "members"), ("reference", "golden"), ("fp64_reference", "golden")):
         (tmp_path / f"of {name}").mkdir()
         exercise.record(tmp_path, name, tmp_path / f"of {name}", lambda progress: None)
-        found[name] = Recording.open(tmp_path / folder / name)
-    assert [name for name, one in found.items() if "latency_ms" in one.meta] == ["eager"]
+        recordings[name] = Recording.open(tmp_path / folder / name)
+    assert [name for name, one in recordings.items() if "latency_ms" in one.meta] == ["eager"]
     for name, honest in (("eager", False), ("reference", True)):
-        pairs = ((array, found["fp64_reference"].layers[key]) for key, array in found[name].layers.items())
+        pairs = ((array, recordings["fp64_reference"].layers[key]) for key, array in recordings[name].layers.items())
         close = [np.allclose(array, exact, rtol=0, atol=1e-4) for array, exact in pairs]
         assert close == [True, True, honest, honest, honest]
 
@@ -133,11 +133,11 @@ def test_the_fp64_reference_is_in_double_precision_throughout_and_nearer(run_dir
         assert {array.dtype for array in arrays.values()} == {np.dtype("float64")}
     assert "latency_ms" not in fp64.facts
     distance = {}
-    for kind, found in (("fp32", fp32), ("bf16", bf16)):
-        assert {array.dtype for array in found.outputs.values()} == {np.dtype("float32")}
-        pairs = [(found.outputs[name], fp64.outputs[name]) for name in fp64.outputs if "len48" in name]
+    for kind, result in (("fp32", fp32), ("bf16", bf16)):
+        assert {array.dtype for array in result.outputs.values()} == {np.dtype("float32")}
+        pairs = [(result.outputs[name], fp64.outputs[name]) for name in fp64.outputs if "len48" in name]
         distance[kind] = max(np.abs(outputs - exact).max() for outputs, exact in pairs)
-        assert abs(found.facts["loss"] - fp64.facts["loss"]) < {"fp32": 1e-5, "bf16": 0.1}[kind]
+        assert abs(result.facts["loss"] - fp64.facts["loss"]) < {"fp32": 1e-5, "bf16": 0.1}[kind]
     assert 1e-8 < distance["fp32"] < 1e-4 < 1e-2 < distance["bf16"] < 1
 
 
@@ -174,7 +174,7 @@ def test_differences_between_batches_and_repeats_are_seen(run_dir, monkeypatch):
         return start + rows / 8 + length / 1024, end + next(calls) / 4096
 
     monkeypatch.setattr(executors.Eager, "forward", forward)
-    found = computed(run_dir, "eager").facts
-    assert found["repeats_max_abs"] == pytest.approx(4 / 4096, abs=1e-5)
-    assert found["batch_max_abs"] == pytest.approx(2 / 8, abs=1e-4)  # 3 rows, then 1
-    assert found["padding_max_abs"] == pytest.approx(24 / 1024, abs=1e-4)  # 24 tokens, then 48
+    facts = computed(run_dir, "eager").facts
+    assert facts["repeats_max_abs"] == pytest.approx(4 / 4096, abs=1e-5)
+    assert facts["batch_max_abs"] == pytest.approx(2 / 8, abs=1e-4)  # 3 rows, then 1
+    assert facts["padding_max_abs"] == pytest.approx(24 / 1024, abs=1e-4)  # 24 tokens, then 48

@@ -112,10 +112,10 @@ def test_a_recording_is_verified(tmp_path, monkeypatch):
     settings = [word for pair in SMALL[4:] for word in ("--set", pair)]
     done = call("verify", moved, "--backend", "cpu", "--members", "eager", *settings, "--out", out, "--strict")
     assert done.exit_code == 0, done.output
-    found = Run(next(out.glob("smoke-*/parity-*/members/eager")).parents[1])
-    (row,) = found.result.tables["members"]
+    run = Run(next(out.glob("smoke-*/parity-*/members/eager")).parents[1])
+    (row,) = run.result.tables["members"]
     assert (row["member"], row["status"]) == ("eager", "ok")
-    assert found.config.lengths == [8] and found.result.facts["golden"] == "copied"
+    assert run.config.lengths == [8] and run.result.facts["golden"] == "copied"
     assert golden.read(moved), "a folder that is compared with is never written"
     merged = call("merge", out, "--to", tmp_path / "results", "--strict")
     assert merged.exit_code == 0, merged.output

@@ -69,12 +69,12 @@ def test_gradients_are_those_of_transformers_alone(gradients, model):
 def test_splits_that_change_every_step_give_the_curve_of_one_process(outcomes, gradients, model, tmp_path):
     config = cases.config_of(model, 1, **cases.without_dropout(**cases.UNLIKE))
     one, expected = cases.alone(config, tmp_path / "run", exact=True)
-    unlike, samples = outcomes["unlike"], np.array(outcomes["unlike"]["samples"])
+    uneven, samples = outcomes["unlike"], np.array(outcomes["unlike"]["samples"])
     assert (samples.sum(axis=1) == np.array(one["samples"]).sum(axis=1)).all()
     assert (samples[:, 0] == 0).any()  # without work
     assert len(set(map(tuple, samples.tolist()))) >= 5
-    assert all(unlike["equal"])
-    np.testing.assert_allclose(unlike["losses"], one["losses"], rtol=1e-12)
+    assert all(uneven["equal"])
+    np.testing.assert_allclose(uneven["losses"], one["losses"], rtol=1e-12)
     assert len(gradients["unlike"]) == len(expected) == len(samples)
     # Steps later than the first also carry what AdamW makes of rounding in gradients near zero.
     for step, limit in ((0, 1e-12), (-1, 1e-9)):

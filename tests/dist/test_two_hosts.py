@@ -54,9 +54,9 @@ def test_a_host_whose_cable_is_cut_is_named(tmp_path):
 def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path):
     values = {"train_questions": 96, "eval_questions": 48, "checkpoint_every": -1, "threads": 1, "budget_s": 86400.0}
     values |= training_cases.without_dropout()
-    unlike = {"balance": "auto", "planted_work": [1, 3]}
+    uneven = {"balance": "auto", "planted_work": [1, 3]}
     with two_hosts() as hosts:
-        together = measured(hosts, tmp_path, "squad", "training_cases:whole", **values, **unlike)
+        together = measured(hosts, tmp_path, "squad", "training_cases:whole", **values, **uneven)
     (tmp_path / "alone").mkdir()
     one = resolve("squad", overrides={**values, "nproc": 1, "batch_size": 16}).config
     save_config(one, tmp_path / "alone")
@@ -64,6 +64,6 @@ def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path):
     assert sum(row["samples"] for row in together.tables["shares"]) == 16
     losses = [Run(path.parent).samples["loss"] for path in tmp_path.glob("*/result.json")]
     np.testing.assert_allclose(*losses, rtol=1e-3)
-    first, second = (found.value("f1_minisquad_tiny") for found in (together, Run(tmp_path / "alone").result))
+    first, second = (result.value("f1_minisquad_tiny") for result in (together, Run(tmp_path / "alone").result))
     assert second > 50
     assert abs(first - second) <= 100 / 48  # at most one answer, where two spans are equally good to the last digits

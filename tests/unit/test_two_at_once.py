@@ -19,9 +19,9 @@ from benchlib.results.run import new_run_dir
 def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
     config = resolve("squad").config
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        made = pool.starmap(new_run_dir, [(config, tmp_path, START)] * 40)
-    assert len(set(made)) == 40
-    assert len({path.name[:16] for path in made}) == 1
+        folders = pool.starmap(new_run_dir, [(config, tmp_path, START)] * 40)
+    assert len(set(folders)) == 40
+    assert len({path.name[:16] for path in folders}) == 1
 
 
 def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):

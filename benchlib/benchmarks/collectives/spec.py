@@ -117,7 +117,7 @@ ends = [*cols("source target", "number"), size, times, rate]
 pairs = Table("pairs", "rank {source} to {target}", [*ends, *compared], note="{first}")
 hidden = [*cols("alone_us compute_us together_us", "us", samples=True), Col("hidden_share", "ratio")]
 overlap = Table("overlap", "{operation}, {bytes}", [operation, size, *hidden, *compared], note="{first}")
-of_buckets = replace(busbw, of=lambda *given: busbw_samples("all_reduce", *given), needs="bytes times_us world")
+of_buckets = replace(busbw, of=lambda *values: busbw_samples("all_reduce", *values), needs="bytes times_us world")
 sizes = [Col("buckets", "count"), *cols("least_bytes most_bytes", "B"), size, times, of_buckets]
 buckets = Table("buckets", "buckets of gradients", [*sizes, *compared], _exchange, "{first}")
 

@@ -279,7 +279,7 @@ def expected(config: Any) -> str:
         *(f"not possible: {why}" for why in lacking),
         *([_choice(possible, capacity)] if possible else []),
         "sources of the peaks:",
-        *(f"  {what} {given.value:,.6g}: {given.kind}, {given.source}" for what, given in there.sources.items()),
+        *(f"  {what} {figure.value:,.6g}: {figure.kind}, {figure.source}" for what, figure in there.sources.items()),
     ]
     return "\n\n  " + "\n  ".join(lines)
 

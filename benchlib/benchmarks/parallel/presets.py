@@ -103,7 +103,7 @@ class Preset(Strict):
     @property
     def sources(self) -> dict[str, Given]:
         """Every figure by what it is, for a reader."""
-        figures = {f"peak {name} (TFLOP/s)": given for name, given in self.peak_tflops.items()}
+        figures = {f"peak {name} (TFLOP/s)": peak for name, peak in self.peak_tflops.items()}
         figures |= {"memory (GB)": self.memory_gb, "memory bandwidth (GB/s)": self.memory_gbytes_per_s}
         for line in filter(None, (self.link, self.network)):
             figures |= {f"{line.name} (GB/s one way)": line.gbytes_per_s} if line.gbytes_per_s else {}

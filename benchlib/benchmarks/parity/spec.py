@@ -154,13 +154,13 @@ def _answered(run: Rows, rows: list[Row]) -> list[Row]:
     wider = list[Row]()
     for row, answer in outcomes(run):
         first, angle = (next(iter(table.where(member=row["member"]).rows(run)), {}) for table in (logits, cosines))
-        found = {
+        cells = {
             "max_difference": first.get("value"),
             "limit": first.get("limit"),
             "one_minus_cosine": angle.get("value"),
         }
-        found |= {"outcome": answer.status, "word": answer.word, "gates": answer.gates}
-        wider.append({**row, **found, "reason": answer.reason if answer.status != "PASS" else ""})
+        cells |= {"outcome": answer.status, "word": answer.word, "gates": answer.gates}
+        wider.append({**row, **cells, "reason": answer.reason if answer.status != "PASS" else ""})
     return wider
 
 

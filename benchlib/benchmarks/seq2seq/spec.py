@@ -120,7 +120,7 @@ SEARCHED = {
     "samples": f"{FITS}, and there are no more to try.",
     "time": f"{FITS}; the search took its share of the budget.",
 }
-FASTER, LONGEST = "Tuned does {ratios} the work of the usual loop{undecided}", "Epoch {epoch} takes longest: {seconds}"
+FASTER, SLOWEST = "Tuned does {ratios} the work of the usual loop{undecided}", "Epoch {epoch} takes longest: {seconds}"
 MUTE: Row = {"mute": lambda row: not row["counted"], "empty": "No epoch was finished."}
 FIT, UNTRIED = "{batch} samples fit in {peak_gb}", "No batches were tried: batch=auto does."
 ASKS = "The training asks for {asked_mb_per_s}, the loader gives {loader_mb_per_s}"
@@ -177,7 +177,7 @@ SPEC = Spec(
     ],
     charts=[
         bars("engines", engines["rates"], title=FASTER, about=tuned, empty="No engine ran."),
-        bars("epochs", epochs["seconds"], title=LONGEST, **MUTE),
+        bars("epochs", epochs["seconds"], title=SLOWEST, **MUTE),
         *training.charts(run),
         bars("batches", batches["peak_gb"], title=FIT, empty=UNTRIED),
         bars("disk", *(disk[f"{name}_mb_per_s"] for name in ("raw", "loader", "asked")), title=ASKS, empty=NO_DISK),

@@ -110,7 +110,7 @@ recovery = Table(
         Col(
             "other_answers",
             "count",
-            of=lambda given, same, exact: (given - same) * exact,
+            of=lambda answers, same, exact: (answers - same) * exact,
             needs="answers same_answers exact",
         ),
     ],

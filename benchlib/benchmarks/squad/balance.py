@@ -259,10 +259,10 @@ class Balance:
         """Forward and backward pass of no weight, without exchange."""
         return self.work.differentiate(batch, 0.0, False, 0)
 
-    def _timed(self, work: Callable[..., Any], *given: MicroBatch) -> float:
+    def _timed(self, work: Callable[..., Any], *batches: MicroBatch) -> float:
         devices.synchronize(self.world.device)
         began = time.perf_counter()
-        work(*given)
+        work(*batches)
         devices.synchronize(self.world.device)
         return time.perf_counter() - began
 

@@ -143,11 +143,11 @@ def table_of(runs: Sequence[Record], samples: bool = False) -> "pandas.DataFrame
         common["started_at"] = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
         common["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else None
         metrics = [metric.model_dump() | {"metric": metric.name} for metric in run.metrics]
-        taken = [
+        sample_rows = [
             {"metric": name, "index": index, "value": value}
             for name, values in run.samples.items()
             for index, value in enumerate(values)
         ]
-        rows += [common | row for row in (taken if samples else metrics or [{"reason": run.sentence}])]
+        rows += [common | row for row in (sample_rows if samples else metrics or [{"reason": run.sentence}])]
     columns = SAMPLE_COLUMNS if samples else METRIC_COLUMNS
     return pd.DataFrame(rows, columns=pd.Index(list(columns))).astype(columns)

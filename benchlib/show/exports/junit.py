@@ -45,8 +45,8 @@ def _suite(run: Record) -> dict[str, Any]:
     cases = _cases(run)
     kinds = Counter(case.kind for case in cases)
     began = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    took = max(0.0, run.ended_at - run.started_at) if run.ended_at else 0.0
-    suite = {"run": run, "cases": cases, "tests": len(cases), "took": took, "began": began}
+    duration = max(0.0, run.ended_at - run.started_at) if run.ended_at else 0.0
+    suite = {"run": run, "cases": cases, "tests": len(cases), "took": duration, "began": began}
     return suite | {kind: kinds[kind] for kind in ("failure", "error", "skipped")}
 
 

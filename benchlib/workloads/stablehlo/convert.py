@@ -55,7 +55,7 @@ def convert(program: ExportedProgram, name: str = "main", *, replicas: int = 1) 
     _require_known(graph)
     w, state = Writer(), {**program.state_dict, **program.constants}
     values: dict[torch.fx.Node, Any] = {}
-    kept: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     arguments, results = Named(), Named()
     inputs = {spec.arg.name: spec for spec in signature.input_specs}
     for node in graph.nodes:
@@ -70,13 +70,13 @@ def convert(program: ExportedProgram, name: str = "main", *, replicas: int = 1) 
             values[node] = Value(w, w.unique(target), shape, element)
             arguments.append((Item(target, _ROLES[spec.kind], shape, element), values[node]))
             if spec.kind is not InputKind.USER_INPUT:
-                kept[target] = state[target]
+                weights[target] = state[target]
         elif node.op == "call_function":
             values[node] = _lower(w, node, values)
         elif node.op == "output":
             results = _results(w, node, values, signature.output_specs, replicas)
     manifest = Manifest(name, replicas, tuple(item for item, _ in arguments), tuple(item for item, _ in results))
-    return Converted(_module(name, w, [v for _, v in arguments], [v for _, v in results], replicas), manifest, kept)
+    return Converted(_module(name, w, [v for _, v in arguments], [v for _, v in results], replicas), manifest, weights)
 
 
 def _type(meta: torch.Tensor) -> tuple[tuple[int, ...], str]:

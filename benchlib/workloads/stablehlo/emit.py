@@ -259,8 +259,8 @@ class Writer:
         """Return the region of an operation that combines two scalars: by ``kind``, or the second where it is empty."""
         scalar = type_of((), element)
         combine = f"%sum = stablehlo.{kind} %old, %new : {scalar} " if kind else ""
-        made = f"stablehlo.return {'%sum' if kind else '%new'} : {scalar}"
-        return f"({{ ^bb0(%old: {scalar}, %new: {scalar}): {combine}{made} }})"
+        result = f"stablehlo.return {'%sum' if kind else '%new'} : {scalar}"
+        return f"({{ ^bb0(%old: {scalar}, %new: {scalar}): {combine}{result} }})"
 
     # What lowerings need all the time
 

@@ -74,8 +74,8 @@ def _slice(w: Writer, node: Any, x: Value, dim: int = 0, start: Any = None, end:
 
 def _cat(w: Writer, node: Any, values: Sequence[Value], dim: int = 0) -> Value:
     _, element = out(node)
-    kept = [w.convert(value, element) for value in values if value.shape != (0,)]
-    return w.concatenate(kept, _dim(dim, kept[0]))
+    parts = [w.convert(value, element) for value in values if value.shape != (0,)]
+    return w.concatenate(parts, _dim(dim, parts[0]))
 
 
 def _sum(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False, **unused: Any) -> Value:
@@ -86,12 +86,12 @@ def _sum(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False, *
 def _places(w: Writer, x: Value, indices: Sequence[Value | None]) -> tuple[Value, list[int], list[int]]:
     """Return the index vectors of ``x[indices]``, which dimensions they pick, and where the others go."""
     picked = [dim for dim, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    if any(index.element == "i1" for index in given):
+    present = [index for index in indices if index is not None]
+    if any(index.element == "i1" for index in present):
         raise ValueError("an index by a bool mask gives a shape that depends on values: static shapes only")
-    shape = torch.broadcast_shapes(*(index.shape for index in given))
+    shape = torch.broadcast_shapes(*(index.shape for index in present))
     parts = []
-    for dim, index in zip(picked, given, strict=True):
+    for dim, index in zip(picked, present, strict=True):
         place = w.fit(index, shape, "i32")
         negative = w.compare("LT", place, w.splat(0, shape, "i32"))
         place = w.select(negative, place + x.shape[dim], place)

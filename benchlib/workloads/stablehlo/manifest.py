@@ -59,8 +59,8 @@ def array(tensor: torch.Tensor, item: Item) -> np.ndarray:
     """
     tensor = tensor.detach().cpu().contiguous()
     if (tuple(tensor.shape), element_of(tensor.dtype)) != (item.shape, item.element):
-        given = type_of(tensor.shape, element_of(tensor.dtype))
-        raise UserError(f"{item.role} {item.name} is {type_of(item.shape, item.element)}; what was given is {given}")
+        actual = type_of(tensor.shape, element_of(tensor.dtype))
+        raise UserError(f"{item.role} {item.name} is {type_of(item.shape, item.element)}; what was given is {actual}")
     if tensor.dtype is torch.int64:
         if tensor.numel() and not fits(int(tensor.min()), int(tensor.max())):
             raise UserError(f"{item.name} has values beyond 32 bits, which the program's i32 cannot hold")

@@ -16,21 +16,21 @@ from benchlib.spec.tables import Rows
 def judged(tmp_path):
     """Return a run of the made-up tables that ``change`` made another, and its checks by name."""
 
-    def judge(change=lambda found: None, ranks=2, **values):
-        found = tables(ranks)
-        change(found)
-        run = stored(tmp_path / str(len(list(tmp_path.iterdir()))), found, ranks, **values)
+    def judge(change=lambda data: None, ranks=2, **values):
+        data = tables(ranks)
+        change(data)
+        run = stored(tmp_path / str(len(list(tmp_path.iterdir()))), data, ranks, **values)
         return run, {check.name: check for check in SPEC.judge(run, find(run))}
 
     return judge
 
 
 def test_an_honest_result_passes(judged):
-    run, found = judged(target_allreduce_gbps=20, target_share_all_reduce=0.8, target_share_broadcast=0.9)
-    assert {name: check.reason for name, check in found.items() if check.status == "FAIL"} == {}
+    run, checks = judged(target_allreduce_gbps=20, target_share_all_reduce=0.8, target_share_broadcast=0.9)
+    assert {name: check.reason for name, check in checks.items() if check.status == "FAIL"} == {}
     asked = {"gradient all-reduce", "all-reduce share at 64 MiB", "broadcast share at 64 MiB", "possible bandwidth"}
-    assert {name for name in asked if found[name].status == "PASS"} == asked
-    assert "skipped: ucc: no UCC here" in found["same gradients"].reason
+    assert {name for name in asked if checks[name].status == "PASS"} == asked
+    assert "skipped: ucc: no UCC here" in checks["same gradients"].reason
     said = plain(" ".join(SPEC.reading(run)))
     # α is 60 µs, and half of B = 18 Gbps is reached at α·B = 135,000 bytes.
     assert "takes 60 µs to start: half of its time at 132 KiB" in said
@@ -57,7 +57,7 @@ def plain(text):
 
 
 def injected(table, column, value, place=0):
-    return lambda found: found[table][place].update({column: value})
+    return lambda data: data[table][place].update({column: value})
 
 
 CASES = [
@@ -75,9 +75,9 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "change"), CASES)
 def test_what_is_planted_fails(judged, name, change):
-    _, found = judged(change, target_share_all_reduce=0.8, target_allreduce_gbps=20)
-    assert found[name].status == "FAIL"
-    assert found[name].gates
+    _, checks = judged(change, target_share_all_reduce=0.8, target_allreduce_gbps=20)
+    assert checks[name].status == "FAIL"
+    assert checks[name].gates
 
 
 @pytest.mark.parametrize(("nodes", "operation", "most"), [
@@ -95,33 +95,33 @@ def test_the_adapters_of_a_node_carry_the_traffic_between_nodes_alone(nodes, ope
 @pytest.mark.parametrize(("variant", "library", "possible"), [("library", "nccl", True), ("library", "gloo", False), ("ring", "nccl", False)])  # fmt: skip
 def test_only_a_switch_that_adds_lets_an_all_reduce_exceed_its_link(judged, variant, library, possible):
     # 8 x H100 with NVLS: busbw 480 GB/s over links of 450 GB/s; the wire carries algbw x (n+1)/n = 309 GB/s.
-    def switched(found):
+    def switched(data):
         fast = row("all_reduce", 2**30, 8, variant, times_us=[1e6 * 2**30 * 1.75 / 480e9])
-        found["series"] = [fast]
-        found["links"][0]["gbps"] = 3600.0
-        found["run"][0]["collective"] = library
+        data["series"] = [fast]
+        data["links"][0]["gbps"] = 3600.0
+        data["run"][0]["collective"] = library
 
-    _, found = judged(switched, 8)
-    assert (found["possible bandwidth"].status == "PASS") is possible
+    _, checks = judged(switched, 8)
+    assert (checks["possible bandwidth"].status == "PASS") is possible
 
 
 def test_targets_fail_where_they_are_missed_and_where_nothing_was_measured(judged):
-    def small(found):
-        found["shares"] = [item for item in found["shares"] if item["operation"] != "broadcast"]
+    def small(data):
+        data["shares"] = [item for item in data["shares"] if item["operation"] != "broadcast"]
 
     targets = {
         "target_allreduce_gbps": judged()[0].result.value("gradient_allreduce_gbps"),
         "target_share_broadcast": 0.9,
     }
-    _, found = judged(small, **targets)
-    assert found["gradient all-reduce"].status == "FAIL"  # what is reached is not exceeded
-    assert (found["broadcast share"].status, found["broadcast share"].gates) == ("SKIPPED", True)
+    _, checks = judged(small, **targets)
+    assert checks["gradient all-reduce"].status == "FAIL"  # what is reached is not exceeded
+    assert (checks["broadcast share"].status, checks["broadcast share"].gates) == ("SKIPPED", True)
 
 
 @pytest.mark.parametrize(("share", "measured", "status"), [(1.0, 50, "PASS"), (0.5, 50, "PASS"), (0.49, 50, "SKIPPED"), (1.0, 49, "SKIPPED")])  # fmt: skip
 def test_what_was_cut_is_told(judged, share, measured, status):
     cut = {"planned": 50, "measured": measured, "time_share": share, "cut_from_bytes": MIB, "cut_to_bytes": 2 * MIB}
-    check = judged(lambda found: found["plan"][0].update(cut))[1]["whole plan"]
+    check = judged(lambda data: data["plan"][0].update(cut))[1]["whole plan"]
     assert (check.status, check.gates) == (status, True)
     assert measured == 50 or "1 of 50 curves cut, from 1 MiB to 2 MiB" in check.reason
     assert share == 1 or f"curves in {share:.0%} of their time" in check.reason

@@ -102,16 +102,16 @@ def test_dev_scores_are_those_of_the_questions_themselves(golden):
     start, end = np.random.default_rng(0).normal(size=(2, real))
     examples = minisquad.generate(6, CONFIG.seed, "eval", (5, 10))
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
-    found = features.build(examples, tokenizer, 384, 128, False)
+    dataset = features.build(examples, tokenizer, 384, 128, False)
     windows = [inputs.tensors(case.id) for case in inputs.of("dev")]
     ids = np.concatenate([tensors["input_ids"][tensors["attention_mask"] == 1] for tensors in windows])
-    np.testing.assert_array_equal(ids, found.input_ids)
+    np.testing.assert_array_equal(ids, dataset.input_ids)
     # A perfect start and end for one question, so that the score is not 0.
     gold, first = examples[0].answers[0]
-    at = np.flatnonzero(found.char_start[: found.starts[1]] == first)[0]
-    last = np.flatnonzero(found.char_end[: found.starts[1]] == first + len(gold))[0]
+    at = np.flatnonzero(dataset.char_start[: dataset.starts[1]] == first)[0]
+    last = np.flatnonzero(dataset.char_end[: dataset.starts[1]] == first + len(gold))[0]
     start[at], end[last] = 50, 50
-    expected = answers.score(answers.best_answers(examples, found, start, end), examples)
+    expected = answers.score(answers.best_answers(examples, dataset, start, end), examples)
     assert cases.dev_f1(folder, {"dev/start": start, "dev/end": end}) == expected["f1"] >= 100 / 6
     assert cases.dev_f1(folder, {"dev/start": start, "dev/end": np.nan * end}) is None
 

@@ -16,19 +16,19 @@ def judged(run, root):
     return {check.name: check for check in SPEC.judge(run, find(run, root))}
 
 
-def of(found, member, quantity=LOGITS):
-    return next(row for row in found["differences"] if (row["member"], row["quantity"]) == (member, quantity))
+def of(data, member, quantity=LOGITS):
+    return next(row for row in data["differences"] if (row["member"], row["quantity"]) == (member, quantity))
 
 
 def test_a_good_run_passes_every_check(tmp_path):
     run = run_of(tmp_path / "run")
-    found = judged(run, tmp_path)
-    assert {name: check.reason for name, check in found.items() if check.status == "FAIL"} == {}
+    checks = judged(run, tmp_path)
+    assert {name: check.reason for name, check in checks.items() if check.status == "FAIL"} == {}
     for name in ("parity eager", "parity bf16", "same weights and inputs", "tolerance sensitivity", "reference accuracy",
                  "accuracy against double precision", "finite", "time budget"):  # fmt: skip
-        assert found[name].status == "PASS", (name, found[name].reason)
-    assert found["parity eager"].gates and not found["parity native"].gates and not found["parity"].gates
-    assert verdict_of(list(found.values())).verdict == "PASS"
+        assert checks[name].status == "PASS", (name, checks[name].reason)
+    assert checks["parity eager"].gates and not checks["parity native"].gates and not checks["parity"].gates
+    assert verdict_of(list(checks.values())).verdict == "PASS"
     said = " ".join(SPEC.reading(run))
     assert "Within the limits: eager, sdpa_flash, fp64 and bf16; equal bit by bit: eager." in said
     assert "bf16 moves a logit by up to 0.008" in said
@@ -37,16 +37,16 @@ def test_a_good_run_passes_every_check(tmp_path):
 
 
 def value(quantity, number):
-    return lambda found: of(found, "sdpa_flash", quantity).update(value=number)
+    return lambda data: of(data, "sdpa_flash", quantity).update(value=number)
 
 
-def exact_bf16(found):
-    of(found, "bf16")["value"] = of(found, "bf16", COSINE)["value"] = 0.0
+def exact_bf16(data):
+    of(data, "bf16")["value"] = of(data, "bf16", COSINE)["value"] = 0.0
 
 
-def injected(found):
-    value(LOGITS, 0.3)(found)
-    for row in found["differences"]:
+def injected(data):
+    value(LOGITS, 0.3)(data)
+    for row in data["differences"]:
         if (row["member"], row["quantity"]) == ("sdpa_flash", LAYERS) and row["at"] != "layer 0":
             row["value"] = 0.1
 
@@ -57,9 +57,9 @@ WRONG = [
     (injected, "parity sdpa_flash", "the first layer beyond its limit is layer 1"),
     (left("sdpa_flash", "failed", "ended by SIGSEGV"), "parity sdpa_flash", "ended by SIGSEGV"),
     (left("sdpa_flash", "skipped", ""), "parity sdpa_flash", ""),
-    (lambda found: found["members"][1].update(model_sha256="x"), "same weights and inputs", "sdpa_flash: hashes that are not the reference's 1"),
+    (lambda data: data["members"][1].update(model_sha256="x"), "same weights and inputs", "sdpa_flash: hashes that are not the reference's 1"),
     (exact_bf16, "tolerance sensitivity", "bf16 computed in full precision, or the comparison detects nothing"),
-    (lambda found: found["run"][0].update(reference_error=1.1e-4), "reference accuracy", "0.00011, not <= 0.0001"),
+    (lambda data: data["run"][0].update(reference_error=1.1e-4), "reference accuracy", "0.00011, not <= 0.0001"),
 ]  # fmt: skip
 
 
@@ -72,45 +72,45 @@ def test_what_is_wrong_fails_with_its_reason(change, name, words, tmp_path):
 
 @pytest.mark.parametrize("number", [0.5, math.nan])
 def test_a_member_that_does_not_gate_fails_no_run(tmp_path, number):
-    found = judged(run_of(tmp_path / "run", lambda found: of(found, "native").update(value=number)), tmp_path)
-    assert verdict_of(list(found.values())).verdict == "PASS"
-    assert (found["parity native"].status, found["parity native"].gates) == ("FAIL", False)
+    checks = judged(run_of(tmp_path / "run", lambda data: of(data, "native").update(value=number)), tmp_path)
+    assert verdict_of(list(checks.values())).verdict == "PASS"
+    assert (checks["parity native"].status, checks["parity native"].gates) == ("FAIL", False)
 
 
-def skip_all(found):
-    for row in found["members"]:
-        left(row["member"], "skipped", f"{row['member']} is not installed")(found)
+def skip_all(data):
+    for row in data["members"]:
+        left(row["member"], "skipped", f"{row['member']} is not installed")(data)
 
 
 @pytest.mark.parametrize(
     ("change", "values", "words"),
     [
         (skip_all, {}, "eager is not installed; sdpa_flash is not installed"),
-        (lambda found: None, {"names": ("native",)}, "native only informs: name a member that gates"),
+        (lambda data: None, {"names": ("native",)}, "native only informs: name a member that gates"),
     ],
 )
 def test_what_was_not_compared_never_passes(tmp_path, change, values, words):
-    found = judged(run_of(tmp_path / "run", change, **values), tmp_path)
-    assert (found["parity"].status, found["parity"].gates) == ("SKIPPED", True)
-    assert found["parity"].reason.startswith(f"no member that gates was compared: {words}")
-    verdict = verdict_of(list(found.values()))
+    checks = judged(run_of(tmp_path / "run", change, **values), tmp_path)
+    assert (checks["parity"].status, checks["parity"].gates) == ("SKIPPED", True)
+    assert checks["parity"].reason.startswith(f"no member that gates was compared: {words}")
+    verdict = verdict_of(list(checks.values()))
     if "names" not in values:
         assert verdict.verdict == "SKIPPED" and "no member that gates" in verdict.sentence
     assert verdict.exit_code(strict=True) == 3
 
 
 def test_a_recording_compares_nothing_and_passes_where_its_inputs_were_computed(tmp_path):
-    found = judged(run_of(tmp_path / "run", names=(), record=True), tmp_path)
-    assert "parity" not in found and found["recorded"].status == "PASS"
-    assert verdict_of(list(found.values())).verdict == "PASS"
+    checks = judged(run_of(tmp_path / "run", names=(), record=True), tmp_path)
+    assert "parity" not in checks and checks["recorded"].status == "PASS"
+    assert verdict_of(list(checks.values())).verdict == "PASS"
 
 
 @pytest.mark.parametrize(
     ("distance", "status"), [(6e-7, "PASS"), (6.1e-7, "FAIL"), (None, "SKIPPED")]
 )  # reference: 3e-7
 def test_worse_is_more_than_twice_the_references_distance_and_informs(tmp_path, distance, status):
-    def change(found):
-        for row in found["members"]:
+    def change(data):
+        for row in data["members"]:
             row["fp64_max_abs"] = distance
             row["why"] = {"fp64_max_abs": "no time for double precision"} if distance is None else {}
 
@@ -130,6 +130,6 @@ def test_a_driver_that_changes_numerics_is_noticed(tmp_path):
         [(1.0, "PASS", "PASS"), (1.9, "PASS", "FAIL"), (2.1, "FAIL", "FAIL")], 1
     ):
         run = run_of(tmp_path / f"again{factor}", value(LOGITS, 1.8e-7 * factor), started=1.79e9 + place)
-        found = judged(run, tmp_path)
-        assert (found[name].status, found["numerics unchanged"].status) == (status, word), factor
-        assert not found["numerics unchanged"].gates
+        checks = judged(run, tmp_path)
+        assert (checks[name].status, checks["numerics unchanged"].status) == (status, word), factor
+        assert not checks["numerics unchanged"].gates

@@ -127,8 +127,8 @@ def test_limits_follow_the_references_own_error(judged, error, limit):
 def test_in_bf16_limits_follow_the_largest_logit(judged):
     large = {name: 20 * array / np.abs(array).max() for name, array in outputs().items()}
     rows = judged(BF16, reference={"outputs": large}, outputs=large)
-    found = [rows[name, at]["limit"] for name, at in ((LOGITS, "dev"), (LOSS, ""), (CURVE, "step 3"), (PADDING, ""))]
-    assert found == pytest.approx([0.6, 0.2, 0.2, 0.6])
+    limits = [rows[name, at]["limit"] for name, at in ((LOGITS, "dev"), (LOSS, ""), (CURVE, "step 3"), (PADDING, ""))]
+    assert limits == pytest.approx([0.6, 0.2, 0.2, 0.6])
 
 
 @pytest.mark.parametrize("k", [0, DEPTH - 1])
@@ -192,8 +192,8 @@ def test_the_best_span_is_that_of_all_pairs(judged):
         start, end = draw.standard_normal((2, size))
         scores = sorted(((start[a] + end[b], (a, b)) for a in range(size) for b in range(a, size)), reverse=True)
         (best, span), (second, _) = scores[:2]
-        found, lead = best_span(start, end)
-        assert found == span and lead == pytest.approx(best - second)
+        actual, lead = best_span(start, end)
+        assert actual == span and lead == pytest.approx(best - second)
 
 
 def test_only_rows_whose_best_span_leads_clearly_are_compared(judged):

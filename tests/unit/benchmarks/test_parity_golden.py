@@ -30,9 +30,9 @@ def folder(tmp_path):
 
 
 def test_a_golden_folder_is_read_where_it_was_copied_to(folder, tmp_path):
-    found = golden.read(shutil.copytree(folder, tmp_path / "elsewhere"))
-    assert {name: found[name] for name in FIELDS} == FIELDS
-    assert set(found["files"]) == {"weights.safetensors", "model/config.json", "reference/recording.json"}
+    manifest = golden.read(shutil.copytree(folder, tmp_path / "elsewhere"))
+    assert {name: manifest[name] for name in FIELDS} == FIELDS
+    assert set(manifest["files"]) == {"weights.safetensors", "model/config.json", "reference/recording.json"}
 
 
 def flipped(path):

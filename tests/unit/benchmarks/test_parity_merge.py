@@ -71,9 +71,9 @@ def row(member, outcome="PASS", day=1, machine="node7", backend="cpu", **cells):
 
 def test_the_newest_result_of_each_machine_backend_and_member_counts():
     rows = [row("eager"), row("bf16"), row("eager", "FAIL", 3), row("eager", day=2, machine="b")]
-    for given in (rows, rows[::-1]):
-        found = [(one["backend"], one["machine"], one["member"], one["outcome"]) for one in newest(given)]
-        assert found == [
+    for order in (rows, rows[::-1]):
+        outcomes = [(one["backend"], one["machine"], one["member"], one["outcome"]) for one in newest(order)]
+        assert outcomes == [
             ("cpu", "b", "eager", "PASS"),
             ("cpu", "node7", "eager", "FAIL"),  # members in the order of the table
             ("cpu", "node7", "bf16", "PASS"),
@@ -87,9 +87,9 @@ def test_an_older_word_on_the_whole_run_gives_way_to_results_and_a_newer_one_sta
 
 
 def test_a_member_that_does_not_gate_neither_fails_nor_passes_a_backend():
-    found = Merged([row("native", "FAIL", gates=False)], [])
-    assert standing(found, "cpu")[0] == "NOT COMPARED" and "| DIFFERS |" in page(found)
-    word, why, _ = standing(Merged([*found.rows, row("eager"), row("fp64", "SKIPPED")], []), "cpu")
+    merged = Merged([row("native", "FAIL", gates=False)], [])
+    assert standing(merged, "cpu")[0] == "NOT COMPARED" and "| DIFFERS |" in page(merged)
+    word, why, _ = standing(Merged([*merged.rows, row("eager"), row("fp64", "SKIPPED")], []), "cpu")
     assert (word, why) == ("PASS", "1 of 2 gated results are within their limits; not compared: fp64 on node7")
 
 
@@ -110,10 +110,10 @@ def test_damage_and_planted_faults_are_left_out_with_the_reason_and_stop_nothing
     foreign = make(tmp_path / "parity-c") / "result.json"
     foreign.write_text(foreign.read_text().replace('"quantity"', '"quantitee"'))
     make(tmp_path / "parity-d", planted_layer=1)
-    found = merge.collect([tmp_path])
-    assert {row["run"] for row in found.rows} == {"parity-a"}
-    assert [("parity-b" in text, "parity-c" in text) for text in found.left_out] == [(True, False), (False, True)]
-    assert "parity-b" in page(found) and str(tmp_path) not in page(found)
+    merged = merge.collect([tmp_path])
+    assert {row["run"] for row in merged.rows} == {"parity-a"}
+    assert [("parity-b" in text, "parity-c" in text) for text in merged.left_out] == [(True, False), (False, True)]
+    assert "parity-b" in page(merged) and str(tmp_path) not in page(merged)
 
 
 def call(*arguments):

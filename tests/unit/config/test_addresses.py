@@ -8,12 +8,12 @@ from benchlib.core.errors import UserError
 
 
 def test_addresses_are_kept_as_they_are_given():
-    given = ["http://a:8000/", "https://b", "dns+http://engine:8000", "http://[::1]:8000"]
-    assert workers(given) == ["http://a:8000", "https://b", "dns+http://engine:8000", "http://[::1]:8000"]
+    urls = ["http://a:8000/", "https://b", "dns+http://engine:8000", "http://[::1]:8000"]
+    assert workers(urls) == ["http://a:8000", "https://b", "dns+http://engine:8000", "http://[::1]:8000"]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("urls", "words"),
     [
         (["a:8000"], "its scheme is neither http nor https"),
         (["ftp://a:8000"], "its scheme"),
@@ -28,22 +28,22 @@ def test_addresses_are_kept_as_they_are_given():
         (["https://a", "https://a:443"], "one server"),
     ],
 )
-def test_wrong_addresses_are_refused_with_what_to_write(given, words):
+def test_wrong_addresses_are_refused_with_what_to_write(urls, words):
     with pytest.raises(ValueError, match=words):
-        workers(given)
+        workers(urls)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "url",
     [
         "http://me:hunter2@a:8000", "http://hunter2@a:8000", "ftp://me:hunter2@a", "me:hunter2@a:8000", "http://a:8000?token=hunter2",
         "http://a:8000/hunter2", "http://a:8000#hunter2", "ftp://a?hunter2", "dns+http://hunter2@a:0", "http://me:hunter2@[a",
     ],
 )  # fmt: skip
-def test_the_reason_does_not_repeat_what_may_be_a_secret(given):
-    with pytest.raises(ValueError) as told:  # noqa: PT011
-        workers([given])
-    assert "hunter2" not in str(told.value)
-    with pytest.raises(UserError) as told:
-        resolve("serving", "smoke", "cpu", {"workers": given})
-    assert "hunter2" not in str(told.value)
+def test_the_reason_does_not_repeat_what_may_be_a_secret(url):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        workers([url])
+    assert "hunter2" not in str(error.value)
+    with pytest.raises(UserError) as error:
+        resolve("serving", "smoke", "cpu", {"workers": url})
+    assert "hunter2" not in str(error.value)

@@ -39,7 +39,7 @@ FILES = {"train_file": "/a/t.json", "eval_file": "/a/e.json", "data": "squad"}
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "given", "name", "origin"),
+    ("benchmark", "overrides", "name", "origin"),
     [
         ("squad", {}, "learning_rate", "set by model=tiny"),
         ("squad", {"learning_rate": "1e-3"}, "learning_rate", "set by hand"),
@@ -51,9 +51,9 @@ FILES = {"train_file": "/a/t.json", "eval_file": "/a/e.json", "data": "squad"}
         ("collectives", {"collective": "hierarchical"}, "variants", "set by collective=hierarchical"),
     ],
 )
-def test_a_value_that_another_field_sets_says_which(benchmark, given, name, origin):
+def test_a_value_that_another_field_sets_says_which(benchmark, overrides, name, origin):
     """A validator that sets a field without a row in FOLLOWS would leave its value to the default."""
-    resolved = resolve(benchmark, "smoke", "cpu", given)
+    resolved = resolve(benchmark, "smoke", "cpu", overrides)
     assert resolved.origins.get(name) == origin
     assert resolved.config.model_fields_set - {"benchmark", "tier", "backend"} <= resolved.origins.keys()
 

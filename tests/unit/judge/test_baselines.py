@@ -87,13 +87,13 @@ def test_accept_find_and_compare(make_run, root):
     assert set(statuses(first).values()) == {"NO_BASELINE"}
     path = baselines.accept(first, "first run", LIMITS)
     assert path.parent == root / "squad" / "smoke"
-    for name, changes, found in (
+    for name, changes, expected in (
         ("same", {}, {"rate": "PASS", "f1": "PASS"}),
         ("worse", {"rate": 65.0, "f1": 86.0}, {"rate": "FAIL", "f1": "FAIL"}),
         ("without", {"f1": None}, {"rate": "PASS", "f1": "NOT_COMPARABLE"}),
         ("slowed", {"rate": 60.0, "planted_slowdown": 0.6}, {"rate": "FAIL", "f1": "PASS"}),
     ):
-        assert statuses(make_run(name, **changes)) == found
+        assert statuses(make_run(name, **changes)) == expected
     assert set(statuses(first).values()) == {"NO_BASELINE"}, "with itself a run would always pass"
     baselines.accept(make_run("b", rate=200.0), "second", LIMITS, add=True)
     assert "201.0 samples/s: ratio 0.500" in checks_of(first)["rate"].reason

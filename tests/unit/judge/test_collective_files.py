@@ -22,8 +22,8 @@ HONEST = Path(__file__).parents[2] / "fixtures" / "honest"
 def record(tmp_path):
     """Return the record of a run of some tables."""
 
-    def make(found, ranks):
-        own = result(tmp_path / "stored", found, ranks)
+    def make(data, ranks):
+        own = result(tmp_path / "stored", data, ranks)
         machine = {"host": "node 1", "cpu": {"model": "a made-up CPU"}}
         return Record(
             run="collectives-cpu-1", benchmark="collectives", tier="smoke", backend="cpu", machine=machine, result=own
@@ -50,14 +50,14 @@ def test_files_that_cannot_stand_beside_a_run_are_told_before_it_starts(tmp_path
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, record, ranks):
-    found = tables(ranks)
+    data = tables(ranks)
     more = {"in_place": True, "dtype": "int64", "reduction": "product", "wrong_elements": 2}
-    found["series"] += [row("all_reduce", MIB, ranks, **more)]
+    data["series"] += [row("all_reduce", MIB, ranks, **more)]
     path = tmp_path / "out.txt"
-    said = export([record(found, ranks)], "nccl-tests", str(path))
+    said = export([record(data, ranks)], "nccl-tests", str(path))
     assert said.startswith("10 tests of 1 run")  # nine operations, and the other type
     back = {(item["operation"], item["bytes"], item["placement"]): item for item in series(path)}
-    written = [item for item in found["series"] if item["variant"] == "library" and item["operation"] != "barrier"]
+    written = [item for item in data["series"] if item["variant"] == "library" and item["operation"] != "barrier"]
     assert len(back) == len(written)
     for item in written:
         place = "in place" if item["in_place"] else "out of place"

@@ -78,21 +78,21 @@ def run(*arguments):
 
 def test_a_table_by_hand(make):
     old, new = (100.0, 104.0, 102.0), (70.0, 72.8, 71.4)
-    found = only(make("20261120", *old), make("20261121", *new))
+    contrast = only(make("20261120", *old), make("20261121", *new))
     logs = [[math.log(value) for value in side] for side in (old, new)]
     means = [sum(side) / 3 for side in logs]
     squares = sum((x - m) ** 2 for side, m in zip(logs, means, strict=True) for x in side)
     s = math.sqrt((squares + 2 * 0.05**2) / 6)  # four degrees of freedom from the runs, two from the default
     half = t.ppf(0.99, 6) * s * math.sqrt(2 / 3)
-    told = row(found)
-    assert told.change == pytest.approx(0.7)  # 70/100, 72.8/104 and 71.4/102
-    assert (told.low, told.high) == pytest.approx((0.7 * math.exp(-half), 0.7 * math.exp(half)))
+    line = row(contrast)
+    assert line.change == pytest.approx(0.7)  # 70/100, 72.8/104 and 71.4/102
+    assert (line.low, line.high) == pytest.approx((0.7 * math.exp(-half), 0.7 * math.exp(half)))
     band = math.exp(1.959964 * math.sqrt(2) * s)
-    assert told.written[2] == f"{1 / band - 1:.1%} to +{band - 1:.1%}"
-    assert (told.reference, told.other, told.limit) == ("102.0 samples/s", "71.39 samples/s", "-20%")
-    assert told.word == "regression"
-    assert found.comparable
-    assert found.sentence == "1 regression: train_samples_per_s_minisquad_tiny."
+    assert line.written[2] == f"{1 / band - 1:.1%} to +{band - 1:.1%}"
+    assert (line.reference, line.other, line.limit) == ("102.0 samples/s", "71.39 samples/s", "-20%")
+    assert line.word == "regression"
+    assert contrast.comparable
+    assert contrast.sentence == "1 regression: train_samples_per_s_minisquad_tiny."
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_table_by_hand(make):
 )  # fmt: skip
 def test_what_is_said_of_a_rate(make, old, new, word, gate, tone):
     contrast = only(make("20261120", *old), make("20261121", *new))
-    told = row(contrast)
-    assert (told.word, told.gate, contrast.tone) == (word, gate, tone)
+    line = row(contrast)
+    assert (line.word, line.gate, contrast.tone) == (word, gate, tone)
     assert f'<p class="note {tone}">' in comparing.html([contrast], [])
 
 
@@ -125,8 +125,8 @@ def test_what_is_said_of_a_rate(make, old, new, word, gate, tone):
 )
 def test_the_direction_decides(make, old, new, kind, word):
     # Three equal runs a side: the spread is known to be nothing, so the smallest change is one.
-    told = row(only(make("20261120", [old], [old], [old]), make("20261121", [new], [new], [new])), old["name"])
-    assert (told.kind, told.word) == (kind, word)
+    line = row(only(make("20261120", [old], [old], [old]), make("20261121", [new], [new], [new])), old["name"])
+    assert (line.kind, line.word) == (kind, word)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_the_direction_decides(make, old, new, kind, word):
 )  # fmt: skip
 def test_between_what_is_not_comparable_no_difference_is_called_a_regression(make, changes, factor):
     folders = make("20261120", 100, 101, 99), make("20261121", 10, 10.1, 9.9, **changes)
-    found = only(*folders)
-    assert not found.comparable
-    assert [(f.name, f.reference, f.other) for f in found.factors if f.decides and f.name == factor[0]] == [factor]
-    told = row(found)
-    assert told.change == pytest.approx(0.1, rel=1e-3)
-    assert told.word == ("lower" if factor[0] in ("torch", "cpu") else ""), "the same work elsewhere is high or low"
+    contrast = only(*folders)
+    assert not contrast.comparable
+    assert [(f.name, f.reference, f.other) for f in contrast.factors if f.decides and f.name == factor[0]] == [factor]
+    line = row(contrast)
+    assert line.change == pytest.approx(0.1, rel=1e-3)
+    assert line.word == ("lower" if factor[0] in ("torch", "cpu") else ""), "the same work elsewhere is high or low"
     done = run(*folders)
     assert done.exit_code == 0
     table = done.output[: done.output.index("Not comparable because of")]
@@ -162,10 +162,10 @@ def test_a_baseline_is_a_side_by_file_or_key(make, tmp_path):
     new = make("20261121", 70, 71, 69)
     by_folder = row(only(folder, new))
     for name in (file, file.stem[:6]):
-        found = only(name, new)
-        assert row(found) == by_folder
-        assert found.comparable
-        assert row(found).word == "regression"
+        contrast = only(name, new)
+        assert row(contrast) == by_folder
+        assert contrast.comparable
+        assert row(contrast).word == "regression"
 
 
 def test_a_folder_of_several_fingerprints_is_refused_with_what_differs(make, tmp_path):
@@ -199,8 +199,8 @@ def test_exit_codes_and_output(make, tmp_path):
     assert done.exit_code == 1, done.output
     assert done.output.count("98% interval") == 2, "each side stands against the first"
     assert run(old, same).exit_code == 0
-    told = json.loads(run(old, new, "--json").stdout)
-    assert told["contrasts"][0]["rows"][0]["word"] == "regression"
+    document = json.loads(run(old, new, "--json").stdout)
+    assert document["contrasts"][0]["rows"][0]["word"] == "regression"
     for arguments, words in (
         ((old,), "two or more"),
         ((old, tmp_path / "no"), "no such run"),
@@ -220,8 +220,8 @@ def test_the_spread_of_a_calibration_counts(make, tmp_path):
     save_calibration(baselines.folder(), Calibration(runs=apart, limits=[limit]))
     logs = np.log([100.0, 80.0, 125.0, 90.0])  # three degrees of freedom, and three of the default
     s = math.sqrt((3 * logs.var(ddof=1) + 3 * 0.05**2) / 6)
-    told = row(only(old, new))
-    assert told.word == "undecided" and told.written[2].endswith(f"+{math.expm1(1.959964 * math.sqrt(2) * s):.1%}")
+    line = row(only(old, new))
+    assert line.word == "undecided" and line.written[2].endswith(f"+{math.expm1(1.959964 * math.sqrt(2) * s):.1%}")
 
 
 def of_benchmark(benchmark, *rows, same_work=True):
@@ -251,5 +251,5 @@ def test_a_tier_is_compared_in_a_line_a_benchmark():
         (of_benchmark("parity", in_a_row("total_s", "s", "lower", 9.0, 8.0)), "no speed on both sides", "", "", "not known"),
     ]  # fmt: skip
     for item, *expected in cases:
-        found = line_of(item)
-        assert [found.word, found.ratio, found.interval, found.computes] == expected
+        line = line_of(item)
+        assert [line.word, line.ratio, line.interval, line.computes] == expected

@@ -92,10 +92,10 @@ def test_a_price_that_cannot_be_is_refused(prices, message, monkeypatch):
 
 
 def test_the_kits_sheet_fills_what_is_not_given_with_the_least_by_the_name_of_the_device(monkeypatch):
-    listed, given = priced("on-demand,1", monkeypatch)
+    listed, custom = priced("on-demand,1", monkeypatch)
     of_device = [entry for entry in offers("on-demand") if entry.device == "h100-sxm"]
     least = min(of_device, key=lambda entry: entry.usd_per_device_hour)
-    assert given == (1, "given") and len(of_device) > 3
+    assert custom == (1, "given") and len(of_device) > 3
     origin = f"{least.provider}, on-demand, {least.date}, the least of {len(of_device)}"
     assert listed == (least.usd_per_device_hour, origin) == priced("on-demand", monkeypatch)[0]
     assert offers("spot") and all(entry.device in registry().devices for entry in offers("spot") + offers("on-demand"))

@@ -207,8 +207,8 @@ def test_the_command_says_what_it_found_by_text_json_and_exit_code(tmp_path):
     wrong, right = FIXTURES / "impossible" / "16-speed-up.json", HONEST / "loadgen-offline.txt"
     for files, code in (([right], 0), ([wrong], 1), ([tmp_path / "absent"], 2), ([silent], 3), ([right, silent], 3), ([silent, wrong], 1)):  # fmt: skip
         assert run(*files).exit_code == code
-    shown, [found, absent] = run(wrong).output, json.loads(run("--json", wrong, tmp_path / "absent").stdout)
-    assert (found["format"], found["exit_code"], found["findings"][0]["rule"]) == ("claim", 1, "speed-up")
+    shown, [report, absent] = run(wrong).output, json.loads(run("--json", wrong, tmp_path / "absent").stdout)
+    assert (report["format"], report["exit_code"], report["findings"][0]["rule"]) == ("claim", 1, "speed-up")
     assert absent["exit_code"] == 2 and "no such file" in absent["error"]
     assert "Impossible: speed-up." in shown and "4.3 ×" in shown
     assert "states" not in run(right).output and "Nothing impossible" in run(right).output

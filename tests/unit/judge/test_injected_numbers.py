@@ -123,9 +123,9 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
     alone.write_text((folder / "result.json").read_text())
     # Without raw samples and config fewer rules apply.
     for path, name, rules in ((folder, "run", 10), (folder / "result.json", "result", 10), (alone, "result", 5)):
-        found, claims = read_claims(path)
+        kind, claims = read_claims(path)
         judged = judge_claims(claims)
-        assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
+        assert (kind, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
         assert len(judged) >= rules
     result = json.loads(alone.read_text())
     Edit(result, {}).scale("step_s", -1, raw=False)
@@ -140,6 +140,6 @@ def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
     link = f'<a {embedded.ATTRIBUTE}="{data["version"]}" href="{data["href"]}">data</a>'
     path.write_text(f"<!doctype html><html><body>{link}</body></html>")
     name, claims = read_claims(path)
-    found = {judgement.rule.name: judgement.status for judgement in judge_claims(claims)}
+    statuses = {judgement.rule.name: judgement.status for judgement in judge_claims(claims)}
     assert name == "report"
-    assert {rule for rule, status in found.items() if status == "FAIL"} == {"share of the peak", "below the peak"}
+    assert {rule for rule, status in statuses.items() if status == "FAIL"} == {"share of the peak", "below the peak"}

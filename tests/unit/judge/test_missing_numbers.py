@@ -36,8 +36,8 @@ def places(result):
             for name, value in row.items():
                 if is_number(value):
                     columns[name].append((("tables", table, index), name))
-        for name, found in columns.items():
-            yield f"{table}.{name}", found[:2]  # the first rows may be of another kind than most
+        for name, cells in columns.items():
+            yield f"{table}.{name}", cells[:2]  # the first rows may be of another kind than most
     yield from facts(result.facts, ("facts",))
 
 

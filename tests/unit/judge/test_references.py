@@ -49,7 +49,7 @@ def test_every_figure_says_what_it_holds_for_and_where_it_stands():
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "within"),
+    ("compute", "expected", "within"),
     [
         # Speed-ups that the sources state themselves.
         (lambda: value("bert-large-8xa100-fp16") / value("bert-large-1xa100-fp16"), 7.66, 0.005),
@@ -66,8 +66,8 @@ def test_every_figure_says_what_it_holds_for_and_where_it_stands():
         (lambda: 275 * 2 * 7 / 8, value("allreduce-8xh100-nvls"), 2),
     ],
 )  # fmt: skip
-def test_figures_agree_with_what_can_be_recomputed(found, expected, within):
-    assert found() == pytest.approx(expected, abs=within)
+def test_figures_agree_with_what_can_be_recomputed(compute, expected, within):
+    assert compute() == pytest.approx(expected, abs=within)
 
 
 def share(rate_id, peak_id):
@@ -125,9 +125,9 @@ def write_machine(folder, *names):
 
 def squad_run(folder, *, device=H100, facts=None, **config):
     """Write a whole run of BERT-base on SQuAD v1.1 with made-up values."""
-    given = {"data": "squad", "model": "bert-base-uncased", "train_questions": 0, "eval_questions": 0, "epochs": 2, "precision": "fp16",
+    setup = {"data": "squad", "model": "bert-base-uncased", "train_questions": 0, "eval_questions": 0, "epochs": 2, "precision": "fp16",
              "engine": "trainer", "trainer_padding": "max_length", "batch_size": 32, "learning_rate": 5e-5, "backend": "cuda"} | config  # fmt: skip
-    resolved = build("squad", {"benchmark": "squad", **given})
+    resolved = build("squad", {"benchmark": "squad", **setup})
     known = {
         "epoch_share": 1.0,
         "cut_by": "",
@@ -152,10 +152,10 @@ def placed_ids(run):
 
 def test_a_whole_training_of_bert_stands_beside_the_published_ones(tmp_path):
     run = squad_run(tmp_path / "run")
-    found = placed_ids(run)
-    assert found["f1"] == ["bert-base-f1-paper", "bert-base-f1-google", "bert-base-f1-huggingface"]
-    assert found["exact_match"] == ["bert-base-em-google", "bert-base-em-huggingface"]
-    assert found["end_to_end_samples_per_s"] == ["bert-base-1xh100-sxm"]
+    placed = placed_ids(run)
+    assert placed["f1"] == ["bert-base-f1-paper", "bert-base-f1-google", "bert-base-f1-huggingface"]
+    assert placed["exact_match"] == ["bert-base-em-google", "bert-base-em-huggingface"]
+    assert placed["end_to_end_samples_per_s"] == ["bert-base-1xh100-sxm"]
     said = summary(run)
     assert "F1: 88.31, published 88.5 in Devlin et al." in said
     assert "-0.19 points; a seed alone moves F1 by about 0.16" in said
@@ -183,8 +183,8 @@ def test_a_whole_training_of_bert_stands_beside_the_published_ones(tmp_path):
     ],
 )
 def test_what_is_not_the_same_stands_beside_nothing(tmp_path, changes, left):
-    found = placed_ids(squad_run(tmp_path / "run", **changes))
-    assert {name for name in ("f1", "exact_match", "end_to_end_samples_per_s") if found.get(name)} == left
+    placed = placed_ids(squad_run(tmp_path / "run", **changes))
+    assert {name for name in ("f1", "exact_match", "end_to_end_samples_per_s") if placed.get(name)} == left
 
 
 def test_a_machine_stands_beside_what_is_achieved_and_what_is_specified(tmp_path):

@@ -75,8 +75,8 @@ def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
     store, demo = trends.choose_store()
     assert demo
-    found = load_all(store)
-    assert len(found) >= 10 and {run.word for run in found} == {"PASS"} and all(run.series for run in found)
+    runs = load_all(store)
+    assert len(runs) >= 10 and {run.word for run in runs} == {"PASS"} and all(run.series for run in runs)
     place(tmp_path, START)
     assert trends.choose_store() == (tmp_path, False)
 

@@ -54,8 +54,8 @@ def named(runs, name):
 
 
 def test_junit_tells_each_check_as_a_test(runs):
-    told = junitparser.JUnitXml.fromstring(junit.text(runs).encode())
-    suites = {suite.name.rpartition("-")[2]: suite for suite in told}
+    document = junitparser.JUnitXml.fromstring(junit.text(runs).encode())
+    suites = {suite.name.rpartition("-")[2]: suite for suite in document}
     kinds = {
         name: {case.name: [type(item).__name__ for item in case.result] for case in suite}
         for name, suite in suites.items()
@@ -74,7 +74,7 @@ def test_junit_tells_each_check_as_a_test(runs):
     assert ambiguous.result[0].message.startswith("AMBIGUOUS: ratio 1.080")
     assert suites["failed"].failures == 1
     assert suites["whole"].skipped == 3
-    assert (told.tests, told.failures, told.errors) == (6 + 8 + 1 + 1 + 7 + 1, 1, 3)
+    assert (document.tests, document.failures, document.errors) == (6 + 8 + 1 + 1 + 7 + 1, 1, 3)
 
 
 JENKINS = {  # of jenkins-junit.xsd of the xUnit plugin: the attributes of an element, and its children in their order
@@ -103,20 +103,20 @@ def test_metrics_for_prometheus_are_read_back(store, text, parse):
     # Of squad on the CPU the newest is the failed run: the damaged and the broken ones started with the first.
     chosen = [run for run in load(store) if run.run.endswith(("whole", "failed", "skipped"))]
     written = text(chosen)
-    told = [sample for family in parse(written) for sample in family.samples]
-    found = {(sample.name, sample.labels.get("metric") or sample.labels.get("check"), sample.labels["backend"]): sample for sample in told if sample.value}  # fmt: skip
-    value = found["benchlib_metric_value", "train_samples_per_s_minisquad_tiny", "cpu"]
+    rows = [sample for family in parse(written) for sample in family.samples]
+    index = {(sample.name, sample.labels.get("metric") or sample.labels.get("check"), sample.labels["backend"]): sample for sample in rows if sample.value}  # fmt: skip
+    value = index["benchlib_metric_value", "train_samples_per_s_minisquad_tiny", "cpu"]
     assert value.value == 61.2
     assert value.labels["unit"] == "samples/s"
     assert value.labels["host"] == "made-up-host"
-    assert ("benchlib_metric_value", "device_memory_gb", "cpu") not in found, "what is not available has no number"
-    assert found["benchlib_metric_low", "train_samples_per_s_minisquad_tiny", "cpu"].value == pytest.approx(59.364)
-    assert found["benchlib_verdict", None, "cpu"].labels["benchlib_verdict"] == "FAIL"
-    assert found["benchlib_verdict", None, "cuda"].labels["benchlib_verdict"] == "SKIPPED"
-    assert found["benchlib_check_status", "speed vs baseline", "cpu"].labels["benchlib_check_status"] == "FAIL"
-    assert found["benchlib_run_start_time_seconds", None, "cpu"].value == START + 60
-    assert found["benchlib_run_duration_seconds", None, "cpu"].value == 131
-    assert all(sample.timestamp is None for sample in told), "the textfile collector refuses timestamps"
+    assert ("benchlib_metric_value", "device_memory_gb", "cpu") not in index, "what is not available has no number"
+    assert index["benchlib_metric_low", "train_samples_per_s_minisquad_tiny", "cpu"].value == pytest.approx(59.364)
+    assert index["benchlib_verdict", None, "cpu"].labels["benchlib_verdict"] == "FAIL"
+    assert index["benchlib_verdict", None, "cuda"].labels["benchlib_verdict"] == "SKIPPED"
+    assert index["benchlib_check_status", "speed vs baseline", "cpu"].labels["benchlib_check_status"] == "FAIL"
+    assert index["benchlib_run_start_time_seconds", None, "cpu"].value == START + 60
+    assert index["benchlib_run_duration_seconds", None, "cpu"].value == 131
+    assert all(sample.timestamp is None for sample in rows), "the textfile collector refuses timestamps"
     assert written.endswith("# EOF\n") == (parse is parse_openmetrics)
 
 

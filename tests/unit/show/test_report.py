@@ -21,8 +21,8 @@ from benchlib.spec.spec import Spec
 def few_pictures(monkeypatch, request):
     """Most of a report's time goes into pictures; two that are drawn and not painted do for the tests of everything else."""
     if request.node.name != "test_whole_run":
-        kept = {name: BENCHMARKS["squad"].spec.figures()[name] for name in ("loss-curve", "memory")}
-        monkeypatch.setattr(Spec, "figures", lambda own, report=None: kept)
+        pictures = {name: BENCHMARKS["squad"].spec.figures()[name] for name in ("loss-curve", "memory")}
+        monkeypatch.setattr(Spec, "figures", lambda own, report=None: pictures)
         monkeypatch.setattr(figures, "png", lambda figure: figure.alt.encode())
 
 

@@ -161,9 +161,9 @@ def test_selections_keep_the_rows_that_they_name():
 
 def test_samples_go_out_of_their_rows_and_come_back():
     tables = {"t": [WHOLE, WHOLE | SKIPPED | {"time_us": []}], "run": [{"total_s": 1.0}]}
-    kept, samples = split_samples(SPEC.tables, tables)
-    assert samples == {"t[0].time_us": [1.0, 2.0, 3.0]} and kept["t"][0]["time_us"] == 2.0
-    assert with_samples(kept, samples | {"other": [1.0], "t[9].time_us": [1.0]}) == tables
+    rest, samples = split_samples(SPEC.tables, tables)
+    assert samples == {"t[0].time_us": [1.0, 2.0, 3.0]} and rest["t"][0]["time_us"] == 2.0
+    assert with_samples(rest, samples | {"other": [1.0], "t[9].time_us": [1.0]}) == tables
 
 
 @pytest.mark.parametrize("name", [name for name, own in BENCHMARKS.items() if isinstance(own.spec, Spec)])

@@ -23,8 +23,8 @@ def data(operation, dtype, reduction, elements, ranks):
 
 def combined(reduction, parts, ranks):
     """Reduce lists of Python numbers, position by position."""
-    found = [REDUCTIONS[reduction](values) for values in zip(*parts, strict=True)]
-    return [value / ranks for value in found] if reduction == "avg" else found
+    reduced = [REDUCTIONS[reduction](values) for values in zip(*parts, strict=True)]
+    return [value / ranks for value in reduced] if reduction == "avg" else reduced
 
 
 def is_found(wrong, expected):

@@ -51,15 +51,15 @@ def inputs(kind, rows, tokens):
     """Return random tokens, each row padded more than the one before; token types only for the encoder."""
     ids = torch.randint(5, 100, (rows, tokens), generator=torch.Generator().manual_seed(rows * 1000 + tokens))
     mask = (torch.arange(tokens) < (tokens - 3 * torch.arange(rows)[:, None]).clamp(min=1)).long()
-    found = {"input_ids": torch.where(mask == 1, ids, 1), "attention_mask": mask}
-    return found | (
+    arrays = {"input_ids": torch.where(mask == 1, ids, 1), "attention_mask": mask}
+    return arrays | (
         {"token_type_ids": (torch.arange(tokens) >= tokens // 2).long() * mask} if kind == "encoder" else {}
     )
 
 
 def worst(executor, model, kind, shapes=SHAPES):
     """Return the largest difference of any logit at an attended position, over all shapes."""
-    found = 0.0
+    largest = 0.0
     for shape in shapes:
         arrays = inputs(kind, *shape)
         attended = arrays["attention_mask"] == 1
@@ -67,8 +67,8 @@ def worst(executor, model, kind, shapes=SHAPES):
             expected = model(**arrays)
         for name, logits in zip(("start_logits", "end_logits"), executor.forward(arrays), strict=True):
             assert logits.shape == shape and logits.dtype == torch.float32
-            found = max(found, float((logits - expected[name])[attended].abs().max()))
-    return found
+            largest = max(largest, float((logits - expected[name])[attended].abs().max()))
+    return largest
 
 
 def test_runtimes_of_an_onnx_file_take_any_number_of_rows_and_tokens(tmp_path, monkeypatch):

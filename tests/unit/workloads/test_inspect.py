@@ -16,10 +16,10 @@ def test_a_program_is_counted(tmp_path):
     pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
     path = tmp_path / "m.mlir"
     path.write_text(TEXT)
-    made = CliRunner().invoke(main, ["inspect", str(path)])
-    assert made.exit_code == 0, made.output
+    result = CliRunner().invoke(main, ["inspect", str(path)])
+    assert result.exit_code == 0, result.output
     for words in ("dot_general", "48 FLOPs", "72 bytes", "32 bytes"):  # 2*2*4*3; 4*(12+6); 4*8
-        assert words in made.output
+        assert words in result.output
     path.write_text(TEXT.replace("2x4xf32> {", "2x5xf32> {"))
-    made = CliRunner().invoke(main, ["inspect", str(path)])
-    assert made.exit_code != 0 and "m.mlir:3:" in made.output + made.stderr
+    result = CliRunner().invoke(main, ["inspect", str(path)])
+    assert result.exit_code != 0 and "m.mlir:3:" in result.output + result.stderr

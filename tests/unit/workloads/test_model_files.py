@@ -93,8 +93,8 @@ def test_a_checkpoint_of_another_head_still_loads(folder):
 
     def other_head(place):
         tensors = load_file(place / "model.safetensors")
-        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("qa_outputs")}
-        kept |= {"cls.predictions.bias": torch.zeros(4), "bert.pooler.dense.weight": torch.zeros(4, 4)}
-        save_file(kept, place / "model.safetensors", {"format": "pt"})
+        state = {name: tensor for name, tensor in tensors.items() if not name.startswith("qa_outputs")}
+        state |= {"cls.predictions.bias": torch.zeros(4), "bert.pooler.dense.weight": torch.zeros(4, 4)}
+        save_file(state, place / "model.safetensors", {"format": "pt"})
 
     assert encoders.load(str(folder(change=other_head)), seed=1).fresh == ["qa_outputs.bias", "qa_outputs.weight"]

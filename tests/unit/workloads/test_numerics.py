@@ -57,6 +57,6 @@ def test_limits_of_logits_are_those_of_the_requirement():
     for backend, apart in cosine.items():
         largest = 1e-5 if backend == "cpu" else apart
         for precision, limits in (("fp32", (largest, apart)), ("fp64", (largest, apart)), ("bf16", (3e-2, 2e-4))):
-            found = (limit(backend, precision, name).value for name in (numerics.LOGITS, numerics.COSINE))
-            assert tuple(found) == limits, (backend, precision)
+            actual = (limit(backend, precision, name).value for name in (numerics.LOGITS, numerics.COSINE))
+            assert tuple(actual) == limits, (backend, precision)
     assert limit("cpu", "fp32", numerics.LOGITS, "cuda").value == 1e-4, "a reference may differ as its backend may"

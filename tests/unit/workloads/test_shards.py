@@ -47,13 +47,13 @@ def splitmix(counter, seed):
 
 
 def test_a_sample_is_what_its_definition_says():
-    got = generate(PAIRS, np.array([7, 999]))
+    samples = generate(PAIRS, np.array([7, 999]))
     for row, index in enumerate((7, 999)):
         for token in range(PAIRS.sequence):
             draw = splitmix(index * PAIRS.sequence + token, PAIRS.seed)
             for part, uniform in enumerate((draw >> 32, draw & 0xFFFFFFFF)):
-                assert got[row, part, token] == (uniform * uniform >> 32) * PAIRS.vocabulary >> 32
-    assert got.dtype == np.int64 and got.shape == (2, 2, 16)
+                assert samples[row, part, token] == (uniform * uniform >> 32) * PAIRS.vocabulary >> 32
+    assert samples.dtype == np.int64 and samples.shape == (2, 2, 16)
 
 
 def test_the_entropy_is_that_of_the_tokens():

@@ -39,16 +39,16 @@ def answers():
 @pytest.fixture(scope="module")
 def gradients():
     model = bert()
-    given = {"start": torch.tensor([1, 2]), "end": torch.tensor([3, 4]), **inputs()}
-    program = export.joint(export.AnswerLoss(model), given)
-    return model, given, convert(program, "gradients"), program
+    batch = {"start": torch.tensor([1, 2]), "end": torch.tensor([3, 4]), **inputs()}
+    program = export.joint(export.AnswerLoss(model), batch)
+    return model, batch, convert(program, "gradients"), program
 
 
-def computed(converted, given):
+def computed(converted, batch):
     program = runtimes.Xla(converted.text, converted.manifest)
     return [
         np.asarray(value)
-        for value in program.run(program.place(runtimes.arguments(converted.manifest, converted.weights, given)))
+        for value in program.run(program.place(runtimes.arguments(converted.manifest, converted.weights, batch)))
     ]
 
 
@@ -56,19 +56,19 @@ def test_xla_gives_the_logits_of_torch(answers):
     model, converted = answers
     with torch.no_grad():
         wanted = export.pair(model(**inputs(3)))
-    for made, side in zip(computed(converted, inputs(3)), wanted, strict=True):
-        np.testing.assert_allclose(made, side.numpy(), rtol=0, atol=1e-6)
+    for actual, side in zip(computed(converted, inputs(3)), wanted, strict=True):
+        np.testing.assert_allclose(actual, side.numpy(), rtol=0, atol=1e-6)
 
 
 def test_the_joint_program_gives_the_gradients_of_torch(gradients):
-    model, given, converted, _ = gradients
+    model, batch, converted, _ = gradients
     loss = export.AnswerLoss(model)
-    loss(**given).backward()
-    made = dict(zip(converted.manifest.results, computed(converted, given), strict=True))
-    roles = [item.role for item in made]
+    loss(**batch).backward()
+    results = dict(zip(converted.manifest.results, computed(converted, batch), strict=True))
+    roles = [item.role for item in results]
     assert roles.count("loss") == 1 and roles.count("gradient") == sum(1 for _ in model.parameters())
     off = size = 0.0
-    for item, value in made.items():
+    for item, value in results.items():
         if item.role == "gradient":
             wanted = dict(loss.named_parameters())[item.name].grad.numpy()
             off, size = off + float(((value - wanted) ** 2).sum()), size + float((wanted**2).sum())
@@ -83,8 +83,8 @@ def test_the_interpreter_agrees_with_the_specification_of_the_same_text(tmp_path
     converted.manifest.write(tmp_path / "m.mlir", converted.text)
     program = runtimes.load("interpreter", tmp_path / "m.mlir")
     assert program.manifest == converted.manifest
-    (made,) = program.run(program.place(runtimes.arguments(program.manifest, converted.weights, x)))
-    np.testing.assert_allclose(made, layer(**x).detach().numpy(), atol=2e-6)
+    (actual,) = program.run(program.place(runtimes.arguments(program.manifest, converted.weights, x)))
+    np.testing.assert_allclose(actual, layer(**x).detach().numpy(), atol=2e-6)
 
 
 class Each(torch.nn.Module):
@@ -110,14 +110,14 @@ def each():
 
 @pytest.fixture(scope="module")
 def exported_each():
-    given = each()
-    return export.forward(Each(), given), given
+    batch = each()
+    return export.forward(Each(), batch), batch
 
 
 def test_each_class_of_lowering_gives_what_torch_gives(exported_each):
-    program, given = exported_each
-    for place, (made, wanted) in enumerate(zip(computed(convert(program), given), Each()(**given), strict=True)):
-        np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=str(place))
+    program, batch = exported_each
+    for place, (actual, wanted) in enumerate(zip(computed(convert(program), batch), Each()(**batch), strict=True)):
+        np.testing.assert_allclose(actual, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=str(place))
 
 
 def test_operations_without_a_lowering_are_listed_at_once_with_their_nodes():
@@ -138,12 +138,12 @@ def test_a_result_of_another_shape_than_torchs_is_no_program(monkeypatch, export
 
 def test_inspection_counts_the_flops_of_the_formula(answers, gradients):
     converted = answers[1]
-    arguments, found = converted.manifest.arguments, mlir.inspect(converted.text)
+    arguments, counts = converted.manifest.arguments, mlir.inspect(converted.text)
     head = 2 * HIDDEN * 2 * S  # the output layer: two logits a token
-    assert found.dot_flops == B * (encoder_forward_flops(LAYERS, HIDDEN, INTERMEDIATE, S) + head)
-    assert found.argument_bytes == sum(4 * int(np.prod(item.shape)) for item in arguments)
-    assert found.result_bytes == 2 * 4 * B * S
-    assert mlir.inspect(gradients[2].text).dot_flops == 3 * found.dot_flops
+    assert counts.dot_flops == B * (encoder_forward_flops(LAYERS, HIDDEN, INTERMEDIATE, S) + head)
+    assert counts.argument_bytes == sum(4 * int(np.prod(item.shape)) for item in arguments)
+    assert counts.result_bytes == 2 * 4 * B * S
+    assert mlir.inspect(gradients[2].text).dot_flops == 3 * counts.dot_flops
 
 
 def test_more_replicas_than_devices_are_refused(gradients):

@@ -27,7 +27,7 @@ PATIENT = Policy(
 @pytest.fixture
 def place():
     """Start servers and dispatchers that end with the test."""
-    hosted, made = [], []
+    hosted, dispatchers = [], []
 
     class Place:
         def own(self, **options):
@@ -41,12 +41,12 @@ def place():
 
         def client(self, *servers, policy=PATIENT, token=TOKEN):
             urls = tuple(server.url for server in servers)
-            made.append(Dispatcher(Settings(urls=urls, token=token, policy=policy)))
-            made[-1].start()
-            return Client(made[-1], PROMPTS, 16, LONG_S)
+            dispatchers.append(Dispatcher(Settings(urls=urls, token=token, policy=policy)))
+            dispatchers[-1].start()
+            return Client(dispatchers[-1], PROMPTS, 16, LONG_S)
 
     yield Place()
-    for dispatcher in made:
+    for dispatcher in dispatchers:
         dispatcher.stop()
     for item in hosted:
         if not item.loop.is_closed():

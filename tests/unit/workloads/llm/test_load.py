@@ -97,5 +97,5 @@ def test_the_knee_is_between_the_rates_and_confirmed_by_a_longer_run():
 def test_a_rate_at_which_the_client_was_late_is_tried_again():
     late = iter(["late", "met", "met", "late", "late", "late", "met"])
     points = find_knee(lambda rate, times: {"outcome": next(late)}, [10, 20], refine=0)
-    told = [(row["rate"], row["outcome"]) for row in points]
-    assert told == [(10, "late"), (10, "met"), (20, "met"), *[(20, "late")] * 3, (10, "met")]
+    outcomes = [(row["rate"], row["outcome"]) for row in points]
+    assert outcomes == [(10, "late"), (10, "met"), (20, "met"), *[(20, "late")] * 3, (10, "met")]

@@ -68,8 +68,8 @@ def test_an_answer_has_the_ids_of_the_engine_whole_or_streamed(worker):
     ],
 )
 def test_what_it_cannot_answer_is_refused_with_the_reason(worker, values, status, words):
-    got, body = ask(worker, **values)
-    assert got == status and words in json.loads(body)["error"]["message"]
+    code, body = ask(worker, **values)
+    assert code == status and words in json.loads(body)["error"]["message"]
 
 
 def test_health_needs_no_token_and_metrics_count(worker):

@@ -110,10 +110,10 @@ def test_rouge_is_that_of_a_second_library():
 
     from benchlib.workloads.llm.articles import rouge
 
-    made = ["Calder burned the stadium in Stanmere.", "Pelham has 62 horses."]
+    predictions = ["Calder burned the stadium in Stanmere.", "Pelham has 62 horses."]
     targets = ["Calder burned the gardens in Stanmere.", "Pelham has 57 nurses. Jutland has 62 horses."]
-    ours = rouge(made, targets)
-    theirs = rouge_score(made, targets, use_stemmer=True, rouge_keys=("rouge1", "rouge2", "rougeL"))
+    ours = rouge(predictions, targets)
+    theirs = rouge_score(predictions, targets, use_stemmer=True, rouge_keys=("rouge1", "rouge2", "rougeL"))
     for kind in ("rouge1", "rouge2", "rougeL"):
         assert ours[kind] == pytest.approx(100 * float(theirs[f"{kind}_fmeasure"]), abs=1e-3)
-    assert ours["gen_len"] == sum(map(len, made)) and "punkt" in ours["splitter"]
+    assert ours["gen_len"] == sum(map(len, predictions)) and "punkt" in ours["splitter"]
