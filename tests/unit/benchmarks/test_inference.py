@@ -16,7 +16,7 @@ pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 from llm_servers import LONG_S, TOKEN, Faulty, own
 
 from benchlib.benchmarks.inference import loadgen
-from benchlib.benchmarks.inference.config import SET, InferenceConfig, queries_needed
+from benchlib.benchmarks.inference.config import PRELOAD, SET, InferenceConfig, queries_needed
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
 from benchlib.core.stats import percentile
@@ -86,7 +86,8 @@ def measured(test, tell):
 def test_engines_that_misbehave_are_invalid_though_loadgen_says_valid(fault, deadline_s, breaks, tmp_path):
     settings = Settings(model=fault, step_s=0.001, slots=16)
     test = planned(tmp_path, engine="misbehaves", settings=settings, deadline_s=deadline_s)
-    process = child.run(measured, test, timeout_s=LONG_S, tell=lambda _: None, preload=loadgen.PRELOAD)
+    child.serve(PRELOAD)
+    process = child.run(measured, test, timeout_s=LONG_S, tell=lambda _: None)
     assert process.status == "done", process.reason
     mine = process.value
     assert mine.log["result_validity"] == "VALID" and broken(mine) == breaks

@@ -43,7 +43,7 @@ def row(strategy="data", step_s=0.1, **more):
     return values | analysis.columns(values, KERNELS)
 
 
-PLANTED = {
+INJECTED = {
     "compute": {},
     "data": {"step_s": 0.2, "data_s": 0.1, "rank_own_s": [0.19, 0.19]},
     "communication": {"step_s": 0.2, "exposed_s": 0.11},
@@ -54,9 +54,9 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("part", PLANTED)
+@pytest.mark.parametrize("part", INJECTED)
 def test_what_was_planted_is_named(part):
-    there = row(**PLANTED[part])
+    there = row(**INJECTED[part])
     parts, step = analysis.waterfall(there, KERNELS), 0.1 if part == "compute" else 0.2
     assert there["bottleneck"] == part and sum(parts.values()) == pytest.approx(step) and min(parts.values()) >= 0
     words = analysis.sentence(there | {"way": "data"}, 1e11)
@@ -114,12 +114,12 @@ def test_what_is_wrong_fails_its_check_alone(check, change):
     assert {name for name, status in answers.items() if status != "PASS"} == {check}
 
 
-@pytest.mark.parametrize(("planted", "part"), analysis.PLANTED.items())
+@pytest.mark.parametrize(("planted", "part"), analysis.INJECTED.items())
 def test_a_planted_fault_that_is_not_named_fails(planted, part):
     def status(one):
         return statuses(run_of([one], planted=planted, planted_slowdown=1.0))["injected bottleneck"]
 
-    assert status(row(**PLANTED[part])) == "PASS"
+    assert status(row(**INJECTED[part])) == "PASS"
     assert status(row()) == "FAIL"
 
 
