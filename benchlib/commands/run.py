@@ -73,7 +73,7 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
     """Run all plans and return the worst exit code.
 
     A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most. The benchmarks
-    take turns, so that a disturbance of minutes does not hit all repetitions of one of them.
+    are interleaved, so that a disturbance of minutes does not hit all repetitions of one of them.
     """
     from benchlib.show import index
 

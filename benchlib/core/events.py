@@ -184,7 +184,7 @@ class Progress:
         self._recent = [*self._recent, (now, self.done, samples)][-RATE_WINDOW - 1 :]
         first_t, first_done, _ = self._recent[0]
         span, advanced = now - first_t, self.done - first_done
-        if span > MIN_SPAN_S and advanced > 0:  # steps are told of several at a time
+        if span > MIN_SPAN_S and advanced > 0:  # steps are reported several at a time
             self.rate = sum(count for _, _, count in self._recent[1:]) / span or self.rate
             # By what was done, not by the number of events: progress is reported in leaps.
             self.left_s = max(0, self.total - self.done) * span / advanced if self.total else None

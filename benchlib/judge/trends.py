@@ -155,7 +155,7 @@ def _word(new: float, old: float, direction: Direction) -> str:
 def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
     """Return what is new at a change: facts with a value that the runs before it did not have.
 
-    So hosts that take turns are no factor. Noise may move the place of a change, so the ``POSITION_TOLERANCE`` runs on its two
+    So hosts that alternate are no factor. Noise may move the place of a change, so the ``POSITION_TOLERANCE`` runs on its two
     sides may be on either.
     """
     before = runs[max(0, index - POSITION_TOLERANCE - LOOKBACK_RUNS) : max(1, index - POSITION_TOLERANCE)]

@@ -136,7 +136,7 @@ def synchronize(where: torch.device) -> None:
 
 
 def reset_peak_memory(where: torch.device) -> None:
-    """Start the count of the peak memory anew, on devices that count it."""
+    """Reset the peak memory, on devices that count it."""
     if where.type in _EVENT_TYPES:
         torch.get_device_module(where).reset_peak_memory_stats(where)
 

@@ -98,7 +98,7 @@ def off(value: float, other: float) -> float:
 def reached(name: str, question: str, ref: Ref, asked: str, sign: str = ">=", **more: Any) -> Check:
     """The number is at least (``sign``: ``>=``, ``>`` or ``<``) the target that the field ``asked`` of the config sets.
 
-    Without a target what was measured is told, once; a target that nothing was measured for is INCOMPLETE.
+    Without a target the reason says what was measured; a target that nothing was measured for is INCOMPLETE.
     """
     target = operator.attrgetter(asked)
     asks: dict[str, Any] = {"when": lambda config: "{" not in name or target(config) is not None, "kind": "target"}

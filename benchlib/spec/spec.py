@@ -377,7 +377,7 @@ def _undecided(run: Run) -> list[Judged]:
 
 
 def undamaged(run: Run) -> Rows:
-    """Return the rows of a run; none where its files are damaged, which the reader is told of elsewhere."""
+    """Return the rows of a run; none where its files are damaged, which the report says elsewhere."""
     try:
         return Rows.of(run) if run.result else Rows(run.config, 1, {})
     except UserError:

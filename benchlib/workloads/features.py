@@ -73,7 +73,7 @@ def build(
     """Cut ``examples`` into windows of at most ``max_length`` tokens, special ones too, that share ``doc_stride``.
 
     ``tokenizer`` is a fast tokenizer of transformers. ``training`` asks for answer positions (of the first gold answer), else the
-    characters of the tokens are kept. ``progress`` is told how many questions are ``done`` of the ``total``. Raises ``UserError``
+    characters of the tokens are kept. ``progress`` is called with how many questions are ``done`` of the ``total``. Raises ``UserError``
     when the windows leave no room for a context, and for a tokenizer that does not number its segments as BERT's does.
     """
     layout = _layout(tokenizer)

@@ -33,7 +33,7 @@ SHARD_BYTES = 1 << 27
 BLOCK_BYTES = 1 << 20  # of a sequential read
 ROUNDS = 3  # of a measurement of the disk
 WRITE_BYTES = 1 << 22  # generated and written at a time
-Progress = Callable[..., object]  # is told the shards that are ``done``, and their ``total``
+Progress = Callable[..., object]  # called with the shards ``done``, and their ``total``
 _BLOCK = 1 << 14  # draws of 8 bytes at a time: the few arrays of a block stay in the second-level cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
@@ -200,7 +200,7 @@ def evict(paths: Iterable[Path]) -> None:
 
 
 def residency(paths: Sequence[Path]) -> float | None:
-    """Return the share of the files' bytes that is in the page cache, by mincore(2), in pages; None where nobody tells.
+    """Return the share of the files' bytes that is in the page cache, by mincore(2), in pages; None if unknown.
 
     For a file that the caller neither owns nor may write Linux calls every page resident: that is no answer.
     """

@@ -101,7 +101,7 @@ class Work:
     def differentiate(self, batch: Any, weight: float, last: bool, step: int) -> torch.Tensor:
         """Add the gradients of ``weight`` times the summed loss of a micro-batch; return that product, a scalar.
 
-        After the step's last micro-batch they are the sum over the ranks. ``timer`` is told where the passes end.
+        After the step's last micro-batch they are the sum over the ranks. ``timer`` is called where the passes end.
         """
         raise NotImplementedError
 

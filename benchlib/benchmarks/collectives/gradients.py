@@ -1,7 +1,7 @@
 """Does training give the same gradients whichever library exchanges them?
 
 A small model is trained once per library, data-parallel (DDP) over a group of that library alone, in fp64. Every gradient
-of every step and the weights at the end are held against the same training by a single process on the whole batch. In fp64 only the order of the sums differs, some 1e-16 of each value; a contribution that is lost,
+of every step and the weights at the end are compared with the same training by a single process on the whole batch. In fp64 only the order of the sums differs, some 1e-16 of each value; a contribution that is lost,
 doubled or divided by the wrong count shows in the first digits.
 """
 

@@ -182,7 +182,7 @@ class InferenceConfig(BaseConfig):
         return replace(used, percentile=percentile, limits_s=limits_s)
 
     def per_s(self, scenario: str) -> float:
-        """Return the queries per s that LoadGen is told to expect."""
+        """Return the queries per s that LoadGen is to expect."""
         rates = {"Offline": self.expected_qps, "Server": self.server_qps}
         return rates.get(RULES[scenario].lg, 1 / self.expected_latency_s)
 

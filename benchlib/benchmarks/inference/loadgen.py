@@ -53,7 +53,7 @@ Optional = tuple[float | None, str]  # a number, and why there is none
 
 @dataclass(frozen=True)
 class Test:
-    """What a test process is told. ``samples`` of the config are those of the data set."""
+    """What a test process needs to know. ``samples`` of the config are those of the data set."""
 
     scenario: str
     config: InferenceConfig

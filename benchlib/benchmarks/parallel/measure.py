@@ -103,7 +103,7 @@ def _rank(way: Way, rank: Rank, before: float | None) -> Row:
 
 
 def _count_anew(device: torch.device) -> float | None:
-    """Begin to count the peak of the memory anew, and return what is held by now, see ``_peak_bytes``."""
+    """Reset the peak of the memory, and return what is held by now, see ``_peak_bytes``."""
     devices.reset_peak_memory(device)
     if device.type == "cpu" and CLEAR_REFS.exists():
         CLEAR_REFS.write_text("5")  # proc(5)

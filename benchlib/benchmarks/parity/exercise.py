@@ -79,7 +79,7 @@ def record(run_dir: Path, name: str, work: Path, tell: Callable[[Any], None]) ->
         "precision": member.precision,
         "model_sha256": model_sha256,
         "inputs_sha256": inputs.sha256,
-        # What two recordings are told apart by: versions, processor, threads.
+        # What distinguishes two recordings: versions, processor, threads.
         "environment": {
             **{name: software[name] for name in software if name in _VERSIONS},
             "platform": platform.platform(terse=True),

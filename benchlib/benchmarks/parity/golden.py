@@ -8,7 +8,7 @@
     reference/            a recording of the reference, see benchlib.benchmarks.parity.recording
     fp64_reference/       a recording of the same in double precision on the CPU
 
-The manifest finds a file that is missing, altered or extra. It is no signature: anyone with write access can write it anew.
+The manifest finds a file that is missing, altered or extra. It is no signature: anyone with write access can rewrite it.
 """
 
 import time

@@ -33,7 +33,7 @@ class Seq2seqConfig(BaseConfig):
         "single": "set nproc=1",
         "num_shards": "shards hold about 128 MB each; leave it out",
         "read": "shards are read through the page cache, which page_cache=cold empties first; leave it out",
-        "verify": "shards that are missing or too short are written; delete data_dir to write all anew",
+        "verify": "shards that are missing or too short are written; delete data_dir to write all of them again",
         "planted_disk_mb_per_s": "set data_dir to a folder on a slow disk",
     }
 

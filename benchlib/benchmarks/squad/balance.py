@@ -184,7 +184,7 @@ def fit(shapes: list[tuple[int, int]], times: list[float]) -> tuple[float, float
 
 
 class Balance:
-    """The splits of a training, the newest last, and the steps that they are held against."""
+    """The splits of a training, the newest last, and the steps that they are compared with."""
 
     def __init__(self, work: Any) -> None:  # of ``benchlib.benchmarks.squad.train.Native``
         self.task, self.work, self.world = work.task, work, work.task.rank.world

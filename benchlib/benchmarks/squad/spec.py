@@ -148,7 +148,7 @@ def _reference(check: Check, rows: Rows) -> Judged:
 def _newest(check: Check, rows: Rows) -> Judged:
     """Name newer checkpoints that were damaged: what was trained after the one that is left was trained again."""
     faults, step = rows.run["checkpoint_faults"], rows.run["resumed_step"]
-    begun = f"the training went on from step {step:,}" if step else "the training was begun anew"
+    begun = f"the training went on from step {step:,}" if step else "the training started from the beginning"
     if not faults:
         return check.answer("PASS", begun)
     return check.answer("AMBIGUOUS", f"{begun}, since newer checkpoints are damaged: {'; '.join(map(str, faults))}")

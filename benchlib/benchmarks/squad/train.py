@@ -1,5 +1,5 @@
 """The kit's own training of an encoder: the micro-batches of each rank and the passes over them by autograd, the plan, the start
-anew or from a checkpoint, and the checkpoints.
+from the beginning or from a checkpoint, and the checkpoints.
 
 The loop is that of ``benchlib.workloads.training``. Notation: G samples of a global batch, K steps, W ranks, C columns.
 """
