@@ -57,6 +57,11 @@ class RunSet:
         parts = [run.components or [run.fingerprint.get(name, "") for name in ("cpu", "devices")] for run in self.runs]
         return list(filter(None, dict.fromkeys("; ".join(filter(None, names)) for names in parts)))
 
+    def slowed(self, name: str) -> list[str]:
+        """Say under a name that the runs were slowed on purpose, where any was."""
+        share = max(run.injected for run in self.runs)
+        return [f"{name} was made {share:.0%} slower on purpose (planted_slowdown)"] if share else []
+
     def __str__(self) -> str:
         runs = self.names[0] if len(self.runs) == 1 else counted(len(self.runs), "run")
         return self.label if runs in self.label else f"{self.label} ({runs})"
@@ -234,9 +239,8 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
     (first, reference, _), *others = sides
     contrasts = list[Contrast]()
     notes = [f"{argument}, excluded: {line}" for argument, _, excluded in sides for line in excluded]
-    read = [(f"{argument}: {name}", runs.runs) for argument, side, _ in sides for name, runs in side.items()]
-    shares = [(name, max(run.injected for run in runs)) for name, runs in read]
-    notes += [f"{name} was made {share:.0%} slower on purpose (planted_slowdown)" for name, share in shares if share]
+    for argument, side, _ in sides:
+        notes += [words for name, runs in side.items() for words in runs.slowed(f"{argument}: {name}")]
     for argument, other, _ in others:
         common = [name for name in reference if name in other]
         if not common:

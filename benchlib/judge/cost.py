@@ -8,7 +8,7 @@ hour), d devices, an epoch of N items and the power P in watts:
 - break-even price of a machine: the p at which its items cost what those of the cheapest cost, ``p_c d_c R / (d R_c)``
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
 
-The spread between runs is pooled over the machines. An order is certain where the interval of the ratio of two machines
+The spread between runs is pooled over the machines; of single runs it is assumed. An order is certain where the interval of the ratio of two machines
 excludes 1. Prices are those that a buyer gives, or those of the price sheet ``params/prices.yaml``.
 
 Notation: M machines. Estimates are arrays (3, M): values above zero and the ends of their 98% intervals, NaN where not known.
@@ -34,7 +34,7 @@ from benchlib.core.files import home, read_yaml
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.compare import RunSet, read_argument
 from benchlib.judge.references import Strict, registry
-from benchlib.judge.regression import LOG, NOTICED, Side, compared, own_spread, side_of
+from benchlib.judge.regression import LOG, NOTICED, Side, compared, default_spread, own_spread, side_of
 from benchlib.results.record import Record
 
 HOUR_S = 3600.0
@@ -232,11 +232,17 @@ def ratio(over: Estimates, under: Estimates) -> Estimates:
 
 
 def measured(machines: Sequence[Machine], prefix: str) -> tuple[Estimates, bool]:
-    """Return what runs measured on each machine, and whether its intervals hold the spread between runs."""
-    runs = {place: side.readings(LOG) for place, machine in enumerate(machines) if (side := machine.side(prefix))}
-    estimates, bases = np.full((3, len(machines)), math.nan), set[str]()
+    """Return what runs measured on each machine, and whether its intervals hold the spread between runs.
+
+    Where no machine has several runs to tell it, that of speeds is assumed as the gate assumes it.
+    """
+    sides = {place: side for place, machine in enumerate(machines) if (side := machine.side(prefix))}
+    runs = {place: side.readings(LOG) for place, side in sides.items()}
+    estimates, bases, alone = np.full((3, len(machines)), math.nan), set[str](), own_spread(*runs.values()) is None
     for place, items in runs.items():
-        change = compared(items, known=own_spread(*(other for at, other in runs.items() if at != place)))
+        default = default_spread(sides[place].metric, None, LOG, sides[place].others) if alone else None
+        known = own_spread(*(other for at, other in runs.items() if at != place))
+        change = compared(items, known=known, default=default)
         bases.add(change.basis)
         ends = (change.least, change.most) if change.basis != "none" else (math.nan, math.nan)
         estimates[:, place] = np.exp([change.move, *ends])
@@ -338,9 +344,12 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         "rows": rows,
         "answers": answers,
         "notes": [
-            f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
-            for machine in machines
-            if (others := max(run.others for run in machine.runs.runs)) >= NOTICED
+            *(words for machine in machines for words in machine.runs.slowed(machine.label)),
+            *(
+                f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
+                for machine in machines
+                if (others := max(run.others for run in machine.runs.runs)) >= NOTICED
+            ),
         ],
     }
 
@@ -350,7 +359,7 @@ def _answer(question: str, machine: str, sentence: str, certain: bool | None) ->
 
 
 def _sure(of_runs: bool) -> str:
-    alone = "Single runs show this order: three of each would also show how much runs differ."
+    alone = "Single runs show this order, with an assumed spread between runs: three of each would measure it."
     return "Noise between runs does not explain the order." if of_runs else alone
 
 
