@@ -31,11 +31,11 @@ REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark: its name and its package, which is ``joined`` where it is not of this kit."""
+    """One benchmark: its name and its package, which is ``external`` where it is not of this kit."""
 
     name: str
     package: str
-    joined: bool = False
+    external: bool = False
 
     def part(self, file: str, name: str, default: Any = REQUIRED) -> Any:
         """Return ``name`` of the module ``file``, '' for the package itself; ``default`` where one is given and it has none.
@@ -48,7 +48,7 @@ class Benchmark:
                 return default
             return getattr(importlib.import_module(module), name, *([] if default is REQUIRED else [default]))
         except Exception as error:
-            if not self.joined or isinstance(error, UserError):
+            if not self.external or isinstance(error, UserError):
                 raise
             reason = f"{module}: {type(error).__name__}: {error}; fix or uninstall its package"
             raise UserError(f"benchmark {self.name} cannot be loaded, {reason}") from error
@@ -57,7 +57,7 @@ class Benchmark:
     def fault(self) -> str:
         """Why a benchmark from outside cannot be loaded, '' where it can: one sentence. Imports what the front needs of it."""
         try:
-            _ = self.joined and (self.config, self.spec, self.command)
+            _ = self.external and (self.config, self.spec, self.command)
         except UserError as error:
             return str(error)
         return ""

@@ -215,10 +215,10 @@ def keep_alive(events: EventWriter, most_s: float) -> Iterator[None]:
         while not done.wait(5) and time.monotonic() < end:
             events.emit("heartbeat")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        thread.join()

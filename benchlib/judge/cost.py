@@ -298,8 +298,8 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
     time, each = size * inverse(rates), inverse(rates) * per_s
     usd = size * each
     cheapest, dearer = ranked(labels, usd)[0][:2]
-    even = prices * inverse(ratio(usd, usd[:, [cheapest]]))
-    even[1:, cheapest] = math.nan
+    break_even = prices * inverse(ratio(usd, usd[:, [cheapest]]))
+    break_even[1:, cheapest] = math.nan
     # No item is worth another one: nothing per item has a best machine.
     other_items = [name for name in differences if name not in SAME_ITEM]
 
@@ -314,7 +314,7 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         row("rate", f"{title} per second", f"{items}/s", rates, time),
         row("usd_per_million", f"Cost per million {items}", "USD", 1e6 * each, each),
         row("wh_per_million", f"Energy per million {items}", "Wh", energy, energy),
-        row("break_even", "Break-even price", "USD per device hour", even, None),
+        row("break_even", "Break-even price", "USD per device hour", break_even, None),
     ]
     if epoch:
         rows.insert(0, row("epoch_s", "Time per epoch", "s", time, time))
@@ -323,7 +323,7 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         why = f"Open: an item is other work in {text.listing(other_items)}."
         answers = [_answer(f"Which is the {word}?", "", why, None) for word in ("fastest", "cheapest")]
     else:
-        price = f"would cost the same at {written(even[:, dearer], 'USD')} per device hour"
+        price = f"would cost the same at {written(break_even[:, dearer], 'USD')} per device hour"
         answers = [
             _least(labels, of_runs, "fastest", time, amount, "s", "takes {} as long"),
             _least(labels, of_runs, "cheapest", usd, amount, "USD", f"costs {{}} as much, and {price}"),

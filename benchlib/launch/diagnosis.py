@@ -53,7 +53,7 @@ class RankRecord:
     returncode: int | None = None
     ended_at: float | None = None
     ended_by_us: bool = False
-    at_work: bool = False
+    active: bool = False
     heard_at: float = 0.0
     waited_at: float = 0.0
     went_on: bool = False
@@ -71,7 +71,7 @@ class RankRecord:
 
     @property
     def echoes(self) -> bool:
-        """Whether its error is the consequence of another rank's failure, see ``is_echo``."""
+        """Whether its error is the consequence of another rank's failure, see ``is_secondary``."""
         return bool(self.error and self.error.get("echo"))
 
     @property
@@ -85,12 +85,12 @@ class RankRecord:
                 self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
             case "phase":
                 self.phase, self.step = str(event.get("name", "")), None
-                self.at_work = self.at_work or self.phase != "import"
+                self.active = self.active or self.phase != "import"
             case "error":
                 names = ("t", "type", "message", "traceback", "echo", "exit_code")
                 self.error = {name: event.get(name, "") for name in names}
             case _:
-                self.at_work = True
+                self.active = True
         if isinstance(event.get("step"), int):
             self.step = event["step"]
 
@@ -150,7 +150,7 @@ def no_restart_helps(error: dict[str, Any] | None) -> bool:
     return (error or {}).get("type") in ("UserError", "StorageError", "BackendUnavailable")
 
 
-def is_echo(error: BaseException) -> bool:
+def is_secondary(error: BaseException) -> bool:
     """Whether an error is what a rank sees of another one's failure: an error of ``torch.distributed``, or of a
     connection of it.
 
@@ -161,7 +161,7 @@ def is_echo(error: BaseException) -> bool:
     if type(error) is not RuntimeError and not isinstance(error, (ConnectionError, TimeoutError)):
         return False
     if error.__cause__ is not None:  # raised again with more words
-        return is_echo(error.__cause__)
+        return is_secondary(error.__cause__)
     frames = list(traceback.walk_tb(error.__traceback__))
     origin = frames[-1][0].f_code.co_filename if frames else ""
     return bool(_EXCHANGE_FILES.search(origin) or (type(error) is RuntimeError and _EXCHANGE_TEXT.search(str(error))))

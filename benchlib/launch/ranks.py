@@ -176,7 +176,7 @@ class RankTable:
             if record.alive and record.pid in codes:
                 record.end(codes[record.pid])
 
-    def take_in_dead(self) -> None:
+    def collect_zombies(self) -> None:
         """Take in ranks of this node that died without an error and that their agent has not seen yet (Linux).
 
         Of two ranks that end between two looks, torchrun names the one with an error: the victim instead of the cause.

@@ -155,7 +155,7 @@ class Supervisor:
             self.began = time.monotonic()
             self._enter(State.STARTING, State.QUEUED)
         if event["kind"] == "error" and record.echoes:
-            self.ranks.take_in_dead()
+            self.ranks.collect_zombies()
 
     def _look(self) -> None:
         """See whether ranks are late, or have ended under an agent that is still there."""
@@ -168,7 +168,7 @@ class Supervisor:
             ended = not self.job.remote and len(here) >= self.job.ranks and not any(record.alive for record in here)
             if failed or ended:
                 self._enter(State.LEAVING, *UNDER_WAY)
-        late = any(record.alive and not record.at_work for record in records) or len(here) < self.job.ranks
+        late = any(record.alive and not record.active for record in records) or len(here) < self.job.ranks
         self._enter(*(State.STARTING, State.WORKING) if late else (State.WORKING, State.STARTING))
 
     # Attempts
@@ -271,7 +271,7 @@ class Supervisor:
 
     def _late(self) -> Ending:
         records, limit_s = self.ranks.all(), self.job.startup_s
-        late = [record for record in records if record.alive and not record.at_work]
+        late = [record for record in records if record.alive and not record.active]
         if not late:
             text = f"only {len(records)} of {self.job.ranks} ranks were started in {limit_s:.0f} s (start-up limit)"
             endpoint = self.job.endpoint

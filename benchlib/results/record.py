@@ -49,7 +49,7 @@ class Record(BaseModel):
     backend: str = "?"
     started_at: Moment = 0.0
     ended_at: Moment | None = None
-    at_work: bool = False
+    running: bool = False
     config: Config = {}
     machine: Machine = {}
     result: Result | None = None
@@ -72,7 +72,7 @@ class Record(BaseModel):
             return "DAMAGED", f"Files are unreadable or changed: {'; '.join(self.problems)}."
         if self.verdict:
             return self.verdict.verdict, f"accepted: {self.reason}" if self.reason else self.verdict.sentence
-        if self.at_work:
+        if self.running:
             return "RUNNING", "The run is still going on."
         if self.result and self.result.status == "skipped":
             return "SKIPPED", capitalized(self.result.reason)
@@ -254,7 +254,7 @@ def load(folder: Path | str, whole: bool = True, verdict: Verdict | None = None)
         status=status,
         started_at=max(0.0, written.stat().st_mtime) if started is None else started,
         ended_at=ended,
-        at_work=verdict is stored is None and run_folder.is_running(path),
+        running=verdict is stored is None and run_folder.is_running(path),
         samples=samples or {},
         problems=list(problems.values()),
         folder=str(path),

@@ -34,7 +34,7 @@ from benchlib.config.cluster import ELSEWHERE
 from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter
 from benchlib.core.files import read_json, storage_error, write_json
-from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_echo
+from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_secondary
 from benchlib.launch.nodes import Place, attempt, place
 from benchlib.launch.processes import MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
 
@@ -135,7 +135,7 @@ def _report(error: BaseException, events: EventWriter, exit_code: int) -> None:
         print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         what = {"type": type(error).__name__, "message": str(error), "traceback": text}
-        events.emit("error", **what, echo=is_echo(error), exit_code=exit_code)
+        events.emit("error", **what, echo=is_secondary(error), exit_code=exit_code)
 
 
 def _mark_skipped(run_dir: Path, config: Any, reason: str) -> None:

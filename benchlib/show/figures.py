@@ -87,7 +87,7 @@ def head(figure: Picture, title: str, alt: str = "") -> Picture:
     return figure
 
 
-def leave_empty(figure: Picture, axes: Axes, what: str) -> Picture:
+def draw_placeholder(figure: Picture, axes: Axes, what: str) -> Picture:
     """Say in the place of the axes what was not recorded."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, what, ha="center", va="center", color=PALETTE.muted, fontsize=11, transform=axes.transAxes)

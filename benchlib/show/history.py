@@ -15,7 +15,7 @@ from benchlib.judge.trends import History, Trend, judge_history
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
-from benchlib.show.figures import DASHED, PALETTE, Picture, blank, finish, leave_empty, note, short_numbers, styled
+from benchlib.show.figures import DASHED, PALETTE, Picture, blank, draw_placeholder, finish, note, short_numbers, styled
 from benchlib.show.notebook import Shown
 
 MAX_DAYS = 6  # written along the axis of a trend
@@ -128,7 +128,7 @@ def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
         drawn.append(f"{name}: median {seconds(float(across.median()))}" if curve == "step times" else last)
     if not drawn:
         words = "No run is picked." if not runs else f"None of the picked runs recorded its {curve}."
-        return leave_empty(figure, axes, words)
+        return draw_placeholder(figure, axes, words)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.legend(fontsize=8)
     return finish(figure, axes, f"{title} of {counted(len(drawn), 'run')}", x, y, "; ".join(drawn[:OVERLAID]))

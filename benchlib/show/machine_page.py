@@ -210,7 +210,7 @@ def _picture(rows: Sequence[Row]) -> Any:
     with on.in_style():
         figure, axes = on.blank()
         if not bounded:
-            return on.leave_empty(figure, axes, "No bound was measured.")
+            return on.draw_placeholder(figure, axes, "No bound was measured.")
         on.label_rows(axes, [row["work"] for row in bounded])
         for place, row in enumerate(bounded):
             axes.barh(place, row["share"], color=on.PALETTE.series[0])

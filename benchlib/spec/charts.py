@@ -42,7 +42,7 @@ class Chart:
             figure, axes = on.blank(of_many=True)
             try:
                 if (drawn := paint(run, axes, *self.of, **self.options)) is None:
-                    return on.leave_empty(figure, axes, self.empty)
+                    return on.draw_placeholder(figure, axes, self.empty)
                 title, x, y, alt = drawn
                 if callable(self.title):
                     title = self.title(run)
@@ -54,7 +54,7 @@ class Chart:
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 figure, axes = on.blank(of_many=True)
                 words = f"The numbers of this picture are damaged ({type(error).__name__})."
-                on.leave_empty(figure, axes, words).empty = False  # a reader has to see it
+                on.draw_placeholder(figure, axes, words).empty = False  # a reader has to see it
                 return figure
 
 

@@ -1,4 +1,4 @@
-"""A joined benchmark that cannot be imported costs only what needs it."""
+"""An external benchmark that cannot be imported costs only what needs it."""
 
 import pytest
 from stores import command, no_pictures, place  # noqa: F401
@@ -23,7 +23,7 @@ def fault(request, tmp_path, monkeypatch):
     for name, text in FAULTS[request.param].items():
         (tmp_path / package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(BENCHMARKS, "tally", Benchmark("tally", package, joined=True))
+    monkeypatch.setitem(BENCHMARKS, "tally", Benchmark("tally", package, external=True))
     return request.param
 
 

@@ -189,17 +189,17 @@ def _series(bench: Bench, part: str, cases: Sequence[Case]) -> list[Row]:
 def _limits(bench: Bench, bounds: Sequence[tuple[str, int]], cases: Sequence[Case]) -> dict[str, list[Row]]:
     """Measure every bound at every size, then each case interleaved with its bound."""
     rows, shares = list[Row](), list[Row]()
-    with sockets(bench.place) as wires:
-        if isinstance(wires, str):
-            gone = [{"bound": bound, "status": "skipped", "reason": wires} for bound in (ONE_WAY, ALL_RANKS)]
+    with sockets(bench.place) as over_sockets:
+        if isinstance(over_sockets, str):
+            gone = [{"bound": bound, "status": "skipped", "reason": over_sockets} for bound in (ONE_WAY, ALL_RANKS)]
             return {"bounds": gone, "shares": []}
         for (bound, size), pace in bench.fitting("bounds", {item: Weight(item[1]) for item in bounds}):
-            rows.append({"bound": bound} | bench.timed({"times_us": wires(bound, size)}, pace))
+            rows.append({"bound": bound} | bench.timed({"times_us": over_sockets(bound, size)}, pace))
         for case, pace in bench.fitting("shares", {case: Weight(case.bytes, series=2) for case in cases}):
             op, exercise = OPS[case.operation], bench.exercise(case)
             bound = BOUND_OF[op.ends]
             row: Row = {"operation": case.operation, "variant": case.variant, "bound": bound}
-            row |= bench.timed({"times_us": exercise, "bound_times_us": wires(bound, exercise.bytes)}, pace)
+            row |= bench.timed({"times_us": exercise, "bound_times_us": over_sockets(bound, exercise.bytes)}, pace)
             asked = case.variant == op.target and exercise.bytes >= op.target_bytes
             target = getattr(bench.config, f"target_share_{op.name}") if asked else None
             shares.append(row | ({"target": target} if target else {"why": {"target": "none is set"}}))

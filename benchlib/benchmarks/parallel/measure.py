@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchlib.benchmarks.parallel import traces
 from benchlib.benchmarks.parallel.shapes import Job
-from benchlib.benchmarks.parallel.strategies import Way, prepare, record, tokens
+from benchlib.benchmarks.parallel.strategies import ShardedModel, prepare, record, tokens
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
@@ -76,7 +76,7 @@ def measure(job: Job, rank: Rank) -> tuple[Row, Tables]:
     return _row(job, ranks, stages), named
 
 
-def _rank(way: Way, rank: Rank, before: float | None) -> Row:
+def _rank(way: ShardedModel, rank: Rank, before: float | None) -> Row:
     """Return what this rank sees; it held ``before`` bytes."""
     config, device, number = rank.config, rank.world.device, rank.world.rank
     torch.manual_seed(config.seed + 1 + number)
@@ -121,7 +121,7 @@ def _peak_bytes(device: torch.device) -> float | None:
     return None if pages is None else devices.peak_resident_bytes() - pages
 
 
-def held(way: Way) -> dict[Part, int]:
+def held(way: ShardedModel) -> dict[Part, int]:
     """Return how many values of each parameter this rank holds, by its name and the shard of it."""
     sizes: dict[Part, int] = {}
     for part in way.parts:
@@ -147,7 +147,7 @@ def counted(ranks: Iterable[dict[Part, int]]) -> int:
 class Runner:
     """The loop, and where it is: the number of the next batch, the losses so far."""
 
-    def __init__(self, way: Way, rank: Rank) -> None:
+    def __init__(self, way: ShardedModel, rank: Rank) -> None:
         self.way, self.rank, config, ranks = way, rank, rank.config, way.job.layout.world
         last = rank.world.rank == ranks - 1 and ranks > 1
         slow = {"": True, "rank": last}.get(config.planted, False)

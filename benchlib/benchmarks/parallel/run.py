@@ -14,7 +14,7 @@ from benchlib.benchmarks.parallel.estimate import HOPS, Rates, memory, rank_para
 from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together
 from benchlib.benchmarks.parallel.measure import measure as measured
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
-from benchlib.benchmarks.parallel.strategies import Way, prepare, prove
+from benchlib.benchmarks.parallel.strategies import ShardedModel, prepare, prove
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.events import keep_alive
 from benchlib.runtime import devices, peaks
@@ -137,13 +137,13 @@ class Forecast:
         samples = max(1, round(share))
         if (key := (job.shape, layout.world, samples)) not in self.shares:
             computes = here.rank < layout.world
-            self.shares[key] = self._phases(Way(job.alone(batch=samples), here.device) if computes else None)
+            self.shares[key] = self._phases(ShardedModel(job.alone(batch=samples), here.device) if computes else None)
         times = self.shares[key]
         passes = (times["data_s"] + times["forward_s"] + times["backward_s"]) * share / samples
         updated = rank_parameters(job) / layout.shard / job.shape.parameters
         return float(passes * job.micro_batches * job.layers / job.shape.layers + times["optimizer_s"] * updated)
 
-    def _phases(self, way: Way | None) -> Row:
+    def _phases(self, way: ShardedModel | None) -> Row:
         """Return the median seconds of a step and of its phases on the slowest rank, of those that have a ``way``."""
         runner = Runner(way, self.rank) if way else None
         with keep_alive(self.rank.events, self.rank.config.budget_s):

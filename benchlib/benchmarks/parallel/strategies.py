@@ -1,6 +1,6 @@
 """From a job to a step: torch's own data, tensor, context and pipeline parallelism, and their mixtures.
 
-A mesh has the dimensions of a layout, the last one the innermost: its ranks talk most. The loop that drives a ``Way``
+A mesh has the dimensions of a layout, the last one the innermost: its ranks talk most. The loop that drives a ``ShardedModel``
 knows nothing of how the model lies.
 
 ``prove`` tells whether a strategy computes what one device does: losses, weights and gradients of a narrow model of the
@@ -46,7 +46,7 @@ def mesh(kind: str, layout: Layout) -> DeviceMesh:
     return DeviceMesh(kind, torch.arange(layout.world).view(*degrees.values()), mesh_dim_names=tuple(degrees))
 
 
-def prepare(job: Job, device: torch.device) -> "Way | None":
+def prepare(job: Job, device: torch.device) -> "ShardedModel | None":
     """Spread a job's model over the first ``layout.world`` ranks; None on the others. A collective of the whole world.
 
     Raises ``BackendUnavailable`` on all ranks where torch does not have the strategy for the device.
@@ -54,10 +54,10 @@ def prepare(job: Job, device: torch.device) -> "Way | None":
     if job.layout.context > 1 and device.type == "cpu":
         raise BackendUnavailable("torch has ring attention for CUDA alone: context parallel needs a GPU")
     here = mesh(device.type, job.layout) if job.layout.world > 1 else None
-    return Way(job, device, here) if dist.get_rank() < job.layout.world else None
+    return ShardedModel(job, device, here) if dist.get_rank() < job.layout.world else None
 
 
-class Way:
+class ShardedModel:
     """A model spread over ranks, at work on one of them; without a mesh on this one alone, whatever others do.
 
     ``parts`` are the stages that the rank holds, ``numbers`` which they are; ``feed`` tells whose samples it takes.
@@ -221,7 +221,7 @@ def tensor_plan(part: Stack, sequence: bool) -> dict[str, tp.ParallelStyle]:
 _CHUNKS = {"forward_one_chunk": "forward", "backward_one_chunk": "backward", "backward_weight_one_chunk": "weight"}
 
 
-def record(way: Way) -> list[dict[str, Any]]:
+def record(way: ShardedModel) -> list[dict[str, Any]]:
     """Return a list that gets a row of each pass of a micro-batch through a stage of this rank; a device is waited for.
 
     Times are those of the host's monotonic clock, which ranks of one host share.
@@ -281,7 +281,7 @@ def _largest(errors: Iterable[float]) -> float:
 
 def _differences(job: Job, device: torch.device, steps: int) -> tuple[float, float, float]:
     """Return the largest differences of losses (relative), weights and first gradients (over the largest one)."""
-    way, single = prepare(job, device), Way(job.alone(compile=False, checkpointing=False), device)
+    way, single = prepare(job, device), ShardedModel(job.alone(compile=False, checkpointing=False), device)
     expected, losses, gradient = list[float](), list[float | None](), 0.0
     for step in range(steps):
         inputs, targets = tokens(job, step, device)

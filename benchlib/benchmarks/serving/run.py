@@ -95,8 +95,8 @@ class Bench:
 def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
     """Measure as the only rank, without a process group; leaves ``result.json`` and ``samples.parquet``."""
     began = Moment.at(psutil.Process().create_time())
-    at_work = f"waiting for {', '.join(config.workers)}" if config.workers else "starting the workers"
-    events.emit("phase", name="init", text=at_work)
+    text = f"waiting for {', '.join(config.workers)}" if config.workers else "starting the workers"
+    events.emit("phase", name="init", text=text)
     with contextlib.ExitStack() as stack:
         bench = _prepare(config, run_dir, events, stack)
         # Names become addresses; nobody is measured cold.

@@ -47,7 +47,7 @@ TIMED_OUT = "[/b/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed
     ],
 )
 def test_type_and_origin_tell_an_echo(error: BaseException, file: str, echo: bool) -> None:
-    assert diagnosis.is_echo(_raised(error, file)) is echo
+    assert diagnosis.is_secondary(_raised(error, file)) is echo
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_type_and_origin_tell_an_echo(error: BaseException, file: str, echo: boo
 def test_an_error_that_is_raised_again_is_what_its_cause_is(cause: Exception, echo: bool) -> None:
     error = RuntimeError("all_reduce between the groups: it failed")
     error.__cause__ = _raised(cause, C10D)
-    assert diagnosis.is_echo(_raised(error, "/p/benchlib/workloads/collectives/hierarchy.py")) is echo
+    assert diagnosis.is_secondary(_raised(error, "/p/benchlib/workloads/collectives/hierarchy.py")) is echo
 
 
 OWN_ERROR = _failed(0, 10.0, "FileNotFoundError", "No such file: '/mnt/nccl-data/train.json'")
