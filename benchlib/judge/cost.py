@@ -206,7 +206,7 @@ def read_machines(
             machine = Machine(label, runs, price)
             if machine.rate is None:
                 notes.append(f"{runs.first.run}, excluded: {benchmark} has no rate to compare by price")
-            elif machine.price:
+            elif machine.price:  # an error where it has none
                 machines.setdefault(benchmark, []).append(machine)
     compared = {name: members for name, members in machines.items() if len(members) > 1}
     notes += [f"{name}: only {machines[name][0].label} has runs of it" for name in machines.keys() - compared.keys()]
