@@ -1,9 +1,9 @@
 """Statistics of the samples of one run: medians, percentiles, 95% bootstrap intervals of the median, and whether they drift.
 
-Samples are in the order in which they were taken. Neighbours of a series that was disturbed for a while resemble each
-other and say less than as many independent samples do: their interval comes from resampled blocks.
+Samples are in the order in which they were taken. Neighbours that resemble each other say less than independent samples do.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,16 +27,15 @@ class Summary(NamedTuple):
 def summary(samples: Sequence[float]) -> Summary:
     """Summarise finite samples; none, or one that is not finite, raises ``ValueError``."""
     values = finite(samples)
-    ends = median_interval(values) if len(values) >= MIN_FOR_INTERVAL else (None, None)
+    ends = _interval(tuple(values)) if len(values) >= MIN_FOR_INTERVAL else (None, None)
     return Summary(float(np.percentile(values, 50)), *ends)
 
 
 def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Return the 95% bootstrap interval of the median of five or more samples in the order in which they were taken.
 
-    Autocorrelated samples are resampled in blocks (``block_length``) from the series closed to a circle: D. N. Politis and
-    J. P. Romano, "A circular block-resampling procedure for stationary data", in Exploring the Limits of Bootstrap, 1992.
-    Fewer samples raise ``ValueError``: no resampling makes an interval of 95% of them.
+    Autocorrelated samples are resampled in blocks (``block_length``) of a circle: D. N. Politis and J. P. Romano, "A circular
+    block-resampling procedure for stationary data", Exploring the Limits of Bootstrap, 1992. Fewer raise ``ValueError``.
     """
     values = finite(samples)
     if len(values) < MIN_FOR_INTERVAL:
@@ -46,13 +45,15 @@ def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float
         values = np.sort(values)  # one interval for any order
     starts = np.random.default_rng(0).integers(n, size=(RESAMPLES, math.ceil(n / length), 1))
     places = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :n] % n
-    low, high = np.percentile(np.median(values[places], axis=1), [2.5, 97.5])
-    return float(low), float(high)
+    return tuple(np.percentile(np.median(values[places], axis=1), [2.5, 97.5]).tolist())  # type: ignore[return-value]
+
+
+_interval = functools.lru_cache(1024)(median_interval)  # the same series is summarised several times
 
 
 def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
     """Return ``sorted[int(n share)]``, a sample as LoadGen takes it, with ``share`` from 0 to 1; NaN of no samples."""
-    ordered = np.sort(np.asarray(samples, float))
+    ordered = np.sort(samples)
     return float(ordered[min(int(len(ordered) * share), len(ordered) - 1)]) if len(ordered) else math.nan
 
 

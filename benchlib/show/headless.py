@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+# Its grammars take more than a second to compile, and jsonschema, which papermill loads, needs them for nothing that notebooks have.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
 HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
 NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended: judgement, pictures
@@ -82,7 +84,6 @@ def _execute(path: Path, output: Path, parameters: Mapping[str, Any], started: C
         kernel_name="python3",
         language="python",
         progress_bar=False,
-        log_output=False,
         cwd=str(path.parent),
         kernel_manager_class=kernel_manager(output.parent / "logs" / "kernel.err", started),
         autosave_cell_every=30,
