@@ -62,10 +62,10 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--device", "-d", default="", help="Only figures of devices with this in their name, such as h100.")
 def references(metric: str, device: str) -> None:
     """List the published figures that runs are placed beside, with conditions, source and validity."""
-    quantities = registry().quantities
-    if metric and not any(name.startswith(metric) for name in quantities):
-        raise UserError(f"no figure of metric {metric!r}: {nearest(metric, quantities)}")
-    matches = list(listed(metric, device))
+    matches, known = list(listed(metric, device)), registry()
+    if not matches:
+        near = nearest(device or metric, [*known.quantities, *known.devices])
+        raise UserError(f"no figure of metric {metric!r} and device {device!r}: {near}")
     heads, rows = ("published", "holds for", "source", "validity"), list[dict[str, str | Text]]()
     for metric, group in itertools.groupby(matches, lambda match: match[0].metric):
         rows.append(dict.fromkeys(heads, "") | {"holds for": Text(metric.replace("_", " "), "bold")})

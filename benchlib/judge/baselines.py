@@ -276,7 +276,7 @@ def reach(accepted: Baseline, rows: Sequence[Width]) -> str:
     words = [f"Others took {others:.0%} of the processors while the accepted runs ran."]
     if rows:
         widest = max(rows, key=lambda row: row.times)
-        form = "The gate surely finds a loss in {metric} from {smallest loss found} on; the limit is {limit}."
+        form = "The gate is sure to detect a change of {smallest loss found} in {metric}; the limit is {limit}."
         words.append(form.format_map(widest.cells))
     if others >= NOTICED:
         words.append(

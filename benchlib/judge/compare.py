@@ -20,7 +20,16 @@ from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import Change, Spread, chance_of_each, difference, is_timed, regression_check, side_of
+from benchlib.judge.regression import (
+    NOTICED,
+    Change,
+    Spread,
+    chance_of_each,
+    difference,
+    is_timed,
+    regression_check,
+    side_of,
+)
 from benchlib.results.metrics import Direction
 from benchlib.results.record import NAMING, Record
 from benchlib.results.shared import load_runs
@@ -57,10 +66,12 @@ class RunSet:
         parts = [run.components or [run.fingerprint.get(name, "") for name in ("cpu", "devices")] for run in self.runs]
         return list(filter(None, dict.fromkeys("; ".join(filter(None, names)) for names in parts)))
 
-    def slowed(self, name: str) -> list[str]:
-        """Say under a name that the runs were slowed on purpose, where any was."""
-        share = max(run.injected for run in self.runs)
-        return [f"{name} was made {share:.0%} slower on purpose (planted_slowdown)"] if share else []
+    def notes(self, name: str) -> list[str]:
+        """Say under a name what limits the speeds: a slow-down on purpose, and others that took the processors."""
+        share, others = (max(getattr(run, part) for run in self.runs) for part in ("injected", "others"))
+        slowed = f"{name} was made {share:.0%} slower on purpose (planted_slowdown)."
+        busy = f"Others took up to {others:.0%} of the processors of {name}: its speeds are what the rest gave."
+        return [slowed] * (share > 0) + [busy] * (others >= NOTICED)
 
     def __str__(self) -> str:
         runs = self.names[0] if len(self.runs) == 1 else counted(len(self.runs), "run")
@@ -240,12 +251,14 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
     contrasts = list[Contrast]()
     notes = [f"{argument}, excluded: {line}" for argument, _, excluded in sides for line in excluded]
     for argument, side, _ in sides:
-        notes += [words for name, runs in side.items() for words in runs.slowed(f"{argument}: {name}")]
+        notes += [words for name, runs in side.items() for words in runs.notes(f"{argument}: {name}")]
     for argument, other, _ in others:
         common = [name for name in reference if name in other]
         if not common:
             kinds = f"{first} of {listing(sorted(reference))}, {argument} of {listing(sorted(other))}"
-            raise UserError(f"runs of two kinds, {kinds}: different benchmarks measure different things; compare one's")
+            raise UserError(
+                f"runs of two kinds, {kinds}: different benchmarks measure different things; name runs of one"
+            )
         equal = [name for name in common if common[1:] and _same_runs(reference[name], other[name])]
         notes += [f"{name}: the same runs on both sides" for name in equal]
         contrasts += [contrast(reference[name], other[name]) for name in common if name not in equal]

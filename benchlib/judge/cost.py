@@ -34,7 +34,7 @@ from benchlib.core.files import home, read_yaml
 from benchlib.judge.checks import Ask, Check, Status, Verdict, verdict_of
 from benchlib.judge.compare import RunSet, read_argument
 from benchlib.judge.references import Strict, registry
-from benchlib.judge.regression import LOG, NOTICED, Side, compared, default_spread, own_spread, side_of
+from benchlib.judge.regression import LOG, Side, compared, default_spread, own_spread, side_of
 from benchlib.results.record import Record
 
 HOUR_S = 3600.0
@@ -190,6 +190,8 @@ def read_machines(
     Raises ``UserError`` for an argument that cannot be read, too few or too many prices (one kind of listed ones is for all), a
     machine without a price, and where no benchmark has two machines to compare.
     """
+    if len({*arguments}) < len(arguments):
+        raise UserError("a side is named twice: its runs would count twice; name each once")
     machines, notes = dict[str, list[Machine]](), list[str]()
     labels = [Path(argument).name or argument for argument in arguments]
     if len({*labels}) < len(labels):
@@ -343,14 +345,7 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         "differences": differences,
         "rows": rows,
         "answers": answers,
-        "notes": [
-            *(words for machine in machines for words in machine.runs.slowed(machine.label)),
-            *(
-                f"Others took up to {others:.0%} of the processors of {machine.label}: its speeds are what the rest gave."
-                for machine in machines
-                if (others := max(run.others for run in machine.runs.runs)) >= NOTICED
-            ),
-        ],
+        "notes": [words for machine in machines for words in machine.runs.notes(machine.label)],
     }
 
 

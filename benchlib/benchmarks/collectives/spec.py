@@ -39,7 +39,7 @@ def _shares(busbw: list[float], size: float, limit_us: list[float]) -> list[floa
 
 
 def _no_limit(shares: Any) -> str:  # nan where the rounds of both are not as many
-    return "(faster: no limit)" if isinstance(shares, list) and median(shares) > NO_LIMIT else ""
+    return "(faster than it)" if isinstance(shares, list) and median(shares) > NO_LIMIT else ""
 
 
 def _exchange(row: Row, run: Rows) -> dict[str, Any]:
@@ -94,7 +94,7 @@ bounds = Table("bounds", "{bound}, {bytes}", [bound, size, times, rate, *compare
 links = Table("links", "claimed link", [bound, size, Col("gbps", "Gbps", "claimed"), Col("source")])
 
 limit = Col("bound_gbps", "Gbps", "of the limit", algbw_samples, "bytes bound_times_us", True)
-share = Col("share", "ratio", "share, interleaved", _shares, "busbw_gbps bytes bound_times_us", True)
+share = Col("share", "ratio", "share, both interleaved", _shares, "busbw_gbps bytes bound_times_us", True)
 no_limit = Col("no_limit", of=_no_limit, needs="share")
 in_turns = [times, Col("bound_times_us", "us", samples=True), busbw, limit, share, no_limit, Col("target", "ratio")]
 SHARE = "{operation} {variant}, {bytes} {no_limit}"
@@ -245,7 +245,9 @@ def _bandwidth(name: str, operations: Sequence[str], wire: str) -> Chart:
 
 
 def _hidden(run: Rows) -> str:
-    texts = each(overlap.most("hidden_share"), "{hidden_share} of the {operation} of {bytes} is hidden")(run)
+    texts = each(
+        overlap.most("hidden_share"), "At best {hidden_share} of what can overlap does: {operation} of {bytes}"
+    )(run)
     return texts[0] if texts else "The times do not tell what is hidden: they are too disturbed"
 
 

@@ -115,7 +115,7 @@ def _table(path: Path, text: str) -> _Table:
     for number, cells in enumerate(lines, 2):
         if len(cells) != len(header):
             size = f"{len(cells)} columns where the header has {len(header)}"
-            raise UserError(f"{path}, row {number}: {size}; the file may be cut")
+            raise UserError(f"{path}, row {number}: {size}; the file may be cut, or holds a second table")
     words = [" ".join(re.sub(r"[()\[\],:_]", " ", head.lower()).split()) for head in header]
     kinds = [next((kind for kind, (form, _) in KINDS.items() if re.search(form, each)), "") for each in words]
     other = "unread" if {"rate", "mfu"} & set(kinds) else "rate"

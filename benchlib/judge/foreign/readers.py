@@ -47,7 +47,9 @@ class Reader(NamedTuple):
 def _run(folder: Path) -> list[Claim]:
     result = Run(folder).result
     if result is None:
-        raise UserError(f"{folder}: no run folder with a result.json; a run that broke has none")
+        raise UserError(
+            f"{folder}: no run folder with a result.json; a run that broke has none, and of a folder of runs each is named"
+        )
     return _result(folder / "result.json", result)
 
 
@@ -83,7 +85,7 @@ def _report(path: Path, text: str) -> list[Claim]:
     return Numbers(run.result, run.samples, config_of(run.benchmark, run.config)).claims
 
 
-CLAIM = Reader("a claim file, see docs/claims.md", lambda _, file: file.claims, "claim_version", model=ClaimFile)
+CLAIM = Reader("a claim file (docs/claims.md)", lambda _, file: file.claims, "claim_version", model=ClaimFile)
 RESULT = Reader(
     "the kit's result.json", _result, "schema_version benchmark world_size metrics", model=Result, unread=_alone
 )

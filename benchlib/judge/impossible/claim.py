@@ -180,7 +180,7 @@ def in_its_unit(role: str, unit: str, value: Any, numbers: Sequence[float]) -> A
     name = role.partition(".")[2]
     scale = SCALES.get(unit, 1.0)
     if name in SAMPLES:
-        return [scale * item for item in numbers if math.isfinite(item)] or None
+        return [scale * item for item in numbers if math.isfinite(item)] if numbers[1:] else None  # a median alone
     if isinstance(value, (float, list)):
         return scale * median(numbers) if numbers and all(map(math.isfinite, numbers)) else None
     return value

@@ -111,7 +111,7 @@ def follows(
     low, high = min(ends, default=expected), max(ends, default=expected)
     margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
     reason = f"{figure(stated, unit)} stated, {figure(expected, unit)} by {by}"
-    wrong = f"{stated / expected:.3g} times that" if expected else "it does not follow"
+    wrong = f"{stated / expected:.4g} times that" if expected else "it does not follow"
     good = above >= low - margin and below <= high + margin
     return finding(good, reason, wrong=wrong, value=stated, unit=unit)
 
