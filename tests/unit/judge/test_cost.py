@@ -197,7 +197,7 @@ def test_a_machine_that_was_slowed_on_purpose_is_named():
     slowed = machine("b", 1, [50.0])
     slowed.first.config["planted_slowdown"] = 1.0
     assert worth_of(machine("a", 1, [100.0]), slowed)["notes"] == [
-        "b was made 100% slower on purpose (planted_slowdown)"
+        "b was made 100% slower on purpose (planted_slowdown)."
     ]
 
 
