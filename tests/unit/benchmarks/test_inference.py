@@ -166,7 +166,7 @@ def judge(tables, config=QUICK):
 
 def test_an_invalid_test_has_rows_and_no_metrics(server, monkeypatch):
     monkeypatch.setattr(load, "client_limits", lambda *_: [])  # a busy machine makes the client late
-    monkeypatch.setattr(loadgen, "BUSY", math.inf)
+    monkeypatch.setattr(loadgen, "BUSY", np.inf)
     # LoadGen takes the failed for answered: that explains its rate.
     failed = changed(server, {"result_completed_samples_per_sec": 64 / load.span_s(server.table)})
     failed.table["failed"] = np.arange(64) % 4 > 0
