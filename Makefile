@@ -55,9 +55,9 @@ lint: $(TESTS)
 test: $(TESTS)
 	$(MAKE) --no-print-directory --jobs=2 lint pytest
 
-# Four tests at a time, see conftest.py; `make test ARGS='-n 0 tests/unit'` runs some of them, one at a time.
+# Three tests at a time, see conftest.py; `make test ARGS='-n 0 tests/unit'` runs some of them, one at a time.
 pytest: $(TESTS)
-	$(BIN)/python -m pytest -n 4 --nbval --nbval-current-env $(ARGS)
+	$(BIN)/python -m pytest -n 3 --nbval --nbval-current-env $(ARGS)
 
 # As root: the Debian packages of the tests that join two hosts by a cable, and of the one that runs a job through SLURM.
 # Without them those tests are SKIPPED.

@@ -1,8 +1,8 @@
 """What holds for all tests: no hub, no display, runs that stay out of the checkout's outputs, and what runs beside what.
 
-``make test`` runs four tests at a time (``-n 4``), since those of tests/dist wait for their processes most of the time. A file
-stays on one worker. One worker begins with tests/dist, one with the notebooks, one with tests/notebooks, one with tests/unit;
-whoever is done helps the others. Long files come first: the short ones even out the end.
+``make test`` runs three tests at a time (``-n 3``), since those of tests/dist wait for their processes most of the time. A file
+stays on one worker. One worker begins with tests/dist, one with the notebooks, one with tests/notebooks; whoever is done helps
+the others. Long files come first: the short ones even out the end.
 """
 
 import atexit

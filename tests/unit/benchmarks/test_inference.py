@@ -85,7 +85,8 @@ def measured(test, tell):
 )
 def test_engines_that_misbehave_are_invalid_though_loadgen_says_valid(fault, deadline_s, breaks, tmp_path):
     settings = Settings(model=fault, step_s=0.001, slots=16)
-    test = planned(tmp_path, engine="misbehaves", settings=settings, deadline_s=deadline_s)
+    patient = QUICK.model_copy(update={"ttft_limit_s": 60.0, "tpot_limit_s": 10.0})  # whatever else runs here
+    test = planned(tmp_path, config=patient, engine="misbehaves", settings=settings, deadline_s=deadline_s)
     child.serve(PRELOAD)
     process = child.run(measured, test, timeout_s=LONG_S, tell=lambda _: None)
     assert process.status == "done", process.reason
