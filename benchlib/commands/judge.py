@@ -62,9 +62,9 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--device", "-d", default="", help="Only figures of devices with this in their name, such as h100.")
 def references(metric: str, device: str) -> None:
     """List the published figures that runs are placed beside, with conditions, source and validity."""
-    matches, known = list(listed(metric, device)), registry()
+    matches, figures = list(listed(metric, device)), registry()
     if not matches:
-        near = nearest(device or metric, [*known.quantities, *known.devices])
+        near = nearest(device or metric, [*figures.quantities, *figures.devices])
         raise UserError(f"no figure of metric {metric!r} and device {device!r}: {near}")
     heads, rows = ("published", "holds for", "source", "validity"), list[dict[str, str | Text]]()
     for metric, group in itertools.groupby(matches, lambda match: match[0].metric):

@@ -243,8 +243,8 @@ def measured(machines: Sequence[Machine], prefix: str) -> tuple[Estimates, bool]
     estimates, bases, alone = np.full((3, len(machines)), math.nan), set[str](), own_spread(*runs.values()) is None
     for place, items in runs.items():
         default = default_spread(sides[place].metric, None, LOG, sides[place].others) if alone else None
-        known = own_spread(*(other for at, other in runs.items() if at != place))
-        change = compared(items, known=known, default=default)
+        of_others = own_spread(*(other for at, other in runs.items() if at != place))
+        change = compared(items, known=of_others, default=default)
         bases.add(change.basis)
         ends = (change.least, change.most) if change.basis != "none" else (math.nan, math.nan)
         estimates[:, place] = np.exp([change.move, *ends])

@@ -137,7 +137,9 @@ def _by_name(check: Check, run: Rows) -> list[Check]:
     if not groups:
         return [replace(check, name=" ".join(check.name.split("{")[0].split()).removesuffix(" at"))]
     return [
-        replace(check, name=name, over=[(ref.of(rows), limit) for (ref, limit), rows in zip(check.over, own)])  # noqa: B905
+        replace(
+            check, name=name, over=[(ref.of(rows), limit) for (ref, limit), rows in zip(check.over, own, strict=True)]
+        )
         for name, own in groups.items()
     ]
 

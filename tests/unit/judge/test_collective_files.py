@@ -54,8 +54,8 @@ def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, record, ranks):
     more = {"in_place": True, "dtype": "int64", "reduction": "product", "wrong_elements": 2}
     data["series"] += [row("all_reduce", MIB, ranks, **more)]
     path = tmp_path / "out.txt"
-    said = export([record(data, ranks)], "nccl-tests", str(path))
-    assert said.startswith("10 tests of 1 run")  # nine operations, and the other type
+    sentence = export([record(data, ranks)], "nccl-tests", str(path))
+    assert sentence.startswith("10 tests of 1 run")  # nine operations, and the other type
     back = {(item["operation"], item["bytes"], item["placement"]): item for item in series(path)}
     written = [item for item in data["series"] if item["variant"] == "library" and item["operation"] != "barrier"]
     assert len(back) == len(written)
