@@ -6,7 +6,7 @@ No torch: the device work is done by other processes.
 import html
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -56,9 +56,9 @@ def open_offers(runs: str, prices: str, deadline: str) -> Offers:
     return read_offers(runs, prices, deadline)
 
 
-def open_machine(folder: str, price: float) -> Page:
+def open_machine(folder: str, price: float, runs: Sequence[str] = ()) -> Page:
     notebook.begin()
-    return machine_page.read(folder, price)
+    return machine_page.read(folder, price, runs)
 
 
 def execute(run: Run) -> Run:
@@ -251,7 +251,9 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
 
 def table(run: Subject, name: str) -> "pandas.DataFrame":
     if not isinstance(run, Run):
-        return _frame(_named(_shown(run).tables, name, "table"))
+        frame = _frame(_named(_shown(run).tables, name, "table"))
+        frame.attrs["narrow"] = isinstance(run, Page)
+        return frame
     import pandas as pd
 
     return pd.DataFrame(_named(BENCHMARKS[run.config.benchmark].spec.frames(run), name, "table")())
@@ -277,9 +279,13 @@ def reading(run: Subject) -> Any:
     return _markdown(*(f"- {sentence}" for sentence in sentences))
 
 
-def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
-    word = load(run.path, False, verdict).word if run else verdict.verdict
-    return _markdown(f"**{word}**: {html.escape(verdict.sentence)}")
+def verdict_text(verdict: Verdict, subject: Subject | None = None) -> notebook.Headline:
+    if isinstance(subject, Run):
+        return notebook.Headline(load(subject.path, False, verdict).word, verdict.sentence)
+    if subject is None:
+        return notebook.Headline(verdict.verdict, verdict.sentence)
+    shown = _shown(subject)
+    return notebook.Headline(shown.word or verdict.verdict, shown.sentence or verdict.sentence, tuple(shown.about))
 
 
 def provenance(run: Subject) -> "pandas.DataFrame":

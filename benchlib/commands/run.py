@@ -255,7 +255,12 @@ def summarise_tier(outcomes: Iterable[Outcome], store: Path) -> None:
         if run.verdict
     )
     folders = [Path(run.folder) for run in records]
-    say(("page", "bold"), f"  {place(machine_page.render(folders[0].parent, folders))}")
+    try:
+        with console.status("making the page of the machine"):
+            page = place(machine_page.render(folders[0].parent, folders))
+        say(("page", "bold"), f"  {page}")
+    except UserError as error:  # the verdicts and the exit code hold without it
+        say(("no page", "yellow"), f"  {error}")
     say(f"index: {place(store / 'index.html')}")
 
 

@@ -119,6 +119,10 @@ def shown(offers: Offers) -> Shown:
         reading=[*answers, *dict.fromkeys(words for item in offers.items for words in item["notes"])],
         provenance=origins,
         judge=lambda: judge_worth(offers.items),
+        about=[
+            "What the machines are worth",
+            *dict.fromkeys(f"{item['benchmark']}, {item['tier']}" for item in offers.items),
+        ],
     )
 
 

@@ -26,21 +26,23 @@ def parameters_of(path: Path) -> list[str]:
     return list(papermill.inspect_notebook(str(path)))
 
 
-def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
+def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float, log: Path | None = None) -> None:
     """Execute a notebook with ``parameters`` into ``output``; what ran is saved after every cell.
 
+    ``log`` gets what the kernel itself writes to stderr, by default ``logs/kernel.err`` beside ``output``.
     ``timeout_s`` is the limit for the whole notebook, its kernel's start included: a kernel that does not end then is killed.
     After an interrupt of this program it is interrupted and soon killed. Raises ``papermill.PapermillExecutionError`` with the
     failing cell's error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
-    (output.parent / "logs").mkdir(exist_ok=True)
+    log = log or output.parent / "logs" / "kernel.err"
+    log.parent.mkdir(exist_ok=True)
     kernels, failures = list[int](), list[BaseException]()
 
     def work() -> None:
         from jupyter_core.utils import ensure_event_loop
 
         try:
-            _execute(path, output, parameters, kernels.append)
+            _execute(path, output, parameters, kernel_manager(log, kernels.append))
         except BaseException as error:
             failures.append(error)
         finally:
@@ -72,7 +74,7 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
         raise failures[0]
 
 
-def _execute(path: Path, output: Path, parameters: Mapping[str, Any], started: Callable[[int], None]) -> None:
+def _execute(path: Path, output: Path, parameters: Mapping[str, Any], manager: type) -> None:
     import papermill
 
     for name in ("papermill", "traitlets"):  # the verdict says it in a sentence
@@ -85,7 +87,7 @@ def _execute(path: Path, output: Path, parameters: Mapping[str, Any], started: C
         language="python",
         progress_bar=False,
         cwd=str(path.parent),
-        kernel_manager_class=kernel_manager(output.parent / "logs" / "kernel.err", started),
+        kernel_manager_class=manager,
         autosave_cell_every=30,
         start_timeout=120,
         coalesce_streams=True,

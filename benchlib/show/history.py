@@ -180,6 +180,7 @@ def shown(past: History) -> Shown:
         reading=_reading(past),
         provenance=[{"": name, "value": value} for name, value in facts.items()],
         judge=lambda: judge_history(past),
+        about=lines.about(past),
     )
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from benchlib.benchmarks import spec_of
 from benchlib.core.text import counted, quantity
-from benchlib.judge.trends import LevelChange, Trend, spanned
+from benchlib.judge.trends import History, LevelChange, Trend, spanned
 from benchlib.results.record import Record
 from benchlib.results.verdict import GATE
 
@@ -25,6 +25,15 @@ def link(run: Record, levels: int) -> str:
     """Return the address of a run's report for a page that lies so many folders above it; '' where it has none."""
     place = "/".join([*Path(run.folder).parts[-levels:], "report.html"])
     return quote(os.fsencode(place)) if run.report else ""
+
+
+def about(past: History) -> list[str]:
+    """Return what a history is on: the store, its runs, their days and what was asked for."""
+    days = [f"{run.moment:%Y-%m-%d}" for run in (past.runs[0], past.runs[-1])] if past.runs else []
+    words = ["the demo runs of the kit" if past.demo else past.store.name, counted(len(past.runs), "run")]
+    words += [" to ".join(dict.fromkeys(days))] * bool(days)
+    asked = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(past.asked).items() if value)
+    return words + [f"only {asked}"] * bool(asked)
 
 
 def points(trend: Trend) -> list[str]:

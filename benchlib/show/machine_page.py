@@ -1,21 +1,24 @@
 """One page for a machine: is this stack right, fast and worth its price? From the runs of one tier.
 
-What differs stands first. Each row links to the report of its run.
+The page is the notebook ``95_machine_page``, executed over these runs; here is what it shows. What differs comes first, and
+each row links to the report of its run.
 """
 
+import html
 import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import read_params, tier_names
 from benchlib.core.definitions import share_text
 from benchlib.core.errors import UserError
-from benchlib.core.files import write_text
-from benchlib.core.text import badness, capitalized, counted, duration, quantity
+from benchlib.core.files import home
+from benchlib.core.text import badness, capitalized, counted, duration, look, quantity
 from benchlib.judge.baselines import injected
 from benchlib.judge.checks import Ask, Check, Status, verdict_of
 from benchlib.judge.compare import RunSet
@@ -25,10 +28,10 @@ from benchlib.judge.regression import NOTICED
 from benchlib.judge.trends import choose_store
 from benchlib.results.record import Record, load, load_all, store_folders
 from benchlib.results.run import Run
-from benchlib.show.lines import link
-from benchlib.show.notebook import Shown
+from benchlib.show.notebook import Cell, Shown
+from benchlib.show.widgets import headless
 
-NAME = "report.html"
+NAME, NOTEBOOK = "report.html", "machine.ipynb"  # of the page, in the folder of the runs
 VALUES = 3  # of a reference that a row shows
 MILLION = 1e6
 STATUS: dict[str, Status] = {"PASS": "PASS", "AMBIGUOUS": "AMBIGUOUS", "SKIPPED": "SKIPPED"}  # others are a FAIL
@@ -65,17 +68,18 @@ def newest(folder: Path) -> list[Path]:
     return [runs[name] for name in BENCHMARKS if name in runs]
 
 
-def read(folder: str, usd_per_hour: float) -> Page:
-    """Read the page of a tier's day: '' takes the newest of the outputs, and the demo runs of the kit where there are none.
+def read(folder: str, usd_per_hour: float, runs: Sequence[str] = ()) -> Page:
+    """Read the page of a tier's day: '' takes the newest of the outputs, and the demo runs of the kit if there are none.
 
-    Raises ``UserError`` for a folder that holds no run.
+    ``runs`` are the run folders to show, by default the newest of each benchmark. Raises ``UserError`` for a folder without a run.
     """
     store, demo = choose_store()
     days = sorted({path.parent for path in store_folders(store)}, key=lambda day: (day.name[-8:], day.stat().st_mtime))
     chosen = Path(folder).expanduser() if folder else days[-1]
-    if not chosen.is_dir() or not (runs := newest(chosen)):
+    folders = list(map(Path, runs)) or (newest(chosen) if chosen.is_dir() else [])
+    if not folders:
         raise UserError(f"folder = {folder!r}: holds no run; name the day of a tier, such as outputs/quick-20261126")
-    return replace(content(runs, usd_per_hour or None), demo=demo and not folder)
+    return replace(content(folders, usd_per_hour or None), folder=chosen, demo=demo and not folder)
 
 
 def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
@@ -84,7 +88,7 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
     whole = [run for run in runs if run.complete and not run.problems]
     right, fast = list[Row](), list[Row]()
     for run in runs:
-        verified, values, about = list[str](), list[Compared](), {"run": run, "link": link(run, 1)}
+        verified, values, about = list[str](), list[Compared](), {"run": run}
         if run in whole:
             verified, qualities, reached = spec_of(run.benchmark).page(stored := Run(run.folder))
             values = sorted(compared(stored, qualities), key=lambda value: value.agrees)  # what differs first
@@ -119,7 +123,7 @@ def _worth(runs: Sequence[Record], usd_per_hour: float) -> Iterator[Row]:
             metric = machine.rate.metric
             usd = usd_per_hour * machine.devices / HOUR_S * MILLION / (metric.value or math.nan)
             work = f"1 million {metric.unit.removesuffix('/s')}, {run.benchmark}"
-            yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "link": link(run, 1)}
+            yield {"work": work, "rate": metric.text, "usd": quantity(usd, "USD"), "run": run}
 
 
 def _undone(runs: Sequence[Record]) -> Iterator[Row]:
@@ -164,30 +168,113 @@ def _sentence(right: Sequence[Row], fast: Sequence[Row]) -> str:
 
 
 def shown(page: Page) -> Shown:
-    """Return what the notebook shows."""
-    right = [
-        {"benchmark": row["run"].benchmark, "verified": row["verified"], "value": value.name if value else ""}
-        | {"here": value.here.text if value else "", "reference": value.text if value else "none"}
-        | {"verdict": row["run"].word}
-        for row in page.right
-        for value in row["values"] or [None]
-    ]
-    heads = {"work": "work", "rate": "rate", "of": "of", "says": "what holds it back"}
-    fast = [{"share": _share(row)} | {head: row[name] for name, head in heads.items()} for row in page.fast]
-    worth = [{"work": row["work"], "rate": row["rate"], "price": row["usd"]} for row in page.worth]
+    """Return what the notebook shows; the page is made of it."""
+    tables = {
+        "right": [_right(page, row) for row in page.right],
+        "fast": [_fast(page, row) for row in page.fast],
+        "worth": [_worth_row(page, row) for row in page.worth],
+        "not done": [
+            row | {"command": Cell(row["command"], _html("<code>{}</code>", row["command"]))} for row in page.undone
+        ],
+    }
+    if page.price:
+        price = f"Prices hold at {page.price[0]:.4g} USD per hour and device, {page.price[1]}."
+    else:
+        price = "No price is known for this machine: `benchlib page FOLDER --price 0.10` gives one, in USD per hour."
     place = "the demo runs of the kit" if page.demo else str(page.folder)
     return Shown(
         asked={"folder": place, "USD per device hour": f"{page.price[0]:g}" if page.price else "none"},
-        tables={"right": right, "fast": fast, "worth": worth, "not done": page.undone},
-        figures={"fast": lambda: [_picture(page.fast)]},
-        reading=[page.sentence, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
+        tables=tables,
+        figures={},
+        reading=[price, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
         provenance=[
             {name: getattr(run, name) for name in ("run", "benchmark", "hardware")}
             | {"benchlib": run.setup.get("benchlib", "")}
             for run in page.runs
         ],
         judge=lambda: verdict_of([_answer(run) for run in page.runs], remedy=""),
+        about=_about(page),
+        word=page.word,
+        sentence=page.sentence,
     )
+
+
+def _about(page: Page) -> list[str]:
+    """Return what the page is on: machine, tier, backend, versions, day, and how long it took."""
+    if not page.runs:
+        return []
+    first, versions = page.runs[0], page.runs[0].machine.get("versions", {})
+    ends = [run.ended_at for run in page.runs if run.ended_at]
+    took = f" in {duration(max(ends) - min(run.started_at for run in page.runs))}" if ends else ""
+    return [
+        page.hardware,
+        f"{first.tier} tier",
+        f"{first.backend}, {counted(max(run.ranks for run in page.runs), 'rank')}",
+        f"torch {versions.get('torch', '?')}, transformers {versions.get('transformers', '?')}",
+        f"{first.moment:%Y-%m-%d %H:%M}",
+        f"{counted(len(page.runs), 'benchmark')}{took}",
+    ]
+
+
+def _html(form: str, *values: object) -> str:
+    """Return HTML from a form with ``{}`` for each of the ``values``, which are escaped."""
+    return form.format(*(html.escape(str(value), quote=True) for value in values))
+
+
+def _linked(page: Page, row: Row, words: str, below: str = "") -> Cell:
+    """Return words that link to the report of the row's run, from the folder of the page or from the open notebook."""
+    name, report = _html("{}", words), row["run"].report
+    if report:
+        address = os.path.relpath(report, page.folder if headless() else Path.cwd())
+        name = _html('<a href="{}">{}</a>', quote(os.fsencode(address)), words)
+    return Cell(f"{words}, {below}" if below else words, name + _html("<br><small>{}</small>", below) * bool(below))
+
+
+def _right(page: Page, row: Row) -> Row:
+    run, values = row["run"], row["values"]
+    verified, lines = [row["verified"]] if row["verified"] else [], list[Cell]()
+    if run.word != "PASS":
+        verified.append(run.sentence)
+    for value in values[:VALUES]:
+        here = f"{value.name} {value.here.text}"
+        form = "{} <small>{}</small>" if value.agrees else "<b>≠ {}</b> <small>{}</small>"
+        lines.append(Cell(f"{'' if value.agrees else '≠ '}{here} ({value.text})", _html(form, here, value.text)))
+    if len(values) > VALUES:
+        more = counted(len(values) - VALUES, "more value")
+        lines.append(Cell(more, _html("<small>{}</small>", more)))
+    if not values:
+        lines.append(Cell("no reference", "<small>no reference</small>"))
+    return {
+        "benchmark": _linked(page, row, run.benchmark),
+        "verified": Cell(" ".join(verified), "<br>".join(_html("{}", words) for words in verified)),
+        "here, and the reference": Cell(
+            "; ".join(line.text for line in lines), "<br>".join(line.page for line in lines)
+        ),
+        "verdict": Cell(
+            run.word, _html('<span class="status {}">{} {}</span>', look(run.word).tone, look(run.word).mark, run.word)
+        ),
+    }
+
+
+def _fast(page: Page, row: Row) -> Row:
+    share = row["share"]
+    if share is None:
+        bar = Cell("–", "–")
+    else:
+        words = share_text(share)
+        ends = f"{share_text(row['low'])} to {share_text(row['high'])}" if row["low"] is not None else ""
+        meter = f'<meter min="0" max="1" value="{min(share, 1.0):.4f}">{words}</meter> <b>{words}</b>'
+        bar = Cell(f"{words} ({ends})" if ends else words, meter + _html("<br><small>{}</small>", ends) * bool(ends))
+    return {
+        "work": _linked(page, row, row["work"], row["run"].benchmark),
+        "rate": row["rate"].replace(" ", "\N{NO-BREAK SPACE}"),
+        "share of the bound": bar,
+        "of what, and what holds it back": "; ".join(filter(None, (row["of"], row["says"]))),
+    }
+
+
+def _worth_row(page: Page, row: Row) -> Row:
+    return {"unit of work": _linked(page, row, row["work"]), "rate": row["rate"], "price": row["usd"]}
 
 
 def _answer(run: Record) -> Check:
@@ -195,46 +282,14 @@ def _answer(run: Record) -> Check:
     return ask.answer(status, run.sentence, gates=status != "SKIPPED")
 
 
-def _share(row: Row) -> str:
-    if row["share"] is None:
-        return "–"
-    ends = f" ({share_text(row['low'])} to {share_text(row['high'])})" if row["low"] is not None else ""
-    return share_text(row["share"]) + ends
+def render(folder: Path, folders: Sequence[Path] = (), usd_per_hour: float | None = None) -> Path:
+    """Execute the notebook of the page over the runs of ``folder``, the day of a tier, and write it as ``report.html`` there.
 
+    ``folders`` are the runs to show, by default the newest of each benchmark. A cell that fails costs the cells behind it.
+    """
+    from benchlib.show import report
 
-def _picture(rows: Sequence[Row]) -> Any:
-    """Draw what was reached beside the bounds that were measured, a bar a row."""
-    from benchlib.show import figures as on
-
-    bounded = [row for row in rows if row["share"] is not None]
-    with on.in_style():
-        figure, axes = on.blank()
-        if not bounded:
-            return on.draw_placeholder(figure, axes, "No bound was measured.")
-        on.label_rows(axes, [row["work"] for row in bounded])
-        for place, row in enumerate(bounded):
-            axes.barh(place, row["share"], color=on.PALETTE.series[0])
-            if row["low"] is not None:
-                axes.plot([row["low"], row["high"]], [place, place], color=on.PALETTE.text, linewidth=1.4)
-            on.note(axes, share_text(row["share"]), (max(row["share"], row["high"] or 0.0), place), (5, 0), fontsize=8)
-        axes.axvline(1.0, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
-        axes.set_xlim(0, 1.15 * max(1.0, *(row["share"] for row in bounded)))
-        axes.set_xlabel("share of the measured bound")
-        least = min(bounded, key=lambda row: row["share"])
-        alt = "; ".join(f"{row['work']}: {_share(row)} {row['of']}" for row in bounded)
-        return on.head(figure, f"{least['work']} is farthest from its bound: {share_text(least['share'])}", f"{alt}.")
-
-
-def render(folder: Path, folders: Sequence[Path] | None = None, usd_per_hour: float | None = None) -> Path:
-    """Write the page of the runs of ``folder``, the day of a tier: those given, else the newest of each benchmark."""
-    from benchlib.show import markup
-
-    page = content(newest(folder) if folders is None else folders, usd_per_hour)
-    path = folder / NAME
-    write_text(
-        path,
-        markup.page(
-            "machine.html.j2", page=page, share_text=share_text, values=VALUES, counted=counted, duration=duration
-        ),
-    )
-    return path
+    parameters = {"folder": str(folder.resolve()), "price": usd_per_hour or 0.0}
+    parameters |= {"runs": [str(path.resolve()) for path in folders]}
+    report.publish(home() / "notebooks" / "95_machine_page.ipynb", folder / NOTEBOOK, folder / NAME, parameters)
+    return folder / NAME

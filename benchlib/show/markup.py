@@ -1,7 +1,7 @@
-"""Foreign text into safe HTML: Markdown with formulas, code, terminal output and HTML that a cell displayed.
+"""Foreign text into safe HTML, and the names that the templates of all pages use.
 
 nh3 keeps an allowlist of tags and attributes and escapes the rest, so text from data, parameters or a driver can
-neither run nor load anything; the report's content security policy stands behind that.
+neither run nor load anything; the pages' content security policy is the second line of defence.
 """
 
 import functools
@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import mistune
 import nh3
-import pygments
 from latex2mathml.converter import convert
 from markupsafe import Markup
-from mistune.plugins.math import math
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
 
 from benchlib.core.terminal import harmless
 from benchlib.core.text import look
@@ -33,8 +28,8 @@ _MATH = "math mfrac mi mn mo mover mpadded mrow mspace msqrt mroot mstyle msub m
 _DROPPED = "script style template iframe object embed svg title head noscript textarea select"
 _ATTRIBUTES = "align alt class colspan display height high lang linethickness low max min mathvariant optimum rowspan scope stretchy title value width"
 SAFE_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+\Z")
-SAFE_LINK = re.compile(r"(https?://|mailto:|#)[^\s]*\Z", re.IGNORECASE)
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f]")
+# Of relative ones only those to a report: a page of several runs links to them.
+SAFE_LINK = re.compile(r"(https?://|mailto:|#)[^\s]*\Z|([\w.%-]+/)*report\.html\Z", re.IGNORECASE)
 _SCOPELESS = re.compile(r"<th(?=[\s>])(?![^>]* scope=)")
 NO_ALT = "picture without a description"
 
@@ -67,44 +62,12 @@ def clean(source: str) -> Markup:
     return Markup(_SCOPELESS.sub('<th scope="col"', page))
 
 
-def formula(tex: str, block: bool = False) -> str:
+def formula(tex: str, block: bool = False) -> Markup:
     """Return TeX as MathML; what the converter does not know stays readable as code."""
     try:
-        return str(clean(convert(tex, display="block" if block else "inline")))
+        return clean(convert(tex, display="block" if block else "inline"))
     except Exception:  # the converter raises many kinds, and a formula must never cost the report
-        return f"<code>{html.escape(tex)}</code>"
-
-
-class _Renderer(mistune.HTMLRenderer):
-    """Markdown without raw HTML and remote pictures; headings go two levels down, below those of the report."""
-
-    def heading(self, text: str, level: int, **attrs: Any) -> str:
-        return f"<h{min(level + 2, 6)}>{text}</h{min(level + 2, 6)}>\n"
-
-    def image(self, text: str, url: str, title: str | None = None) -> str:
-        return str(clean(super().image(text, url, title))) or html.escape(f"[picture: {text}]")
-
-
-def _make_markdown() -> mistune.Markdown:
-    markdown = mistune.create_markdown(
-        escape=True, renderer=_Renderer(escape=True), plugins=["table", "strikethrough", math]
-    )
-    assert isinstance(markdown.renderer, mistune.HTMLRenderer)
-    markdown.renderer.register("inline_math", lambda _, text: formula(text))
-    markdown.renderer.register("block_math", lambda _, text: formula(text, block=True))
-    return markdown
-
-
-_MARKDOWN = _make_markdown()
-
-
-def markdown(source: str) -> Markup:
-    """Return Markdown as HTML; formulas between dollar signs become MathML, raw HTML is shown as text."""
-    return clean(str(_MARKDOWN(source)))
-
-
-def code(source: str) -> Markup:
-    return Markup(pygments.highlight(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)))
+        return Markup("<code>{}</code>").format(tex)
 
 
 def signs(words: str) -> Markup:
@@ -120,26 +83,21 @@ def escaped(words: object) -> str:
     return _NUMBERED.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
 
 
-def plain(text: str) -> str:
-    """Return terminal text without colours and control characters; of overwritten lines only the last state."""
-    lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
-    return "\n".join(lines)
+def furnish(environment: jinja2.Environment) -> jinja2.Environment:
+    """Add to an environment what the templates of all pages use; everything is escaped that is not marked as safe."""
+    environment.autoescape = True
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.globals |= {"look": look, "no_alt": NO_ALT}
+    environment.filters |= {"safe_html": clean, "formula": formula, "signs": signs}
+    # The only text besides the templates that goes in unescaped: a file of this package.
+    environment.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    return environment
 
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Return the environment of all pages: everything is escaped that is not marked as safe."""
-    result = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    result.globals["look"] = look
-    result.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs, "terminal": plain}
-    # The only text besides the templates that goes in unescaped: a file of this package.
-    result.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    return result
+    """Return the environment of the pages that are made from no notebook."""
+    return furnish(jinja2.Environment(loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "benchlib"])))
 
 
 def page(template: str, /, **values: Any) -> str:

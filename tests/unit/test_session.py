@@ -27,7 +27,7 @@ def shown(monkeypatch, tmp_path):
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
     without_pictures(monkeypatch)
     said = []
-    monkeypatch.setattr("IPython.display.display", lambda item: said.append(item.data))
+    monkeypatch.setattr("IPython.display.display", lambda item: said.append(getattr(item, "data", item)))
     return said
 
 

@@ -4,15 +4,20 @@ import itertools
 import json
 import re
 import shlex
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 from make_run import config_of, make_run
+from nbformat import v4
 from pages import EVIL, Page, assert_self_contained_and_accessible
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.results.run import Run
-from benchlib.show import figures, markup, report
+from benchlib.show import figures, markup, notebook, report
 from benchlib.show.digest import metrics
 from benchlib.spec.spec import Spec
 
@@ -128,7 +133,80 @@ def test_html_of_cells_is_cleaned(source, tmp_path):
 
 def test_markdown_keeps_formulas_and_shows_raw_html_as_text():
     formulas = f"# Title\n\n$a^2$ costs {EVIL}\n\n$$\\frac{{1}}{{n}} \\text{{<script>}}$$\n\n| a |\n|---|\n| 1 |\n"
-    page = str(markup.markdown(formulas))
-    parts = ("<h3>Title</h3>", "<msup><mi>a</mi><mn>2</mn></msup>", "<mfrac>", '<th scope="col">a</th>')
+    page = converted([v4.new_markdown_cell(formulas)])
+    parts = ("<h1>Title</h1>", "<msup><mi>a</mi><mn>2</mn></msup>", "<mfrac>", '<th scope="col">a</th>')
     assert [part for part in parts if part not in page] == []
     assert "<script" not in page and "&lt;script&gt;alert" in page
+
+
+def converted(cells):
+    page, _ = report.PageExporter().from_notebook_node(v4.new_notebook(cells=cells))
+    return page
+
+
+def code_cell(*outputs):
+    return v4.new_code_cell("1", execution_count=1, outputs=list(outputs))
+
+
+def display(**data):
+    return v4.new_output("display_data", {name.replace("_", "/"): value for name, value in data.items()})
+
+
+def test_what_a_cell_printed_and_displayed_is_shown_as_jupyter_shows_it():
+    dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    attached = v4.new_markdown_cell(
+        "![a dot](attachment:dot.png) ![gone](attachment:none.png) ![far](http://x.invalid/x.png)"
+    )
+    attached["attachments"] = {"dot.png": {"image/png": dot}}
+    widget = v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}})
+    error = v4.new_output("error", ename="ValueError", evalue="bad", traceback=["\x1b[31mValueError\x1b[0m: <bad>"])
+    page = converted([
+        attached,
+        code_cell(v4.new_output("stream", text="10 %\r20 %\r100 %\n"), error, widget),
+        code_cell(display(text_latex="$x_1$", text_plain="x1"), display(image_svg="<svg/>", text_plain="a drawing")),
+        code_cell(display(text_html="<p>" + "long " * 20_000, text_plain="short")),
+        code_cell(display(image_png=dot, text_plain="a dot again"), display(image_png="x" * 1_000_000, text_plain="a map")),
+    ])  # fmt: skip
+    assert page.count(f"data:image/png;base64,{dot}") == 2 and 'alt="a dot again"' in page
+    assert "[picture: gone]" in page and "[picture: far]" in page
+    assert "100 %" in page and "20 %" not in page, "of overwritten lines the last state"
+    assert '<span class="ansi-red-fg">ValueError</span>: &lt;bad&gt;' in page
+    assert "<msub><mi>x</mi><mn>1</mn></msub>" in page and "a drawing" in page
+    assert "long" not in page and "short" in page
+    assert "picture left out to keep this page small; the notebook has it: a map" in page
+
+
+def test_a_page_of_no_run_begins_with_its_verdict_and_ends_with_its_method(tmp_path):
+    verdict = {report.VERDICT: notebook.Headline("FAIL", f"It is slow. {EVIL}", ("history", "3 runs")).__dict__}
+    method = v4.new_markdown_cell("## How it was computed", metadata={"tags": ["method"]})
+    cells = [v4.new_markdown_cell("# Is it slow?"), method, code_cell(v4.new_output("display_data", verdict))]
+    (tmp_path / "page.html").write_text(converted(cells))
+    page = Page(tmp_path / "page.html")
+    assert_self_contained_and_accessible(page)
+    places = [
+        page.text.index(words)
+        for words in ("history", "3 runs", "It is slow.", "Is it slow?", "Code [1]", "How it was computed")
+    ]
+    assert places == sorted(places)
+
+
+def test_nbconvert_makes_the_same_page_from_a_folder_elsewhere(tmp_path):
+    """As a user calls it, in a folder that has a ``benchlib`` which is none of its templates."""
+    programs = Path(sys.executable).parent
+    (tmp_path / "elsewhere" / "benchlib").mkdir(parents=True)
+    folder = make_run(tmp_path / "run", notebook="Does it learn?")
+    run = partial(subprocess.run, cwd=tmp_path / "elsewhere", check=True, capture_output=True, timeout=120)
+    run([programs / "benchlib", "report", str(folder)])
+    path = str(folder / "notebook.ipynb")
+    run([programs / "jupyter", "nbconvert", "--to", "benchlib", path, "--output-dir", "."])
+    assert (tmp_path / "elsewhere" / "notebook.html").read_text() == (folder / "report.html").read_text()
+
+
+def test_a_notebook_that_cannot_be_shown_costs_nothing_else(tmp_path, monkeypatch):
+    folder = make_run(tmp_path / "run", notebook="Does it learn?")
+    monkeypatch.setattr(report.Renderer, "heading", lambda *_, **__: 1 / 0)
+    page = rendered(folder)
+    assert (
+        "not a readable notebook: ZeroDivisionError" in page.text
+        and "Every number and where it comes from" in page.text
+    )
