@@ -67,12 +67,10 @@ def score(predictions: Mapping[str, str], examples: Sequence[Example], metric: A
     ``metric`` is a loaded one, for a caller that times the scores without the import. Returns {"f1", "exact_match"} in percent
     over all ``examples`` and "per_question": (exact match, F1) in percent by id.
     """
-    texts = [[text for text, _ in example.answers] for example in examples]
-    starts = [[start for _, start in example.answers] for example in examples]
-    references = [
-        {"id": example.id, "answers": {"text": text, "answer_start": start}}
-        for example, text, start in zip(examples, texts, starts, strict=True)
-    ]
+    references = []
+    for example in examples:
+        texts, starts = zip(*example.answers, strict=True)
+        references.append({"id": example.id, "answers": {"text": texts, "answer_start": starts}})
     answered = [{"id": name, "prediction_text": text} for name, text in predictions.items()]
     metric = metric or metrics.load("squad_v1")
     return dict(metric.compute(predictions=answered, references=references, per_question=True))

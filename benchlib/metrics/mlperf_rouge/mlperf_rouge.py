@@ -13,18 +13,9 @@ by line breaks, which only rougeLsum looks at. Scores are the F-measures of roug
 mlcommons/inference, language/llama3.1-8b/evaluation.py.
 """
 CITATION = """
-@inproceedings{lin2004rouge,
-  title={{ROUGE}: A Package for Automatic Evaluation of Summaries},
-  author={Lin, Chin-Yew},
-  booktitle={Text Summarization Branches Out},
-  year={2004}
-}
-@inproceedings{reddi2020mlperf,
-  title={{MLPerf} Inference Benchmark},
-  author={Reddi, Vijay Janapa and others},
-  booktitle={Proceedings of ISCA},
-  year={2020}
-}
+@inproceedings{lin2004rouge, title={{ROUGE}: A Package for Automatic Evaluation of Summaries}, booktitle={Text Summarization Branches Out},
+  year={2004}, author={Lin, Chin-Yew}}
+@inproceedings{reddi2020mlperf, title={{MLPerf} Inference Benchmark}, booktitle={ISCA}, year={2020}, author={Reddi, Vijay Janapa and others}}
 """
 INPUTS = """
 Args:

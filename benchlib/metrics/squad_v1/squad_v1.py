@@ -18,12 +18,8 @@ word left have an F1 of 0 although they match exactly (the script of SQuAD v2.0 
 counts as 0 in both.
 """
 CITATION = """
-@inproceedings{rajpurkar2016squad,
-  title={{SQuAD}: 100,000+ Questions for Machine Comprehension of Text},
-  author={Rajpurkar, Pranav and Zhang, Jian and Lopyrev, Konstantin and Liang, Percy},
-  booktitle={Proceedings of EMNLP},
-  year={2016}
-}
+@inproceedings{rajpurkar2016squad, title={{SQuAD}: 100,000+ Questions for Machine Comprehension of Text}, booktitle={EMNLP}, year={2016},
+  author={Rajpurkar, Pranav and Zhang, Jian and Lopyrev, Konstantin and Liang, Percy}}
 """
 INPUTS = """
 Args:
@@ -64,8 +60,7 @@ class SquadV1(evaluate.Metric):
         """Add predictions and the references of the same questions; a reference may lack its prediction."""
         rows = {row["id"]: row for row in predictions if row["prediction_text"] is not None}  # the last of an id counts
         _refuse_unknown(rows, references)
-        missing = len(references) - len(rows)
-        padded = [*rows.values()] + [NO_PREDICTION] * missing
+        padded = [*rows.values()] + [NO_PREDICTION] * (len(references) - len(rows))
         super().add_batch(predictions=padded, references=references, **others)
 
     def compute_files(self, *, predictions: Path | str, references: Path | str, **options: Any) -> Any:
