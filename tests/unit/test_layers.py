@@ -1,4 +1,4 @@
-"""Who may import whom: ten rows of packages and one rule of file names. A new file needs no entry here."""
+"""Who may import whom: eleven rows of packages and one rule of file names. A new file needs no entry here."""
 
 import ast
 import graphlib
@@ -19,16 +19,17 @@ ROOMS = {
     "results": "core config",
     "launch": "core config results",
     "runtime": "core config results launch",
-    "workloads": "core config results launch runtime judge show spec",
+    "metrics": "",
+    "workloads": "core config results launch runtime metrics judge show spec",
     "judge": "core config results launch",
     "show": "core config results launch judge",
     "spec": "core config results launch judge show",
     "commands": "core config results launch judge show session",
-    "benchmarks": "core config results launch runtime workloads judge show spec",
+    "benchmarks": "core config results launch runtime metrics workloads judge show spec",
 }
 # Of a benchmark's files these are read where no torch is: by the front, before a run and after it.
 FRONT = {"__init__", "config", "command", "spec"}
-WITH_TORCH = {"runtime", "workloads"}
+WITH_TORCH = {"runtime", "metrics", "workloads"}
 DOORS = {"__main__", "cli", "session"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate"}
 JUPYTER = {"IPython", "ipywidgets", "ipykernel", "jupyter_client", "nbclient", "nbformat", "papermill"}

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ import parity_runners
 
 BINDER = home() / "binder"
 WORKFLOWS = sorted((home() / ".github" / "workflows").glob("*.yml"))
-TEXTS = ["README.md", "CONTRIBUTING.md", "binder/README.md", "deploy/README.md"]
+TEXTS = ["README.md", "CONTRIBUTING.md", "binder/README.md", "deploy/README.md", "outputs/README.md"]
 TEXTS += [f"docs/{path.name}" for path in sorted((home() / "docs").glob("*.md"))]
 COMMAND = re.compile(r"(?:^\$ |&& |do |\bbin/|`)benchlib ([a-z][^`#|&;>\n]*)", re.MULTILINE)
 FOLDERS = "benchlib|tests|scripts|params|notebooks|docs|deploy"
@@ -54,6 +55,17 @@ def test_what_a_text_names_exists(name):
     paths = [page.parent / target for target in re.findall(r"\]\(((?!https?:|#|\.\./\.\./)[^)#]+)", text)]
     paths += [home() / path for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text)]
     assert [str(path) for path in paths if not path.exists()] == []
+
+
+def test_a_clone_has_outputs_without_the_runs_in_it(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    shutil.copy(home() / ".gitignore", tmp_path)
+    (tmp_path / "outputs" / "quick-20261126").mkdir(parents=True)
+    shutil.copy(home() / "outputs" / "README.md", tmp_path / "outputs")
+    for name in ("index.html", "quick-20261126/README.md"):
+        (tmp_path / "outputs" / name).touch()
+    listed = subprocess.check_output(["git", "ls-files", "-o", "--exclude-standard"], cwd=tmp_path, text=True)
+    assert listed.split() == [".gitignore", "outputs/README.md"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -18,7 +18,7 @@ import transformers
 from benchlib.benchmarks.inference import loadgen
 from benchlib.benchmarks.inference.config import RULES, InferenceConfig
 from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
-from benchlib.benchmarks.inference.spec import SPEC
+from benchlib.benchmarks.inference.spec import ROUGE, SPEC
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import keep_alive, read_events
@@ -176,7 +176,7 @@ def _accuracy(bench: Bench) -> None:
         outcome = _perform(bench, "Offline", accuracy=True)
         answers = loadgen.answers(bench.rank.run_dir / "loadgen" / "accuracy")
     except RunBroken as error:
-        columns = (*articles.KINDS, "gen_len", "answer_tokens", "splitter", "rouge1_shuffled", "rouge1_lead")
+        columns = (*ROUGE, "gen_len", "answer_tokens", "splitter", "rouge1_shuffled", "rouge1_lead")
         row |= {"first": str(error), "why": dict.fromkeys(columns, "the test did not end")}
         return
     bench.rank.events.emit("phase", name="scores")

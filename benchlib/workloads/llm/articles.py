@@ -1,6 +1,6 @@
 """Prompts and references for summaries: generated ones, CNN/DailyMail, or the file of the MLPerf reference; and their scores.
 
-Scores are ROUGE as MLPerf computes it, beside two controls that need no model: references of other articles, which say what the
+Scores are ROUGE by the metric ``mlperf_rouge``, beside two controls that need no model: references of other articles, which say what the
 wording that all summaries share is worth, and the lead, which says what copying is.
 """
 
@@ -10,13 +10,13 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from benchlib import metrics
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
 from benchlib.workloads.llm import mininews
 from benchlib.workloads.llm.decoders import Codec, absent
 
 CNN, CNN_VERSION = "abisee/cnn_dailymail", "3.0.0"
-KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 WARM_UPS = 16  # two batches or more: the first ones are slower
 
 
@@ -71,30 +71,9 @@ def _rows(data: str, path: str, samples: int, seed: int) -> list[dict[str, Any]]
     return [{"input": row["article"], "output": row["highlights"]} for row in split]
 
 
-def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """Return the mean F-measures over all texts in percent, the characters of the predictions as they were split, and by what.
-
-    Texts are stripped, split into sentences (by punkt_tab where its data is, else punkt untrained) and joined by line breaks (only
-    rougeLsum looks at them); rouge_score with its stemmer. After mlcommons/inference, language/llama3.1-8b/evaluation.py.
-    """
-    import nltk
-    from rouge_score import rouge_scorer
-
-    split, name = nltk.sent_tokenize, "punkt_tab"
-    try:
-        nltk.data.find("tokenizers/punkt_tab")
-    except LookupError:
-        split = nltk.tokenize.PunktSentenceTokenizer().tokenize
-        name = "punkt, untrained (the data of punkt_tab is not on this machine)"
-    lines = [["\n".join(split(text.strip())) for text in texts] for texts in (predictions, references)]
-    scorer = rouge_scorer.RougeScorer(list(KINDS), use_stemmer=True)
-    scores = [scorer.score(target, text) for text, target in zip(*lines, strict=True)]
-    means = {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in KINDS}
-    return means | {"gen_len": sum(map(len, lines[0])), "splitter": name}
-
-
 def score(summaries: Summaries, answers: Mapping[int, Sequence[int]]) -> dict[str, Any]:
     """Return ROUGE of the answers (tokens by sample) with the splitter, and ROUGE-1 of the two controls."""
+    rouge = metrics.load("mlperf_rouge").compute
     rows, decode = sorted(answers), partial(summaries.codec.tokenizer.decode, skip_special_tokens=True)
     texts = [str(decode(list(answers[row]))).strip() for row in rows]
     references = [summaries.references[row] for row in rows]
@@ -102,6 +81,8 @@ def score(summaries: Summaries, answers: Mapping[int, Sequence[int]]) -> dict[st
     # A shuffle may leave some in place; in a shuffled circle the next one is always another.
     order = Random(0).sample(range(len(rows)), len(rows))
     others = dict(zip(order, order[1:] + order[:1], strict=True))
-    shuffled = rouge(texts, [references[others[place]] for place in range(len(rows))])
-    controls = {"rouge1_shuffled": shuffled["rouge1"], "rouge1_lead": rouge(leads, references)["rouge1"]}
-    return rouge(texts, references) | controls
+    other_references = [references[others[place]] for place in range(len(rows))]
+    shuffled = rouge(predictions=texts, references=other_references)
+    lead = rouge(predictions=leads, references=references)
+    controls = {"rouge1_shuffled": shuffled["rouge1"], "rouge1_lead": lead["rouge1"]}
+    return rouge(predictions=texts, references=references) | controls

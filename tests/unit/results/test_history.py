@@ -1,6 +1,7 @@
 """The store of runs: read once, cached, never stale; and the verdict on a past."""
 
 import itertools
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from make_run import START, _metric, make_run
 from series import DAY, STEADY, on_machine, place
 
 from benchlib.core.errors import UserError
+from benchlib.core.files import home
 from benchlib.judge import trends
 from benchlib.judge.changepoints import levels
 from benchlib.judge.regression import RegressionLimit
@@ -73,6 +75,8 @@ def test_filters(tmp_path):
 
 def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
+    shutil.copy(home() / "outputs" / "README.md", tmp_path)  # as in a fresh clone
+    assert load_all(tmp_path) == []
     store, demo = trends.choose_store()
     assert demo
     runs = load_all(store)

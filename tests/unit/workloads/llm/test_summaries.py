@@ -1,10 +1,11 @@
-"""The generated articles, ROUGE against a second library, the embedded decoder, and engines that must agree token for token."""
+"""The generated articles, scores of answers, the embedded decoder, and engines that must agree token for token."""
 
 import threading
 
 import pytest
 import torch
 
+from benchlib.benchmarks.inference import spec as inference
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm import articles, decoders, mininews
 from benchlib.workloads.llm.engines import Query, Settings, make
@@ -105,15 +106,9 @@ def test_files_of_the_reference_are_read_and_broken_ones_named(tmp_path):
         articles.load("file", str(path), 0, 0, "tiny")
 
 
-def test_rouge_is_that_of_a_second_library():
-    from torchmetrics.functional.text.rouge import rouge_score
-
-    from benchlib.workloads.llm.articles import rouge
-
-    predictions = ["Calder burned the stadium in Stanmere.", "Pelham has 62 horses."]
-    targets = ["Calder burned the gardens in Stanmere.", "Pelham has 57 nurses. Jutland has 62 horses."]
-    ours = rouge(predictions, targets)
-    theirs = rouge_score(predictions, targets, use_stemmer=True, rouge_keys=("rouge1", "rouge2", "rougeL"))
-    for kind in ("rouge1", "rouge2", "rougeL"):
-        assert ours[kind] == pytest.approx(100 * float(theirs[f"{kind}_fmeasure"]), abs=1e-3)
-    assert ours["gen_len"] == sum(map(len, predictions)) and "punkt" in ours["splitter"]
+def test_answers_are_scored_beside_two_controls():
+    data = articles.load("mininews", "", 4, 0, "tiny")
+    answers = {row: data.codec.encode(data.references[row])[:-1] for row in (3, 1)}
+    scores = articles.score(data, answers)
+    assert scores["rouge1"] > 80 > scores["rouge1_shuffled"]
+    assert set(scores) == {*inference.ROUGE, "gen_len", "splitter", "rouge1_shuffled", "rouge1_lead"}
