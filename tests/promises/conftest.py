@@ -1,7 +1,6 @@
 """Commands and runs for the promises, and the table of their states at the end of ``pytest tests/promises``."""
 
 import os
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -90,7 +89,7 @@ def pytest_terminal_summary(terminalreporter):
         return
     terminalreporter.section("promises")
     for number, shown in sorted(rows.items()):
-        state = next((state for state in ("FAILS", "needs hardware", "works") if state in [row[0] for row in shown]))
+        state = next(state for state in ("FAILS", "needs hardware", "works") if state in [row[0] for row in shown])
         terminalreporter.line(f"{number}  {state:14}  {shown[0][1]}")
     counts = {state: sum(any(row[0] == state for row in shown) for shown in rows.values()) for state in STATES.values()}
     terminalreporter.line(f"{len(rows)} rows: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
