@@ -6,6 +6,7 @@ and Parquet. No number is changed.
 
     python scripts/keep_demo.py STORE          # replaces the runs in notebooks/demo-runs
     python scripts/keep_demo.py STORE --worth  # replaces those in notebooks/demo-worth: the same work on some ranks
+    python scripts/keep_demo.py outputs/quick-20261129 --machine  # replaces those in notebooks/demo-machine: one quick tier
 """
 
 import json
@@ -20,6 +21,7 @@ from benchlib.core.text import counted
 from benchlib.judge import cost, trends
 from benchlib.results.record import load_all
 from benchlib.results.run import Run
+from benchlib.show import machine_page
 
 SAMPLES = 50
 KEPT_EVENTS = ("plan", "step")
@@ -59,12 +61,16 @@ def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("store", type=Path)
     parser.add_argument("--worth", action="store_true", help="of the comparison by price")
+    parser.add_argument("--machine", action="store_true", help="of the page of a machine")
     arguments = parser.parse_args()
-    store, demo = arguments.store, home() / (cost.DEMO if arguments.worth else trends.DEMO)
+    place = cost.DEMO if arguments.worth else machine_page.DEMO if arguments.machine else trends.DEMO
+    store, demo = arguments.store, home() / place
     for day in demo.glob("*-*"):
         if day.is_dir():
             shutil.rmtree(day)
-    for run in load_all(store):
+    for folder in machine_page.newest(store) if arguments.machine else []:
+        keep(folder, demo / store.name / folder.name)
+    for run in load_all(store) if not arguments.machine else []:
         if run.word == "PASS" and arguments.worth:
             place = demo / counted(run.ranks, "rank").replace(" ", "-") / run.run
             keep(Path(run.folder), place, "train_samples_per_s")

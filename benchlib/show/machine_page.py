@@ -32,6 +32,8 @@ from benchlib.show.notebook import Cell, Shown
 from benchlib.show.widgets import headless
 
 NAME, NOTEBOOK = "report.html", "machine.ipynb"  # of the page, in the folder of the runs
+DEMO = "notebooks/demo-machine"  # of the kit: the runs of one quick tier
+DEMO_USD = 0.1  # per hour of the machine of the demo runs, assumed: nobody offers it
 VALUES = 3  # of a reference that a row shows
 MILLION = 1e6
 STATUS: dict[str, Status] = {"PASS": "PASS", "AMBIGUOUS": "AMBIGUOUS", "SKIPPED": "SKIPPED"}  # others are a FAIL
@@ -74,12 +76,21 @@ def read(folder: str, usd_per_hour: float, runs: Sequence[str] = ()) -> Page:
     ``runs`` are the run folders to show, by default the newest of each benchmark. Raises ``UserError`` for a folder without a run.
     """
     store, demo = choose_store()
+    if demo and not folder:
+        return replace(_demo(), demo=True)
     days = sorted({path.parent for path in store_folders(store)}, key=lambda day: (day.name[-8:], day.stat().st_mtime))
     chosen = Path(folder).expanduser() if folder else days[-1]
     folders = list(map(Path, runs)) or (newest(chosen) if chosen.is_dir() else [])
     if not folders:
         raise UserError(f"folder = {folder!r}: holds no run; name the day of a tier, such as outputs/quick-20261126")
-    return replace(content(folders, usd_per_hour or None), folder=chosen, demo=demo and not folder)
+    return replace(content(folders, usd_per_hour or None), folder=chosen)
+
+
+def _demo() -> Page:
+    """Read the demo runs of the kit, at an assumed price."""
+    (day,) = (home() / DEMO).glob("quick-*")
+    page = content(newest(day), DEMO_USD)
+    return replace(page, price=(DEMO_USD, "assumed: nobody offers this machine"))
 
 
 def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
