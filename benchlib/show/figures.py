@@ -14,23 +14,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
 from benchlib.core.definitions import size_text
 
+if TYPE_CHECKING:
+    import pandas
+
 WIDTH_IN, HEIGHT_IN, DPI, DPI_OF_MANY = 5.3, 3.3, 150, 120
 COLOURS = 128  # that a PNG keeps: a palette makes it three times smaller
+TICKS: Any = {"colors": "#5b6675", "labelsize": 9, "length": 0, "pad": 5}  # ticks are made later, outside of the style
 MAX_TICKS = 6  # sizes written along an axis
+MAX_LETTERS = 50  # of the entries of a legend in one row
 LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
 DASHED: Any = (0, (4, 3))
 
@@ -66,8 +70,60 @@ def blank(of_many: bool = False) -> tuple[Picture, Axes]:
     figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI_OF_MANY if of_many else DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Axes = figure.subplots()
-    axes.tick_params(colors=PALETTE.muted, labelsize=9, length=0, pad=5)  # ticks are made later, outside of the style
+    axes.tick_params(**TICKS)
     return figure, axes
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture before it is drawn: ``paint(axes, frame)`` draws a tidy frame, once for each value of the column ``facet``.
+
+    ``about`` is the row that the title is about, or the title. ``x`` and ``y`` stand at the axes; without a y the title is over
+    the whole figure. A frame without rows is not drawn, and needs no more.
+    """
+
+    frame: "pandas.DataFrame"
+    paint: "Callable[[Axes, pandas.DataFrame], None]" = lambda axes, frame: None
+    about: Mapping[str, Any] | str = ""
+    x: str = ""
+    y: str = ""
+    alt: str = ""
+    facet: str = ""
+
+
+@styled
+def draw(drawing: Drawing, title: str) -> Picture:
+    figure, axes = blank(of_many=True)
+    if drawing.facet:
+        _draw_facets(figure, drawing)
+        return head(figure, title[:1].upper() + title[1:], drawing.alt)
+    drawing.paint(axes, drawing.frame)
+    axes.set_xlabel(textwrap.fill(drawing.x, 45))
+    return (
+        finish(figure, axes, title, drawing.x, drawing.y, drawing.alt)
+        if drawing.y
+        else head(figure, title, drawing.alt)
+    )
+
+
+def _draw_facets(figure: Picture, drawing: Drawing) -> None:
+    """Give each value of a column axes with its name, two or three in a row, all of one scale; rows without a value are in each."""
+    column = drawing.frame[drawing.facet]
+    names = [name for name in column.unique() if name]
+    columns = 2 if len(names) <= 4 else 3
+    rows = -(-len(names) // columns)
+    figure.clear()
+    figure.set_size_inches(WIDTH_IN, 1.1 + 1.25 * rows)
+    places = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for axes in places[len(names) :]:
+        axes.remove()
+    for number, (axes, name) in enumerate(zip(places, names, strict=False)):
+        drawing.paint(axes, drawing.frame[column.isin([name, ""])])
+        axes.tick_params(**TICKS, labelbottom=number + columns >= len(names))
+        axes.set_title(name, fontsize=9, pad=4)
+        axes.set(xlabel=drawing.x * (number + columns >= len(names)), ylabel="")
+    figure.supylabel(drawing.y, color=PALETTE.muted)
+    legend_below(figure)
 
 
 def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "") -> Picture:
@@ -115,16 +171,20 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="x")
 
 
-def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]], **looks: Any) -> list[BarContainer]:
-    """Draw bars to the right, those of several series one below the other, at 0, 1, 2 ... of the axis; NaN is none.
-
-    ``looks`` goes to ``Axes.barh``: ``xerr`` ...
-    """
-    thick = 0.8 / max(1, len(series))
-    return [
-        axes.barh(np.arange(len(values)) - 0.4 + (number + 0.5) * thick, values, thick, label=name, **looks)
-        for number, (name, values) in enumerate(series.items())
-    ]
+def legend_below(figure: Any, reverse: bool = False) -> None:
+    """Move what the axes of a figure say of their colours below it, each once."""
+    entries: dict[str, Any] = {}
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        handles, words = axes.get_legend_handles_labels()
+        if legend:
+            handles, words = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
+            legend.remove()
+        entries |= dict(zip(words, handles, strict=True))
+    if entries:
+        columns = len(entries) if len("".join(entries)) < MAX_LETTERS else 4
+        looks: Any = {"ncols": columns, "columnspacing": 1.2, "loc": "outside lower center", "reverse": reverse}
+        figure.legend(entries.values(), entries, **looks)
 
 
 @styled
@@ -160,14 +220,16 @@ class End(NamedTuple):
     colour: str
 
 
-def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text) -> None:
-    """Make x logarithmic with at most ``MAX_TICKS`` of the sizes written as ``text``; one size stands in the middle."""
+def size_axis(
+    axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text, most: int = MAX_TICKS
+) -> None:
+    """Make x logarithmic with about ``most`` of the sizes written as ``text``; one size stands in the middle."""
     positive = sorted({size for size in sizes if size > 0})
     axes.set_xscale("log", base=2)
     if not positive:
         return
     axes.set_xlim(positive[0] / 1.5, positive[-1] * 1.5)
-    apart = (positive[-1] / positive[0]) ** (1 / MAX_TICKS)
+    apart = (positive[-1] / positive[0]) ** (1 / most)
     written = positive[-1:]  # the largest is always written
     for size in positive[-2::-1]:
         if size * apart <= written[-1]:
@@ -198,13 +260,6 @@ def log_values(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.margins(y=0.06)
     plain_numbers(axes.yaxis)
-
-
-def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], words: str, colour: str, **looks: Any) -> End:
-    """Draw a line with its points and return its end, for ``name_ends``."""
-    points: Any = {"marker": "o", "markersize": 3.5}
-    axes.plot(x, y, color=colour, **(points | looks))
-    return End(float(x[-1]), float(y[-1]), words, colour)
 
 
 def name_ends(axes: Axes, ends: Sequence[End]) -> None:

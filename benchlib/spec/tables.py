@@ -224,6 +224,12 @@ class Ref:
         """Return the same column of these rows."""
         return replace(self, table=replace(self.table, picks=(lambda *_: rows,)))
 
+    @property
+    def titled(self) -> str:
+        """The heading with its unit: a column of a frame, what stands at an axis."""
+        unit = {"us": "µs", "ratio": "", "number": "", "count": "", "error": ""}.get(self.col.unit, self.col.unit)
+        return f"{self.col.heading} ({unit})" if unit and unit != self.col.heading else self.col.heading
+
     def raw(self, row: Row, run: Rows) -> Any:
         """Return what the cell holds, or what is computed of others; None where it is missing."""
         if self.col.of is None:
@@ -260,6 +266,10 @@ class Ref:
         """Return the number of a cell where it is finite: what can be drawn."""
         value = self.number(row, run)
         return value if value is not None and math.isfinite(value) else None
+
+    def samples(self, row: Row, run: Rows) -> list[float]:
+        """Return the numbers of a cell if all of them are finite: what can be drawn."""
+        return [] if self.finite(row, run) is None else self.numbers(row, run)
 
     def why(self, row: Row) -> str:
         """Return why the row has no such number; '' where it does not say."""

@@ -19,11 +19,10 @@ from benchlib.core.text import counted
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.numbers import why
 from benchlib.results.run import Tables
-from benchlib.spec.charts import Chart, stacked
+from benchlib.spec.charts import Chart, cumulative, stacked, steps
 from benchlib.spec.checks import Check, rule
 from benchlib.spec.spec import Bound, Metric, Show, each, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
-from benchlib.workloads.sample_charts import cumulative, steps
 
 PARTS = {
     name: name.removesuffix("_exposed") for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")
