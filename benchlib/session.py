@@ -249,6 +249,16 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
             show(picture)
 
 
+def frame(run: Subject, name: str) -> "pandas.DataFrame":
+    """Return the tidy frame that a picture of the run is drawn from: a row is an observation, and columns have units.
+
+    Raises ``UserError`` for a picture that the benchmark does not have, and for what is no run.
+    """
+    if not isinstance(run, Run):
+        raise UserError("only the pictures of a run have a frame: session.table has the rows of what looks at several")
+    return _named(BENCHMARKS[run.config.benchmark].spec.drawn_from(), name, "picture")(run)
+
+
 def table(run: Subject, name: str) -> "pandas.DataFrame":
     if not isinstance(run, Run):
         return _frame(_named(_shown(run).tables, name, "table"))

@@ -7,12 +7,12 @@ keeps its hues. The colours are Okabe and Ito's, which stay apart for colour-bli
 """
 
 import base64
-import functools
 import io
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 WIDTH_IN, HEIGHT_IN, DPI, DPI_OF_MANY = 5.3, 3.3, 150, 120
 COLOURS = 128  # that a PNG keeps: a palette makes it three times smaller
 TICKS: Any = {"colors": "#5b6675", "labelsize": 9, "length": 0, "pad": 5}  # ticks are made later, outside of the style
-MAX_TICKS = 6  # sizes written along an axis
 MAX_LETTERS = 50  # of the entries of a legend in one row
 LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
 DASHED: Any = (0, (4, 3))
@@ -54,7 +53,6 @@ PALETTE = Palette()
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 STYLE: Any = matplotlib.rc_params_from_file(TEMPLATES / "pictures.mplstyle", use_default_template=False)
 styled = matplotlib.rc_context(STYLE)  # a decorator: what it decorates draws in the style
-in_style = functools.partial(matplotlib.rc_context, STYLE)
 
 
 class Picture(Figure):
@@ -62,16 +60,6 @@ class Picture(Figure):
 
     alt: str = ""
     empty: bool = False
-
-
-@styled
-def blank(of_many: bool = False) -> tuple[Picture, Axes]:
-    """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels."""
-    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI_OF_MANY if of_many else DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: Axes = figure.subplots()
-    axes.tick_params(**TICKS)
-    return figure, axes
 
 
 @dataclass(frozen=True)
@@ -91,63 +79,59 @@ class Drawing:
     facet: str = ""
 
 
+def _blank(dpi: int) -> Picture:
+    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 @styled
-def draw(drawing: Drawing, title: str) -> Picture:
-    figure, axes = blank(of_many=True)
+def draw(drawing: Drawing, title: str, dpi: int = DPI_OF_MANY) -> Picture:
+    """Draw a picture; 50 letters of its title fit right of the left edge of the axes, 54 over the whole figure."""
+    figure = _blank(dpi)
+    title = title[:1].upper() + title[1:] if drawing.y else title
+    figure.alt = f"{title}. {drawing.alt}".strip()
     if drawing.facet:
         _draw_facets(figure, drawing)
-        return head(figure, title[:1].upper() + title[1:], drawing.alt)
-    drawing.paint(axes, drawing.frame)
-    axes.set_xlabel(textwrap.fill(drawing.x, 45))
-    return (
-        finish(figure, axes, title, drawing.x, drawing.y, drawing.alt)
-        if drawing.y
-        else head(figure, title, drawing.alt)
-    )
+    else:
+        axes: Axes = figure.subplots()
+        axes.tick_params(**TICKS)
+        drawing.paint(axes, drawing.frame)
+        axes.set(xlabel=textwrap.fill(drawing.x, 52), ylabel=drawing.y)
+    if drawing.y and not drawing.facet:
+        axes.set_title(textwrap.fill(title, 50))
+    else:
+        figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
+    return figure
 
 
 def _draw_facets(figure: Picture, drawing: Drawing) -> None:
     """Give each value of a column axes with its name, two or three in a row, all of one scale; rows without a value are in each."""
     column = drawing.frame[drawing.facet]
     names = [name for name in column.unique() if name]
-    columns = 2 if len(names) <= 4 else 3
-    rows = -(-len(names) // columns)
-    figure.clear()
-    figure.set_size_inches(WIDTH_IN, 1.1 + 1.25 * rows)
-    places = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axes in places[len(names) :]:
-        axes.remove()
-    for number, (axes, name) in enumerate(zip(places, names, strict=False)):
+    across = 2 if len(names) <= 4 else 3
+    down = -(-len(names) // across)
+    figure.set_size_inches(WIDTH_IN, 1.1 + 1.25 * down)
+    places = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
+    for number, (axes, name) in enumerate(zip_longest(places, names)):
+        if name is None:
+            axes.remove()
+            continue
+        is_lowest = number + across >= len(names)
         drawing.paint(axes, drawing.frame[column.isin([name, ""])])
-        axes.tick_params(**TICKS, labelbottom=number + columns >= len(names))
+        axes.tick_params(**TICKS, labelbottom=is_lowest)
         axes.set_title(name, fontsize=9, pad=4)
-        axes.set(xlabel=drawing.x * (number + columns >= len(names)), ylabel="")
+        axes.set(xlabel=drawing.x * is_lowest, ylabel="")
     figure.supylabel(drawing.y, color=PALETTE.muted)
     legend_below(figure)
 
 
-def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "") -> Picture:
-    """Write title and axes; 50 letters of the title fit right of the left edge of the axes."""
-    title = title[:1].upper() + title[1:]
-    axes.set_title(textwrap.fill(title, 50))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    figure.alt = f"{title}. {alt}".strip()
-    return figure
-
-
-def head(figure: Picture, title: str, alt: str = "") -> Picture:
-    """Write the title over the whole figure: for several axes, and for long names left of them."""
-    figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
-    figure.alt = f"{title}. {alt}".strip()
-    return figure
-
-
-def draw_placeholder(figure: Picture, axes: Axes, what: str) -> Picture:
-    """Say in the place of the axes what was not recorded."""
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, what, ha="center", va="center", color=PALETTE.muted, fontsize=11, transform=axes.transAxes)
-    figure.alt, figure.empty = what, True
+@styled
+def placeholder(what: str, empty: bool = True) -> Picture:
+    """Return a picture that says in the place of the axes what was not recorded."""
+    figure = _blank(DPI_OF_MANY)
+    figure.text(0.5, 0.5, what, ha="center", va="center", color=PALETTE.muted, fontsize=11)
+    figure.alt, figure.empty = what, empty
     return figure
 
 
@@ -212,7 +196,7 @@ def show(picture: Picture) -> None:
 
 
 class End(NamedTuple):
-    """The last point of a line, and what it shows."""
+    """The last point of a line, and what it shows; one without an x ends where the axes do."""
 
     x: float
     y: float
@@ -220,9 +204,7 @@ class End(NamedTuple):
     colour: str
 
 
-def size_axis(
-    axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text, most: int = MAX_TICKS
-) -> None:
+def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text, most: int = 6) -> None:
     """Make x logarithmic with about ``most`` of the sizes written as ``text``; one size stands in the middle."""
     positive = sorted({size for size in sizes if size > 0})
     axes.set_xscale("log", base=2)
@@ -272,7 +254,8 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
     low, high = axes.get_ylim()
     to_axes = axes.transScale + axes.transLimits
     ends = sorted(ends, key=lambda end: end.y)
-    x, y = to_axes.transform([(end.x, min(max(end.y, low), high)) for end in ends]).T
+    right = axes.get_xlim()[1]
+    x, y = to_axes.transform([(right if math.isnan(end.x) else end.x, min(max(end.y, low), high)) for end in ends]).T
     heights = [LINE_HEIGHT * (end.words.count("\n") + 1) for end in ends]
     offsets = np.array([0.0, *accumulate((lower + upper) / 2 for lower, upper in pairwise(heights))])
     y0 = y - offsets

@@ -204,25 +204,29 @@ def _share(row: Row) -> str:
 
 def _picture(rows: Sequence[Row]) -> Any:
     """Draw what was reached beside the bounds that were measured, a bar a row."""
+    import pandas as pd
+
     from benchlib.show import figures as on
+    from benchlib.show.light import seaborn
 
     bounded = [row for row in rows if row["share"] is not None]
-    with on.in_style():
-        figure, axes = on.blank()
-        if not bounded:
-            return on.draw_placeholder(figure, axes, "No bound was measured.")
-        on.label_rows(axes, [row["work"] for row in bounded])
-        for place, row in enumerate(bounded):
-            axes.barh(place, row["share"], color=on.PALETTE.series[0])
-            if row["low"] is not None:
-                axes.plot([row["low"], row["high"]], [place, place], color=on.PALETTE.text, linewidth=1.4)
-            on.note(axes, share_text(row["share"]), (max(row["share"], row["high"] or 0.0), place), (5, 0), fontsize=8)
+    if not bounded:
+        return on.placeholder("No bound was measured.")
+    frame = pd.DataFrame(bounded).astype({"share": float, "low": float, "high": float})
+
+    def paint(axes: Any, frame: Any) -> None:
+        seaborn.barplot(x=frame["share"], y=frame.index, orient="h", color=on.PALETTE.series[0], saturation=1, ax=axes)
+        axes.hlines(frame.index, frame["low"], frame["high"], color=on.PALETTE.text, linewidth=1.4)
+        on.label_rows(axes, frame["work"].tolist())
+        for place, right in frame[["share", "high"]].max(axis=1).items():
+            on.note(axes, share_text(frame["share"][place]), (right, place), (5, 0), fontsize=8)
         axes.axvline(1.0, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
-        axes.set_xlim(0, 1.15 * max(1.0, *(row["share"] for row in bounded)))
-        axes.set_xlabel("share of the measured bound")
-        least = min(bounded, key=lambda row: row["share"])
-        alt = "; ".join(f"{row['work']}: {_share(row)} {row['of']}" for row in bounded)
-        return on.head(figure, f"{least['work']} is farthest from its bound: {share_text(least['share'])}", f"{alt}.")
+        axes.set_xlim(0, 1.15 * max(1.0, frame["share"].max()))
+
+    least = min(bounded, key=lambda row: row["share"])
+    alt = "; ".join(f"{row['work']}: {_share(row)} {row['of']}" for row in bounded)
+    title = f"{least['work']} is farthest from its bound: {share_text(least['share'])}"
+    return on.draw(on.Drawing(frame, paint, x="share of the measured bound", alt=f"{alt}."), title, on.DPI)
 
 
 def render(folder: Path, folders: Sequence[Path] | None = None, usd_per_hour: float | None = None) -> Path:

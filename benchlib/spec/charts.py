@@ -50,21 +50,17 @@ class Chart:
 
         try:
             drawing = self._prepare(run)
-            if drawing.frame.empty:
-                return on.draw_placeholder(*on.blank(of_many=True), self.empty)
-            return on.draw(drawing, self._title(drawing.about, run))
+            return on.placeholder(self.empty) if drawing.frame.empty else on.draw(drawing, self._title(drawing, run))
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             words = f"The numbers of this picture are damaged ({type(error).__name__})."
-            figure = on.draw_placeholder(*on.blank(of_many=True), words)
-            figure.empty = False  # a reader has to see it
-            return figure
+            return on.placeholder(words, empty=False)  # a reader has to see it
 
-    def _title(self, about: Row | str, run: Rows) -> str:
+    def _title(self, drawing: "Drawing", run: Rows) -> str:
         if callable(self.title):
             return self.title(run)
-        if isinstance(about, str):
-            return about
-        row = next(iter(self.about.rows(run) if self.about else ()), about)
+        if isinstance(drawing.about, str):
+            return drawing.about
+        row = next(iter(self.about.rows(run) if self.about else ()), drawing.about)
         return (self.about or self.of[0].table).text(self.title, row, run)
 
 
@@ -91,21 +87,17 @@ class Line:
     def table(self) -> Table:
         return self.ref.table
 
-    @property
-    def kind(self) -> str:
-        return {"line": "measured", "limit": "limit", "claim": self.words}[self.look]
-
     def points(self, run: Rows, x: str, y: str, facet: str = "") -> list[tuple[Row, list[dict[str, Any]]]]:
         """Return each row with its samples as records; x is nan for a limit that holds for any."""
-        points = []
-        at = self.table[x]
+        points, at = [], self.table[x]
+        kind = {"line": "measured", "limit": "limit", "claim": self.words}[self.look]
         for row in self.table.rows(run):
             place, value = at.finite(row, run), self.ref.finite(row, run)
             if value is None or value <= 0 or not (place or self.look == "limit"):
                 continue
             words = filter(None, (self.table[column].text(row, run) for column in self.by.split()))
             of = {facet: "" if self.look == "limit" else self.table[facet].text(row, run)} if facet else {}
-            of |= {"curve": ", ".join(words) or self.name or self.ref.col.heading, "kind": self.kind}
+            of |= {"curve": ", ".join(words) or self.name or self.ref.col.heading, "kind": kind}
             numbers = [number for number in self.ref.numbers(row, run) if number > 0]
             points.append((row, [of | {at.titled: place or math.nan, y: number} for number in numbers]))
         return points

@@ -267,10 +267,6 @@ class Ref:
         value = self.number(row, run)
         return value if value is not None and math.isfinite(value) else None
 
-    def samples(self, row: Row, run: Rows) -> list[float]:
-        """Return the numbers of a cell if all of them are finite: what can be drawn."""
-        return [] if self.finite(row, run) is None else self.numbers(row, run)
-
     def why(self, row: Row) -> str:
         """Return why the row has no such number; '' where it does not say."""
         return why(row, self.col.name, *self.col.needs.split())
