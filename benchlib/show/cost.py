@@ -13,7 +13,7 @@ from benchlib.judge.cost import Offers, Worth, amount_text, interval_text, judge
 from benchlib.show import figures, markup
 from benchlib.show.notebook import Shown
 
-BEST = figures.PALETTE.series[2]
+BEST = figures.SERIES[2]
 MAX_LABEL = 26  # characters of a machine's label in a picture
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
@@ -71,7 +71,7 @@ def front(item: Worth) -> figures.Picture:
     frame["on the front"] = frame["machine"].isin(item["front"])
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        colours = [BEST if best else figures.PALETTE.muted for best in frame["on the front"]]
+        colours = [BEST if best else figures.MUTED for best in frame["on the front"]]
         ends = list(map(figures.End, frame[x], frame["USD"], map(_short, frame["machine"]), colours))
         for end, time, usd in zip(ends, item["seconds"], item["usd"], strict=True):
             looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}

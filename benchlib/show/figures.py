@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
@@ -32,26 +33,16 @@ if TYPE_CHECKING:
 
 WIDTH_IN, HEIGHT_IN, DPI, DPI_OF_MANY = 5.3, 3.3, 150, 120
 COLOURS = 128  # that a PNG keeps: a palette makes it three times smaller
-TICKS: Any = {"colors": "#5b6675", "labelsize": 9, "length": 0, "pad": 5}  # ticks are made later, outside of the style
 MAX_LETTERS = 50  # of the entries of a legend in one row
 LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
+FACET: Any = {"fontsize": 9, "pad": 4}
 DASHED: Any = (0, (4, 3))
 
 
-@dataclass(frozen=True)
-class Palette:
-    """The colours of a picture; ``card`` is the paper."""
-
-    card: str = "#ffffff"
-    text: str = "#1c2430"
-    muted: str = "#5b6675"
-    grid: str = "#e3e7ec"
-    series: tuple[str, ...] = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#a06d00", "#3d8fc4")
-
-
-PALETTE = Palette()
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 STYLE: Any = matplotlib.rc_params_from_file(TEMPLATES / "pictures.mplstyle", use_default_template=False)
+PAPER, TEXT, MUTED = "#ffffff", STYLE["text.color"], STYLE["axes.labelcolor"]
+SERIES: tuple[str, ...] = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
 styled = matplotlib.rc_context(STYLE)  # a decorator: what it decorates draws in the style
 
 
@@ -79,58 +70,50 @@ class Drawing:
     facet: str = ""
 
 
-def _blank(dpi: int) -> Picture:
-    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained")
+def _blank(dpi: int, height_in: float = HEIGHT_IN) -> Picture:
+    figure = Picture(figsize=(WIDTH_IN, height_in), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 @styled
 def draw(drawing: Drawing, title: str, dpi: int = DPI_OF_MANY) -> Picture:
-    """Draw a picture; 50 letters of its title fit right of the left edge of the axes, 54 over the whole figure."""
-    figure = _blank(dpi)
-    title = title[:1].upper() + title[1:] if drawing.y else title
-    figure.alt = f"{title}. {drawing.alt}".strip()
-    if drawing.facet:
-        _draw_facets(figure, drawing)
-    else:
-        axes: Axes = figure.subplots()
-        axes.tick_params(**TICKS)
-        drawing.paint(axes, drawing.frame)
-        axes.set(xlabel=textwrap.fill(drawing.x, 52), ylabel=drawing.y)
-    if drawing.y and not drawing.facet:
-        axes.set_title(textwrap.fill(title, 50))
-    else:
-        figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
-    return figure
+    """Draw a picture; its title is over the axes, or over the whole figure if there are several or no y.
 
-
-def _draw_facets(figure: Picture, drawing: Drawing) -> None:
-    """Give each value of a column axes with its name, two or three in a row, all of one scale; rows without a value are in each."""
-    column = drawing.frame[drawing.facet]
-    names = [name for name in column.unique() if name]
-    across = 2 if len(names) <= 4 else 3
+    Facets are two or three in a row, all of one scale, and rows of the frame without a facet are in each.
+    """
+    frame, facet, x, y = drawing.frame, drawing.facet, textwrap.fill(drawing.x, 52), drawing.y
+    names = [name for name in frame[facet].unique() if name] if facet else [""]
+    across = 1 if not facet else 2 if len(names) <= 4 else 3
     down = -(-len(names) // across)
-    figure.set_size_inches(WIDTH_IN, 1.1 + 1.25 * down)
+    figure = _blank(dpi, 1.1 + 1.25 * down if facet else HEIGHT_IN)
+    title = title[:1].upper() + title[1:] if y else title
+    figure.alt = f"{title}. {drawing.alt}".strip()
+    entries: dict[str, Any] = {}
     places = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
     for number, (axes, name) in enumerate(zip_longest(places, names)):
         if name is None:
             axes.remove()
             continue
         is_lowest = number + across >= len(names)
-        drawing.paint(axes, drawing.frame[column.isin([name, ""])])
-        axes.tick_params(**TICKS, labelbottom=is_lowest)
-        axes.set_title(name, fontsize=9, pad=4)
-        axes.set(xlabel=drawing.x * is_lowest, ylabel="")
-    figure.supylabel(drawing.y, color=PALETTE.muted)
-    legend_below(figure)
+        drawing.paint(axes, frame[frame[facet].isin([name, ""])] if facet else frame)
+        axes.tick_params(labelbottom=is_lowest)
+        axes.set(xlabel=x * is_lowest, ylabel="" if facet else y)
+        axes.set_title(name if facet else textwrap.fill(title, 50) if y else "", **FACET if facet else {})
+        entries |= {words: handle for handle, words in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if facet:
+        figure.supylabel(y, color=MUTED)
+        legend_below(figure, entries)
+    if facet or not y:
+        figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
+    return figure
 
 
 @styled
 def placeholder(what: str, empty: bool = True) -> Picture:
     """Return a picture that says in the place of the axes what was not recorded."""
     figure = _blank(DPI_OF_MANY)
-    figure.text(0.5, 0.5, what, ha="center", va="center", color=PALETTE.muted, fontsize=11)
+    figure.text(0.5, 0.5, what, ha="center", va="center", color=MUTED, fontsize=11)
     figure.alt, figure.empty = what, empty
     return figure
 
@@ -155,20 +138,15 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="x")
 
 
-def legend_below(figure: Any, reverse: bool = False) -> None:
-    """Move what the axes of a figure say of their colours below it, each once."""
-    entries: dict[str, Any] = {}
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        handles, words = axes.get_legend_handles_labels()
-        if legend:
-            handles, words = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
-            legend.remove()
-        entries |= dict(zip(words, handles, strict=True))
+def legend_below(figure: Any, entries: Mapping[str, Any]) -> None:
+    """Write what lines and colours mean below all axes."""
+    columns = len(entries) if len("".join(entries)) < MAX_LETTERS else 4
     if entries:
-        columns = len(entries) if len("".join(entries)) < MAX_LETTERS else 4
-        looks: Any = {"ncols": columns, "columnspacing": 1.2, "loc": "outside lower center", "reverse": reverse}
-        figure.legend(entries.values(), entries, **looks)
+        figure.legend(entries.values(), entries, ncols=columns, columnspacing=1.2, loc="outside lower center")
+
+
+def patches(colours: Mapping[Any, str]) -> dict[Any, Patch]:
+    return {name: Patch(color=colour) for name, colour in colours.items()}
 
 
 @styled

@@ -15,7 +15,19 @@ from benchlib.judge.trends import History, LevelChange, Trend, judge_history
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
-from benchlib.show.figures import DASHED, DPI, PALETTE, Drawing, Picture, draw, note, placeholder, short_numbers
+from benchlib.show.figures import (
+    DASHED,
+    DPI,
+    MUTED,
+    SERIES,
+    TEXT,
+    Drawing,
+    Picture,
+    draw,
+    note,
+    placeholder,
+    short_numbers,
+)
 from benchlib.show.light import seaborn
 from benchlib.show.notebook import Shown
 
@@ -26,9 +38,9 @@ PICTURES = 6  # trends drawn, those with changes first
 DESCRIBED = 5  # changes described in words
 ROWS = 200  # of a table
 MANY = 120  # runs of a trend, which get small points
-BLUE, _, _, _, AMBER, _ = PALETTE.series
+BLUE, _, _, _, AMBER, _ = SERIES
 MIN_SPREAD = 0.002  # of runs about their level; numbers that scatter less say little
-OF_CHANGES = {"worse": ("v", PALETTE.series[1]), "better": ("^", PALETTE.series[2]), "other": ("D", PALETTE.muted)}
+OF_CHANGES = {"worse": ("v", SERIES[1]), "better": ("^", SERIES[2]), "other": ("D", MUTED)}
 
 
 def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
@@ -55,7 +67,7 @@ def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
         for number, change in enumerate(shown.changes[-MAX_CHANGES:]):
             _mark(axes, change, number, len(values))
         rings = frame[frame["picked"]]
-        axes.plot(rings["run"], rings[y], "o", mfc="none", mec=PALETTE.text, markersize=10)
+        axes.plot(rings["run"], rings[y], "o", mfc="none", mec=TEXT, markersize=10)
         _days_below(axes, shown.runs)
         short_numbers(axes.yaxis)
         axes.margins(y=0.14)
@@ -133,7 +145,7 @@ def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         for place, (name, part) in enumerate(frame.groupby("run", sort=False)):
-            colour = PALETTE.series[place] if place < OVERLAID else PALETTE.muted
+            colour = SERIES[place] if place < OVERLAID else MUTED
             looks: dict[str, Any] = {
                 "color": colour,
                 "linestyle": ("-", "--", ":", "-.")[place % 4],

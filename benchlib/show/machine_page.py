@@ -215,12 +215,12 @@ def _picture(rows: Sequence[Row]) -> Any:
     frame = pd.DataFrame(bounded).astype({"share": float, "low": float, "high": float})
 
     def paint(axes: Any, frame: Any) -> None:
-        seaborn.barplot(x=frame["share"], y=frame.index, orient="h", color=on.PALETTE.series[0], saturation=1, ax=axes)
-        axes.hlines(frame.index, frame["low"], frame["high"], color=on.PALETTE.text, linewidth=1.4)
+        seaborn.barplot(x=frame["share"], y=frame.index, orient="h", color=on.SERIES[0], saturation=1, ax=axes)
+        axes.hlines(frame.index, frame["low"], frame["high"], color=on.TEXT, linewidth=1.4)
         on.label_rows(axes, frame["work"].tolist())
         for place, right in frame[["share", "high"]].max(axis=1).items():
             on.note(axes, share_text(frame["share"][place]), (right, place), (5, 0), fontsize=8)
-        axes.axvline(1.0, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
+        axes.axvline(1.0, color=on.MUTED, linewidth=1, linestyle=on.DASHED)
         axes.set_xlim(0, 1.15 * max(1.0, frame["share"].max()))
 
     least = min(bounded, key=lambda row: row["share"])

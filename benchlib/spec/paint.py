@@ -3,7 +3,8 @@
 Each returns a tidy frame, one row an observation, and what paints this frame: samples stay samples until seaborn draws them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,17 +48,25 @@ def alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref | None) -> str:
     return f"{'; '.join(cells)}." + f" {hidden} more are not shown." * (hidden > 0)
 
 
-def _named(ref: Ref, row: Row, run: Rows, *more: Ref | None) -> dict[str, Any]:
-    """Return the name of a row, what it is made of, and ``more`` numbers, each in a column."""
-    cells: dict[str, Any] = {"name": ref.table.name_of(row, run)}
-    for part in (ref.table[name] for name in fields(ref.table.title)):
-        cell = part.raw(row, run)
-        cells[part.titled] = part.text(row, run) if isinstance(cell, (str, list)) else cell
-    return cells | {one.titled: one.finite(row, run) for one in more if one}
+def _observed(refs: Sequence[Ref], rows: Sequence[Row], run: Rows, *more: Ref | None) -> pd.DataFrame:
+    """Return a frame of all samples of some columns: beside each the name of its row, what this is made of, and ``more``.
+
+    Several columns share one, with their headings in the column ``kind``.
+    """
+    table, records = refs[0].table, []
+    for row in rows:
+        parts = [(part, part.raw(row, run)) for part in map(table.__getitem__, fields(table.title))]
+        named = {part.titled: part.text(row, run) if isinstance(cell, (str, list)) else cell for part, cell in parts}
+        named = {"name": table.name_of(row, run)} | named | {one.titled: one.finite(row, run) for one in more if one}
+        for ref in refs:
+            of = named | {"kind": ref.col.heading} if refs[1:] else named
+            numbers = filter(math.isfinite, ref.numbers(row, run))
+            records += [of | {refs[0].titled: number} for number in numbers]
+    return pd.DataFrame(records)
 
 
 def _colours(names: Iterable[Any]) -> dict[Any, str]:
-    return {name: on.PALETTE.series[number % len(on.PALETTE.series)] for number, name in enumerate(names)}
+    return {name: on.SERIES[number % len(on.SERIES)] for number, name in enumerate(names)}
 
 
 def interval(samples: "pd.Series[float]") -> tuple[float, float]:
@@ -90,7 +99,7 @@ def lines(
         name, kind = last[["curve", "kind"]].iloc[0]
         words = ", ".join(filter(None, [last[facet].iloc[0] if facet else "", name]))
         words += f"\n({kind})" * (kind not in LOOKS)
-        ends.append(on.End(part[x].max(), last[y].median(), words, colours.get(name, on.PALETTE.muted)))
+        ends.append(on.End(part[x].max(), last[y].median(), words, colours.get(name, on.MUTED)))
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         if even:
@@ -103,7 +112,7 @@ def lines(
             name, kind = part[["curve", "kind"]].iloc[0]
             if kind == "limit" and part[x].nunique() < 2:  # it holds for any
                 part = pd.DataFrame({x: axes.get_xlim(), y: part[y].median()})
-            colour = colours.get(name, on.PALETTE.muted)
+            colour = colours.get(name, on.MUTED)
             looks = LOOKS.get(kind, CLAIM) | {"color": colour, "markeredgecolor": colour, "label": name}
             seaborn.lineplot(part, x=x, y=y, estimator="median", legend=False, ax=axes, **looks)
         if log:
@@ -131,36 +140,32 @@ def bars(
     ``line`` a value across all rows, ``mute`` says which rows are grey.
     """
     rows, x = _drawable(refs[0], run)[:: -1 if least else 1][:MAX_ROWS], refs[0].titled
-    cells = [(row, ref) for row in rows for ref in refs if ref.finite(row, run) is not None]
-    each = [(row, ref, number) for row, ref in cells for number in ref.numbers(row, run)]
-    frame = pd.DataFrame(_named(ref, row, run, mark) | {"kind": ref.col.heading, x: value} for row, ref, value in each)
+    frame = _observed(refs, rows, run, mark)
     if frame.empty:
         return Drawing(frame)
-    colours, hue, sampled = _colours(frame["kind"].unique()), "kind", frame.duplicated(["name", "kind"]).any()
-    if len(colours) == 1:
-        colours, hue = dict.fromkeys(frame["name"], on.PALETTE.series[0]), "name"
-        colours |= {refs[0].table.name_of(row, run): on.PALETTE.muted for row in rows if mute(row)}
-    longest = min(frame[x].max(), BEYOND * frame.groupby(["name", "kind"])[x].median().max())
-    end = 1.2 * max(longest, line or 0.0, np.nan_to_num(frame[mark.titled].max()) if mark else 0.0) or 1.0
+    hue, bar = ("kind", ["name", "kind"]) if refs[1:] else ("name", ["name"])
+    colours = _colours(frame["kind"].unique()) if refs[1:] else dict.fromkeys(frame["name"], on.SERIES[0])
+    colours |= {refs[0].table.name_of(row, run): on.MUTED for row in rows if mute(row)}
+    sampled, medians = frame.duplicated(bar).any(), frame.groupby(bar)[x].median()
+    marked = np.nan_to_num(frame[mark.titled].max()) if mark else 0.0
+    end = 1.2 * max(min(frame[x].max(), BEYOND * medians.max()), line or 0.0, marked) or 1.0
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        looks = {"data": frame, "x": x, "y": "name", "hue": hue, "palette": colours, "ax": axes}
-        black = {"color": on.PALETTE.text, "linewidth": 1.6}
-        light = {"saturation": 1, "alpha": 0.4 if sampled else 1, "legend": hue == "kind"}
-        seaborn.barplot(estimator="median", errorbar=interval, err_kws=black, **light, **looks)
+        looks = {"data": frame, "x": x, "y": "name", "hue": hue, "palette": colours, "legend": False, "ax": axes}
+        light = {"saturation": 1, "alpha": 0.4 if sampled else 1, "err_kws": {"color": on.TEXT, "linewidth": 1.6}}
+        seaborn.barplot(estimator="median", errorbar=interval, **light, **looks)
         if sampled:
-            ticks = {"marker": "|", "size": 9, "linewidth": 1.1, "jitter": False, "legend": False}
-            seaborn.stripplot(dodge=hue == "kind", **ticks, **looks)
+            ticks = {"marker": "|", "size": 9, "linewidth": 1.1, "jitter": False, "dodge": bool(refs[1:])}
+            seaborn.stripplot(**ticks, **looks)
         if line is not None:
-            axes.axvline(line, color=on.PALETTE.muted, linewidth=1, linestyle=on.DASHED)
-        first = frame[frame["kind"] == refs[0].col.heading].groupby("name", sort=False)[x]
-        for place, (_, samples) in enumerate(first):
-            right = np.nanmax([samples.max(), *interval(samples)])
-            above = 0.4 - 0.4 / frame["kind"].nunique()  # the first bar is above the middle of its row
-            on.note(
-                axes, write(samples.median(), refs[0].col.unit), (min(right, end), place - above), (5, 0), fontsize=8
-            )
-        _finish_rows(axes, frame, mark)
+            axes.axvline(line, color=on.MUTED, linewidth=1, linestyle=on.DASHED)
+        above = 0.4 - 0.4 / len(refs)  # the first bar is above the middle of its row
+        first = frame[frame["kind"] == refs[0].col.heading] if refs[1:] else frame
+        for place, (_, samples) in enumerate(first.groupby("name", sort=False)[x]):
+            right = min(end, np.nanmax([samples.max(), *interval(samples)]))
+            words = write(samples.median(), refs[0].col.unit)
+            on.note(axes, words, (right, place - above), (5, 0), fontsize=8)
+        _finish_rows(axes, frame, mark, colours if refs[1:] else {})
         axes.set_xlim(0, end)
         on.short_numbers(axes.xaxis)
 
@@ -173,33 +178,31 @@ def _black(frame: pd.DataFrame, mark: Ref | None) -> str:
     return f"black: {mark.col.heading}" if mark and frame[mark.titled].notna().any() else ""
 
 
-def _finish_rows(axes: Axes, frame: pd.DataFrame, mark: Ref | None, reverse: bool = False) -> None:
+def _finish_rows(axes: Axes, frame: pd.DataFrame, mark: Ref | None, colours: Mapping[Any, str]) -> None:
     """Name the rows of a frame and their colours, and draw a line across each at another number of it."""
     rows = frame.groupby("name", sort=False)
     on.label_rows(axes, list(map(str, rows.groups)))
     if mark:
         places = np.arange(len(rows))
-        looks: dict[str, Any] = {"color": on.PALETTE.text, "linewidth": 2.2}
+        looks: dict[str, Any] = {"color": on.TEXT, "linewidth": 2.2}
         axes.vlines(rows[mark.titled].first(), places - 0.42, places + 0.42, **looks)
-    on.legend_below(axes.figure, reverse)
+    on.legend_below(axes.figure, on.patches(colours))
 
 
 def stacked(run: Rows, *parts: Ref, x: str, mark: Ref | None = None) -> Drawing:
     """One bar for each row, of its parts one behind the other; ``mark`` is a line at another number of the row."""
     rows = [row for row in parts[0].table.rows(run) if any(part.finite(row, run) for part in parts)][:MAX_ROWS]
-    each = [(row, part, part.finite(row, run) or 0.0) for row in rows for part in parts]
-    frame = pd.DataFrame(
-        _named(part, row, run, mark) | {"part": part.col.heading, x: value} for row, part, value in each if value > 0
-    )
+    frame = _observed(parts, rows, run, mark).rename(columns={parts[0].titled: x, "kind": "part"})
     if frame.empty:
         return Drawing(frame)
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        colours = _colours(frame["part"].unique())
-        looks = {"multiple": "stack", "shrink": 0.7, "alpha": 1, "edgecolor": on.PALETTE.card, "palette": colours}
-        order = list(reversed(colours))  # seaborn begins with the last one
-        seaborn.histplot(frame, y="name", weights=x, hue="part", hue_order=order, ax=axes, **looks)
-        _finish_rows(axes, frame, mark, reverse=True)
+        medians = frame.groupby(["name", "part"], sort=False)[x].median().reset_index()
+        colours = _colours(medians.loc[medians[x] > 0, "part"].unique())
+        looks = {"multiple": "stack", "shrink": 0.7, "alpha": 1, "edgecolor": on.PAPER, "palette": colours}
+        looks |= {"hue_order": list(reversed(colours)), "legend": False}  # seaborn begins with the last one
+        seaborn.histplot(medians, y="name", weights=x, hue="part", ax=axes, **looks)
+        _finish_rows(axes, frame, mark, colours)
 
     words = "; ".join(filter(None, [x, _black(frame, mark)]))
     return Drawing(frame, paint, rows[0], words, "", alt(parts[0], rows, run, *parts[1:], mark))
@@ -225,21 +228,17 @@ def grid(run: Rows, ref: Ref, *, x: str, y: str) -> Drawing:
     return Drawing(frame, paint, rows[-1], across, down, alt(ref, rows, run))
 
 
-def _of_samples(ref: Ref, run: Rows, columns: Callable[[Row, list[float]], Row]) -> tuple[list[Row], pd.DataFrame]:
-    """Return the rows with samples, and a frame of these; ``columns(row, samples)`` adds some."""
-    rows = [row for row in ref.table.rows(run) if np.isfinite(ref.numbers(row, run)).any()][:MAX_ROWS]
-    frames = []
-    for row in rows:
-        samples = [number for number in ref.numbers(row, run) if np.isfinite(number)]
-        frames.append(pd.DataFrame({**_named(ref, row, run), **columns(row, samples), ref.titled: samples}))
-    return rows, pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+def _with_samples(ref: Ref, run: Rows) -> list[Row]:
+    return [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MAX_ROWS]
 
 
 def steps(run: Rows, ref: Ref, x: str = "step", smooth: Callable[[list[float]], Any] | None = None) -> Drawing:
     """The samples of each row in their order, for instance losses. ``smooth`` leaves them light behind it."""
-    y, rows, frame = ref.titled, *_of_samples(ref, run, lambda row, samples: {x: range(1, len(samples) + 1)})
+    y, rows = ref.titled, _with_samples(ref, run)
+    frame = _observed([ref], rows, run)
     if frame.empty:
         return Drawing(frame)
+    frame[x] = frame.groupby("name").cumcount() + 1
     drawn = f"{y}, smoothed" if smooth else y
     if smooth:
         frame[drawn] = frame.groupby("name")[y].transform(lambda samples: smooth(samples.tolist()))
@@ -260,10 +259,8 @@ def steps(run: Rows, ref: Ref, x: str = "step", smooth: Callable[[list[float]], 
 
 def cumulative(run: Rows, ref: Ref, limit: Ref | None = None) -> Drawing:
     """The share of each row's samples that is at most a value, on a logarithmic axis; a line at its ``limit``, of the row, too."""
-    x, rows, frame = (
-        ref.titled,
-        *_of_samples(ref, run, lambda row, _: {"limit": limit.finite(row, run)} if limit else {}),
-    )
+    x, rows = ref.titled, _with_samples(ref, run)
+    frame = _observed([ref], rows, run, limit)
     if frame.empty:
         return Drawing(frame)
 
@@ -272,7 +269,7 @@ def cumulative(run: Rows, ref: Ref, limit: Ref | None = None) -> Drawing:
         seaborn.ecdfplot(frame, x=x, hue="name", palette=colours, log_scale=True, legend=False, ax=axes)
         for name, part in frame.groupby("name", sort=False):
             ends.append(on.End(part[x].max(), 1.0, str(name), colours[name]))
-            for bound in part["limit"].dropna().unique() if limit else ():
+            for bound in part[limit.titled].dropna().unique() if limit else ():
                 axes.axvline(bound, color=colours[name], linewidth=1, linestyle=on.DASHED)
                 on.note(axes, "limit", (bound, 0.02), (-3, 4), fontsize=8, color=colours[name])
         on.plain_numbers(axes.xaxis)

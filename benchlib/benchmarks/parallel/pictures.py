@@ -37,7 +37,7 @@ def waterfall(run: Rows, table: Table) -> Drawing:
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         left = 0.0
         for place, (part, value, _, words) in enumerate(frame.itertuples(index=False)):
-            colour = on.PALETTE.series[COLOURS[names[part]]] if names[part] in COLOURS else on.PALETTE.muted
+            colour = on.SERIES[COLOURS[names[part]]] if names[part] in COLOURS else on.MUTED
             axes.barh(place, value, 0.66, left, color=colour, hatch="///" * (names[part] == "bubble"))
             inward = left > 0.5 * step
             on.note(axes, words, (left + value * (not inward), place), (5 - 10 * inward, 0), fontsize=8)
@@ -58,7 +58,7 @@ def roofline(run: Rows, table: Table, kernels: Table) -> Drawing:
     timed = [item for item in kernels.rows(run) if item["key"] in keys and item["flops"] and item["time_s"]]
     if not timed:
         return Drawing(pd.DataFrame())
-    longest = pd.DataFrame(timed).sort_values("time_s", ascending=False, kind="stable")[: len(on.PALETTE.series)]
+    longest = pd.DataFrame(timed).sort_values("time_s", ascending=False, kind="stable")[: len(on.SERIES)]
     copy, rate = run.run["copy_bytes_per_s"] / 1e9, run.run["rank_flops"] / 1e9
     frame = pd.DataFrame({"kernels": longest["class"], TIME: 1e3 * longest["time_s"]})
     frame[INTENSITY] = longest["flops"] / longest["bytes"]
@@ -68,12 +68,12 @@ def roofline(run: Rows, table: Table, kernels: Table) -> Drawing:
     frame["reached"] = [f"{share:.0%} of its roof" if share <= 1.05 else "from caches" for share in frame[SHARE]]
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        x, y, colours = frame[INTENSITY], frame[RATE], on.PALETTE.series[: len(frame)]
+        x, y, colours = frame[INTENSITY], frame[RATE], on.SERIES[: len(frame)]
         looks = {"hue": "kernels", "palette": list(colours), "size": TIME, "sizes": (25, 140), "legend": False}
         seaborn.scatterplot(frame, x=INTENSITY, y=RATE, alpha=0.85, ax=axes, **looks)
         knee = rate / copy
         low, high = min(0.5 * knee, *x) / 3, max(4 * knee, *x) * 3
-        axes.plot([low, knee, high], [low * copy, rate, rate], color=on.PALETTE.text, linewidth=1.6)
+        axes.plot([low, knee, high], [low * copy, rate, rate], color=on.TEXT, linewidth=1.6)
         words = f"{run.run['precision']} {quantity(1e9 * rate, 'FLOP/s')}"
         on.note(axes, words, (high, rate), (-4, 5), fontsize=8)
         on.note(axes, f"memory {quantity(copy, 'GB/s')}", (0.3 * knee, 0.3 * rate), (-6, 4), fontsize=8)
@@ -102,15 +102,15 @@ def stages(run: Rows, table: Table, steps: Table) -> Drawing:
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         ranks, span = sorted(frame["rank"].unique()), (frame["start (ms)"] + frame[TIME]).max()
-        colours = dict(zip(PHASES.values(), on.PALETTE.series, strict=False))
+        colours = dict(zip(PHASES.values(), on.SERIES, strict=False))
         for phase, part in frame.groupby("phase", sort=False):
-            looks: Any = {"color": colours[str(phase)], "edgecolor": on.PALETTE.card, "linewidth": 0.8, "label": phase}
+            looks: Any = {"color": colours[str(phase)], "edgecolor": on.PAPER, "linewidth": 0.8}
             bars = axes.barh([ranks.index(rank) for rank in part["rank"]], part[TIME], 0.7, part["start (ms)"], **looks)
             numbers = part["micro-batch"].astype(str).where(part[TIME] > 0.03 * span, "")
-            axes.bar_label(bars, list(numbers), label_type="center", color=on.PALETTE.card, fontsize=7.5)
+            axes.bar_label(bars, list(numbers), label_type="center", color=on.PAPER, fontsize=7.5)
         on.label_rows(axes, [f"rank {rank}" for rank in ranks])
         axes.set_xlim(0, span)
-        on.legend_below(axes.figure)
+        on.legend_below(axes.figure, on.patches({phase: colours[phase] for phase in frame["phase"].unique()}))
 
     title = f"{piped[0]['way']}: the bubble is {piped[0]['bubble_share']:.0%} of the step"
     alt = f"{len(frame)} bars: micro-batches on {frame['rank'].nunique()} ranks by phase; gaps: idle time."
