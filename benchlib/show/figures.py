@@ -82,7 +82,7 @@ def draw(drawing: Drawing, title: str, dpi: int = DPI_OF_MANY) -> Picture:
 
     Facets are two or three in a row, all of one scale, and rows of the frame without a facet are in each.
     """
-    frame, facet, x, y = drawing.frame, drawing.facet, textwrap.fill(drawing.x, 52), drawing.y
+    frame, facet, x, y = drawing.frame, drawing.facet, textwrap.fill(drawing.x, 60), drawing.y
     names = [name for name in frame[facet].unique() if name] if facet else [""]
     across = 1 if not facet else 2 if len(names) <= 4 else 3
     down = -(-len(names) // across)
