@@ -250,10 +250,7 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
 
 
 def frame(run: Subject, name: str) -> "pandas.DataFrame":
-    """Return the tidy frame that a picture of the run is drawn from: a row is an observation, and columns have units.
-
-    Raises ``UserError`` for a picture that the benchmark does not have, and for what is no run.
-    """
+    """Return what a picture of a run is drawn from, a row an observation. ``UserError`` for a name that it does not have."""
     if not isinstance(run, Run):
         raise UserError("only the pictures of a run have a frame: session.table has the rows of what looks at several")
     return _named(BENCHMARKS[run.config.benchmark].spec.drawn_from(), name, "picture")(run)

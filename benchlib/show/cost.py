@@ -64,33 +64,32 @@ def front(item: Worth) -> figures.Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
     longest = max(time["value"] for time in item["seconds"])
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
-    x = f"time of {item['amount']} ({unit})"
-    machines = [machine["label"] for machine in item["machines"]]
-    frame = pd.DataFrame({"machine": machines, x: [time["value"] / scale for time in item["seconds"]]})
-    frame["USD"] = [usd["value"] for usd in item["usd"]]
-    frame["on the front"] = frame["machine"].isin(item["front"])
+    x, machines = f"time of {item['amount']} ({unit})", [machine["label"] for machine in item["machines"]]
+    pairs = list(zip(item["seconds"], item["usd"], strict=True))
+    frame = pd.DataFrame([(time["value"] / scale, usd["value"]) for time, usd in pairs], machines, [x, "USD"])
+    frame["on the front"] = frame.index.isin(item["front"])
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        colours = [BEST if best else figures.MUTED for best in frame["on the front"]]
-        ends = list(map(figures.End, frame[x], frame["USD"], map(_short, frame["machine"]), colours))
-        for end, time, usd in zip(ends, item["seconds"], item["usd"], strict=True):
+        colours = frame["on the front"].map({True: BEST, False: figures.MUTED})
+        ends = list(map(figures.End, frame[x], frame["USD"], map(_short, machines), colours))
+        for end, (time, usd) in zip(ends, pairs, strict=True):
             looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
             axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
         best = frame[frame["on the front"]].sort_values([x, "USD"])
-        looks = {"color": BEST, "linewidth": 1.2, "linestyle": figures.DASHED, "drawstyle": "steps-post"}
-        axes.plot(best[x], best["USD"], **looks)
+        axes.step(best[x], best["USD"], where="post", color=BEST, linewidth=1.2, linestyle=figures.DASHED)
         axes.set(xscale="log", yscale="log", xlim=_room(frame[x]), ylim=_room(frame["USD"]))
         figures.plain_numbers(axes.xaxis)
         figures.plain_numbers(axes.yaxis)
         axes.grid(visible=True, axis="both")
         figures.name_ends(axes, ends)
 
-    amounts = frame["machine"] + [
-        f" {amount_text(time['value'], 's')}, {amount_text(usd['value'], 'USD')}"
-        for time, usd in zip(item["seconds"], item["usd"], strict=True)
+    words = [
+        f"{label} {amount_text(time['value'], 's')}, {amount_text(usd['value'], 'USD')}"
+        + ", on the front" * (label in item["front"])
+        for label, (time, usd) in zip(machines, pairs, strict=True)
     ]
-    words = "; ".join(amounts + frame["on the front"].map({True: ", on the front", False: ""}))
-    return figures.draw(figures.Drawing(frame, paint, x=x, y="USD", alt=words), f"Time and cost of {item['amount']}")
+    drawing = figures.Drawing(frame, paint, x=x, y="USD", alt="; ".join(words))
+    return figures.draw(drawing, f"Time and cost of {item['amount']}")
 
 
 def _room(values: "pd.Series[float]") -> tuple[float, float]:

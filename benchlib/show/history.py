@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 import benchlib
 from benchlib.core.stats import smoothed
 from benchlib.core.text import UNITS, counted, quantity, seconds
-from benchlib.judge.trends import History, LevelChange, Trend, judge_history
+from benchlib.judge.trends import History, Trend, judge_history
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
@@ -45,8 +45,8 @@ OF_CHANGES = {"worse": ("v", SERIES[1]), "better": ("^", SERIES[2]), "other": ("
 
 def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
     """A metric over the runs of its series: band, level, changes and the runs outside. ``runs`` get a ring."""
-    values, many, last = shown.values, len(shown.values) > MANY, shown.last
-    unit, picked = UNITS.get(shown.unit, shown.unit), {run.path for run in runs}
+    values, many, picked = shown.values, len(shown.values) > MANY, {run.path for run in runs}
+    unit, last = UNITS.get(shown.unit, shown.unit), shown.last
     y = f"{shown.label} ({unit})" if unit else shown.label
     frame = pd.DataFrame({"run": range(len(values)), y: values, "picked": [run.path in picked for run in shown.runs]})
     frame["outside"] = frame["run"].isin(shown.outside)
@@ -56,36 +56,27 @@ def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
             ends = (level.start - 0.5, level.end - 0.5)
             axes.fill_between(ends, level.low, level.high, color=BLUE, alpha=0.14, linewidth=0)
             axes.plot(ends, (level.median, level.median), color=BLUE, linewidth=1.2, alpha=0.8)
-        looks: dict[str, Any] = {
-            "hue": "outside",
-            "palette": {False: BLUE, True: AMBER},
-            "markers": {False: "o", True: "X"},
-        }
+        looks: dict[str, Any] = {"palette": {False: BLUE, True: AMBER}, "markers": {False: "o", True: "X"}}
         looks |= {"sizes": {False: 6 if many else 20, True: 40 if many else 80}, "alpha": 0.5 if many else 1}
-        looks |= {"size": "outside", "style": "outside", "linewidth": 0, "legend": False}
+        looks |= dict.fromkeys(("hue", "size", "style"), "outside") | {"linewidth": 0, "legend": False}
         seaborn.scatterplot(frame, x="run", y=y, ax=axes, **looks)
         for number, change in enumerate(shown.changes[-MAX_CHANGES:]):
-            _mark(axes, change, number, len(values))
+            (marker, colour), at = OF_CHANGES[change.word], change.index - 0.5
+            axes.axvline(at, color=colour, linewidth=1.2, linestyle=DASHED)
+            axes.plot([at], [1.0], marker, color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
+            ratio = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
+            cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "nothing recorded"
+            words, side = f"{ratio}, {change.run.moment:%Y-%m-%d}\n{cause[:22]}", -4 if at > 0.7 * len(values) else 4
+            place: Any = {"xycoords": ("data", "axes fraction"), "va": "top", "color": colour, "fontsize": 8.5}
+            note(axes, words, (at, 0.97 - 0.14 * (number % 3)), (side, 0), **place)
         rings = frame[frame["picked"]]
         axes.plot(rings["run"], rings[y], "o", mfc="none", mec=TEXT, markersize=10)
         _days_below(axes, shown.runs)
         short_numbers(axes.yaxis)
         axes.margins(y=0.14)
 
-    below = f"run of {f'{last.benchmark}, {last.tier}, {last.hardware}'[:60]}, n = {len(values):,}"
-    return draw(Drawing(frame, paint, x=below, y=y, alt=lines.describe_trend(shown)), _title(shown), DPI)
-
-
-def _mark(axes: Axes, change: LevelChange, number: int, runs: int) -> None:
-    """Draw where a level changed and say by how much, in one of three heights."""
-    (marker, colour), at = OF_CHANGES[change.word], change.index - 0.5
-    axes.axvline(at, color=colour, linewidth=1.2, linestyle=DASHED)
-    axes.plot([at], [1.0], marker, color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
-    ratio = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
-    cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "nothing recorded"
-    words, side = f"{ratio}, {change.run.moment:%Y-%m-%d}\n{cause[:22]}", -4 if at > 0.7 * runs else 4
-    place: Any = {"xycoords": ("data", "axes fraction"), "va": "top", "color": colour, "fontsize": 8.5}
-    note(axes, words, (at, 0.97 - 0.14 * (number % 3)), (side, 0), **place)
+    x = f"run of {f'{last.benchmark}, {last.tier}, {last.hardware}'[:60]}, n = {len(values):,}"
+    return draw(Drawing(frame, paint, x=x, y=y, alt=lines.describe_trend(shown)), _title(shown), DPI)
 
 
 def _days_below(axes: Axes, runs: Sequence[Record]) -> None:
@@ -139,34 +130,23 @@ def _curve(curve: str, run: Run) -> pd.DataFrame:
 def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
     """One curve of several runs, overlaid, each with its name; more than six share the muted colour."""
     (x, y), curves = CURVES[curve], {name: _curve(curve, run) for name, run in runs}
-    curves = {name: frame for name, frame in curves.items() if len(frame)}
+    curves, of_times = {name: part for name, part in curves.items() if len(part)}, curve == "step times"
     if not curves:
         return placeholder("No run is picked." if not runs else f"None of the picked runs recorded its {curve}.")
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         for place, (name, part) in enumerate(frame.groupby("run", sort=False)):
             colour = SERIES[place] if place < OVERLAID else MUTED
-            looks: dict[str, Any] = {
-                "color": colour,
-                "linestyle": ("-", "--", ":", "-.")[place % 4],
-                "label": name,
-                "ax": axes,
-            }
-            if curve == "step times":
-                seaborn.ecdfplot(part, x=x, **looks)
-            else:
-                looks |= {"marker": "." if len(part) < 40 else "", "markeredgewidth": 0}
-                seaborn.lineplot(part, x=x, y=y, estimator=None, **looks)
+            looks: Any = {"color": colour, "linestyle": ("-", "--", ":", "-.")[place % 4], "label": name, "ax": axes}
+            more = {"y": y, "estimator": None, "marker": "." if len(part) < 40 else "", "markeredgewidth": 0}
+            seaborn.ecdfplot(part, x=x, **looks) if of_times else seaborn.lineplot(part, x=x, **looks, **more)
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.legend(fontsize=8)
 
-    if curve == "step times":
-        words = [f"{name}: median {seconds(frame[x].median())}" for name, frame in curves.items()]
-    else:
-        words = [f"{name} ends at {quantity(frame[y].iloc[-1])}" for name, frame in curves.items()]
-    drawing = Drawing(
-        pd.concat(curves, names=["run"]).reset_index("run"), paint, x=x, y=y, alt="; ".join(words[:OVERLAID])
-    )
+    medians = [f"{name}: median {seconds(part[x].median())}" for name, part in curves.items()]
+    ends = [f"{name} ends at {quantity(part.to_numpy()[-1, -1])}" for name, part in curves.items()]
+    alt = "; ".join((medians if of_times else ends)[:OVERLAID])
+    drawing = Drawing(pd.concat(curves, names=["run"]).reset_index("run"), paint, x=x, y=y, alt=alt)
     return draw(drawing, f"{curve.capitalize()} of {counted(len(curves), 'run')}", DPI)
 
 

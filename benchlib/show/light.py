@@ -1,15 +1,15 @@
 """seaborn without what it needs of scipy for densities and clusters alone: half a second in every notebook and report."""
 
-import importlib
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 
 def _later(module: str, name: str) -> Callable[..., Any]:
     """Return a function of a module that is imported when it is called."""
-    return lambda *values, **options: getattr(importlib.import_module(module), name)(*values, **options)
+    return lambda *values, **options: getattr(import_module(module), name)(*values, **options)
 
 
 _clusters = {name: _later("scipy.cluster.hierarchy", name) for name in ("linkage", "dendrogram")}
@@ -19,8 +19,6 @@ _parts: dict[str, Any] = {
 }
 _absent = _parts.keys() - sys.modules.keys()
 sys.modules |= {module: _parts[module] for module in _absent}
-try:
-    seaborn: Any = importlib.import_module("seaborn")
-finally:
-    for module in _absent:
-        del sys.modules[module]
+seaborn: Any = import_module("seaborn")
+for module in _absent:
+    del sys.modules[module]

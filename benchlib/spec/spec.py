@@ -33,8 +33,6 @@ from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fiel
 if TYPE_CHECKING:
     import pandas
 
-    from benchlib.show.figures import Picture
-
 
 def run_table(*more: Col) -> Table:
     """Return the table ``run``: what there is one of. The first columns are those that every run has."""
@@ -333,7 +331,7 @@ class Spec:
         rows = undamaged(run)
         return {show.heading: functools.partial(show.rows, rows) for show in self.shows}
 
-    def figures(self) -> dict[str, Callable[[Run], "Picture"]]:
+    def figures(self) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run) -> Picture``."""
         return {chart.name: lambda run, chart=chart: chart.draw(self._drawn(run)) for chart in self.charts}  # type: ignore[misc]
 

@@ -119,11 +119,7 @@ def _of_run(row: Row, run: Rows) -> Row:
     losses, learning = row.get("loss"), dict[str, float]()
     if losses and isinstance(losses, list) and all(map(math.isfinite, losses)):  # not the median alone
         learning = {"learning.loss_first": _loss_at(0, losses), "learning.loss_last": _loss_at(-1, losses)}
-    return learning | {
-        "speed.ranks": run.world,
-        "collective.operation": "all_reduce",
-        "collective.ranks": run.world,
-    }
+    return learning | {"speed.ranks": run.world, "collective.operation": "all_reduce", "collective.ranks": run.world}
 
 
 def run_of_training(*more: Col) -> Table:
