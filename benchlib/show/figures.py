@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WIDTH_IN, HEIGHT_IN, DPI, DPI_OF_MANY = 5.3, 3.3, 150, 120
 COLOURS = 128  # that a PNG keeps: a palette makes it three times smaller
-MAX_LETTERS = 50  # of the entries of a legend in one row
+MAX_LETTERS, HANDLE = 82, 6  # of a row of a legend, and what the line of an entry takes of it
 LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
 FACET: Any = {"fontsize": 9, "pad": 4}
 DASHED: Any = (0, (4, 3))
@@ -140,9 +140,10 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 def legend_below(figure: Any, entries: Mapping[str, Any]) -> None:
     """Write what lines and colours mean below all axes."""
-    columns = len(entries) if len("".join(entries)) < MAX_LETTERS else 4
     if entries:
-        figure.legend(entries.values(), entries, ncols=columns, columnspacing=1.2, loc="outside lower center")
+        longest, letters = max(map(len, entries)), sum(len(words) + HANDLE for words in entries)
+        columns = len(entries) if letters <= MAX_LETTERS else MAX_LETTERS // (longest + HANDLE)
+        figure.legend(entries.values(), entries, ncols=max(1, columns), columnspacing=1.2, loc="outside lower center")
 
 
 def patches(colours: Mapping[Any, str]) -> dict[Any, Patch]:

@@ -94,6 +94,7 @@ def lines(
     measured, sized = frame[frame["kind"] == "measured"], frame.loc[frame["kind"] != "limit", x].tolist()
     facet = facet if facet and measured[facet].nunique() > 1 else ""
     colours, ends = _colours(measured["curve"].unique()), list[on.End]()
+    limits = list(frame.loc[frame["kind"] == "limit", "curve"].unique())
     for _, part in frame.groupby([*filter(None, [facet]), "curve", "kind"], sort=False):
         last = part[part[x] == part[x].max()] if part[x].notna().any() else part
         name, kind = last[["curve", "kind"]].iloc[0]
@@ -113,7 +114,10 @@ def lines(
             if kind == "limit" and part[x].nunique() < 2:  # it holds for any
                 part = pd.DataFrame({x: axes.get_xlim(), y: part[y].median()})
             colour = colours.get(name, on.MUTED)
-            looks = LOOKS.get(kind, CLAIM) | {"color": colour, "markeredgecolor": colour, "label": name}
+            looks = LOOKS.get(kind, CLAIM) | {"color": colour, "markeredgecolor": colour}
+            looks["label"] = name + f" ({kind})" * (kind not in LOOKS)
+            if facet and name in limits[1:]:  # without a name at its end
+                looks["linestyle"] = "-."
             seaborn.lineplot(part, x=x, y=y, estimator="median", legend=False, ax=axes, **looks)
         if log:
             on.log_values(axes)
@@ -121,7 +125,7 @@ def lines(
             axes.set_ylim(bottom=0)
         on.name_ends(axes, [] if facet else ends)
 
-    values = "; ".join(f"{end.words} {write(end.y, value.col.unit)}" for end in ends)
+    values = "; ".join(f"{' '.join(end.words.split())} {write(end.y, value.col.unit)}" for end in ends)
     about = max(own, key=lambda pair: pair[0])[1]
     return Drawing(frame, paint, about, at.col.heading, y, f"{y} at the largest {at.col.heading}: {values}.", facet)
 
