@@ -1,6 +1,6 @@
 """What all figures share: their style, a figure with an alt text, axes of sizes and rows, its PNG bytes and its display.
 
-Figures are drawn on Agg canvases of their own, without pyplot, in a style that holds while ``styled`` functions draw and
+seaborn draws them on Agg canvases of their own, without pyplot, in a style that holds while ``styled`` functions draw and
 leaves nothing changed. ``png`` gives the same bytes for the same figure, so committed notebooks do not change when they are
 executed again. A picture is drawn once, on white: where a reader wants a dark page, ``style.css`` inverts its lightness and
 keeps its hues. The colours are Okabe and Ito's, which stay apart for colour-blind readers, on paper and in both appearances.
@@ -25,8 +25,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 from PIL import Image
-
-from benchlib.core.definitions import size_text
 
 if TYPE_CHECKING:
     import pandas
@@ -183,12 +181,10 @@ class End(NamedTuple):
     colour: str
 
 
-def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text, most: int = 6) -> None:
+def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str], most: int) -> None:
     """Make x logarithmic with about ``most`` of the sizes written as ``text``; one size stands in the middle."""
-    positive = sorted({size for size in sizes if size > 0})
+    positive = sorted(set(sizes))
     axes.set_xscale("log", base=2)
-    if not positive:
-        return
     axes.set_xlim(positive[0] / 1.5, positive[-1] * 1.5)
     apart = (positive[-1] / positive[0]) ** (1 / most)
     written = positive[-1:]  # the largest is always written

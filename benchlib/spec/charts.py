@@ -87,9 +87,9 @@ class Line:
     def table(self) -> Table:
         return self.ref.table
 
-    def points(self, run: Rows, x: str, y: str, facet: str = "") -> list[tuple[Row, list[dict[str, Any]]]]:
-        """Return each row with its samples as records; x is nan for a limit that holds for any."""
-        points, at = [], self.table[x]
+    def points(self, run: Rows, x: str, y: str, facet: str = "") -> list[tuple[Row, Row]]:
+        """Return each row with a record of its samples; x is nan for a limit that holds for any."""
+        points, at = list[tuple[Row, Row]](), self.table[x]
         kind = {"line": "measured", "limit": "limit", "claim": self.words}[self.look]
         for row in self.table.rows(run):
             place, value = at.finite(row, run), self.ref.finite(row, run)
@@ -98,6 +98,6 @@ class Line:
             words = filter(None, (self.table[column].text(row, run) for column in self.by.split()))
             of = {facet: "" if self.look == "limit" else self.table[facet].text(row, run)} if facet else {}
             of |= {"curve": ", ".join(words) or self.name or self.ref.col.heading, "kind": kind}
-            numbers = [number for number in self.ref.numbers(row, run) if number > 0]
-            points.append((row, [of | {at.titled: place or math.nan, y: number} for number in numbers]))
+            samples = [number for number in self.ref.numbers(row, run) if number > 0]
+            points.append((row, of | {at.titled: place or math.nan, y: samples}))
         return points

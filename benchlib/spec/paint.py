@@ -19,6 +19,7 @@ from benchlib.show.light import seaborn
 from benchlib.spec.charts import Line
 from benchlib.spec.tables import Ref, Row, Rows, fields, write
 
+Rule = Callable[[Row], bool]
 MAX_ROWS = 14
 MAX_CELLS = 160  # of a grid with numbers in them
 MAX_TICKS, FEW_TICKS = 6, 2  # sizes written along an axis, and along each of several
@@ -48,21 +49,28 @@ def alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref | None) -> str:
     return f"{'; '.join(cells)}." + f" {hidden} more are not shown." * (hidden > 0)
 
 
+def _tidy(records: Iterable[Row], value: str) -> pd.DataFrame:
+    """Return a frame with a row for each sample of records that hold lists of them in ``value``."""
+    frame = pd.DataFrame(map(dict, records))
+    return (
+        frame if frame.empty else frame.explode(value, ignore_index=True).dropna(subset=[value]).astype({value: float})
+    )
+
+
 def _observed(refs: Sequence[Ref], rows: Sequence[Row], run: Rows, *more: Ref | None) -> pd.DataFrame:
     """Return a frame of all samples of some columns: beside each the name of its row, what this is made of, and ``more``.
 
     Several columns share one, with their headings in the column ``kind``.
     """
-    table, records = refs[0].table, []
+    table, records, value = refs[0].table, list[Row](), refs[0].titled
     for row in rows:
         parts = [(part, part.raw(row, run)) for part in map(table.__getitem__, fields(table.title))]
         named = {part.titled: part.text(row, run) if isinstance(cell, (str, list)) else cell for part, cell in parts}
         named = {"name": table.name_of(row, run)} | named | {one.titled: one.finite(row, run) for one in more if one}
         for ref in refs:
-            of = named | {"kind": ref.col.heading} if refs[1:] else named
-            numbers = filter(math.isfinite, ref.numbers(row, run))
-            records += [of | {refs[0].titled: number} for number in numbers]
-    return pd.DataFrame(records)
+            kind = {"kind": ref.col.heading} if refs[1:] else {}
+            records.append(named | kind | {value: list(filter(math.isfinite, ref.numbers(row, run)))})
+    return _tidy(records, value)
 
 
 def _colours(names: Iterable[Any]) -> dict[Any, str]:
@@ -88,7 +96,7 @@ def lines(
     x, y = at.titled, y or value.titled
     points = [(layer, *point) for layer in layers for point in layer.points(run, at.col.name, y, facet)]
     own = [(layer.ref.finite(row, run) or 0.0, row) for layer, row, _ in points if layer.look == "line"]
-    frame = pd.DataFrame([record for *_, records in points for record in records] if own else [])
+    frame = _tidy([record for *_, record in points] if own else [], y)
     if frame.empty:
         return Drawing(frame)
     measured, sized = frame[frame["kind"] == "measured"], frame.loc[frame["kind"] != "limit", x].tolist()
@@ -131,17 +139,12 @@ def lines(
 
 
 def bars(
-    run: Rows,
-    *refs: Ref,
-    mark: Ref | None = None,
-    line: float | None = None,
-    mute: Callable[[Row], bool] = lambda row: False,
-    least: bool = False,
+    run: Rows, *refs: Ref, mark: Ref | None = None, line: float = 0.0, mute: Rule | None = None, least: bool = False
 ) -> Drawing:
     """Horizontal bars of medians, the longest on top (``least``: the shortest), one for each of ``refs``.
 
     Samples are ticks on their bar, with the interval of their median. ``mark`` is a line at another number of the row,
-    ``line`` a value across all rows, ``mute`` says which rows are grey.
+    ``line`` a value across all rows, if it is not 0, ``mute`` says which rows are grey.
     """
     rows, x = _drawable(refs[0], run)[:: -1 if least else 1][:MAX_ROWS], refs[0].titled
     frame = _observed(refs, rows, run, mark)
@@ -149,10 +152,10 @@ def bars(
         return Drawing(frame)
     hue, bar = ("kind", ["name", "kind"]) if refs[1:] else ("name", ["name"])
     colours = _colours(frame["kind"].unique()) if refs[1:] else dict.fromkeys(frame["name"], on.SERIES[0])
-    colours |= {refs[0].table.name_of(row, run): on.MUTED for row in rows if mute(row)}
+    colours |= {refs[0].table.name_of(row, run): on.MUTED for row in rows if mute and mute(row)}
     sampled, medians = frame.duplicated(bar).any(), frame.groupby(bar)[x].median()
     marked = np.nan_to_num(frame[mark.titled].max()) if mark else 0.0
-    end = 1.2 * max(min(frame[x].max(), BEYOND * medians.max()), line or 0.0, marked) or 1.0
+    end = 1.2 * max(min(frame[x].max(), BEYOND * medians.max()), line, marked) or 1.0
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         looks = {"data": frame, "x": x, "y": "name", "hue": hue, "palette": colours, "legend": False, "ax": axes}
@@ -161,7 +164,7 @@ def bars(
         if sampled:
             ticks = {"marker": "|", "size": 9, "linewidth": 1.1, "jitter": False, "dodge": bool(refs[1:])}
             seaborn.stripplot(**ticks, **looks)
-        if line is not None:
+        if line:
             axes.axvline(line, color=on.MUTED, linewidth=1, linestyle=on.DASHED)
         above = 0.4 - 0.4 / len(refs)  # the first bar is above the middle of its row
         first = frame[frame["kind"] == refs[0].col.heading] if refs[1:] else frame

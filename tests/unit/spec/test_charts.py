@@ -61,6 +61,7 @@ def test_a_picture_has_its_numbers_in_its_alt_text_and_is_drawn_of_any_run(smoke
     for run in (broken(smoke[name]), replace(smoke[name], world=1)):
         picture = chart.draw(run)
         assert picture.alt and figures.png(picture)
+    assert pyplot.get_fignums() == []
 
 
 @pytest.mark.parametrize(("low", "high"), [(120, 130), (110, 4600), (300, 980), (0.004, 1000)])
