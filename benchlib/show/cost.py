@@ -71,17 +71,17 @@ def front(item: Worth) -> figures.Picture:
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         colours = frame["on the front"].map({True: BEST, False: figures.MUTED})
-        ends = list(map(figures.End, frame[x], frame["USD"], map(_short, machines), colours))
-        for end, (time, usd) in zip(ends, pairs, strict=True):
-            looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
-            axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
+        for (label, place), (time, usd), colour in zip(frame.iterrows(), pairs, colours, strict=True):
+            looks: Any = {"fmt": "o", "color": colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
+            point, *_ = axes.errorbar(place[x], place["USD"], xerr=_reach(time, scale), yerr=_reach(usd), **looks)
+            point.set_label(_short(str(label)))
         best = frame[frame["on the front"]].sort_values([x, "USD"])
         axes.step(best[x], best["USD"], where="post", color=BEST, linewidth=1.2, linestyle=figures.DASHED)
         axes.set(xscale="log", yscale="log", xlim=_room(frame[x]), ylim=_room(frame["USD"]))
         figures.plain_numbers(axes.xaxis)
         figures.plain_numbers(axes.yaxis)
         axes.grid(visible=True, axis="both")
-        figures.name_ends(axes, ends)
+        figures.name_ends(axes)
 
     words = [
         f"{label} {amount_text(time['value'], 's')}, {amount_text(usd['value'], 'USD')}"

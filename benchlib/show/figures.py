@@ -8,13 +8,12 @@ keeps its hues. The colours are Okabe and Ito's, which stay apart for colour-bli
 
 import base64
 import io
-import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -98,7 +97,9 @@ def draw(drawing: Drawing, title: str, dpi: int = DPI_OF_MANY) -> Picture:
         axes.tick_params(labelbottom=is_lowest)
         axes.set(xlabel=x * is_lowest, ylabel="" if facet else y)
         axes.set_title(name if facet else textwrap.fill(title, 50) if y else "", **FACET if facet else {})
-        entries |= {words: handle for handle, words in zip(*axes.get_legend_handles_labels(), strict=True)}
+        entries |= {
+            " ".join(words.split()): line for line, words in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
     if facet:
         figure.supylabel(y, color=MUTED)
         legend_below(figure, entries)
@@ -172,15 +173,6 @@ def show(picture: Picture) -> None:
     display(data, raw=True, metadata=looks)  # type: ignore[no-untyped-call]
 
 
-class End(NamedTuple):
-    """The last point of a line, and what it shows; one without an x ends where the axes do."""
-
-    x: float
-    y: float
-    words: str
-    colour: str
-
-
 def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str], most: int) -> None:
     """Make x logarithmic with about ``most`` of the sizes written as ``text``; one size stands in the middle."""
     positive = sorted(set(sizes))
@@ -219,24 +211,25 @@ def log_values(axes: Axes) -> None:
     plain_numbers(axes.yaxis)
 
 
-def name_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write each line's name right of its end, moved apart as little as it takes where names would lie on each other.
+def name_ends(axes: Axes) -> None:
+    """Write the label of each line right of its end, moved apart as little as it takes for names that would lie on each other.
 
     To be called when the limits of the axes are final.
     """
-    if not ends:
+    lines: list[Any] = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    if not lines:
         return
-    low, high = axes.get_ylim()
-    to_axes = axes.transScale + axes.transLimits
-    ends = sorted(ends, key=lambda end: end.y)
-    right = axes.get_xlim()[1]
-    x, y = to_axes.transform([(right if math.isnan(end.x) else end.x, min(max(end.y, low), high)) for end in ends]).T
-    heights = [LINE_HEIGHT * (end.words.count("\n") + 1) for end in ends]
+    lines.sort(key=lambda line: line.get_ydata()[-1])
+    (low, high), ends = axes.get_ylim(), [line.get_xydata()[-1] for line in lines]
+    inside = [(at, min(max(height, low), high)) for at, height in ends]
+    x, y = (axes.transScale + axes.transLimits).transform(inside).T
+    heights = [LINE_HEIGHT * (line.get_label().count("\n") + 1) for line in lines]
     offsets = np.array([0.0, *accumulate((lower + upper) / 2 for lower, upper in pairwise(heights))])
     y0 = y - offsets
     rising = (np.maximum.accumulate(y0) + np.minimum.accumulate(y0[::-1])[::-1]) / 2  # the farthest is moved the least
     places = np.minimum(rising, 1.0 - offsets[-1]) + offsets
-    for end, at, place in zip(ends, zip(np.minimum(x, 1.0) + 0.01, y, strict=True), places, strict=True):
-        leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
-        looks: Any = {"va": "center", "color": end.colour, "fontsize": 8, "annotation_clip": False}
-        axes.annotate(end.words, at, (1.06, place), axes.transAxes, axes.transAxes, arrowprops=leader, **looks)
+    for line, at, place in zip(lines, zip(np.minimum(x, 1.0) + 0.01, y, strict=True), places, strict=True):
+        colour = line.get_color()
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
+        looks: Any = {"va": "center", "color": colour, "fontsize": 8, "annotation_clip": False, "arrowprops": leader}
+        axes.annotate(line.get_label(), at, (1.06, place), axes.transAxes, axes.transAxes, **looks)

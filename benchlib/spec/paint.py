@@ -101,14 +101,13 @@ def lines(
         return Drawing(frame)
     measured, sized = frame[frame["kind"] == "measured"], frame.loc[frame["kind"] != "limit", x].tolist()
     facet = facet if facet and measured[facet].nunique() > 1 else ""
-    colours, ends = _colours(measured["curve"].unique()), list[on.End]()
-    limits = list(frame.loc[frame["kind"] == "limit", "curve"].unique())
+    colours, limits = _colours(measured["curve"].unique()), frame.loc[frame["kind"] == "limit", "curve"].unique()
+    ends = []
     for _, part in frame.groupby([*filter(None, [facet]), "curve", "kind"], sort=False):
         last = part[part[x] == part[x].max()] if part[x].notna().any() else part
         name, kind = last[["curve", "kind"]].iloc[0]
-        words = ", ".join(filter(None, [last[facet].iloc[0] if facet else "", name]))
-        words += f"\n({kind})" * (kind not in LOOKS)
-        ends.append(on.End(part[x].max(), last[y].median(), words, colours.get(name, on.MUTED)))
+        words = filter(None, [last[facet].iloc[0] if facet else "", name + f" ({kind})" * (kind not in LOOKS)])
+        ends.append(f"{', '.join(words)} {write(last[y].median(), value.col.unit)}")
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
         if even:
@@ -123,7 +122,7 @@ def lines(
                 part = pd.DataFrame({x: axes.get_xlim(), y: part[y].median()})
             colour = colours.get(name, on.MUTED)
             looks = LOOKS.get(kind, CLAIM) | {"color": colour, "markeredgecolor": colour}
-            looks["label"] = name + f" ({kind})" * (kind not in LOOKS)
+            looks["label"] = name + f"\n({kind})" * (kind not in LOOKS)
             if facet and name in limits[1:]:  # without a name at its end
                 looks["linestyle"] = "-."
             seaborn.lineplot(part, x=x, y=y, estimator="median", legend=False, ax=axes, **looks)
@@ -131,11 +130,13 @@ def lines(
             on.log_values(axes)
         elif not even:
             axes.set_ylim(bottom=0)
-        on.name_ends(axes, [] if facet else ends)
+        if not facet:
+            on.name_ends(axes)
 
-    values = "; ".join(f"{' '.join(end.words.split())} {write(end.y, value.col.unit)}" for end in ends)
     about = max(own, key=lambda pair: pair[0])[1]
-    return Drawing(frame, paint, about, at.col.heading, y, f"{y} at the largest {at.col.heading}: {values}.", facet)
+    return Drawing(
+        frame, paint, about, at.col.heading, y, f"{y} at the largest {at.col.heading}: {'; '.join(ends)}.", facet
+    )
 
 
 def bars(
@@ -251,15 +252,14 @@ def steps(run: Rows, ref: Ref, x: str = "step", smooth: Callable[[list[float]], 
         frame[drawn] = frame.groupby("name")[y].transform(lambda samples: smooth(samples.tolist()))
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        colours, ends = _colours(frame["name"].unique()), []
-        looks = {"x": x, "hue": "name", "palette": colours, "estimator": None, "legend": False, "ax": axes}
-        if smooth:
-            seaborn.lineplot(frame, y=y, alpha=0.3, linewidth=0.9, **looks)
-        seaborn.lineplot(frame, y=drawn, marker="o" if frame[x].max() == 1 else None, **looks)
-        for name, at, height in frame.groupby("name", sort=False)[[x, drawn]].last().itertuples():
-            words = write(height, ref.col.unit) if smooth and len(colours) == 1 else name
-            ends.append(on.End(at, height, words, colours[name]))
-        on.name_ends(axes, ends)
+        colours = _colours(frame["name"].unique())
+        for name, part in frame.groupby("name", sort=False):
+            looks: Any = {"x": x, "color": colours[name], "estimator": None, "legend": False, "ax": axes}
+            if smooth:
+                seaborn.lineplot(part, y=y, alpha=0.3, linewidth=0.9, **looks)
+            words = write(part[drawn].iloc[-1], ref.col.unit) if smooth and len(colours) == 1 else name
+            seaborn.lineplot(part, y=drawn, label=words, marker="o" if len(part) == 1 else None, **looks)
+        on.name_ends(axes)
 
     return Drawing(frame, paint, rows[0], x, y, f"Medians: {alt(ref, rows, run)}")
 
@@ -272,16 +272,16 @@ def cumulative(run: Rows, ref: Ref, limit: Ref | None = None) -> Drawing:
         return Drawing(frame)
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        colours, ends = _colours(frame["name"].unique()), []
-        seaborn.ecdfplot(frame, x=x, hue="name", palette=colours, log_scale=True, legend=False, ax=axes)
+        colours = _colours(frame["name"].unique())
         for name, part in frame.groupby("name", sort=False):
-            ends.append(on.End(part[x].max(), 1.0, str(name), colours[name]))
+            looks: Any = {"color": colours[name], "label": name}
+            seaborn.ecdfplot(part, x=x, log_scale=True, legend=False, ax=axes, **looks)
             for bound in part[limit.titled].dropna().unique() if limit else ():
                 axes.axvline(bound, color=colours[name], linewidth=1, linestyle=on.DASHED)
                 on.note(axes, "limit", (bound, 0.02), (-3, 4), fontsize=8, color=colours[name])
         on.plain_numbers(axes.xaxis)
         axes.set_ylim(0, 1.03)
-        on.name_ends(axes, ends)
+        on.name_ends(axes)
 
     words = f"{'Medians and limits' if limit else 'Medians'}: {alt(ref, rows, run, limit)}"
     return Drawing(frame, paint, rows[0], x, "share of all", words)

@@ -1,6 +1,6 @@
 """Pictures of their own kind: the waterfall of a step, kernels under the roofline, and the stages of a pipeline.
 
-``benchlib.spec.charts.Chart`` calls them and says what they return. seaborn has no bars that begin anywhere.
+``benchlib.spec.charts.Chart`` calls them and says what they return. seaborn has no such pictures.
 """
 
 from typing import Any
@@ -12,7 +12,6 @@ from benchlib.benchmarks.parallel.analysis import PARTS
 from benchlib.core.text import quantity, seconds
 from benchlib.show import figures as on
 from benchlib.show.figures import Drawing
-from benchlib.show.light import seaborn
 from benchlib.spec.tables import Rows, Table
 
 # Colours of the parts of a step: the work in the first ones, waste in those that stand out; others are grey.
@@ -68,9 +67,10 @@ def roofline(run: Rows, table: Table, kernels: Table) -> Drawing:
     frame["reached"] = [f"{share:.0%} of its roof" if share <= 1.05 else "from caches" for share in frame[SHARE]]
 
     def paint(axes: Axes, frame: pd.DataFrame) -> None:
-        x, y, colours = frame[INTENSITY], frame[RATE], on.SERIES[: len(frame)]
-        looks = {"hue": "kernels", "palette": list(colours), "size": TIME, "sizes": (25, 140), "legend": False}
-        seaborn.scatterplot(frame, x=INTENSITY, y=RATE, alpha=0.85, ax=axes, **looks)
+        x, y = frame[INTENSITY], frame[RATE]
+        for row, colour in zip(frame.to_dict("records"), on.SERIES, strict=False):
+            looks = {"markersize": 5 + 7 * (row[TIME] / frame[TIME].max()) ** 0.5, "color": colour, "alpha": 0.85}
+            axes.plot(row[INTENSITY], row[RATE], "o", label=f"{row['kernels']},\n{row['reached']}", **looks)
         knee = rate / copy
         low, high = min(0.5 * knee, *x) / 3, max(4 * knee, *x) * 3
         axes.plot([low, knee, high], [low * copy, rate, rate], color=on.TEXT, linewidth=1.6)
@@ -81,7 +81,7 @@ def roofline(run: Rows, table: Table, kernels: Table) -> Drawing:
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=limits)
         on.plain_numbers(axes.xaxis)
         on.plain_numbers(axes.yaxis)
-        on.name_ends(axes, list(map(on.End, x, y, frame["kernels"] + ",\n" + frame["reached"], colours)))
+        on.name_ends(axes)
 
     first = frame.iloc[0]
     title = f"{first['kernels']} kernels take most of the time and reach {first[SHARE]:.0%} of their roof"
