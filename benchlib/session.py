@@ -249,6 +249,13 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
             show(picture)
 
 
+def frame(run: Subject, name: str) -> "pandas.DataFrame":
+    """Return what a picture of a run is drawn from, a row an observation. ``UserError`` for a name that it does not have."""
+    if not isinstance(run, Run):
+        raise UserError("only the pictures of a run have a frame: session.table has the rows of what looks at several")
+    return _named(BENCHMARKS[run.config.benchmark].spec.drawn_from(), name, "picture")(run)
+
+
 def table(run: Subject, name: str) -> "pandas.DataFrame":
     if not isinstance(run, Run):
         frame = _frame(_named(_shown(run).tables, name, "table"))

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 
 import benchlib
 from benchlib.core.text import quantity
@@ -11,7 +13,7 @@ from benchlib.judge.cost import Offers, Worth, amount_text, interval_text, judge
 from benchlib.show import figures, markup
 from benchlib.show.notebook import Shown
 
-BEST = figures.PALETTE.series[2]
+BEST = figures.SERIES[2]
 MAX_LABEL = 26  # characters of a machine's label in a picture
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
 
@@ -58,35 +60,39 @@ def _reach(estimate: Mapping[str, float | None], scale: float = 1.0) -> Any:
     return np.nan_to_num(np.diff(ends, axis=0))
 
 
-@figures.styled
 def front(item: Worth) -> figures.Picture:
     """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
-    figure, axes = figures.blank(of_many=True)
     longest = max(time["value"] for time in item["seconds"])
     scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
-    ends, words = list[figures.End](), list[str]()
-    for machine, time, usd in zip(item["machines"], item["seconds"], item["usd"], strict=True):
-        seconds, cost, label = time["value"], usd["value"], machine["label"]
-        on_front = label in item["front"]
-        end = figures.End(seconds / scale, cost, _short(label), BEST if on_front else figures.PALETTE.muted)
-        looks: Any = {"fmt": "o", "color": end.colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
-        axes.errorbar(end.x, end.y, xerr=_reach(time, scale), yerr=_reach(usd), **looks)
-        ends.append(end)
-        amounts = f"{label} {amount_text(seconds, 's')}, {amount_text(cost, 'USD')}"
-        words.append(amounts + ", on the front" * on_front)
-    best = sorted((end.x, end.y) for end in ends if end.colour == BEST)
-    if len(best) > 1:
-        axes.step(*zip(*best, strict=True), where="post", color=BEST, linewidth=1.2, linestyle=figures.DASHED)
-    axes.set(xscale="log", yscale="log", xlim=_room([end.x for end in ends]), ylim=_room([end.y for end in ends]))
-    figures.plain_numbers(axes.xaxis)
-    figures.plain_numbers(axes.yaxis)
-    axes.grid(visible=True, axis="both")
-    figures.name_ends(axes, ends)
-    title, x = f"Time and cost of {item['amount']}", f"time of {item['amount']} ({unit})"
-    return figures.finish(figure, axes, title, x, "USD", "; ".join(words))
+    x, machines = f"time of {item['amount']} ({unit})", [machine["label"] for machine in item["machines"]]
+    pairs = list(zip(item["seconds"], item["usd"], strict=True))
+    frame = pd.DataFrame([(time["value"] / scale, usd["value"]) for time, usd in pairs], machines, [x, "USD"])
+    frame["on the front"] = frame.index.isin(item["front"])
+
+    def paint(axes: Axes, frame: pd.DataFrame) -> None:
+        colours = frame["on the front"].map({True: BEST, False: figures.MUTED})
+        for (label, place), (time, usd), colour in zip(frame.iterrows(), pairs, colours, strict=True):
+            looks: Any = {"fmt": "o", "color": colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
+            point, *_ = axes.errorbar(place[x], place["USD"], xerr=_reach(time, scale), yerr=_reach(usd), **looks)
+            point.set_label(_short(str(label)))
+        best = frame[frame["on the front"]].sort_values([x, "USD"])
+        axes.step(best[x], best["USD"], where="post", color=BEST, linewidth=1.2, linestyle=figures.DASHED)
+        axes.set(xscale="log", yscale="log", xlim=_room(frame[x]), ylim=_room(frame["USD"]))
+        figures.plain_numbers(axes.xaxis)
+        figures.plain_numbers(axes.yaxis)
+        axes.grid(visible=True, axis="both")
+        figures.name_ends(axes)
+
+    words = [
+        f"{label} {amount_text(time['value'], 's')}, {amount_text(usd['value'], 'USD')}"
+        + ", on the front" * (label in item["front"])
+        for label, (time, usd) in zip(machines, pairs, strict=True)
+    ]
+    drawing = figures.Drawing(frame, paint, x=x, y="USD", alt="; ".join(words))
+    return figures.draw(drawing, f"Time and cost of {item['amount']}")
 
 
-def _room(values: Sequence[float]) -> tuple[float, float]:
+def _room(values: "pd.Series[float]") -> tuple[float, float]:
     return 0.5 * min(values), 2 * max(values)
 
 

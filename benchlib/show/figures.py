@@ -1,56 +1,46 @@
 """What all figures share: their style, a figure with an alt text, axes of sizes and rows, its PNG bytes and its display.
 
-Figures are drawn on Agg canvases of their own, without pyplot, in a style that holds while ``styled`` functions draw and
+seaborn draws them on Agg canvases of their own, without pyplot, in a style that holds while ``styled`` functions draw and
 leaves nothing changed. ``png`` gives the same bytes for the same figure, so committed notebooks do not change when they are
 executed again. A picture is drawn once, on white: where a reader wants a dark page, ``style.css`` inverts its lightness and
 keeps its hues. The colours are Okabe and Ito's, which stay apart for colour-blind readers, on paper and in both appearances.
 """
 
 import base64
-import functools
 import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
-from benchlib.core.definitions import size_text
+if TYPE_CHECKING:
+    import pandas
 
 WIDTH_IN, HEIGHT_IN, DPI, DPI_OF_MANY = 5.3, 3.3, 150, 120
 COLOURS = 128  # that a PNG keeps: a palette makes it three times smaller
-MAX_TICKS = 6  # sizes written along an axis
+MAX_LETTERS, HANDLE = 82, 6  # of a row of a legend, and what the line of an entry takes of it
 LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
+FACET: Any = {"fontsize": 9, "pad": 4}
 DASHED: Any = (0, (4, 3))
 
 
-@dataclass(frozen=True)
-class Palette:
-    """The colours of a picture; ``card`` is the paper."""
-
-    card: str = "#ffffff"
-    text: str = "#1c2430"
-    muted: str = "#5b6675"
-    grid: str = "#e3e7ec"
-    series: tuple[str, ...] = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#a06d00", "#3d8fc4")
-
-
-PALETTE = Palette()
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 STYLE: Any = matplotlib.rc_params_from_file(TEMPLATES / "pictures.mplstyle", use_default_template=False)
+PAPER, TEXT, MUTED = "#ffffff", STYLE["text.color"], STYLE["axes.labelcolor"]
+SERIES: tuple[str, ...] = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
 styled = matplotlib.rc_context(STYLE)  # a decorator: what it decorates draws in the style
-in_style = functools.partial(matplotlib.rc_context, STYLE)
 
 
 class Picture(Figure):
@@ -60,38 +50,70 @@ class Picture(Figure):
     empty: bool = False
 
 
-@styled
-def blank(of_many: bool = False) -> tuple[Picture, Axes]:
-    """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels."""
-    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI_OF_MANY if of_many else DPI, layout="constrained")
+@dataclass(frozen=True)
+class Drawing:
+    """A picture before it is drawn: ``paint(axes, frame)`` draws a tidy frame, once for each value of the column ``facet``.
+
+    ``about`` is the row that the title is about, or the title. ``x`` and ``y`` stand at the axes; without a y the title is over
+    the whole figure. A frame without rows is not drawn, and needs no more.
+    """
+
+    frame: "pandas.DataFrame"
+    paint: "Callable[[Axes, pandas.DataFrame], None]" = lambda axes, frame: None
+    about: Mapping[str, Any] | str = ""
+    x: str = ""
+    y: str = ""
+    alt: str = ""
+    facet: str = ""
+
+
+def _blank(dpi: int, height_in: float = HEIGHT_IN) -> Picture:
+    figure = Picture(figsize=(WIDTH_IN, height_in), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Axes = figure.subplots()
-    axes.tick_params(colors=PALETTE.muted, labelsize=9, length=0, pad=5)  # ticks are made later, outside of the style
-    return figure, axes
-
-
-def finish(figure: Picture, axes: Axes, title: str, x: str, y: str, alt: str = "") -> Picture:
-    """Write title and axes; 50 letters of the title fit right of the left edge of the axes."""
-    title = title[:1].upper() + title[1:]
-    axes.set_title(textwrap.fill(title, 50))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    figure.alt = f"{title}. {alt}".strip()
     return figure
 
 
-def head(figure: Picture, title: str, alt: str = "") -> Picture:
-    """Write the title over the whole figure: for several axes, and for long names left of them."""
-    figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
-    figure.alt = f"{title}. {alt}".strip()
+@styled
+def draw(drawing: Drawing, title: str, dpi: int = DPI_OF_MANY) -> Picture:
+    """Draw a picture; its title is over the axes, or over the whole figure if there are several or no y.
+
+    Facets are two or three in a row, all of one scale, and rows of the frame without a facet are in each.
+    """
+    frame, facet, x, y = drawing.frame, drawing.facet, textwrap.fill(drawing.x, 60), drawing.y
+    names = [name for name in frame[facet].unique() if name] if facet else [""]
+    across = 1 if not facet else 2 if len(names) <= 4 else 3
+    down = -(-len(names) // across)
+    figure = _blank(dpi, 1.1 + 1.25 * down if facet else HEIGHT_IN)
+    title = title[:1].upper() + title[1:] if y else title
+    figure.alt = f"{title}. {drawing.alt}".strip()
+    entries: dict[str, Any] = {}
+    places = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
+    for number, (axes, name) in enumerate(zip_longest(places, names)):
+        if name is None:
+            axes.remove()
+            continue
+        is_lowest = number + across >= len(names)
+        drawing.paint(axes, frame[frame[facet].isin([name, ""])] if facet else frame)
+        axes.tick_params(labelbottom=is_lowest)
+        axes.set(xlabel=x * is_lowest, ylabel="" if facet else y)
+        axes.set_title(name if facet else textwrap.fill(title, 50) if y else "", **FACET if facet else {})
+        entries |= {
+            " ".join(words.split()): line for line, words in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+    if facet:
+        figure.supylabel(y, color=MUTED)
+        legend_below(figure, entries)
+    if facet or not y:
+        figure.suptitle(textwrap.fill(title, 54), x=0.012, ha="left")
     return figure
 
 
-def draw_placeholder(figure: Picture, axes: Axes, what: str) -> Picture:
-    """Say in the place of the axes what was not recorded."""
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, what, ha="center", va="center", color=PALETTE.muted, fontsize=11, transform=axes.transAxes)
-    figure.alt, figure.empty = what, True
+@styled
+def placeholder(what: str, empty: bool = True) -> Picture:
+    """Return a picture that says in the place of the axes what was not recorded."""
+    figure = _blank(DPI_OF_MANY)
+    figure.text(0.5, 0.5, what, ha="center", va="center", color=MUTED, fontsize=11)
+    figure.alt, figure.empty = what, empty
     return figure
 
 
@@ -115,16 +137,16 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="x")
 
 
-def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]], **looks: Any) -> list[BarContainer]:
-    """Draw bars to the right, those of several series one below the other, at 0, 1, 2 ... of the axis; NaN is none.
+def legend_below(figure: Any, entries: Mapping[str, Any]) -> None:
+    """Write what lines and colours mean below all axes."""
+    if entries:
+        longest, letters = max(map(len, entries)), sum(len(words) + HANDLE for words in entries)
+        columns = len(entries) if letters <= MAX_LETTERS else MAX_LETTERS // (longest + HANDLE)
+        figure.legend(entries.values(), entries, ncols=max(1, columns), columnspacing=1.2, loc="outside lower center")
 
-    ``looks`` goes to ``Axes.barh``: ``xerr`` ...
-    """
-    thick = 0.8 / max(1, len(series))
-    return [
-        axes.barh(np.arange(len(values)) - 0.4 + (number + 0.5) * thick, values, thick, label=name, **looks)
-        for number, (name, values) in enumerate(series.items())
-    ]
+
+def patches(colours: Mapping[Any, str]) -> dict[Any, Patch]:
+    return {name: Patch(color=colour) for name, colour in colours.items()}
 
 
 @styled
@@ -151,23 +173,12 @@ def show(picture: Picture) -> None:
     display(data, raw=True, metadata=looks)  # type: ignore[no-untyped-call]
 
 
-class End(NamedTuple):
-    """The last point of a line, and what it shows."""
-
-    x: float
-    y: float
-    words: str
-    colour: str
-
-
-def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str] = size_text) -> None:
-    """Make x logarithmic with at most ``MAX_TICKS`` of the sizes written as ``text``; one size stands in the middle."""
-    positive = sorted({size for size in sizes if size > 0})
+def size_axis(axes: Axes, sizes: Iterable[float], text: Callable[[float], str], most: int) -> None:
+    """Make x logarithmic with about ``most`` of the sizes written as ``text``; one size stands in the middle."""
+    positive = sorted(set(sizes))
     axes.set_xscale("log", base=2)
-    if not positive:
-        return
     axes.set_xlim(positive[0] / 1.5, positive[-1] * 1.5)
-    apart = (positive[-1] / positive[0]) ** (1 / MAX_TICKS)
+    apart = (positive[-1] / positive[0]) ** (1 / most)
     written = positive[-1:]  # the largest is always written
     for size in positive[-2::-1]:
         if size * apart <= written[-1]:
@@ -200,30 +211,25 @@ def log_values(axes: Axes) -> None:
     plain_numbers(axes.yaxis)
 
 
-def draw_line(axes: Axes, x: Sequence[float], y: Sequence[float], words: str, colour: str, **looks: Any) -> End:
-    """Draw a line with its points and return its end, for ``name_ends``."""
-    points: Any = {"marker": "o", "markersize": 3.5}
-    axes.plot(x, y, color=colour, **(points | looks))
-    return End(float(x[-1]), float(y[-1]), words, colour)
-
-
-def name_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write each line's name right of its end, moved apart as little as it takes where names would lie on each other.
+def name_ends(axes: Axes) -> None:
+    """Write the label of each line right of its end, moved apart as little as it takes for names that would lie on each other.
 
     To be called when the limits of the axes are final.
     """
-    if not ends:
+    lines: list[Any] = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    if not lines:
         return
-    low, high = axes.get_ylim()
-    to_axes = axes.transScale + axes.transLimits
-    ends = sorted(ends, key=lambda end: end.y)
-    x, y = to_axes.transform([(end.x, min(max(end.y, low), high)) for end in ends]).T
-    heights = [LINE_HEIGHT * (end.words.count("\n") + 1) for end in ends]
+    lines.sort(key=lambda line: line.get_ydata()[-1])
+    (low, high), ends = axes.get_ylim(), [line.get_xydata()[-1] for line in lines]
+    inside = [(at, min(max(height, low), high)) for at, height in ends]
+    x, y = (axes.transScale + axes.transLimits).transform(inside).T
+    heights = [LINE_HEIGHT * (line.get_label().count("\n") + 1) for line in lines]
     offsets = np.array([0.0, *accumulate((lower + upper) / 2 for lower, upper in pairwise(heights))])
     y0 = y - offsets
     rising = (np.maximum.accumulate(y0) + np.minimum.accumulate(y0[::-1])[::-1]) / 2  # the farthest is moved the least
     places = np.minimum(rising, 1.0 - offsets[-1]) + offsets
-    for end, at, place in zip(ends, zip(np.minimum(x, 1.0) + 0.01, y, strict=True), places, strict=True):
-        leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
-        looks: Any = {"va": "center", "color": end.colour, "fontsize": 8, "annotation_clip": False}
-        axes.annotate(end.words, at, (1.06, place), axes.transAxes, axes.transAxes, arrowprops=leader, **looks)
+    for line, at, place in zip(lines, zip(np.minimum(x, 1.0) + 0.01, y, strict=True), places, strict=True):
+        colour = line.get_color()
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
+        looks: Any = {"va": "center", "color": colour, "fontsize": 8, "annotation_clip": False, "arrowprops": leader}
+        axes.annotate(line.get_label(), at, (1.06, place), axes.transAxes, axes.transAxes, **looks)

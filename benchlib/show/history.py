@@ -15,7 +15,20 @@ from benchlib.judge.trends import History, Trend, judge_history
 from benchlib.results.record import Record
 from benchlib.results.run import Run
 from benchlib.show import lines
-from benchlib.show.figures import DASHED, PALETTE, Picture, blank, draw_placeholder, finish, note, short_numbers, styled
+from benchlib.show.figures import (
+    DASHED,
+    DPI,
+    MUTED,
+    SERIES,
+    TEXT,
+    Drawing,
+    Picture,
+    draw,
+    note,
+    placeholder,
+    short_numbers,
+)
+from benchlib.show.light import seaborn
 from benchlib.show.notebook import Shown
 
 MAX_DAYS = 6  # written along the axis of a trend
@@ -25,42 +38,45 @@ PICTURES = 6  # trends drawn, those with changes first
 DESCRIBED = 5  # changes described in words
 ROWS = 200  # of a table
 MANY = 120  # runs of a trend, which get small points
-BLUE, _, _, _, AMBER, _ = PALETTE.series
+BLUE, _, _, _, AMBER, _ = SERIES
 MIN_SPREAD = 0.002  # of runs about their level; numbers that scatter less say little
-OF_CHANGES = {"worse": ("v", PALETTE.series[1]), "better": ("^", PALETTE.series[2]), "other": ("D", PALETTE.muted)}
+OF_CHANGES = {"worse": ("v", SERIES[1]), "better": ("^", SERIES[2]), "other": ("D", MUTED)}
 
 
-@styled
 def trend(shown: Trend, runs: Sequence[Record] = ()) -> Picture:
     """A metric over the runs of its series: band, level, changes and the runs outside. ``runs`` get a ring."""
-    figure, axes = blank()
-    values, many = shown.values, len(shown.values) > MANY
-    for level in shown.levels.levels:
-        ends = (level.start - 0.5, level.end - 0.5)
-        axes.fill_between(ends, level.low, level.high, color=BLUE, alpha=0.14, linewidth=0)
-        axes.plot(ends, (level.median, level.median), color=BLUE, linewidth=1.2, alpha=0.8)
-    axes.plot(values, ".", color=BLUE, markersize=3 if many else 6, alpha=0.5 if many else 1)
-    outside = [values[index] for index in shown.outside]
-    axes.plot(shown.outside, outside, "x", color=AMBER, markersize=5 if many else 8, markeredgewidth=1.6)
-    for number, change in enumerate(shown.changes[-MAX_CHANGES:]):
-        (marker, colour), at = OF_CHANGES[change.word], change.index - 0.5
-        axes.axvline(at, color=colour, linewidth=1.2, linestyle=DASHED)
-        axes.plot([at], [1.0], marker, color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
-        ratio = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
-        cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "nothing recorded"
-        words, side = f"{ratio}, {change.run.moment:%Y-%m-%d}\n{cause[:22]}", -4 if at > 0.7 * len(values) else 4
-        place: Any = {"xycoords": ("data", "axes fraction"), "va": "top", "color": colour, "fontsize": 8.5}
-        note(axes, words, (at, 0.97 - 0.14 * (number % 3)), (side, 0), **place)
-    picked = {run.path for run in runs}
-    rings = [index for index, run in enumerate(shown.runs) if run.path in picked]
-    axes.plot(rings, [values[index] for index in rings], "o", mfc="none", mec=PALETTE.text, markersize=10)
-    _days_below(axes, shown.runs)
-    short_numbers(axes.yaxis)
-    axes.margins(y=0.14)
+    values, many, picked = shown.values, len(shown.values) > MANY, {run.path for run in runs}
     unit, last = UNITS.get(shown.unit, shown.unit), shown.last
-    below = f"run of {f'{last.benchmark}, {last.tier}, {last.hardware}'[:60]}, n = {len(values):,}"
-    beside = f"{shown.label} ({unit})" if unit else shown.label
-    return finish(figure, axes, _title(shown), below, beside, lines.describe_trend(shown))
+    y = f"{shown.label} ({unit})" if unit else shown.label
+    frame = pd.DataFrame({"run": range(len(values)), y: values, "picked": [run.path in picked for run in shown.runs]})
+    frame["outside"] = frame["run"].isin(shown.outside)
+
+    def paint(axes: Axes, frame: pd.DataFrame) -> None:
+        for level in shown.levels.levels:
+            ends = (level.start - 0.5, level.end - 0.5)
+            axes.fill_between(ends, level.low, level.high, color=BLUE, alpha=0.14, linewidth=0)
+            axes.plot(ends, (level.median, level.median), color=BLUE, linewidth=1.2, alpha=0.8)
+        looks: dict[str, Any] = {"palette": {False: BLUE, True: AMBER}, "markers": {False: "o", True: "X"}}
+        looks |= {"sizes": {False: 6 if many else 20, True: 40 if many else 80}, "alpha": 0.5 if many else 1}
+        looks |= dict.fromkeys(("hue", "size", "style"), "outside") | {"linewidth": 0, "legend": False}
+        seaborn.scatterplot(frame, x="run", y=y, ax=axes, **looks)
+        for number, change in enumerate(shown.changes[-MAX_CHANGES:]):
+            (marker, colour), at = OF_CHANGES[change.word], change.index - 0.5
+            axes.axvline(at, color=colour, linewidth=1.2, linestyle=DASHED)
+            axes.plot([at], [1.0], marker, color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
+            ratio = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
+            cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "nothing recorded"
+            words, side = f"{ratio}, {change.run.moment:%Y-%m-%d}\n{cause[:22]}", -4 if at > 0.7 * len(values) else 4
+            place: Any = {"xycoords": ("data", "axes fraction"), "va": "top", "color": colour, "fontsize": 8.5}
+            note(axes, words, (at, 0.97 - 0.14 * (number % 3)), (side, 0), **place)
+        rings = frame[frame["picked"]]
+        axes.plot(rings["run"], rings[y], "o", mfc="none", mec=TEXT, markersize=10)
+        _days_below(axes, shown.runs)
+        short_numbers(axes.yaxis)
+        axes.margins(y=0.14)
+
+    x = f"run of {f'{last.benchmark}, {last.tier}, {last.hardware}'[:60]}, n = {len(values):,}"
+    return draw(Drawing(frame, paint, x=x, y=y, alt=lines.describe_trend(shown)), _title(shown), DPI)
 
 
 def _days_below(axes: Axes, runs: Sequence[Record]) -> None:
@@ -93,45 +109,45 @@ CURVES = {  # of a run: the axes
 }
 
 
-def _curve(curve: str, run: Run) -> tuple[pd.Series, pd.Series]:
+def _curve(curve: str, run: Run) -> pd.DataFrame:
     """Return what is drawn of a run, smoothed as the checks do: picture and verdict show the same number.
 
-    A step that was done again counts as it was done last. Of step times it is the raw samples, or all steps where there are none.
+    A step that was done again counts as it was done last. Of step times it is the raw samples, or all steps if there are none.
     """
     rows = [event for event in run.events if event.get("kind") == "step" and event.get("step") is not None]
     frame = pd.DataFrame(rows, columns=pd.Index(["step", "loss", "samples", "step_s"]))
     frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=["step"])
     frame = frame.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+    x, y = CURVES[curve]
     if curve == "step times":
         raw = next((values for name, values in run.samples.items() if f"{name}_".startswith("step_s_")), None)
-        times = pd.Series(raw or frame["step_s"], dtype=float).dropna().sort_values(ignore_index=True)
-        return times, (times.index.to_series() + 1) / max(1, len(times))
+        return pd.DataFrame({x: pd.Series(raw or frame["step_s"], dtype=float).dropna()})
     speed = frame["samples"] / frame["step_s"].where(frame["step_s"] > 0)
     values = (frame["loss"] if curve == "loss" else speed).dropna()
-    return frame["step"][values.index], pd.Series(smoothed(values.tolist()), index=values.index)
+    return pd.DataFrame({x: frame["step"][values.index], y: smoothed(values.tolist())})
 
 
-@styled
 def overlay(curve: str, runs: Sequence[tuple[str, Run]]) -> Picture:
     """One curve of several runs, overlaid, each with its name; more than six share the muted colour."""
-    (x, y), title = CURVES[curve], curve.capitalize()
-    figure, axes = blank()
-    drawn: list[str] = []
-    for name, run in runs:
-        across, up = _curve(curve, run)
-        if len(up) == 0:
-            continue
-        colour = PALETTE.series[len(drawn)] if len(drawn) < OVERLAID else PALETTE.muted
-        looks: Any = {"color": colour, "linestyle": ("-", "--", ":", "-.")[len(drawn) % 4], "label": name}
-        axes.plot(across, up, marker="." if len(up) < 40 else "", **looks)
-        last = f"{name} ends at {quantity(float(up.iloc[-1]))}"
-        drawn.append(f"{name}: median {seconds(float(across.median()))}" if curve == "step times" else last)
-    if not drawn:
-        words = "No run is picked." if not runs else f"None of the picked runs recorded its {curve}."
-        return draw_placeholder(figure, axes, words)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.legend(fontsize=8)
-    return finish(figure, axes, f"{title} of {counted(len(drawn), 'run')}", x, y, "; ".join(drawn[:OVERLAID]))
+    (x, y), curves = CURVES[curve], {name: _curve(curve, run) for name, run in runs}
+    curves, of_times = {name: part for name, part in curves.items() if len(part)}, curve == "step times"
+    if not curves:
+        return placeholder("No run is picked." if not runs else f"None of the picked runs recorded its {curve}.")
+
+    def paint(axes: Axes, frame: pd.DataFrame) -> None:
+        for place, (name, part) in enumerate(frame.groupby("run", sort=False)):
+            colour = SERIES[place] if place < OVERLAID else MUTED
+            looks: Any = {"color": colour, "linestyle": ("-", "--", ":", "-.")[place % 4], "label": name, "ax": axes}
+            more = {"y": y, "estimator": None, "marker": "." if len(part) < 40 else "", "markeredgewidth": 0}
+            seaborn.ecdfplot(part, x=x, **looks) if of_times else seaborn.lineplot(part, x=x, **looks, **more)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.legend(fontsize=8)
+
+    medians = [f"{name}: median {seconds(part[x].median())}" for name, part in curves.items()]
+    ends = [f"{name} ends at {quantity(part.to_numpy()[-1, -1])}" for name, part in curves.items()]
+    alt = "; ".join((medians if of_times else ends)[:OVERLAID])
+    drawing = Drawing(pd.concat(curves, names=["run"]).reset_index("run"), paint, x=x, y=y, alt=alt)
+    return draw(drawing, f"{curve.capitalize()} of {counted(len(curves), 'run')}", DPI)
 
 
 def shown(past: History) -> Shown:

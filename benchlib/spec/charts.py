@@ -1,6 +1,6 @@
 """Pictures as a spec declares them: each takes columns, its title is a finding, and its alt text has every value.
 
-There are four kinds, each a function of ``benchlib.spec.paint`` with its options; pictures of another kind name a function
+There are six kinds, each a function of ``benchlib.spec.paint`` with its options; pictures of another kind name a function
 of their own. Nothing is imported before something is drawn.
 """
 
@@ -9,85 +9,95 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchlib.spec.tables import Ref, Row, Rows, Table
 
-Point = tuple[float, float, Row]
+if TYPE_CHECKING:
+    import pandas
+
+    from benchlib.show.figures import Drawing, Picture
+
 Title = str | Callable[[Rows], str]
 
 
 class Chart:
-    """A picture: ``paint``, as ``module:function``, draws what the spec names in ``of``, with its ``options``.
+    """A picture: ``kind``, as ``module:function``, prepares what the spec names in ``of``, with its ``options``.
 
-    It is called with the rows of a run and the axes, and returns the row that the picture is about or a title,
-    what stands at x and y, and the alt text; without a y the title is over the whole figure. It returns None where nothing
-    was recorded, as ``empty`` says then. A title is a format string over the row (``about``: the first one of that table),
-    or a function of the rows where it compares several.
+    It is called with the rows of a run and returns a ``Drawing``, whose frame is empty if nothing was recorded, as
+    ``empty`` says then. A title is a format string over the row (``about``: the first one of that table), or a function of the
+    rows, for one that compares several.
     """
 
     def __init__(
-        self, paint: str, name: str, *of: Any, empty: str, title: Title = "", about: Table | None = None, **options: Any
+        self, kind: str, name: str, *of: Any, empty: str, title: Title = "", about: Table | None = None, **options: Any
     ) -> None:
-        self.paint, self.name, self.of, self.empty = paint, name, of, empty
+        self.kind, self.name, self.of, self.empty = kind, name, of, empty
         self.title, self.about, self.options = title, about, options
 
-    def draw(self, run: Rows) -> Any:
+    def _prepare(self, run: Rows) -> "Drawing":
+        module, _, function = self.kind.partition(":")
+        drawing: Drawing = getattr(importlib.import_module(module), function)(run, *self.of, **self.options)
+        return drawing
+
+    def frame(self, run: Rows) -> "pandas.DataFrame":
+        """Return what the picture is drawn from: a row is an observation, and columns are named with their units."""
+        return self._prepare(run).frame
+
+    def draw(self, run: Rows) -> "Picture":
         """Return the picture; one that damaged numbers cannot give says so in its place."""
         from benchlib.show import figures as on
 
-        module, _, function = self.paint.partition(":")
-        paint = getattr(importlib.import_module(module), function)
-        with on.in_style():
-            figure, axes = on.blank(of_many=True)
-            try:
-                if (drawn := paint(run, axes, *self.of, **self.options)) is None:
-                    return on.draw_placeholder(figure, axes, self.empty)
-                title, x, y, alt = drawn
-                if callable(self.title):
-                    title = self.title(run)
-                elif self.title:
-                    about = next(iter(self.about.rows(run) if self.about else ()), title)
-                    title = (self.about or self.of[0].table).text(self.title, about, run)
-                axes.set_xlabel(x)
-                return on.finish(figure, axes, title, x, y, alt) if y else on.head(figure, title, alt)
-            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                figure, axes = on.blank(of_many=True)
-                words = f"The numbers of this picture are damaged ({type(error).__name__})."
-                on.draw_placeholder(figure, axes, words).empty = False  # a reader has to see it
-                return figure
+        try:
+            drawing = self._prepare(run)
+            return on.placeholder(self.empty) if drawing.frame.empty else on.draw(drawing, self._title(drawing, run))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            words = f"The numbers of this picture are damaged ({type(error).__name__})."
+            return on.placeholder(words, empty=False)  # a reader has to see it
+
+    def _title(self, drawing: "Drawing", run: Rows) -> str:
+        if callable(self.title):
+            return self.title(run)
+        if isinstance(drawing.about, str):
+            return drawing.about
+        row = next(iter(self.about.rows(run) if self.about else ()), drawing.about)
+        return (self.about or self.of[0].table).text(self.title, row, run)
 
 
-lines, bars, stacked, grid = (
-    partial(Chart, f"benchlib.spec.paint:{kind}") for kind in ["lines", "bars", "stacked", "grid"]
+bars, stacked, grid, lines, steps, cumulative = (
+    partial(Chart, f"benchlib.spec.paint:{kind}")
+    for kind in ("bars", "stacked", "grid", "lines", "steps", "cumulative")
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """Curves of one column: one for each value of the columns ``by``, which name it.
+    """Curves of one column: one for each value of the columns ``by``, which name it, or ``name`` if they are empty.
 
-    A ``limit`` is grey and may hold for any size, a ``claim`` has crosses and ``words`` behind its name. Curves with the same
-    value of the column ``colour`` share a colour.
+    A ``limit`` is grey and may hold for any size, a ``claim`` has crosses and ``words`` behind its name.
     """
 
     ref: Ref
     by: str
     look: Literal["line", "limit", "claim"] = "line"
-    dashed: Callable[[Row], bool] = lambda row: False
     words: str = "claimed"
-    colour: str = ""
+    name: str = ""
 
     @property
     def table(self) -> Table:
         return self.ref.table
 
-    def curves(self, run: Rows, x: str) -> dict[str, list[Point]]:
-        """Return the points of each curve by its name, in the order of x; x is nan where a limit holds for any."""
-        curves: dict[str, list[Point]] = {}
+    def points(self, run: Rows, x: str, y: str, facet: str = "") -> list[tuple[Row, Row]]:
+        """Return each row with a record of its samples; x is nan for a limit that holds for any."""
+        points, at = list[tuple[Row, Row]](), self.table[x]
+        kind = {"line": "measured", "limit": "limit", "claim": self.words}[self.look]
         for row in self.table.rows(run):
-            at, value = self.table[x].finite(row, run), self.ref.finite(row, run)
-            if value is not None and value > 0 and (at or self.look == "limit"):
-                name = ", ".join(filter(None, (self.table[column].text(row, run) for column in self.by.split())))
-                curves.setdefault(name or self.ref.col.heading, []).append((at or math.nan, value, row))
-        return {name: sorted(points, key=lambda point: point[0]) for name, points in curves.items()}
+            place, value = at.finite(row, run), self.ref.finite(row, run)
+            if value is None or value <= 0 or not (place or self.look == "limit"):
+                continue
+            words = filter(None, (self.table[column].text(row, run) for column in self.by.split()))
+            of = {facet: "" if self.look == "limit" else self.table[facet].text(row, run)} if facet else {}
+            of |= {"curve": ", ".join(words) or self.name or self.ref.col.heading, "kind": kind}
+            samples = [number for number in self.ref.numbers(row, run) if number > 0]
+            points.append((row, of | {at.titled: place or math.nan, y: samples}))
+        return points

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -29,6 +29,9 @@ from benchlib.results.run import Result, Run, Tables, save_result
 from benchlib.spec.charts import Chart
 from benchlib.spec.checks import Check, judge
 from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields, split_samples, with_samples
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def run_table(*more: Col) -> Table:
@@ -330,7 +333,11 @@ class Spec:
 
     def figures(self) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run) -> Picture``."""
-        return {chart.name: lambda run, chart=chart: chart.draw(self._drawn(run)) for chart in self.charts}
+        return {chart.name: lambda run, chart=chart: chart.draw(self._drawn(run)) for chart in self.charts}  # type: ignore[misc]
+
+    def drawn_from(self) -> dict[str, Callable[[Run], "pandas.DataFrame"]]:
+        """Return by the name of each picture what gives the frame it is drawn from."""
+        return {chart.name: lambda run, chart=chart: chart.frame(self._drawn(run)) for chart in self.charts}  # type: ignore[misc]
 
     def _drawn(self, run: Run) -> Rows:
         """Return the rows of a run for pictures: of one that left no result what its events recorded."""

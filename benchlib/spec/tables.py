@@ -224,6 +224,12 @@ class Ref:
         """Return the same column of these rows."""
         return replace(self, table=replace(self.table, picks=(lambda *_: rows,)))
 
+    @property
+    def titled(self) -> str:
+        """The heading with its unit: a column of a frame, what stands at an axis."""
+        unit = {"us": "µs", "ratio": "", "number": "", "count": "", "error": ""}.get(self.col.unit, self.col.unit)
+        return f"{self.col.heading} ({unit})" if unit and unit != self.col.heading else self.col.heading
+
     def raw(self, row: Row, run: Rows) -> Any:
         """Return what the cell holds, or what is computed of others; None where it is missing."""
         if self.col.of is None:

@@ -19,11 +19,10 @@ from benchlib.core.text import counted
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.numbers import why
 from benchlib.results.run import Tables
-from benchlib.spec.charts import Chart, stacked
+from benchlib.spec.charts import Chart, cumulative, stacked, steps
 from benchlib.spec.checks import Check, rule
 from benchlib.spec.spec import Bound, Metric, Show, each, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols, write
-from benchlib.workloads.sample_charts import cumulative, steps
 
 PARTS = {
     name: name.removesuffix("_exposed") for name in ("data", "forward", "backward", "exchange_exposed", "optimizer")
@@ -120,11 +119,7 @@ def _of_run(row: Row, run: Rows) -> Row:
     losses, learning = row.get("loss"), dict[str, float]()
     if losses and isinstance(losses, list) and all(map(math.isfinite, losses)):  # not the median alone
         learning = {"learning.loss_first": _loss_at(0, losses), "learning.loss_last": _loss_at(-1, losses)}
-    return learning | {
-        "speed.ranks": run.world,
-        "collective.operation": "all_reduce",
-        "collective.ranks": run.world,
-    }
+    return learning | {"speed.ranks": run.world, "collective.operation": "all_reduce", "collective.ranks": run.world}
 
 
 def run_of_training(*more: Col) -> Table:

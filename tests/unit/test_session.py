@@ -99,3 +99,13 @@ def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
     shell.user_ns["error"] = error
     shell.run_cell("def deep():\n    raise error\ndeep()")
     assert lines == [f"{type(error).__name__}: {error}"]
+
+
+def test_the_frame_of_a_picture_is_named_like_it_and_only_runs_have_one(tmp_path):
+    run = Run(unpack("compiled", tmp_path / "compiled").path)
+    frame = session.frame(run, "latency")
+    assert frame.groupby("executor")["latency (ms)"].count().min() > 1
+    with pytest.raises(UserError, match="no picture 'latencies' here: did you mean latency"):
+        session.frame(run, "latencies")
+    with pytest.raises(UserError, match="only the pictures of a run have a frame"):
+        session.frame(mock.Mock(), "trends")

@@ -235,12 +235,13 @@ def _bandwidth(name: str, operations: Sequence[str], wire: str) -> Chart:
     stated = nccl.where(operation=tuple(operations))["busbw_gbps"]
     return lines(
         name,
-        Line(own, "operation variant flaw", dashed=lambda row: row["variant"] != "library", colour="operation"),
-        Line(stated, "operation placement", "claim", words="nccl-tests, claimed", colour="operation"),
+        Line(own, "variant flaw", name="library"),
+        Line(stated, "placement", "claim", words="nccl-tests, claimed", name="in place"),
         Line(bounds.where(bound=wire)["gbps"], "bound", "limit"),
         Line(links["gbps"], "bound", "limit"),
         title="{operation} {variant} {flaw} reaches {busbw_gbps} at {bytes}",
         empty="No bandwidth between ranks was measured: one rank exchanges nothing.",
+        facet="operation",
     )
 
 
@@ -327,11 +328,12 @@ SPEC = Spec(
         ),
         lines(
             "collective-latency",
-            Line(library.where(bytes=lambda size: 0 < size <= 1 << 20)["times_us"], "operation"),
+            Line(library.where(bytes=lambda size: 0 < size <= 1 << 20)["times_us"], "", name="library"),
             Line(library.where(operation="barrier")["times_us"], "operation", "limit"),
             title="{operation} of {bytes} takes {times_us}",
             about=of_all_reduce.most("bytes", least=True),
             empty="No time of a collective was recorded.",
+            facet="operation",
         ),
         grid(
             "pairs",

@@ -156,11 +156,7 @@ SPEC = Spec(
         *run_metrics(run),
     ],
     checks=[
-        below(
-            "programs",
-            "Does XLA give torch's numbers from the text of every model?",
-            *_logits(converted),
-        ),
+        below("programs", "Does XLA give torch's numbers from the text of every model?", *_logits(converted)),
         near(
             "FLOPs",
             "Does the text have the FLOPs of dots that the formula gives, forward and backward three times as many?",
@@ -186,11 +182,7 @@ SPEC = Spec(
             (runtimes["one_minus_cos"], COSINE_LIMIT.value),
             unless=lambda run: "" if run.config.runtimes else "runtimes is empty",
         ),
-        below(
-            "executors",
-            "Do the timed executors compute the same, within parity's limits?",
-            *_logits(gating),
-        ),
+        below("executors", "Do the timed executors compute the same, within parity's limits?", *_logits(gating)),
     ],
     says=[
         each(

@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Scenario
 from benchlib.core.stats import percentile
+from benchlib.spec.charts import cumulative
 from benchlib.spec.checks import above, above_zero, below, zero
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Ref, Row, Rows, Table, cols
 from benchlib.workloads.llm import served
-from benchlib.workloads.sample_charts import cumulative
 
 # Open loops and closed ones answer different questions and are in no common picture.
 OPEN, CLOSED = ("Server", "Interactive"), ("SingleStream", "MultiStream")

@@ -127,7 +127,7 @@ SPEC = Spec(
             *(products[name] for name in ("peak_flops", "flops", "alone_flops")),
             title="Matrix products reach {peak_flops} in {precision} at n = {peak_n}",
             empty="No matrix product was measured.",
-        ),
+        )
     ],
     warnings=_left_out,
     verified=each(fastest, "every element of the all-reduces, up to {bytes}"),

@@ -244,8 +244,7 @@ SPEC = Spec(
     ],
     says=[
         each(
-            fastest,
-            "{model} ({parameters} parameters) trains fastest by {way}: {rates}, {tokens_per_s} on {hardware}.",
+            fastest, "{model} ({parameters} parameters) trains fastest by {way}: {rates}, {tokens_per_s} on {hardware}."
         ),
         each(
             main.where(padding=bool),
@@ -263,11 +262,7 @@ SPEC = Spec(
     ],
     charts=[
         bars(
-            "strategies",
-            main["rates"],
-            title=_side_by_side,
-            mute=lambda row: row["strategy"] == "single",
-            empty=NONE,
+            "strategies", main["rates"], title=_side_by_side, mute=lambda row: row["strategy"] == "single", empty=NONE
         ),
         Chart(f"{PICTURES}:waterfall", "waterfall", spread, empty=NONE),
         Chart(f"{PICTURES}:roofline", "roofline", spread, kernels, empty=NONE),

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from operator import truediv
 from typing import Any
 
-from benchlib.spec.charts import Chart
+from benchlib.spec.charts import Chart, steps
 from benchlib.spec.checks import Check, above
 from benchlib.spec.tables import Col, Rows, Table, cols
 from benchlib.workloads import model_files
-from benchlib.workloads.sample_charts import steps
 
 COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 TEXTS = "Servers gave no token ids: they were asked in texts, and tokens are those that the tokenizer finds in their answers."
