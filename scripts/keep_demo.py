@@ -63,8 +63,8 @@ def main() -> None:
     parser.add_argument("--worth", action="store_true", help="of the comparison by price")
     parser.add_argument("--machine", action="store_true", help="of the page of a machine")
     arguments = parser.parse_args()
-    place = cost.DEMO if arguments.worth else machine_page.DEMO if arguments.machine else trends.DEMO
-    store, demo = arguments.store, home() / place
+    kind = cost.DEMO if arguments.worth else machine_page.DEMO if arguments.machine else trends.DEMO
+    store, demo = arguments.store, home() / kind
     for day in demo.glob("*-*"):
         if day.is_dir():
             shutil.rmtree(day)

@@ -19,6 +19,8 @@ _parts: dict[str, Any] = {
 }
 _absent = _parts.keys() - sys.modules.keys()
 sys.modules |= {module: _parts[module] for module in _absent}
-seaborn: Any = import_module("seaborn")
-for module in _absent:
-    del sys.modules[module]
+try:
+    import seaborn  # noqa: F401  # for the modules that draw
+finally:
+    for module in _absent:
+        del sys.modules[module]
