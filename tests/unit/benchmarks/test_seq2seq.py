@@ -29,7 +29,9 @@ from tests.fixtures.make_smoke import unpack
         ({"page_cache": "cold"}, "page_cache = cold is about shards: set data_dir"),
         ({"memory_gb": 2}, "memory_gb = 2 is the limit of batch=auto"),
         ({"batch": "auto", "batch_size": "2"}, "batch_size = 2 with batch = auto, which decides it: leave one"),
-        ({"full": "true"}, "seq2seq has no full any more: set samples=7500000"),
+        ({"full": "true", "samples": 8}, "samples = 8 with full = True, which decides it: leave one"),
+        ({"single": "true", "nnodes": 2, "launcher": "slurm"}, "single = true is one device, nnodes = 2"),
+        ({"num_shards": 65, "data_dir": "."}, "num_shards = 65 of 64 samples.*num_shards=64 or less"),
     ],
 )
 def test_what_does_not_fit_is_refused(values, message):
