@@ -57,10 +57,10 @@ class Seq2seqConfig(BaseConfig):
     vocabulary: int = Field(8192, ge=2, le=2**31, description="tokens that there are")
 
     samples: int = Field(512, ge=0, description="of an epoch; 0: the whole set of 3,750,000; cut to fit the budget")
-    full: bool = Field(False, description="short for samples=7500000, the whole set twice")
+    full: bool = Field(False, description="short for samples=7500000: twice the set of samples=0")
     single: bool = Field(False, description="short for nproc=1: one device, whatever the machine has")
     epochs: int = Field(3, ge=1, le=1000, description="counted passes over the samples")
-    warmup_epochs: int = Field(1, ge=0, le=1000, description="passes before the counted ones; no speed counts them")
+    warmup_epochs: int = Field(1, ge=0, le=1000, description="passes before the counted ones, left out of all speeds")
     data_dir: str = Field("", description="folder for shards of the samples; '': generated in memory")
     num_shards: int = Field(0, ge=0, le=100_000, description="shards of the whole set; 0: as many as hold 128 MB each")
     token_bytes: Literal[8, 2] = Field(8, description="bytes of a token on the disk; 2: compact")

@@ -133,6 +133,7 @@ MUTE: Row = {"mute": lambda row: not row["counted"], "empty": "No epoch was fini
 FIT, UNTRIED = "{batch} samples fit in {peak_gb}", "No batches were tried: batch=auto does."
 ASKS = "The training asks for {asked_mb_per_s}, the loader gives {loader_mb_per_s}"
 NO_DISK = "No disk was measured: data_dir and a whole shard of samples do."
+DISK = "raw_mb_per_s checked_mb_per_s loader_mb_per_s asked_mb_per_s limit turn_samples_per_s turn_batch"
 FILE = "one JSON file per run of seq2seq: metadata, config, epochs, summary"
 SPEC = Spec(
     tables=[*training.TABLES, engines, epochs, batches, disk, run],
@@ -179,11 +180,7 @@ SPEC = Spec(
     shows=[
         Show("Epochs", epochs, "epoch seconds loss cached"),
         Show("Engines, interleaved", engines.ran(), "engine step_s rates ratios"),
-        Show(
-            "Disk",
-            disk.ran(),
-            "raw_mb_per_s checked_mb_per_s loader_mb_per_s asked_mb_per_s limit turn_samples_per_s turn_batch",
-        ),
+        Show("Disk", disk.ran(), DISK),
         Show("Batches tried", batches),
         *training.SHOWS,
     ],

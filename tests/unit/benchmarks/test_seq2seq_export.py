@@ -1,4 +1,4 @@
-"""The file of a run for other programs: its name, and its schema by a second library."""
+"""The file of a run for other programs: its schema by a second library, and what is refused."""
 
 import json
 
@@ -45,11 +45,8 @@ def test_the_committed_schema_is_that_of_the_model_and_accepts_the_file(tmp_path
     assert schema == export.Bench.model_json_schema()
     export.write([run()], str(tmp_path))
     (path,) = tmp_path.iterdir()
-    assert path.name == "bench_NVIDIA-H100-80GB-HBM3_4gpu_20261122T171138Z.json"
     content = json.loads(path.read_text())
     jsonschema.validate(content, schema, cls=jsonschema.Draft202012Validator)
-    keys = ("gpu_name", "wall_time_s", "total_samples", "throughput_samples_per_s")
-    assert [content[key] for key in keys] == [H100, 6.0 + 7.0 + 8.0, 3 * 512, 3 * 512 / 21.0]
     assert export.bench(run(backend="cpu")).gpu_name is None
     assert [metric["samples"] for metric in content["summary"]] == [[100.0, 101.0, 103.0], []]
     for change in ({"schema_version": 1}, {"epochs": [{"epoch": 0}]}, {"more": 1}):
