@@ -26,7 +26,7 @@ GPUS = {"backends": {"cpu": CPU, "cuda": {**CPU, "count": 4, "names": [H100] * 4
 SHAPE = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "encoder_layers": 1, "decoder_layers": 1}
 SHAPE |= {"vocabulary": 64, "sequence": 8}
 WORK = {"samples": 8, "epochs": 2, "learning_rate": 0.01, "single": "true", "warmup_epochs": 0, "num_shards": 3}
-SEARCH = {"batch": "auto", "memory_gb": 1, "memory_share": 0.5}
+SEARCH = {"batch": "auto", "memory_gb": 4, "memory_share": 0.5, "amp": "false"}
 DEMO = ("1-rank/seq2seq-cpu-213058-02a1fe", "2-ranks/seq2seq-cpu-213122-d1f68e")
 PRICES = (0.06, 0.10)
 
@@ -63,7 +63,8 @@ def trained(program, tmp_path_factory):
     before = [path.stat().st_mtime_ns for path in shards.paths]
     settings = [f"{name}={value}" for name, value in (SHAPE | WORK | SEARCH | {"data_dir": folder}).items()]
     store = tmp_path_factory.mktemp("runs")
-    output = program("run", "seq2seq", "--out", store, *(word for setting in settings for word in ("--set", setting)))
+    words = [word for setting in settings for word in ("--set", setting)]
+    output = program("run", "seq2seq", "--backend", "cpu", "--out", store, *words)
     (config,) = store.glob("*/*/config.json")
     return Run(config.parent), output, sorted(folder.glob("*/*.bin")), before
 
@@ -226,9 +227,9 @@ def test_p133_batch_for_memory(planned, trained):
     run = trained[0].path
     found, tried = facts(run), table(run, "batches")
     assert (
-        found["memory_limit_gb"] == 0.5 * 1 and found["batch_per_rank"] == 8 and found["batch_limited_by"] == "samples"
+        found["memory_limit_gb"] == 0.5 * 4 and found["batch_per_rank"] == 8 and found["batch_limited_by"] == "samples"
     )
-    assert tried and all(row["fits"] and row["peak_gb"] <= 0.5 for row in tried)
+    assert tried and all(row["fits"] and row["peak_gb"] <= 0.5 * 4 for row in tried)
     assert "batch_size = 2 with batch = auto, which decides it" in planned("batch=auto", "batch_size=2", code=2)
 
 
