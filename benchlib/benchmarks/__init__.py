@@ -8,6 +8,7 @@ The folder holds, by convention:
     run.py        measure(rank): what every rank executes; rows by table
     command.py    command: a verb of its own for the command line (optional)
     foreign.py    READERS: files of other programs that `benchlib judge` reads, by format (optional)
+    export.py     READERS: files that it exports and `benchlib compare` reads as runs, by their ``format`` (optional)
 
 and what measures. One whose rank forms no process group has ``run(config, run_dir, events)`` in place of ``measure``. A benchmark
 from outside joins by an entry point of the group ``benchlib.benchmarks``: its name and its package. Parts are imported when they

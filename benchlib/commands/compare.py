@@ -144,7 +144,7 @@ def _worth_cell(cell: Any) -> Text:
 )
 @click.option("--deadline", default="", metavar="8h", help="Which machine is the cheapest within this time?")
 def verb(sides: tuple[str, ...], prices: str, deadline: str, path: Path | None, **options: Any) -> None:
-    """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
+    """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html, a bench_*.json or a baseline.
 
     All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows. With --cost or
     --deadline machines are compared by time, price and energy instead.

@@ -357,7 +357,7 @@ def resolve(
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
         added = name not in values and name in config.model_fields_set
-        if added or (isinstance(value, str) and value != values.get(name, value)):
+        if added or (isinstance(value, (str, int)) and str(value) != str(values.get(name, value))):
             origins[name] = f"set by {cause}={Path(str(getattr(config, cause))).name}"
     return Resolved(config, origins)
 
@@ -397,6 +397,8 @@ def command(config: BaseConfig, ranks: bool = True) -> str:
     except UserError:  # the tier's file changed or went away: then everything that is not a default is written out
         usual = config_class(config.benchmark)(benchmark=config.benchmark)
     for name, value in config.model_dump(mode="json", exclude={"benchmark", "tier", "backend"}).items():
+        if getattr(config, config.EXCLUSIVE.get(name, ""), ""):
+            continue  # another field decides it
         if value != getattr(usual, name) or (ranks and name == "nproc"):
             items = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
             words += [word for key, item in items.items() for word in ("--set", f"{key}={_written(item)}")]

@@ -1,7 +1,7 @@
 """What differs between two sets of runs: metrics with ratios and intervals, factors, and whether that is a regression.
 
 A set is what an argument of ``benchlib compare`` names: a run folder, a folder of runs (all complete runs of one fingerprint
-are one set), a shared report, a baseline's file or the first digits of its key.
+are one set), a shared report, a run that was exported as JSON, a baseline's file or the first digits of its key.
 
 A difference is called a regression, worse or better only where the sets are comparable, that is where tier and fingerprint
 are the same. The same work on other hardware or versions is higher or lower; elsewhere ratios are shown without a word.
@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchlib.benchmarks import spec_of
+from benchlib.benchmarks import loadable, spec_of
 from benchlib.core.errors import UserError
+from benchlib.core.files import read_json
 from benchlib.core.text import counted, listing, quantity, shortened
 from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
@@ -115,6 +116,11 @@ def _apart(here: Record, there: Record) -> list[tuple[str, str, str]]:
 def _runs(text: str) -> list[Record]:
     path = Path(text)
     if path.is_file() and path.suffix == ".json":
+        content = read_json(path)
+        if isinstance(content, dict) and (form := content.get("format")):
+            readers = {name: read for one in loadable() for name, read in one.part("export", "READERS", {}).items()}
+            if form in readers:
+                return [readers[form](path)]
         return baselines.load_baseline(path).runs
     if not path.exists() and _KEY.match(text):
         return baselines.by_key(text).runs
@@ -245,7 +251,9 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
     Raises ``UserError`` for fewer than two arguments, for one that cannot be read, and for two without a benchmark in common.
     """
     if len(arguments) < 2:
-        raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
+        raise UserError(
+            "compare needs two or more of: a run folder, a folder of runs, a report.html, a bench_*.json, a baseline"
+        )
     sides = [(argument, *read_argument(argument)) for argument in arguments]
     (first, reference, _), *others = sides
     contrasts = list[Contrast]()

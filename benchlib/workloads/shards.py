@@ -4,7 +4,8 @@ Sample i depends on the seed and on i alone. Its tokens come from a counter, not
 any number of shards and any rank give the same sample.
 
 Shards are a cache of what the generator gives: ``DATA_DIR/pairs-KEY/shard_0000.bin`` ..., under a key of content and
-layout: a set of fewer samples is the beginning of a larger one. A shard gets its name when it is whole.
+layout: a set of fewer samples is the beginning of a larger one. A shard gets its name when it is whole. It ends with the
+checksum of its bytes: XXH3 of 128 bits (github.com/Cyan4973/xxHash), seeded by the key and the shard's number.
 
 Notation: n samples, S tokens of a sequence, V tokens of the vocabulary. Rates are bytes per second.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 import filelock
 import numpy as np
 import torch
+import xxhash
 from scipy.special import entr
 
 from benchlib.core.errors import UserError
@@ -30,6 +32,7 @@ from benchlib.workloads.training import prefetched
 
 FORMAT = 2
 SHARD_BYTES = 1 << 27
+CHECKSUM_BYTES = 16
 BLOCK_BYTES = 1 << 20  # of a sequential read
 ROUNDS = 3  # of a measurement of the disk
 WRITE_BYTES = 1 << 22  # generated and written at a time
@@ -115,54 +118,84 @@ class Source:
 class Shards(Source):
     """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter. They have to be prepared before they are read.
 
-    ``page_cache`` is the state to put the page cache into, "warm" or "cold".
+    ``page_cache`` is the state to put the page cache into, "warm" or "cold". With ``num_shards`` a set of ``set_samples``, of which
+    ``pairs`` are the beginning, has that many shards, which differ by one sample at most.
     """
 
-    def __init__(self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm", read_ahead: int = 4) -> None:
+    def __init__(
+        self,
+        pairs: Pairs,
+        data_dir: Path | str,
+        page_cache: str = "warm",
+        read_ahead: int = 4,
+        num_shards: int = 0,
+        set_samples: int = 0,
+    ) -> None:
         super().__init__(pairs, read_ahead)
         self.page_cache = page_cache
-        self.each = max(1, SHARD_BYTES // pairs.sample_bytes)
+        each, total = max(1, SHARD_BYTES // pairs.sample_bytes), set_samples or pairs.samples
         content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
-        key = hashlib.sha256(json.dumps([content, self.each]).encode()).hexdigest()[:16]
-        self.folder, firsts = Path(data_dir).absolute() / f"pairs-{key}", range(0, pairs.samples, self.each)
-        self.paths = [self.folder / f"shard_{number:04d}.bin" for number in range(len(firsts))]
-        self.samples = [min(self.each, pairs.samples - first) for first in firsts]
+        layout = [total, num_shards] if num_shards else each
+        self.key = hashlib.sha256(json.dumps([content, layout]).encode()).hexdigest()[:16]
+        firsts = np.arange(num_shards) * total // num_shards if num_shards else np.arange(0, pairs.samples, each)
+        self.firsts = firsts[firsts < pairs.samples]
+        self.folder = Path(data_dir).absolute() / f"pairs-{self.key}"
+        self.paths = [self.folder / f"shard_{number:04d}.bin" for number in range(len(self.firsts))]
+        self.samples = np.diff(self.firsts, append=pairs.samples).tolist()
         self._dtype = np.dtype("<i8" if pairs.token_bytes == 8 else "<u2")
 
-    def prepare(self, progress: Progress = lambda **counts: None) -> None:
-        """Write the shards that are missing or too short, and leave the others alone.
+    def prepare(self, progress: Progress = lambda **counts: None, part: int = 0, parts: int = 1) -> list[Path]:
+        """Write the shards that are missing, too short or changed, and leave the others alone; return those that were changed.
 
-        Any number of processes may call this at once, of one run or of several: one works, the others wait. Raises
-        ``StorageError`` where they cannot be written.
+        Any number of processes may call this at once, of one run or of several: one writes, the others wait. Each of ``parts``
+        processes compares its ``part`` of the shards with their checksums. Raises ``StorageError`` if they cannot be written.
         """
-        if not self._missing():
-            return
+        missing = self._missing()
+        changed = [number for number in range(part, len(self.paths), parts) if number not in missing]
+        changed = [number for number in changed if not self._is_intact(number)]
+        if not missing and not changed:
+            return []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(self.folder / ".lock"):  # the operating system frees it when its process dies
                 for left in self.folder.glob(".*.tmp"):
                     left.unlink()  # of a writing that was interrupted: whoever writes holds the lock
-                missing = self._missing()  # after the process that held the lock
+                missing = sorted({*changed, *self._missing()})  # after the process that held the lock
                 for done, number in enumerate(missing, 1):
                     self._write(number)
                     progress(done=done, total=len(missing))
         except (OSError, NotImplementedError) as error:
             raise not_written(self.folder, error if isinstance(error, OSError) else OSError(str(error))) from error
+        return [self.paths[number] for number in changed]
 
     def _missing(self) -> list[int]:
         """Return the numbers of those that are not there whole; a longer file begins with the same samples."""
-        needed = [count * self.pairs.sample_bytes for count in self.samples]
+        needed = [count * self.pairs.sample_bytes + CHECKSUM_BYTES for count in self.samples]
         pairs = enumerate(zip(self.paths, needed, strict=True))
         return [number for number, (path, size) in pairs if not path.exists() or path.stat().st_size < size]
 
+    def _checksum(self, number: int) -> xxhash.xxh3_128:
+        return xxhash.xxh3_128(seed=int(self.key, 16) ^ number)
+
+    def _is_intact(self, number: int) -> bool:
+        checksum, path, block = self._checksum(number), self.paths[number], memoryview(bytearray(BLOCK_BYTES))
+        left = path.stat().st_size - CHECKSUM_BYTES
+        with path.open("rb", buffering=0) as file:
+            while left and (count := file.readinto(block[:left])):
+                checksum.update(block[:count])
+                left -= count
+            return file.read() == checksum.digest()
+
     def _write(self, number: int) -> None:
-        rows = max(1, WRITE_BYTES // (16 * self.pairs.sequence))
-        first = number * self.each
+        rows, checksum = max(1, WRITE_BYTES // (16 * self.pairs.sequence)), self._checksum(number)
+        first = int(self.firsts[number])
         end = first + self.samples[number]
         with atomic_path(self.paths[number]) as temporary, temporary.open("wb") as handle:
             for low in range(first, end, rows):
-                tokens = generate(self.pairs, np.arange(low, min(low + rows, end)))
-                handle.write(tokens.astype(self._dtype, copy=False).data)
+                tokens = generate(self.pairs, np.arange(low, min(low + rows, end))).astype(self._dtype, copy=False)
+                checksum.update(tokens.data)
+                handle.write(tokens.data)
+            handle.write(checksum.digest())
 
     def settle(self) -> float | None:
         """Put the page cache into the state that was asked for and return the share of the shards that is in it now.
@@ -178,7 +211,8 @@ class Shards(Source):
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """See ``Source``: neighbours come by one read. Any thread may call it."""
-        owners, places = np.divmod(indices, self.each)
+        owners = np.searchsorted(self.firsts, indices, side="right") - 1
+        places = indices - self.firsts[owners]
         tokens = np.empty((len(indices), 2, self.pairs.sequence), self._dtype)
         cuts = (np.flatnonzero((np.diff(indices) != 1) | np.diff(owners)) + 1).tolist()
         for low, high in zip([0, *cuts], [*cuts, len(indices)], strict=True) if len(indices) else ():
@@ -222,26 +256,27 @@ def residency(paths: Sequence[Path]) -> float | None:
     return resident / pages if pages else None
 
 
-def raw_rate(paths: Iterable[Path], seconds: float) -> float:
-    """Read files in order for ``seconds`` or to the end, in blocks of 1 MiB through the page cache; bytes/s."""
-    buffer, total, began = bytearray(BLOCK_BYTES), 0, time.perf_counter()
+def raw_rate(paths: Iterable[Path], seconds: float, see: Callable[[memoryview], object] = len) -> float:
+    """Read files in order for ``seconds`` or to the end, in blocks of 1 MiB through the page cache that ``see`` gets; bytes/s."""
+    buffer, total, began = memoryview(bytearray(BLOCK_BYTES)), 0, time.perf_counter()
     for path in paths:
         with path.open("rb", buffering=0) as handle:
             while time.perf_counter() - began < seconds and (count := handle.readinto(buffer)):
+                see(buffer[:count])
                 total += count
     return total / (time.perf_counter() - began)
 
 
 def disk_rates(
     shards: Shards, batch: int, order: np.ndarray, seconds: float, raw: bool, barrier: Callable[[], object]
-) -> tuple[list[float], list[float]]:
-    """Read the shards raw, and by the loader in batches as they come in ``order``, interleaved, each for ``seconds`` or to
-    the end.
+) -> dict[str, list[float]]:
+    """Read the shards raw, with their checksums, and by the loader in batches as they come in ``order``.
 
-    Before each pass the page cache is put into the state that was asked for. Ranks that share a disk call it together: one
-    of each host with ``raw`` while the others wait at ``barrier``, then all load at once, and their rates add up.
+    The three kinds of pass are interleaved, each for ``seconds`` or to the end. Before each pass the page cache is put into the
+    state that was asked for. Ranks that share a disk call it together: one of each host with ``raw`` while the others wait at
+    ``barrier``, then all load at once, and their rates add up. Returns bytes/s by kind: ``raw``, ``checked``, ``loader``.
     """
-    by_kind: dict[str, list[float]] = {"raw": [], "loader": []}
+    by_kind: dict[str, list[float]] = {"raw": [], "checked": [], "loader": []}
 
     def load() -> float:
         began, elapsed, samples = time.perf_counter(), 0.0, 0
@@ -252,12 +287,14 @@ def disk_rates(
         del batches  # ends its threads
         return samples * shards.pairs.sample_bytes / elapsed
 
+    measure = {"raw": lambda: raw_rate(shards.paths, seconds), "loader": load}
+    measure["checked"] = lambda: raw_rate(shards.paths, seconds, xxhash.xxh3_128().update)
     for number in range(ROUNDS):
-        for kind in ("raw", "loader")[:: -1 if number % 2 else 1]:
+        for kind in [*by_kind][:: -1 if number % 2 else 1]:
             if raw:
                 shards.settle()
             barrier()
             if raw or kind == "loader":
-                by_kind[kind].append(load() if kind == "loader" else raw_rate(shards.paths, seconds))
+                by_kind[kind].append(measure[kind]())
             barrier()
-    return by_kind["raw"], by_kind["loader"]
+    return by_kind

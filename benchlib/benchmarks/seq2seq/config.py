@@ -16,6 +16,9 @@ SIZES: dict[str, tuple[int, ...]] = {
     "large": (768, 12, 12, 12, 3072, 256, 128),
     "xl": (2048, 32, 24, 24, 8192, 512, 8),
 }
+SWITCHES: dict[str, tuple[str, int]] = {"full": ("samples", FULL[1]), "single": ("nproc", 1)}
+TRUE = ("true", "1", "yes", "on", "t", "y")  # the texts that pydantic reads as true
+LATER = {"num_shards": 0, "warmup_epochs": 1}  # fields that earlier versions did not have, with what they did
 
 
 class Seq2seqConfig(BaseConfig):
@@ -26,14 +29,13 @@ class Seq2seqConfig(BaseConfig):
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"data_dir": True}
-    EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch"}
-    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(FIELDS, "size")}
+    DECIDED: ClassVar[dict[str, str]] = {name: switch for switch, (name, _) in SWITCHES.items()}
+    EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch", **DECIDED}
+    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(FIELDS, "size"), **DECIDED}
+    ASIDE: ClassVar[tuple[str, ...]] = (*SWITCHES,)
     GONE: ClassVar[dict[str, str]] = {
-        "full": "set samples=7500000",
-        "single": "set nproc=1",
-        "num_shards": "shards hold about 128 MB each; leave it out",
         "read": "shards are read through the page cache, which page_cache=cold empties first; leave it out",
-        "verify": "shards that are missing or too short are written; delete data_dir to write all of them again",
+        "verify": "every shard is compared with its checksum at the start of a run; leave it out",
         "planted_disk_mb_per_s": "set data_dir to a folder on a slow disk",
     }
 
@@ -55,8 +57,12 @@ class Seq2seqConfig(BaseConfig):
     vocabulary: int = Field(8192, ge=2, le=2**31, description="tokens that there are")
 
     samples: int = Field(512, ge=0, description="of an epoch; 0: the whole set of 3,750,000; cut to fit the budget")
-    epochs: int = Field(3, ge=1, le=1000, description="counted passes, after one to warm up that is not counted")
+    full: bool = Field(False, description="short for samples=7500000: twice the set of samples=0")
+    single: bool = Field(False, description="short for nproc=1: one device, whatever the machine has")
+    epochs: int = Field(3, ge=1, le=1000, description="counted passes over the samples")
+    warmup_epochs: int = Field(1, ge=0, le=1000, description="passes before the counted ones, left out of all speeds")
     data_dir: str = Field("", description="folder for shards of the samples; '': generated in memory")
+    num_shards: int = Field(0, ge=0, le=100_000, description="shards of the whole set; 0: as many as hold 128 MB each")
     token_bytes: Literal[8, 2] = Field(8, description="bytes of a token on the disk; 2: compact")
     page_cache: Literal["warm", "cold"] = Field("warm", description="shards are in it before an epoch, or not")
     read_ahead: int = Field(4, ge=0, le=64, description="batches made ahead on threads; 0: each when it is asked for")
@@ -77,6 +83,12 @@ class Seq2seqConfig(BaseConfig):
         preset = dict(zip(FIELDS, SIZES[values["size"]], strict=True))
         return {name: preset[name] for name in preset if name != "batch_size" or not values.get("batch")} | values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _switches_set_their_field(cls, values: Any) -> Any:
+        chosen = [name for name in SWITCHES if isinstance(values, dict) and str(values.get(name)).lower() in TRUE]
+        return values | dict(SWITCHES[name] for name in chosen) if chosen else values
+
     @model_validator(mode="after")
     def _parts_fit(self) -> "Seq2seqConfig":
         if self.d_model % self.nhead:
@@ -85,7 +97,14 @@ class Seq2seqConfig(BaseConfig):
             raise ValueError(
                 f"token_bytes = 2 holds tokens below {1 << 16:,}, vocabulary = {self.vocabulary:,}: set token_bytes=8"
             )
-        for name in ("page_cache", "token_bytes"):
+        if self.single and self.nnodes > 1:
+            raise ValueError(f"single = true is one device, nnodes = {self.nnodes}: leave one of them out")
+        if self.num_shards > self.epoch_samples:
+            raise ValueError(
+                f"num_shards = {self.num_shards:,} of {self.epoch_samples:,} samples: each shard holds at least one, set "
+                f"num_shards={self.epoch_samples} or less"
+            )
+        for name in ("page_cache", "token_bytes", "num_shards"):
             if getattr(self, name) != type(self).model_fields[name].default and not self.data_dir:
                 raise ValueError(f"{name} = {getattr(self, name)} is about shards: set data_dir=FOLDER, too")
         if self.memory_gb and not self.batch:
@@ -96,6 +115,15 @@ class Seq2seqConfig(BaseConfig):
     def epoch_samples(self) -> int:
         """Samples of an epoch as asked for; the budget may cut them."""
         return self.samples or FULL[0]
+
+    @property
+    def passes(self) -> int:
+        """Passes over the samples, warm-up included."""
+        return self.warmup_epochs + self.epochs
+
+    def work(self) -> dict[str, Any]:
+        """Return the fields that change the work; without new ones that are not used, so that older baselines still fit."""
+        return {name: value for name, value in super().work().items() if (name, value) not in LATER.items()}
 
     @property
     def shape(self) -> dict[str, int]:
@@ -139,6 +167,6 @@ class Seq2seqConfig(BaseConfig):
         turns = f"; before that {self.compare_steps} steps of plain and tuned, interleaved" * (self.engine == "both")
         return (
             f"{'tuned' if self.engine == 'both' else self.engine} trains {self.parameters:,} parameters ({self.size}) "
-            f"on {self.epoch_samples:,} samples from {where}, 1 + {self.epochs} epochs, {batch} per device{total}"
+            f"on {self.epoch_samples:,} samples from {where}, {self.warmup_epochs} + {self.epochs} epochs, {batch} per device{total}"
             f"{turns}; cut to fit the budget where the measured speed asks for it"
         )

@@ -226,13 +226,14 @@ def measure(rank: Rank) -> Tables:
     del engines
     gc.collect()
     plan = planned(task, median(compared[trainer.name]["step_s"]))
-    samples = plan.samples // (config.epochs + 1)
+    samples, warm = plan.samples // config.passes, config.warmup_epochs
 
     events.emit("phase", name="data")
     began, unmeasured = time.monotonic(), _unmeasured(config, task.source.pairs.sample_bytes)
     source = _source(rank, samples)
     # A whole shard also where the budget cut the samples below one.
-    probe = source if unmeasured else _source(rank, max(samples, -(-SHARD_BYTES // source.pairs.sample_bytes)))
+    least = -(-SHARD_BYTES // source.pairs.sample_bytes)
+    probe = source if unmeasured or samples >= least else _source(rank, least)
     data_s = time.monotonic() - began
     trainer.restart(source)
     per_epoch = task.steps(samples)
@@ -240,10 +241,10 @@ def measure(rank: Rank) -> Tables:
 
     events.emit("phase", name="peak" if unmeasured else "disk")
     skipped: Row = {"status": "skipped", "reason": unmeasured}
-    disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, per_epoch)
-    trained.tables = {"epochs": _epochs(trained, trainer, per_epoch), "batches": batches, "disk": [disk]}
+    disk = skipped if unmeasured else _disk(replace(task, source=probe), trained, warm * per_epoch)
+    trained.tables = {"epochs": _epochs(trained, trainer, per_epoch, warm), "batches": batches, "disk": [disk]}
     trained.tables["engines"] = _engines(config, compared)
-    tables = training.rows(trained, rank, precision, first, warm=per_epoch)
+    tables = training.rows(trained, rank, precision, first, warm=warm * per_epoch)
     vocabulary, scope = config.vocabulary, config.scope(samples)
     floor = entropy(vocabulary) if vocabulary <= MAX_ENTROPY else math.log(vocabulary) + math.log(2) - 1
     identity: Row = {"data_dir": "a disk" if config.data_dir else ""}
@@ -264,7 +265,7 @@ def measure(rank: Rank) -> Tables:
             "epoch_tokens": samples * config.sequence,
             "vocabulary": vocabulary,
             "token_entropy": floor,
-            "epoch_s": trained.epoch_s[1:],
+            "epoch_s": trained.epoch_s[warm:],
             "lowest_loss": min(Columns(trained.table[:per_epoch])["loss"].sum(axis=1).tolist()),
             "page_cache": config.page_cache,
             "identity": identity,
@@ -300,7 +301,7 @@ def planned(task: Task, step_s: float) -> Plan:
     A cut is rounded down to a power of two steps, so that runs of somewhat other speed get the same work and stay
     comparable.
     """
-    passes, wanted = task.config.epochs + 1, task.config.epoch_samples
+    passes, wanted = task.config.passes, task.config.epoch_samples
     left_s, whole = training.time_left(task.rank), task.steps(wanted)
     steps = max(1, training.fitting(whole * passes, step_s, left_s) // passes)
     samples, cut_by = wanted, ""
@@ -316,9 +317,13 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     if in_memory or not config.data_dir:
         return Source(pairs, config.read_ahead)
-    shards = Shards(pairs, config.data_dir, config.page_cache, config.read_ahead)
+    shards = Shards(
+        pairs, config.data_dir, config.page_cache, config.read_ahead, config.num_shards, config.epoch_samples
+    )
+    progress, part = partial(rank.events.emit, "progress", phase="data", unit="shards"), rank.world.local_rank
     with keep_alive(rank.events, config.budget_s):
-        shards.prepare(partial(rank.events.emit, "progress", phase="data", unit="shards"))
+        for path in shards.prepare(progress, part, rank.world.local_size):
+            rank.events.emit("log", message=f"{path.name} was written again: its bytes do not match its checksum")
     return shards
 
 
@@ -331,30 +336,32 @@ def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
     return f"less than a whole shard says nothing of a disk: set samples={-(-SHARD_BYTES // sample_bytes)} or more"
 
 
-def _disk(task: Task, trained: Trained, per_epoch: int) -> Row:
-    """Read the shards raw and by the loaders of all ranks; ``compute_s`` is a step without its waiting for data."""
+def _disk(task: Task, trained: Trained, warm: int) -> Row:
+    """Read the shards raw, with their checksums and by the loaders of all ranks.
+
+    ``compute_s`` is a step without its waiting for data, after the first ``warm`` steps.
+    """
     rank, source = task.rank, task.source
     assert isinstance(source, Shards)
     order = np.concatenate([own for own, _ in share(task, 1, range(task.steps(source.pairs.samples)))])
     with keep_alive(rank.events, rank.config.startup_timeout_s):
         seconds, reads_raw = min(2.0, rank.config.budget_s / 100), rank.world.local_rank == 0
         rates = disk_rates(source, task.batch, order, seconds, reads_raw, barrier)
-    raw, loader = zip(*all_gather_objects(rates), strict=True)
-    steady = Columns(trained.table[per_epoch:])
+    of_ranks, steady = all_gather_objects(rates), Columns(trained.table[warm:])
+    total = {kind: zip(*filter(None, (own[kind] for own in of_ranks)), strict=True) for kind in rates}
     return {
-        "raw_mb_per_s": [sum(parts) / 1e6 for parts in zip(*filter(None, raw), strict=True)],
-        "loader_mb_per_s": [sum(parts) / 1e6 for parts in zip(*loader, strict=True)],
+        **{f"{kind}_mb_per_s": [sum(parts) / 1e6 for parts in rounds] for kind, rounds in total.items()},
         "sample_bytes": source.pairs.sample_bytes,
         "compute_s": float(np.median((steady["step_s"] - steady["data_s"]).max(axis=1))),
     }
 
 
-def _epochs(trained: Trained, trainer: Engine, per_epoch: int) -> list[Row]:
+def _epochs(trained: Trained, trainer: Engine, per_epoch: int, warm: int) -> list[Row]:
     losses, samples = (Columns(trained.table)[name].sum(axis=1).reshape(-1, per_epoch) for name in ("loss", "samples"))
     means, cached = (losses * samples).sum(axis=1) / samples.sum(axis=1), trainer.cached or [None] * len(losses)
     lacking = "this system does not tell" if trainer.cached else "samples were generated in memory"
     return [
-        {"epoch": number, "counted": number > 0, "seconds": seconds, "loss": float(loss), "cached": inside}
+        {"epoch": number, "counted": number >= warm, "seconds": seconds, "loss": float(loss), "cached": inside}
         | {"why": {"cached": lacking} if inside is None else {}}
         for number, (seconds, loss, inside) in enumerate(zip(trained.epoch_s, means, cached, strict=True))
     ]

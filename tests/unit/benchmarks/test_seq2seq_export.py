@@ -1,4 +1,4 @@
-"""The file of a run for other programs: its name, and its schema by a second library."""
+"""The file of a run for other programs: its schema by a second library, and what is refused."""
 
 import json
 
@@ -31,7 +31,7 @@ def run(name="seq2seq-cuda-171138-abc", backend="cuda", ranks=4, speed=100.0, st
         machine={"host": name, "cpu": {"model": "AMD EPYC (7763)"}, "devices": {"backends": {"cuda": {"names": [H100] * ranks}}}},
         result=Result(
             **common, status="complete", world_size=ranks, started_at=started, ended_at=started + 60, metrics=metrics,
-            facts={"epoch_items": 512, "precision": "bf16", "trained_samples": 2048, "train_s": 16.0},
+            facts={"epoch_items": 512, "precision": "bf16", "samples_per_epoch": 512},
             tables={"epochs": [{"epoch": n, "counted": n > 0, "seconds": 5.0 + n, "loss": 9.0 - n} for n in range(4)]},
         ),
         fingerprint={"backend": backend, "world_size": str(ranks), "nodes": "1",
@@ -45,14 +45,11 @@ def test_the_committed_schema_is_that_of_the_model_and_accepts_the_file(tmp_path
     assert schema == export.Bench.model_json_schema()
     export.write([run()], str(tmp_path))
     (path,) = tmp_path.iterdir()
-    assert path.name == "bench_NVIDIA-H100-80GB-HBM3_4gpu_20261122T171138Z.json"
     content = json.loads(path.read_text())
     jsonschema.validate(content, schema, cls=jsonschema.Draft202012Validator)
-    keys = ("gpu_name", "wall_time_s", "total_samples", "throughput_samples_per_s")
-    assert [content[key] for key in keys] == [H100, 16.0, 2048, 128.0]
     assert export.bench(run(backend="cpu")).gpu_name is None
     assert [metric["samples"] for metric in content["summary"]] == [[100.0, 101.0, 103.0], []]
-    for change in ({"schema_version": 2}, {"epochs": [{"epoch": 0}]}, {"more": 1}):
+    for change in ({"schema_version": 1}, {"epochs": [{"epoch": 0}]}, {"more": 1}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(content | change, schema, cls=jsonschema.Draft202012Validator)
 

@@ -114,13 +114,42 @@ def test_a_smaller_set_is_the_beginning_of_a_larger_one(tmp_path):
     assert len(list(tmp_path.glob("pairs-*"))) == 1
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 12_345)])
-def test_a_missing_or_cut_shard_is_written_again_and_the_others_are_left_alone(tmp_path, damage):
+def flip(path):
+    """Change one bit, and leave size and time of change as they are."""
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[-17] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.unlink(), False),
+        (lambda path: os.truncate(path, 12_345), False),
+        (flip, True),
+        (lambda path: shutil.copyfile(path.with_name("shard_0000.bin"), path), True),
+    ],
+)
+def test_a_missing_cut_or_changed_shard_is_written_again_and_the_others_are_left_alone(tmp_path, damage, told):
     parts = prepared(tmp_path).paths
     before = written(parts)
     damage(parts[1])
-    assert whole(prepared(tmp_path))
+    source = Shards(PAIRS, tmp_path)
+    assert source.prepare(part=0, parts=2) == [], "the other of two processes compares this one"
+    assert source.prepare(part=1, parts=2) == [parts[1]] * told
+    assert whole(source) and source.prepare() == []
     assert [old == new for old, new in zip(before, written(parts), strict=True)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+def test_a_set_has_as_many_shards_as_it_is_told_to(tmp_path, count):
+    """Whole shares of 16 samples would be 63 shards, not 64."""
+    source = prepared(tmp_path, num_shards=count)
+    assert len(source.paths) == len(list(tmp_path.glob("pairs-*/*.bin"))) == count and whole(source)
+    assert sum(source.samples) == 1000 and max(source.samples) - min(source.samples) <= 1
+    beginning = prepared(tmp_path, dataclasses.replace(PAIRS, samples=500), num_shards=count, set_samples=1000)
+    assert beginning.paths == source.paths[: len(beginning.paths)] and sum(beginning.samples) == 500
 
 
 @pytest.mark.skipif(not shutil.which("fincore"), reason="fincore of util-linux is not installed")
