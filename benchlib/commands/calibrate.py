@@ -48,7 +48,7 @@ def calibrate(
         raise UserError(f"backend {base.config.backend} is not available: {base.unavailable}")
     slowed = {share: {**overrides, "planted_slowdown": share} for share in kinds if share}
     plans = {share: plan(target, tier, base.config.backend, values, base.probe) for share, values in slowed.items()}
-    store = (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
+    store = (out or outputs()) / "calibrations" / f"{target}-{base.config.tier}-{time.strftime('%Y%m%d-%H%M%S')}"
     calibration = _run_all(store, {0.0: base, **plans}, _schedule(kinds))
     path = save_calibration(baselines.folder(), calibration)
     rows = calibration.rows()

@@ -289,7 +289,7 @@ def show_tier(planned: Sequence[Plan]) -> None:
     say((f"tier {config.tier}", "bold"), f", backend {config.backend}: {counted(len(rows), 'benchmark')}")
     show_table(rows, right=("budget",), whole=("budget",))
     say(f"at most {duration(sum(item.config.budget_s for item in planned if not item.unavailable))} by the budgets")
-    say(f"in full: benchlib run {config.benchmark} --tier {config.tier} --dry-run", style="dim")
+    say(f"in full: benchlib run {config.benchmark} --tier {planned[0].tier} --dry-run", style="dim")
 
 
 def show_plan(planned: Plan, folder: Path) -> None:
@@ -319,7 +319,7 @@ def show_plan(planned: Plan, folder: Path) -> None:
 
 @click.command()
 @click.argument("target")
-@click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}. [default: smoke]")
+@click.option("--tier", "-t", help=f"How much work: {', '.join(tier_names())}, or a file FILE.yaml. [default: smoke]")
 @BACKEND
 @SET
 @OUT
@@ -332,7 +332,7 @@ def show_plan(planned: Plan, folder: Path) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would run: a tier as a table, a benchmark in full.")
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
 def verb(target: str, pairs: tuple[str, ...], out: Path | None, max_restarts: int | None, **options: Any) -> None:
-    """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
+    """Run TARGET: a benchmark, or a tier (quick, or a file) with all its benchmarks. `benchlib list` names them."""
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     with console.status("asking torch for the devices"):

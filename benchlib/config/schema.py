@@ -254,23 +254,42 @@ def tier_names() -> list[str]:
     return sorted(names, key=lambda name: read_params("tiers", name).get("all", {}).get("budget_s", 0.0))
 
 
+def is_tier_file(tier: str) -> bool:
+    """Return whether a tier is given as a file of the user's own and not by its name."""
+    return tier.endswith((".yaml", ".yml"))
+
+
 def read_params(kind: str, name: str) -> dict[str, Any]:
-    """Read ``params/<kind>/<name>.yaml``, once; kind is ``tiers`` or ``backends``. Raises ``UserError`` for what it does not know."""
+    """Read ``params/<kind>/<name>.yaml``, once, or a tier from a file; kind is ``tiers`` or ``backends``.
+
+    Raises ``UserError`` for a name that is not there, and for a file that has the name of one of the kit's tiers.
+    """
     available = {path.stem: path for path in (home() / "params" / kind).glob("*.yaml")}
+    if kind == "tiers" and is_tier_file(name):
+        path = Path(name).expanduser()
+        if path.stem in available:
+            raise UserError(f"{name}: {path.stem} is a tier of the kit, which has its own baselines: rename the file")
+        return check_params(path)
     if name not in available:
-        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}")
-    return check_params(available[name])
+        file = " (or a file: --tier my.yaml)" * (kind == "tiers")
+        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}{file}")
+    return _kit_params(available[name])
 
 
-@functools.cache
 def check_params(path: Path) -> dict[str, Any]:
-    content = validated(_File, read_yaml(path) or {}, f"{path}: ").model_dump(exclude_unset=True)
+    read = read_yaml(path) or {}
+    if not isinstance(read, dict):
+        raise UserError(f"{path}: expected sections by benchmark, as in squad: {{epochs: 2}}")
+    content = validated(_File, read, f"{path}: ").model_dump(exclude_unset=True)
     sections = ("description", "all", *BENCHMARKS)
     for section in (name for name in content if name not in sections):
         raise UserError(f"{path}: unknown section {section!r}: {nearest(section, sections)}")
     for benchmark in (name for name in BENCHMARKS if name in content):
         check_names(benchmark, content[benchmark] or {}, f"{path}: ")
     return content
+
+
+_kit_params = functools.cache(check_params)
 
 
 def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,14 +347,17 @@ def resolve(
 ) -> Resolved:
     """Merge the class's defaults, the tier, the backend and the overrides into one config.
 
-    Raises ``UserError`` for unknown names and for values out of their type or range.
+    ``tier`` is a name or a file, whose name without its ending becomes the tier of the config. Raises ``UserError`` for unknown
+    names and for values out of their type or range.
     """
     cls = config_class(benchmark)
     check_names(benchmark, overrides or {})
     layers: dict[str, Mapping[str, Any]] = {}
     for kind, name in (("tiers", tier), ("backends", backend)):
         content = read_params(kind, name)
-        layers[f"params/{kind}/{name}.yaml"] = {**content.get("all", {}), **(content.get(benchmark) or {})}
+        origin = name if is_tier_file(name) else f"params/{kind}/{name}.yaml"
+        layers[origin] = {**content.get("all", {}), **(content.get(benchmark) or {})}
+    tier = Path(tier).stem if is_tier_file(tier) else tier
     fixed = {"benchmark": benchmark, "tier": tier, "backend": backend}
     values, origins = dict[str, Any](fixed), dict[str, str]()
     for origin, layer in {**layers, BY_HAND: overrides or {}}.items():
@@ -391,11 +413,13 @@ def command(config: BaseConfig, ranks: bool = True) -> str:
 
     ``ranks`` states their number even where it was chosen by itself: the devices of another machine may be others.
     """
-    words = ["benchlib", "run", config.benchmark, "--tier", config.tier, "--backend", config.backend]
+    tier = config.tier
     try:
-        usual: BaseConfig = resolve(config.benchmark, config.tier, config.backend).config
-    except UserError:  # the tier's file changed or went away: then everything that is not a default is written out
-        usual = config_class(config.benchmark)(benchmark=config.benchmark)
+        usual = resolve(config.benchmark, tier, config.backend).config
+    except UserError:  # a tier of the user's own, or one that changed or went away: its values are written out
+        tier = "smoke"
+        usual = resolve(config.benchmark, tier, config.backend).config
+    words = ["benchlib", "run", config.benchmark, "--tier", tier, "--backend", config.backend]
     for name, value in config.model_dump(mode="json", exclude={"benchmark", "tier", "backend"}).items():
         if getattr(config, config.EXCLUSIVE.get(name, ""), ""):
             continue  # another field decides it

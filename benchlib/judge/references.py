@@ -18,7 +18,13 @@ from benchlib.core.files import PACKAGE
 
 PATH = PACKAGE / "assets" / "references.yaml"
 # Published unit -> factor to the unit of the quantity.
-UNITS = {("GB/s", "Gbps"): 8.0, ("TFLOP/s", "FLOP/s"): 1e12, ("seq/s", "samples/s"): 1.0, ("h", "s"): 3600.0}
+UNITS = {
+    ("GB/s", "Gbps"): 8.0,
+    ("TFLOP/s", "FLOP/s"): 1e12,
+    ("seq/s", "samples/s"): 1.0,
+    ("min", "s"): 60.0,
+    ("h", "s"): 3600.0,
+}
 
 
 class Strict(BaseModel):

@@ -28,7 +28,8 @@ class Plan:
     """A run to be: its config, where the values came from and what torch reported about the machine.
 
     ``of_tier`` says that the user named a tier, which chose the benchmark; ``auto`` that the machine chooses the
-    backend, which is the CPU until torch was asked. ``overrides`` are what the user set.
+    backend, which is the CPU until torch was asked. ``overrides`` are what the user set, ``tier`` the tier as it was given:
+    a name or a file.
     """
 
     resolved: Resolved
@@ -36,6 +37,7 @@ class Plan:
     of_tier: bool = False
     auto: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    tier: str = ""
 
     @property
     def config(self) -> Any:
@@ -70,7 +72,7 @@ def _requested(benchmark: str, tier: str, backend: str, overrides: Mapping[str, 
             elsewhere = "runs on other machines, whose devices are not known here"
             raise UserError(f"launcher={config.launcher} {elsewhere}: say which, as in --backend cuda")
         LAUNCHERS[config.launcher](config, outputs() / "run")
-    return Plan(resolved, auto=auto, overrides=overrides)
+    return Plan(resolved, auto=auto, overrides=overrides, tier=tier)
 
 
 def _check_limits(overrides: Mapping[str, Any], benchmarks: Iterable[str]) -> None:
@@ -91,7 +93,7 @@ def _settled(request: Plan, probe: dict[str, Any]) -> Plan:
     resolved, config = request.resolved, request.config
     backend = best_backend(probe) if request.auto else config.backend
     if backend != config.backend:  # an accelerator has parameters of its own
-        resolved = resolve(config.benchmark, config.tier, backend, request.overrides)
+        resolved = resolve(config.benchmark, request.tier, backend, request.overrides)
     here = config.launcher not in clusters.ELSEWHERE  # other machines may have other devices than this one
     if here and not config.ONE_PROCESS:
         resolved = resolved.detected(nproc=default_nproc(backend, probe))
@@ -122,7 +124,7 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
         overrides["resume"] = str(Path(resume).resolve())
     of_tier, names, level = target not in BENCHMARKS, [target], tier or "smoke"
     if of_tier:
-        if target not in (tiers := schema.tier_names()):
+        if target not in (tiers := schema.tier_names()) and not schema.is_tier_file(target):
             raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *tiers])}")
         if tier not in (None, target):
             raise UserError(f"{target} is a tier itself: leave out --tier {tier}, or name a benchmark")

@@ -1,5 +1,6 @@
 """Commands and runs for the promises, and the table of their states at the end of ``pytest tests/promises``."""
 
+import functools
 import os
 
 import pytest
@@ -8,10 +9,23 @@ from filelock import FileLock
 from make_smoke import unpack
 
 from benchlib.cli import main
+from benchlib.commands import kit
+from benchlib.core import machine
 from benchlib.judge.verdict import judge
+from benchlib.launch import plan
 from benchlib.results.run import Run
 
 STATES = {"passed": "works", "failed": "FAILS", "skipped": "needs hardware"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_probe():
+    """Ask torch once what is here: each answer is a process of seconds."""
+    probe = functools.cache(machine.probe_devices)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (plan, kit):
+            patch.setattr(module, "probe_devices", probe)
+        yield
 
 
 @pytest.fixture(scope="session")

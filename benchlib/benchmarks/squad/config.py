@@ -87,6 +87,9 @@ class SquadConfig(BaseConfig):
     target_loss: float | None = Field(None, gt=0, description="limit of the final loss on the whole of SQuAD v1.1")
     target_allreduce_gbps: float | None = Field(None, gt=0, description="bus bandwidth of the gradients, in Gbps")
     target_samples_per_s: float | None = Field(None, gt=0, description="training throughput over all ranks")
+    target_minutes: float | None = Field(
+        None, gt=0, description="limit of the whole training's time, in minutes; none: 45 for BERT-base, as information"
+    )
     target_memory_gb: float | None = Field(None, gt=0, description="limit of a rank's peak device memory, in GB")
 
     @model_validator(mode="before")

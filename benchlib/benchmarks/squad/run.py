@@ -107,7 +107,7 @@ def measure(rank: Rank) -> Tables:
         row["why"] |= dict.fromkeys(("exchange_us", "message_bytes", "wrong_elements"), "one rank exchanges nothing")
     if row["epoch_share"] < 1:
         short = f"after {row['epoch_share']:.0%} of the training; the target is for the whole training"
-        row["why"] |= dict.fromkeys(("whole_f1", "whole_loss"), short)
+        row["why"] |= dict.fromkeys(("whole_f1", "whole_loss", "whole_minutes"), short)
     none: Tables = {"shares": [], "splits": [], "balance": []}
     return {**none, **tables, "misses": worst}
 

@@ -156,14 +156,16 @@ CASES = [  # beside those of tests/unit/judge/test_planted_numbers.py; generated
     ("F1 on embedded data", "PASS", {"target_f1_embedded": 88.0}, {"f1": 88.0}),
     ("F1 on embedded data", "INCOMPLETE", {"target_f1_embedded": 88.0}, CUT),
     ("F1 on embedded data", "SKIPPED", {"target_f1_embedded": 88.0}, {"epoch_share": 0.2, "cut_by": "max_steps"}),
-    ("F1 target", "SKIPPED", {"target_f1": 88.0}, {}),
-    ("F1 target", "FAIL", {**REAL, "target_f1": 88.0}, {**WHOLE, "f1": 87.9}),
-    ("F1 target", "PASS", {**REAL, "target_f1": 88.0}, {**WHOLE, "f1": 88.0}),
-    ("F1 reference", "DIFFERS", {**REAL, "reference_f1": 88.5}, {**WHOLE, "f1": 87.9}),
-    ("F1 reference", "PASS", {**REAL, "reference_f1": 88.5}, {**WHOLE, "f1": 88.1}),
     ("final loss", "FAIL", {**REAL, "target_loss": 0.5}, {**WHOLE, "loss": [2.0] * 9 + [0.5]}),  # has to be under it
     ("all-reduce throughput", "FAIL", {"target_allreduce_gbps": 1000.0}, {}),
     ("device memory", "INCOMPLETE", {"target_memory_gb": 12.0}, {}),
+    (
+        "training time",
+        "INCOMPLETE",
+        {**REAL, "target_minutes": 45},
+        {**WHOLE, **CUT, "why": {"whole_minutes": "after 12%"}},
+    ),
+    ("training time", "SKIPPED", {**REAL, "model": "bert-large-uncased"}, {**WHOLE}),
     ("newest checkpoint", "AMBIGUOUS", {"max_restarts": 1, "launcher": "torchrun"}, {"checkpoint_faults": ["step 8"]}),
 ]
 

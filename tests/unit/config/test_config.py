@@ -125,7 +125,7 @@ def test_every_parameter_file_resolves_for_every_benchmark_and_backend():
     [
         ("squad: {epoch: 1}", "did you mean epochs"),
         ("sqad: {}", "did you mean squad"),
-        ("- 1", "Input should be a valid dictionary"),
+        ("- 1", "expected sections by benchmark"),
         ("all: {epochs: 1}", "all.epochs: no such field"),
         ("all: {budget_s: .inf}", "all.budget_s = inf: Input should be a finite number"),
         ("all: {budget_s: true}", "all.budget_s: got True, and only switches are true or false"),
