@@ -103,6 +103,7 @@ def test_p141_a_speed_up_that_the_rates_do_not_give(judged):
         ("setup,gpus,samples/s,speed-up", "eager,1,100,1x fast,1,150,1.5x eager,8,780,7.8x fast,8,1150,11.5x", "PASS"),
         ("model,samples/s,time (h),speed-up", "a,10,10,1x b,18,6,1.67x", "PASS"),  # that of the time, start-up included
         ("setup,samples/s,F1,improvement", "a,100,80,baseline b,120,88,1.1x", ""),  # that of the score
+        ("data set,samples/s,full dataset time (h),speed-up over eager", "SQuAD,100,1,1.5x CNN,10,20,2.1x", ""),
         ("model,samples/s,speed-up over eager", "BERT,100,1.5x GPT,50,2.1x", ""),
         ("model,fp32 samples/s,fp16 samples/s,speed-up", "a,100,200,2.0x b,120,200,1.67x", "SKIPPED"),
     ],
@@ -182,6 +183,7 @@ def test_p144_a_loadgen_summary(judged, tmp_path):
     server = "99.00 percentile latency (ns)   : 121004871"
     for rule, words, name, *changes in (
         ("rate from counts", "3,000 samples/s stated", "offline", ("4028.57", "3000.00")),
+        ("rate from counts", "by 1 samples at a time", "single-stream", ("overhead        : 651.11", "overhead        : 751.11")),
         ("limits met", "duration 655.32 s, at least 1,200 s", "offline", ("min_duration (ms): 600000", "min_duration (ms): 1200000")),
         ("rates of requests", "3,701.87 requests/s answered of 3,602.11", "server", ("3601.87", "3701.87")),
         ("limits met", "p99 of latency 0.135005 s, at most 0.13 s", "server", (server, server.replace("121", "135"))),

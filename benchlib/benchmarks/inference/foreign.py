@@ -54,22 +54,25 @@ def read(path: Path, text: str) -> list[Claim]:
     unmet = [name for name, value in lines.items() if name.endswith(SATISFIED) and value.upper() == "NO"]
     verdict = Verdict(valid=lines["Result is"] == "VALID", unmet=[name.removesuffix(SATISFIED) for name in unmet])
     subject = f"{lines['Scenario'].replace(' ', '')} run, {lines['Result is']}"
-    speed, limits = _offline(lines, times["latency"]), list(_limits(path, lines, times))
+    speed, limits = _rate(lines, times["latency"]), list(_limits(path, lines, times))
     return [Claim(subject=subject, speed=speed, requests=logged, latencies=latencies, verdict=verdict, limits=limits)]
 
 
-def _offline(lines: Mapping[str, str], latency: Mapping[str, float]) -> Speed | None:
-    """Return the rate of the scenario Offline: the samples of its one query over the time of the last of them.
+def _rate(lines: Mapping[str, str], latency: Mapping[str, float]) -> Speed | None:
+    """Return the rate of Offline: the samples of its one query over the time of the last; or of SingleStream: one over the mean latency.
 
     LoadGen may fill the query up to a multiple of the loaded samples; the count that is nearer to the rate counts.
     """
-    rate, duration = float(lines.get("Samples per second", 0)), latency.get("max_s", 0.0)
+    single = lines["Scenario"].replace(" ", "") == "SingleStream"
+    rate = float(lines.get("QPS w/o loadgen overhead" if single else "Samples per second", 0))
     count, loaded = (int(lines.get(name, 0)) for name in ("samples_per_query", "performance_sample_count"))
-    if lines["Scenario"] != "Offline" or min(rate, duration, count) <= 0:
+    duration, source = latency.get("mean_s" if single else "max_s", 0.0), "at a time" if single else "of the query"
+    if not (single or lines["Scenario"] == "Offline") or min(rate, duration, count) <= 0:
         return None
-    filled = math.ceil(count / loaded) * loaded if loaded else count
+    filled = math.ceil(count / loaded) * loaded if loaded and not single else count
     samples = min(count, filled, key=lambda each: abs(each - rate * duration))
-    return Speed(samples_per_s=rate, samples_counted=samples, samples_source="of the query", wall_s=duration)
+    ends = [latency.get("min_s") or duration, duration] if single else []  # older versions take the minimum
+    return Speed(samples_per_s=rate, samples_counted=samples, samples_source=source, wall_s=duration, wall_s_span=ends)
 
 
 def _limits(path: Path, lines: Mapping[str, str], times: Mapping[str, Mapping[str, Any]]) -> Iterator[Limit]:

@@ -23,12 +23,8 @@ COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.I)
 NUMBER = re.compile(r"~?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*(.*)")
 EMPTY = {"", "-", "–", "—", "n/a", "none"}
 BASELINE = re.compile(r"base(line)?|ref(erence)?", re.I)
-SECONDS = {
-    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
-    "ms": 1e-3,
-}
+UNITS = {3600.0: "h hr hrs hour hours", 60.0: "min mins minute minutes", 1.0: "s sec secs second seconds", 1e-3: "ms"}
+SECONDS = {name: seconds for seconds, names in UNITS.items() for name in names.split()}
 TIMES = "|".join(SECONDS)
 ITEMS = r"(sample|quer(y|ie)|req(uest)?|article|document|prompt|seq(uence)?|image|img|item|tok(en)?)s?"
 PER_SECOND = r"(/|per) ?s(ec(ond)?)?"
@@ -80,14 +76,21 @@ class _Table(NamedTuple):
         columns = [column for column in self.columns if column.kind == kind and column.numbers[row.place] > 0]
         return [(column, column.scales[row.place] * column.numbers[row.place]) for column in columns]
 
+    def baselines(self, row: _Row) -> list[_Row]:
+        """Return the other rows that are marked as baseline, the nearest above first."""
+        marked = {row for row in self.rows for _, ratio in self.of("speed-up", row) if ratio == 1} - {row}
+        return sorted(marked, key=lambda other: (other.place > row.place, -other.place))
+
 
 def not_read(path: Path, text: str) -> list[str]:
     """Return the columns that no rule sees, and those of which a cell is no number."""
-    columns = _table(path, text).columns
+    table = _table(path, text)
+    columns, marked = table.columns, any(table.baselines(row) for row in table.rows)
     kinds = {column.kind for column in columns} | {"tokens" for column in columns if column.of_tokens}
     needs = {"wall_s": "samples_counted", "samples_counted": "wall_s", "length": "tokens"}
     unread = {"unread", "latency", *(kind for kind, other in needs.items() if other not in kinds)}
-    return [column.head for column in columns if not column.whole or (column.kind in unread and not _whole_set(column))]
+    unread_set = [column for column in columns if column.kind in unread and not (marked and _whole_set(column))]
+    return [column.head for column in columns if column in unread_set or not column.whole]
 
 
 def read(path: Path, text: str) -> list[Claim]:
@@ -131,10 +134,10 @@ def _claim(table: _Table, row: _Row, rate: _Column, new: float) -> Claim:
         for column, seconds in table.of("wall_s", row):
             ends = span(column.numbers[row.place], 0.99)  # 0.03 hours may be 0.025
             stated |= {"wall_s": seconds, "wall_s_span": [column.scales[row.place] * end for end in ends]}
-            first = next(other for other in table.rows if rate.numbers[other.place] and column.numbers[other.place])
-            if _whole_set(column) and first is not row and not rate.of_tokens and "samples_counted" not in stated:
-                count = rate.numbers[first.place] * column.scales[first.place] * column.numbers[first.place]
-                stated |= {"samples_counted": round(count), "samples_source": f"as in {first.name}"}
+            for base in table.baselines(row)[:1] if _whole_set(column) and not rate.of_tokens else []:
+                count = rate.numbers[base.place] * column.scales[base.place] * column.numbers[base.place]
+                if count and "samples_counted" not in stated:
+                    stated |= {"samples_counted": round(count), "samples_source": f"as in {base.name}"}
     unit, of = _unit(rate), "one rank" if rate.per_device else "all ranks"
     lengths = [length for _, length in table.of("length", row) if length % 1 == 0]
     tokens = [each for each, _ in table.of("rate", row) if each.of_tokens and each.per_device == rate.per_device]
@@ -164,13 +167,11 @@ def _speedups(table: _Table, row: _Row) -> Iterator[SpeedUp]:
     shares = [row.ranks * share for _, share in table.of("efficiency", row) if row.ranks > 1]
     yield from (next(_ratios(stated, rates, row, alone), SpeedUp(stated=stated)) for stated in shares)
     for column, stated in table.of("speed-up", row):
-        marked = [other for other in table.rows if column.numbers[other.place] == 1 and other is not row]
-        marked.sort(key=lambda other: (other.place > row.place, -other.place))
+        marked = table.baselines(row) if stated != 1 else []
         near = marked + list(table.rows[max(0, row.place - 1) : row.place]) if marked else []
         ratios = list(_ratios(stated, rates, row, [each for each in alone if column.numbers[each.place] in (0, 1)]))
-        ratios += [
-            each for each in _ratios(stated, rates, row, near) if ((each.new or 0) > (each.old or 0)) == (stated > 1)
-        ]
+        others = _ratios(stated, rates, row, near)
+        ratios += [each for each in others if each.new and each.old and (each.new > each.old) == (stated > 1)]
         if ratios:
             times = [each for each in table.columns if each.kind in ("wall_s", "latency")]
             ratios += _ratios(stated, times, row, [*alone, *marked])

@@ -219,7 +219,7 @@ def speed_up(it: Any) -> Finding:
         return Finding("SKIPPED", f"{figure(it.stated, '×')} stated, but not of which two runs")
     (new_low, new_high), (old_low, old_high) = span(it.new), span(it.old)
     # It is written with one digit or two.
-    half = half_unit(it.stated, RATIO_ROUNDING) - half_unit(it.stated)
+    half = half_unit(it.stated, RATIO_ROUNDING if it.stated >= 1 else 1.0) - half_unit(it.stated)
     by = f"{figure(it.new, it.unit)} / {figure(it.old, it.unit)}" + (f", compared with {it.base}" if it.base else "")
     ends = [new_low / old_high, new_high / max(old_low, 1e-12)]
     return follows(it.stated, it.new / it.old, by, "×", ends, RATIO_SLACK, absolute=half)
