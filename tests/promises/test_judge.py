@@ -102,7 +102,9 @@ def test_p141_a_speed_up_that_the_rates_do_not_give(judged):
         ("step,samples/s,speed-up", "base,100,1x fp16,180,1.8x compiled,270,1.5x", "PASS"),  # each over the one before
         ("setup,gpus,samples/s,speed-up", "eager,1,100,1x fast,1,150,1.5x eager,8,780,7.8x fast,8,1150,11.5x", "PASS"),
         ("model,samples/s,time (h),speed-up", "a,10,10,1x b,18,6,1.67x", "PASS"),  # that of the time, start-up included
-        ("setup,samples/s,F1,improvement", "a,100,80,baseline b,120,88,1.1x", ""),  # that of the score
+        ("setup,samples/s,F1,improvement", "a,100,80,baseline b,120,88,1.1x", "PASS"),  # that of the score
+        ("setup,samples/s,memory (GB),improvement", "a,100,40,baseline b,120,20,2.0x", "PASS"),  # that of the memory
+        ("setup,samples/s,$/h,improvement", "a,100,4,baseline b,120,2,2.4x", ""),  # that of samples for a dollar
         ("data set,samples/s,full dataset time (h),speed-up over eager", "SQuAD,100,1,1.5x CNN,10,20,2.1x", ""),
         ("model,samples/s,speed-up over eager", "BERT,100,1.5x GPT,50,2.1x", ""),
         ("model,fp32 samples/s,fp16 samples/s,speed-up", "a,100,200,2.0x b,120,200,1.67x", "SKIPPED"),
@@ -164,7 +166,6 @@ def test_p143_the_claimed_rate_of_an_a30(program, judged):
     for rate, hours in ((0.18, 20.63), (0.29, 12.8), (1800, 0.002063)):
         findings, _ = judged(measured.format(rate, hours), "table.csv")
         assert [row["status"] for row in findings.values()] == ["PASS"]
-    assert "15 to 25" not in program("run", "inference", "--dry-run")
 
 
 def loadgen(name, *changes):

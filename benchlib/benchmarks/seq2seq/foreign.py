@@ -22,26 +22,29 @@ from benchlib.judge.impossible.rules import RULES
 COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.I)
 NUMBER = re.compile(r"~?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*(.*)")
 EMPTY = {"", "-", "–", "—", "n/a", "none"}
-BASELINE = re.compile(r"base(line)?|ref(erence)?", re.I)
+ONE = r"(\(?1(\.0+)? ?[x×]?\)?)?"
+BASELINE = re.compile(rf"{ONE} ?\(?(base(line)?|ref(erence)?)\)? ?{ONE}", re.I)
 UNITS = {3600.0: "h hr hrs hour hours", 60.0: "min mins minute minutes", 1.0: "s sec secs second seconds", 1e-3: "ms"}
 SECONDS = {name: seconds for seconds, names in UNITS.items() for name in names.split()}
 TIMES = "|".join(SECONDS)
 ITEMS = r"(sample|quer(y|ie)|req(uest)?|article|document|prompt|seq(uence)?|image|img|item|tok(en)?)s?"
 PER_SECOND = r"(/|per) ?s(ec(ond)?)?"
 # What a column with this heading holds, the first that fits, and the units that may stand behind its numbers.
-RESULTS = r"price|cost|[$€£]|watt|power|memory|batch|host|seed|\bsteps?\b(?! ?(/|per))|\bparam|epoch|loss|accura|\bf1\b|score|rouge"
+RATIO = r"(x|×|times)( faster| speed-?up)?"
+PRICES = r"price|cost|[$€£]|watt|power"
+OTHERS = r"memory|batch|host|seed|\bsteps?\b(?! ?(/|per))|\bparam|epoch|\blen(gth)?\b|loss|accura|\bf1\b|score|rouge"
 TIME = rf"((full |whole )?(data ?set )?(time|duration)( ({TIMES}))?|hours|minutes|seconds)"
 KINDS = {
     "mfu": (r"^(mfu|model flops? utili[sz]ation)\b", "%"),
     "length": (r"^((seq(uence)?|sample) ?)?len(gth)?( tokens)?$|^tokens ?(/|per) ?(sample|seq(uence)?)$", "tok(en)?s?"),
-    "unread": (rf"{RESULTS}|\blen(gth)?\b", ""),
+    "unread": (rf"{PRICES}|{OTHERS}", ""),
     "latency": (r"latency|ttft|tpot|\bp ?\d\d\b", TIMES),
     "rate": (rf"\b{ITEMS} ?{PER_SECOND}\b|throughput|\bqps\b", rf"({ITEMS} ?)?{PER_SECOND}|qps"),
     "ranks": (r"^(num |n )?(gpus?|nodes|devices|ranks|workers|servers|machines)$", ""),
     "samples_counted": (r"^samples( counted)?$", "samples"),
     "wall_s": (rf"^(total |wall |run |projected )?{TIME}$", TIMES),
-    "speed-up": (r"^speed ?-?ups?( (x|factor|(vs|over) (the )?(baseline|single|one|1)\b.*))?$|^scaling$", "x|×|times"),
-    "improvement": (r"^(relative )?(improvement|gain)s?$", "(x|×|times)( faster)?"),
+    "speed-up": (r"^speed ?-?ups?( (x|factor|(vs|over) (the )?(baseline|single|one|1)\b.*))?$|^scaling$", RATIO),
+    "improvement": (r"^(relative )?(improvement|gain)s?( x| factor)?$", RATIO),
     "efficiency": (r"^(scaling |parallel )?efficiency", "%"),
 }
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
@@ -173,8 +176,9 @@ def _speedups(table: _Table, row: _Row) -> Iterator[SpeedUp]:
         others = _ratios(stated, rates, row, near)
         ratios += [each for each in others if each.new and each.old and (each.new > each.old) == (stated > 1)]
         if ratios:
-            times = [each for each in table.columns if each.kind in ("wall_s", "latency")]
-            ratios += _ratios(stated, times, row, [*alone, *marked])
+            # An improvement may be that of anything in the table, a speed-up that of a time.
+            kinds = ("wall_s", "latency", *["unread"] * bool(re.search("improve|gain", column.words)))
+            ratios += _ratios(stated, [each for each in table.columns if each.kind in kinds], row, [*alone, *marked])
         elif stated != 1:
             ratios = [SpeedUp(stated=stated)]
         judged = RULES["speed-up"].findings(Claim(speedups=ratios))
@@ -187,8 +191,12 @@ def _ratios(stated: float, columns: Sequence[_Column], row: _Row, bases: Sequenc
     for base, column in itertools.product(bases, columns):
         here, there = (column.scales[each.place] * column.numbers[each.place] for each in (row, base))
         if here and there:
-            new, old, unit = (here, there, _unit(column)) if column.kind == "rate" else (there, here, "s")
-            yield SpeedUp(stated=stated, new=new, old=old, base=base.name, unit=unit)
+            unit = _unit(column) if column.kind == "rate" else "s" * (column.kind != "unread")
+            common = {"stated": stated, "base": base.name, "unit": unit}
+            if column.kind in ("rate", "unread"):
+                yield SpeedUp(new=here, old=there, **common)
+            if column.kind != "rate":
+                yield SpeedUp(new=there, old=here, **common)
 
 
 def _table(path: Path, text: str) -> _Table:
@@ -206,9 +214,8 @@ def _table(path: Path, text: str) -> _Table:
         _column(head, each, kind or other, list(cells))
         for head, each, kind, cells in zip(header, words, kinds, zip(*lines, strict=True), strict=True)
     ]
-    # Beside a price or a score, an improvement may be that of price or score.
-    results = any(column.kind == "unread" and any(column.numbers) for column in columns[1:])
-    kind = "unread" if results else "speed-up"
+    # Beside a price an improvement may be that of the rate for it.
+    kind = "unread" if any(any(each.numbers) and re.search(PRICES, each.words) for each in columns[1:]) else "speed-up"
     columns = [each._replace(kind=kind) if each.kind == "improvement" else each for each in columns]
     counts = next((column for column in columns if column.kind == "ranks" and all(column.numbers)), None)
     rows = list[_Row]()
