@@ -46,7 +46,8 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
     a run folder, report or JSON of the kit, or a claim in neutral JSON.
 
     \b
-    Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it reports too little to be judged.
+    Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it reports too little to be judged,
+    4 the run calls itself INVALID.
     """
     documents = list(map(judged, files))
     if as_json:

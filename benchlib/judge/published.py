@@ -17,7 +17,12 @@ from benchlib.results.run import Run
 LARGE_BYTES = 2**29  # from here on the bandwidth of a collective hardly depends on the size of the message
 FACTORS = {"batch": 2.0, "epochs": 1.5}  # within such a factor rate and score change less than from host to host
 FORMATS = {"padding": "padded {}", "training": "{} training"}
-KINDS = {"measured": "", "specified": "specified by the vendor", "limit": "a limit, not a result"}
+KINDS = {
+    "measured": "",
+    "specified": "specified by the vendor",
+    "limit": "a limit, not a result",
+    "claimed": "claimed by its source, not measured",
+}
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Figure(Strict):
     low: float | None = None
     high: float | None = None
     unit: str = ""
-    kind: Literal["measured", "specified", "limit"] = "measured"
+    kind: Literal["measured", "specified", "limit", "claimed"] = "measured"
     conditions: dict[str, Any] = {}
     source: str
     place: str = Field(min_length=1)

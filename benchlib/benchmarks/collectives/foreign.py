@@ -28,7 +28,10 @@ SPELLED = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
 PROGRAM_OF = {name: SPELLED.get(name, name) for name in OPS if name != "barrier"}
 PROGRAMS = {program: operation for operation, program in PROGRAM_OF.items()}
 PLACEMENTS = ("out of place", "in place")
-PREFIX = re.compile(r"^\s*(?:\[[\d, ]+\]\s*<std(?:out|err)>:|\[[\d, ]+\]:|\d+:\s)", re.M)  # of mpirun and srun --label
+# Of mpirun, srun --label, and kubectl logs with --prefix or --timestamps.
+PREFIX = re.compile(
+    r"^\s*(?:\[[\d, ]+\]\s*<std(?:out|err)>:|\[[\d, ]+\]:|\d+:\s|\[pod/\S+\]\s|\d{4}-\d\d-\d\dT\S+\s)", re.M
+)
 HEADS = re.compile(r"^#\s+(size\s+count\s+type\b.*)$", re.MULTILINE)
 ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
 RANK = re.compile(

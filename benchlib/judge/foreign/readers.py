@@ -18,8 +18,8 @@ from benchlib.judge.impossible.rules import Judgement, judge_claims
 from benchlib.results.run import Result, Run
 from benchlib.results.shared import is_report, read_html
 
-POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE = 0, 1, 2, 3  # exit codes
-WORST = (UNREADABLE, IMPOSSIBLE, NO_RULE, POSSIBLE)
+POSSIBLE, IMPOSSIBLE, UNREADABLE, NO_RULE, INVALID = 0, 1, 2, 3, 4  # exit codes
+WORST = (UNREADABLE, IMPOSSIBLE, INVALID, NO_RULE, POSSIBLE)
 MAX_REASONS = 3
 UNKNOWN = 'not a format that can be judged, see `benchlib judge --help`; a claim file begins with "claim_version": 1'
 
@@ -145,12 +145,21 @@ def judged(path: Path) -> dict[str, Any]:
     failed = [judgement.rule.name for judgement in judgements if judgement.failures]
     applied = sum(judgement.status != "SKIPPED" for judgement in judgements)
     of, rules = counted(len(claims), "statement"), counted(applied, "rule")
-    code = IMPOSSIBLE if failed else POSSIBLE if applied else NO_RULE
+    invalid = [claim for claim in claims if claim.verdict and not claim.verdict.valid]
+    code = IMPOSSIBLE if failed else INVALID if invalid else POSSIBLE if applied else NO_RULE
+    nothing = f"Nothing impossible in {of}; {rules} applied."
     sentence = {
         IMPOSSIBLE: f"Impossible: {', '.join(failed)}. {rules} applied to {of}.",
-        POSSIBLE: f"Nothing impossible in {of}; {rules} applied.",
+        POSSIBLE: nothing,
+        INVALID: nothing,
         NO_RULE: f"No rule could be applied to {of}: the file does not state enough to judge it.",
     }[code]
+    for claim in invalid:
+        subject = claim.subject.removesuffix(", INVALID")
+        unmet = ", ".join(claim.verdict.unmet if claim.verdict else []) or "not stated"
+        sentence = f"INVALID, so that it is no result: {subject} (not satisfied: {unmet}). {sentence}"
+    skipped = [f"{judgement.rule.name} ({text})" for judgement in judgements for text in judgement.skipped]
+    sentence += f" Not checked: {shortened(skipped)}." if skipped else ""
     sentence += f" Not read: {', '.join(unread)}." if unread else ""
     findings = [
         {"rule": item.rule.name, "catches": item.rule.catches, "status": item.status, "finding": _finding(item)}

@@ -44,6 +44,7 @@ class Speed(Part):
     samples_planned: Count | None = _of("samples that the planned steps need")
     features: Count | None = _of("samples per epoch")
     epochs: float | None = _of("epochs that were really run", gt=0, le=1e6)
+    samples_source: str = _of("how these samples are known", "counted")
     wall_s: Above0 | None = _of("time for all these samples, in s")
     wall_s_span: list[Above0] = _of("lower and upper end of that time as it was written, in s", [], max_length=2)
     steps_run: Count | None = _of("optimizer steps that were really run")
@@ -51,6 +52,7 @@ class Speed(Part):
     step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
     batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
     sequence_length: Positive | None = _of("tokens of every sample, padded")
+    tokens_padded: bool = _of("padding is in the rate of tokens; false: not known", True)
     one_device_samples_per_s: Above0 | None = _of("rate of the same work on one device")
     one_device: str = _of("source of the rate of one device", "")
 
@@ -120,22 +122,42 @@ class Latency(Part):
 
 
 class Requests(Part):
-    """Counts of requests, and how many of them went into the latencies."""
+    """Counts and rates of requests, and how many of them went into the latencies."""
 
     issued: Count | None = _of("sent to the server")
     completed: Count | None = _of("answered correctly")
     failed: Count | None = _of("refused, failed or timed out")
     in_latency: Count | None = _of("requests whose times make up the latencies")
     logged_errors: Count | None = _of("errors in the log of the load generator")
+    due_per_s: Rate | None = _of("requests per second that the load generator scheduled")
+    completed_per_s: list[Rate] = _of("requests answered per second, each time that this is stated", [])
+    tokens_per_s: list[Rate] = _of("tokens answered per second, each time that this is stated", [])
+
+
+class Limit(Part):
+    """A limit of time that a program calls satisfied."""
+
+    name: str = _of("what is limited", ...)
+    value_s: float = _of("a time, in s", ...)
+    limit_s: float = _of("most that it may be, in s", ...)
+    at_least: bool = _of("the limit is the least that it may be", False)
+
+
+class Verdict(Part):
+    """What a program calls its own run."""
+
+    valid: bool = _of("false: INVALID, so that the run is no result", ...)
+    unmet: list[str] = _of("constraints that it calls not satisfied", [])
 
 
 class SpeedUp(Part):
     """A stated ratio of two named runs."""
 
     stated: Above0 = _of("the ratio: 4.3 for 4.3 ×", ...)
-    new: Above0 = _of("rate of the faster run", ...)
-    old: Above0 = _of("rate of the run that it is compared with", ...)
-    unit: str = _of("unit of the rates", "")
+    new: Above0 | None = _of("rate of the faster run, or time of the slower one")
+    old: Above0 | None = _of("rate of the run that it is compared with, or time of the faster one")
+    base: str = _of("name of the run that it is compared with", "")
+    unit: str = _of("unit of the rates or times", "")
 
 
 class Quantity(Part):
@@ -155,7 +177,9 @@ class Claim(Part):
     learning: Learning | None = _of("what shows that something was learnt")
     collective: Collective | None = _of("one collective operation, or the average over several")
     latencies: list[Latency] = _of("times of requests or steps", [])
-    requests: Requests | None = _of("counts of requests")
+    requests: Requests | None = _of("counts and rates of requests")
+    verdict: Verdict | None = _of("what a program calls its own run")
+    limits: list[Limit] = _of("limits that a program calls satisfied", [])
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
 

@@ -174,6 +174,38 @@ def no_errors_logged(it: Any) -> Finding:
     return finding(not it.logged_errors, f"{it.logged_errors:,} errors in the log", wrong=wrong)
 
 
+@rule("requests", "rates of requests", "completed_per_s")
+def rates_of_requests(it: Any) -> Finding | None:
+    """More requests answered than were sent, a rate that is stated twice and differs."""
+    # LoadGen divides the same requests by the time when the last one was due, and by the time when all were answered.
+    rates, due = it.completed_per_s, it.due_per_s
+    wrong = [
+        f"{figure(min(values))} and {figure(max(values))} {what}/s are stated of the same run"
+        for what, values in (("requests", rates), ("tokens", it.tokens_per_s))
+        if values and span(max(values))[0] > span(min(values))[1]
+    ]
+    if due is not None and span(max(rates))[0] > span(due)[1]:
+        wrong.append(f"{figure(max(rates))} requests/s answered of {figure(due)} sent")
+    stated = len(rates) + len(it.tokens_per_s) + (due is not None)
+    return none_wrong(wrong, f"{stated} rates, none contradicts another") if stated > 1 else None
+
+
+@rule("limits", "limits met")
+def limits_met(it: Any) -> Finding:
+    """A constraint called satisfied that its number misses."""
+    good = it.value_s >= it.limit_s if it.at_least else it.value_s <= it.limit_s
+    word = "least" if it.at_least else "most"
+    reason = f"{it.name} {figure(it.value_s, 's')}, at {word} {figure(it.limit_s, 's')}"
+    return finding(good, reason, wrong="it is called satisfied")
+
+
+@rule("verdict", "valid verdict")
+def valid_verdict(it: Any) -> Finding | None:
+    """A run called VALID whose constraints are not satisfied."""
+    wrong = [f"{name} not satisfied" for name in it.unmet]
+    return none_wrong(wrong, "no constraint is called not satisfied", "the run is called VALID") if it.valid else None
+
+
 # What is said about numbers.
 
 RATIO_SLACK = 0.02  # of a speed-up, beside the rounding of the three numbers
@@ -183,10 +215,12 @@ RATIO_ROUNDING = 0.1  # of a speed-up, which is written with one digit or two
 @rule("speedups", "speed-up")
 def speed_up(it: Any) -> Finding:
     """A ratio that is not that of the named runs."""
+    if it.new is None or it.old is None:
+        return Finding("SKIPPED", f"{figure(it.stated, '×')} stated, but not of which two runs")
     (new_low, new_high), (old_low, old_high) = span(it.new), span(it.old)
     # It is written with one digit or two.
-    half = half_unit(it.stated, RATIO_ROUNDING) - half_unit(it.stated)
-    by = f"{figure(it.new, it.unit)} / {figure(it.old, it.unit)}"
+    half = half_unit(it.stated, RATIO_ROUNDING if it.stated >= 1 else 1.0) - half_unit(it.stated)
+    by = f"{figure(it.new, it.unit)} / {figure(it.old, it.unit)}" + (f", compared with {it.base}" if it.base else "")
     ends = [new_low / old_high, new_high / max(old_low, 1e-12)]
     return follows(it.stated, it.new / it.old, by, "×", ends, RATIO_SLACK, absolute=half)
 
@@ -214,7 +248,7 @@ def rate_from_counts(it: Any) -> Finding | None:
     """A rate that the counted samples do not give: planned steps, one rank for all."""
     ranks, full = it.ranks, (it.steps_run, it.batch_per_rank, it.ranks)
     if it.samples_counted is not None:
-        count, how = it.samples_counted, f"{it.samples_counted:,} samples counted"
+        count, how = it.samples_counted, f"{it.samples_counted:,} samples {it.samples_source}"
     elif (count := _planned(it)) is not None:
         how = f"{it.features:,} features × {it.epochs:g} epochs = {count:,.0f} samples"
     elif None not in full:
@@ -270,8 +304,12 @@ def rate_from_steps(it: Any) -> Finding | None:
 def tokens_and_samples(it: Any) -> Finding:
     """Tokens per second that are not samples per second × length."""
     by = f"{figure(it.samples_per_s, it.unit)} × {it.sequence_length:,} tokens"
-    ends = [end * it.sequence_length for end in span(it.samples_per_s)]
-    return follows(it.tokens_per_s, it.samples_per_s * it.sequence_length, by, "tokens/s", ends)
+    expected, *ends = (rate * it.sequence_length for rate in (it.samples_per_s, *span(it.samples_per_s)))
+    found = follows(it.tokens_per_s, expected, by, "tokens/s", ends)
+    other = it.tokens_per_s < expected or abs(it.tokens_per_s - 2 * expected) <= RATE_SLACK * expected
+    if found.status == "FAIL" and not it.tokens_padded and other:
+        return Finding("SKIPPED", f"{found.reason}; padding may be left out, or both sides of a pair counted")
+    return found
 
 
 @rule("speed", "scaling", "samples_per_s one_device_samples_per_s ranks")
@@ -336,11 +374,12 @@ def below_peak(it: Any) -> Finding | None:
 @rule("compute", "operations of tokens", "tokens_per_s parameters")
 def flops_of_tokens(it: Any) -> Finding | None:
     """FLOP/s or MFU that tokens and parameters do not give."""
-    # At least those of tokens × parameters, and with attention at most twice as many.
+    # At least those of tokens × parameters (4 each where only an adapter is trained), and with attention at most twice as many.
     counted, how = _token_rate(it)
     peak = _dense_peak(it)[0] or it.peak_flops
     stated = it.mfu * peak if it.flops_per_s is None and it.mfu is not None and peak else it.flops_per_s
-    ends = [counted * (1 - FLOPS_SLACK), counted * MAX_ATTENTION * (1 + FLOPS_SLACK)]
+    least = 4 / 6 if it.work == "training" else 1.0
+    ends = [counted * least * (1 - FLOPS_SLACK), counted * MAX_ATTENTION * (1 + FLOPS_SLACK)]
     return None if stated is None else follows(stated, counted, how, FLOP, ends, 0.0)
 
 
