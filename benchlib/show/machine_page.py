@@ -296,7 +296,7 @@ def _answer(run: Record) -> Check:
 def render(folder: Path, folders: Sequence[Path] = (), usd_per_hour: float | None = None) -> Path:
     """Execute the notebook of the page over the runs of ``folder``, the day of a tier, and write it as ``report.html`` there.
 
-    ``folders`` are the runs to show, by default the newest of each benchmark. A cell that fails costs the cells behind it.
+    ``folders`` are the runs to show, by default the newest of each benchmark. Raises ``UserError`` if a cell fails.
     """
     from benchlib.show import report
 
