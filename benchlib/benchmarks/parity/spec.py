@@ -8,6 +8,7 @@ from typing import Any
 
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity.config import chosen
+from benchlib.core.stats import percentile
 from benchlib.core.text import counted, listing, stand_ins
 from benchlib.judge.checks import Check as Judged
 from benchlib.judge.numbers import within
@@ -22,7 +23,7 @@ DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order
 NAMED = 3
 WITHIN = partial(within, most=1)  # of a difference's share of its limit
 COMPARED = ("PASS", "FAIL")
-OUTCOMES = "member word computes max_difference limit one_minus_cosine accuracy latency_ms queries_per_s reason"
+OUTCOMES = "member word computes max_difference limit one_minus_cosine accuracy latency_ms latency_p95_ms latency_p99_ms queries_per_s reason"
 COSTS = {  # of bf16
     LOGITS: "moves a logit by up to {:.2g}",
     SPANS: "changes the span of {:.0%} of the decided rows",
@@ -51,7 +52,9 @@ members = Table(
         *cols("member what backend device precision mode executor model_sha256 inputs_sha256"),
         Col("others", "count", "hashes that are not the reference's", _others, hashes),
         Col("seconds", "s", "process"),
-        Col("latency_ms", "ms", "latency", samples=True),
+        Col("latency_ms", "ms", "latency p50", samples=True),
+        Col("latency_p95_ms", "ms", "p95", lambda times: percentile(times, 0.95), "latency_ms"),
+        Col("latency_p99_ms", "ms", "p99", lambda times: percentile(times, 0.99), "latency_ms"),
         Col("queries_per_s", "queries/s", "queries/s", lambda times: 1e3 / fmean(times), "latency_ms"),
         Col("fp64_max_abs", "error", "distance from fp64", quality=1e-4),
         Col("reference_max_abs", "error", "the reference's"),

@@ -13,6 +13,7 @@ from benchlib.benchmarks.parity.merge import (
     EMPTY,
     FILE,
     PAGE,
+    REPORT,
     Merged,
     agreement,
     newest,
@@ -132,7 +133,7 @@ def test_merging_again_changes_no_byte_and_keeps_other_machines(tmp_path):
         return {str(path.relative_to(to)): path.read_bytes() for path in sorted(to.rglob("*")) if path.is_file()}
 
     before = files()
-    assert list(before) == sorted([PAGE, f"cpu/{FILE}", CROSS, f"cuda/{FILE}"])
+    assert list(before) == sorted([PAGE, CROSS, *(f"{name}/{file}" for name in ("cpu", "cuda") for file in (FILE, CROSS, REPORT))])
     for sources in ((here,), (to,), (to / "cpu", to / "cuda" / FILE)):
         again = call(*sources, "--to", to)
         assert (again.exit_code, files()) == (0, before), again.output
