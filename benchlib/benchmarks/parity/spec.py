@@ -11,7 +11,7 @@ from benchlib.benchmarks.parity.config import chosen
 from benchlib.core.stats import percentile
 from benchlib.core.text import counted, listing, stand_ins
 from benchlib.judge.checks import Check as Judged
-from benchlib.judge.numbers import within
+from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.spec.charts import Chart, Line, Title, bars, grid, lines
 from benchlib.spec.checks import Check, above_zero, below, compare, judge, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
@@ -121,14 +121,26 @@ def _outcome(check: Check, run: Rows) -> Judged:
     return _located(replace(check, over=[(differing, bound)]), run).model_copy(update={"gates": gates})
 
 
+def _valued(row: Row) -> bool:
+    return "value" not in getattr(row, "faults", ())
+
+
 def _located(check: Check, run: Rows) -> Judged:
     """Judge differences. A layer beyond its limit says where; whether it matters is for the outputs to say."""
     differing, bound = check.over[0]
     own, more = differing.table, dict[str, Any]()
-    answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
-    for row in own.where(quantity=LOGITS).most("value").rows(run):
-        more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
-    if answer.status == "FAIL" and (beyond := own.where(quantity=LAYERS).unless(share=WITHIN).rows(run)):
+    try:
+        answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
+        for row in own.where(quantity=LOGITS).most("value").rows(run):
+            more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
+    except InvalidNumber:  # a difference of what cannot be compared says why in its note
+        wrong = [row for row in own.rows(run) if not _valued(row) and row["note"]]
+        if not wrong:
+            raise
+        words = [f"{row['quantity']} {row['at']}: {row['note']}" for row in wrong]
+        answer = check.answer("FAIL", "not comparable: " + "; ".join(words[:NAMED]))
+    valued = own.where(quantity=LAYERS).pick(lambda run, rows: [row for row in rows if _valued(row)])
+    if answer.status == "FAIL" and (beyond := valued.unless(share=WITHIN).rows(run)):
         more["reason"] = f"{answer.reason}; the first layer beyond its limit is {beyond[0]['at']}"
     return answer.model_copy(update=more)
 
