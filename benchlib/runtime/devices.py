@@ -74,6 +74,7 @@ def _available(backend: str) -> tuple[list[str], str]:
         names = [torch.xpu.get_device_name(index) for index in range(torch.xpu.device_count())]
         return names, "" if names else f"torch ({torch.__version__}) sees no Intel GPU: {install}"
     kind, tool = ("ROCm", "rocminfo") if backend == "rocm" else ("CUDA", "nvidia-smi")
+    hides = "HIP_VISIBLE_DEVICES" if backend == "rocm" else "CUDA_VISIBLE_DEVICES"
     if backend == "cuda" and torch.version.hip:
         return [], f"this torch is a ROCm build ({torch.__version__}): use backend rocm, or install the CUDA wheel"
     if backend == "rocm" and not torch.version.hip:
@@ -81,7 +82,7 @@ def _available(backend: str) -> tuple[list[str], str]:
     if not torch.backends.cuda.is_built():
         return [], f"this torch ({torch.__version__}) is built without CUDA: {install}"
     if not torch.cuda.is_available() or not torch.cuda.device_count():
-        return [], f"torch has {kind} but sees no device: check the driver with `{tool}` and CUDA_VISIBLE_DEVICES"
+        return [], f"torch has {kind} but sees no device: check the driver with `{tool}`, and {hides}"
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())], ""
 
 

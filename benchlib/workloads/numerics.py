@@ -53,6 +53,18 @@ def one_minus_cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(np.square(u - v)) / 2)
 
 
+def line(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Return the scale and the offset of the least-squares fit a = scale * b + offset; NaN if all of ``b`` is one number.
+
+    With x = b - mean(b): scale = 1 + sum(x (a - b)) / sum(x^2), offset = mean(a) - scale * mean(b).
+    """
+    apart, x = _difference(a, b).ravel(), _wide(b).ravel() - np.mean(_wide(b))
+    if not (square := float(np.dot(x, x))):
+        return math.nan, math.nan
+    lead = float(np.dot(x, apart)) / square
+    return 1 + lead, float(np.mean(apart)) - lead * float(np.mean(_wide(b)))
+
+
 def together(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return all numbers of several arrays in a line, float64."""
     return np.concatenate([_wide(part).ravel() for part in parts])
@@ -70,12 +82,15 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 FINITE, LOGITS, COSINE, SPANS = "finite", "logits", "logits cosine", "spans"
+SCALE, OFFSET = "logits scale", "logits offset"
 LOSS, CURVE, GRADIENTS, LAYERS = "loss", "loss curve", "gradients", "layers"
 REPEATS, BATCH, PADDING, F1 = "repeats", "batch invariance", "padding invariance", "F1"
 QUANTITIES = {
     FINITE: "numbers that are NaN or infinite",
     LOGITS: "largest difference",
     COSINE: "1 - cosine",
+    SCALE: "|scale - 1| of the line fitted to the logits by head",
+    OFFSET: "size of the offset of that line",
     SPANS: "share of decided rows with another span",
     LOSS: "difference",
     GRADIENTS: "relative L2 norm by parameter",
@@ -103,6 +118,10 @@ TEN = "not measured; ten times the other accelerators', as for the logits"
 TILES = "set, not measured; other tilings, fused multiply-add and another exp; TF32 would leave 1e-3 to 3e-3"
 PASSES = "set, not measured; ROCm takes kernels by version and shape, a TPU makes fp32 of passes in bf16"
 ORDER = "set; additions in another order: 1e-6 was measured on BERT-base, where logits are near 1"
+RELATIVE = "derived; with it a logit of 1 is off by the limit of the logits"
+SHIFT = "derived; the limit of the logits, since the offset is what all of them have in common"
+ONE_WAY = "derived; one rounding to 8 bits, as if all went one way, which they do not: 8e-4 measured on BERT-base"
+MEAN = "set; a third of the logits' limit, since roundings partly cancel: 4e-3 measured where logits are near 1"
 BITS = "set; 8 bits: 4e-3 a rounding, in every layer; up to 2e-2 and 6e-5 measured where logits are near 1"
 ENTROPY = "derived; a log-sum-exp less one logit, and each moves at most as far as the logits"
 GROWN = "measured; 2e-6 grew to 2e-5 in 20 steps: AdamW makes full steps of noise in gradients near zero"
@@ -113,6 +132,8 @@ LIMITS = {
     FINITE: [(0.0, "set; a NaN or an infinity is a fault of its own, wherever it is")] * 4,
     LOGITS: [(1e-5, ORDER), (1e-4, TILES), (1e-3, PASSES), (3e-2, BITS)],
     COSINE: [(1e-10, ORDER), (1e-4, TILES), (1e-3, PASSES), (2e-4, BITS)],
+    SCALE: [(1e-5, RELATIVE), (1e-4, RELATIVE), (1e-3, RELATIVE), (4e-3, ONE_WAY)],
+    OFFSET: [(1e-5, SHIFT), (1e-4, SHIFT), (1e-3, SHIFT), (1e-2, MEAN)],
     SPANS: [(0.0, "derived; a decided row leads by more than 4 limits of the logits, two a span: none may change")] * 4,
     LOSS: [(2e-5, ENTROPY), (2e-4, ENTROPY), (2e-3, ENTROPY), (6e-2, ENTROPY)],
     CURVE: [
@@ -168,6 +189,16 @@ def eased(entry: Limit, precision: str, largest: float, reference_error: float |
     times = min(ERROR_FACTOR * (reference_error or 0.0), MAX_EASED * entry.value)
     error = f"the reference's distance to double precision in the same inputs, {reference_error or 0.0:.3g}"
     return _grown(entry, times, f"{ERROR_FACTOR} times {error}")
+
+
+def eased_scale(entry: Limit, logits: float, deviation: float, count: int) -> Limit:
+    """Return a limit of the scale that ``count`` logits have, which deviate by ``deviation`` from their mean (root mean square).
+
+    If a third of ``logits``, their own limit, is the standard deviation of independent roundings, that of the fitted scale
+    is logits / (3 deviation sqrt(count)), by the variance of a least-squares slope. Three of these are allowed.
+    """
+    noise = logits / (deviation * math.sqrt(count))
+    return _grown(entry, noise, f"three standard deviations of the scale that {count:,} logits show")
 
 
 def eased_loss(entry: Limit, precision: str, largest: float, logits: float) -> Limit:

@@ -1,27 +1,16 @@
 """Record here, verify there: the folder that goes from one machine to another, and what is refused before any work."""
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from harness import in_this_process
 
 from benchlib.benchmarks.parity import command, golden
 from benchlib.cli import main
 from benchlib.commands import run as runner
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_json
 from benchlib.launch import plan
-from benchlib.results.run import Run
-
-PROBE = {"backends": {"cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""}}, "versions": {}}
-SMALL = (
-    "lengths=8", "batch_sizes=1", "dev_questions=0", "train_steps=0", "latency_runs=0",
-    "member_timeout_s=3600", "budget_s=86400",  # the run counts from the start of its process, which may be that of all tests
-)  # fmt: skip
 
 
 def call(*arguments):
@@ -93,31 +82,3 @@ def test_a_recording_fixes_the_work_and_nothing_of_its_machine(tmp_path):
     for work, name in ((manifest["work"] | {"colour": "red"}, "colour"), (less, "lengths")):
         with pytest.raises(UserError, match=name):
             golden.parameters({"work": work, "benchlib": "0.1.0"})
-
-
-def test_a_recording_is_verified(tmp_path, monkeypatch):
-    """Without notebook, supervisor and rank; members are processes."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(runner, "execute", lambda _, output, *more: in_this_process(output.parent))
-    folder, out = tmp_path / "golden", tmp_path / "out"
-    pairs = [word for pair in SMALL for word in ("--set", pair)]
-    done = call("record", folder, *pairs, "--out", out)
-    assert done.exit_code == 0, done.output
-    assert "PASS" in done.output and "MB in" in done.output
-    files = golden.read(folder)["files"].keys()
-    assert files >= {"weights.safetensors", "reference/outputs.safetensors", "fp64_reference/outputs.safetensors"}
-    moved = Path(shutil.copytree(folder, tmp_path / "copied"))
-    shutil.rmtree(folder)
-    settings = [word for pair in SMALL[4:] for word in ("--set", pair)]
-    done = call("verify", moved, "--backend", "cpu", "--members", "eager", *settings, "--out", out, "--strict")
-    assert done.exit_code == 0, done.output
-    run = Run(next(out.glob("smoke-*/parity-*/members/eager")).parents[1])
-    (row,) = run.result.tables["members"]
-    assert (row["member"], row["status"]) == ("eager", "ok")
-    assert run.config.lengths == [8] and run.result.facts["golden"] == "copied"
-    assert golden.read(moved), "a folder that is compared with is never written"
-    merged = call("merge", out, "--to", tmp_path / "results", "--strict")
-    assert merged.exit_code == 0, merged.output
-    backends = read_json(tmp_path / "results" / "cross_backend_validation.json")["backends"]
-    assert backends["cpu"]["outcome"] == "PASS" and backends["cuda"]["outcome"] == "NOT COMPARED"

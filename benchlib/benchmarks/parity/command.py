@@ -169,16 +169,23 @@ def _publish(recorded: Path, target: Path, slim: bool) -> None:
 @click.option(
     "--as", "machine", default="", metavar="NAME", help="Name the runs' machine so, instead of by its host name."
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 where a gated result fails, 3 where nothing was compared.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 if a gated result fails or a run has a planted fault, 3 without any comparison.",
+)
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
     """Merge results of all backends and machines into files that can be committed. [default: all parity runs]
 
     \b
-    <backend>/test_results.json        every result of a backend
-    cross_backend_validation.json      outcome by backend, the matrix, what agrees with what
-    PARITY.md                          the same for readers
+    BACKEND/test_results.json                every result of a backend
+    BACKEND/cross_backend_validation.json    its outcome, its part of the matrix, what agrees with it
+    BACKEND/BERT_SQUAD_BACKEND_REPORT.md     the same for readers
+    cross_backend_validation.json            outcome by backend, the matrix of all, what agrees with what
+    PARITY.md                                the same for readers
 
-    What is damaged is left out and named; the rest is written, and the exit code is 2.
+    A run with an injected fault is left out and named; --strict fails then. What is damaged is left out and named; the
+    rest is written, and the exit code is 2.
     """
     from benchlib.benchmarks.parity import merge as results
     from benchlib.results.run import check_place
@@ -191,15 +198,13 @@ def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) 
             raise UserError(f"{path} holds neither runs of parity nor a {results.FILE}")
     check_place(folder)
     merged = results.collect(sources or [path for path in (outputs(),) if path.is_dir()], machine, stored)
-    if not (merged.rows or merged.left_out):
-        raise UserError(
-            "no parity results yet: run `benchlib run parity` first; runs with an injected error and unfinished ones do not count"
-        )
+    if not any(merged):
+        raise UserError("no parity results yet: run `benchlib run parity` first; unfinished runs do not count")
     written = results.write(merged, folder)
     say(results.page(merged))
     say(f"written: {', '.join(map(place, written))}")
     words = [row["outcome"] for row in merged.rows if row["gates"]]
-    if strict and "FAIL" in words:
+    if strict and (merged.planted or "FAIL" in words):
         return EXIT_FAIL
     if merged.left_out:
         return EXIT_BROKEN

@@ -10,6 +10,7 @@ Notation: B rows, S positions, T positions of the dev set in a line.
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,20 @@ import numpy as np
 from benchlib.benchmarks.parity.recording import Arrays, Recording
 from benchlib.workloads import numerics
 from benchlib.workloads.executors import Member
-from benchlib.workloads.numerics import BATCH, COSINE, CURVE, GRADIENTS, LAYERS, LOGITS, LOSS, PADDING, REPEATS, SPANS
+from benchlib.workloads.numerics import (
+    BATCH,
+    COSINE,
+    CURVE,
+    GRADIENTS,
+    LAYERS,
+    LOGITS,
+    LOSS,
+    OFFSET,
+    PADDING,
+    REPEATS,
+    SCALE,
+    SPANS,
+)
 
 HEADS = ("start", "end")
 HASHES = {"model_sha256": "weights", "inputs_sha256": "inputs"}
@@ -78,7 +92,7 @@ class _Comparison:
         precision = self.member.precision
         backends = self.candidate.meta["backend"], self.reference.recording.meta["backend"]
         entry = numerics.limit(backends[0], precision, quantity, backends[1])
-        if quantity in (LOGITS, BATCH, PADDING):
+        if quantity in (LOGITS, OFFSET, BATCH, PADDING):
             return numerics.eased(entry, precision, *(of or (self.largest, self.error)))
         if quantity in (LOSS, CURVE):
             return numerics.eased_loss(entry, precision, self.largest, self.limit(LOGITS).value)
@@ -126,9 +140,9 @@ class _Comparison:
             if quantity == LAYERS:
                 at = f"layer {number - 1}" if number else "the embeddings"
                 where = self.reference.attended("layer", b.shape[:2])
-            value, note = math.nan, "missing, or of another shape"
-            if a is not None and a.shape == b.shape:
-                value, note = numerics.relative_l2(a[where], b[where], floor), ""
+            value, note = math.nan, unlike(a, b)
+            if a is not None and not note:
+                value = numerics.relative_l2(a[where], b[where], floor)
             self.add(quantity, value, at, note, index=number + 1)
 
     def finite(self) -> None:
@@ -144,11 +158,12 @@ class _Comparison:
     def logits(self) -> None:
         """Add logits, cosines and spans by case."""
         outputs, base = self.candidate.outputs, self.reference.recording.outputs
-        decided, differing = 0, list[str]()
+        decided, differing, pairs = 0, list[str](), list[tuple[np.ndarray, np.ndarray]]()
         for case in sorted({key.rpartition("/")[0] for key in [*outputs, *base]}):
             keys = [f"{case}/{head}" for head in HEADS]
-            if len({arrays[key].shape if key in arrays else None for arrays in (outputs, base) for key in keys}) > 1:
-                self.add(LOGITS, math.nan, case, "not computed by both, or of another shape")
+            wrong = [f"{key}: {note}" for key in keys if (note := unlike(outputs.get(key), base.get(key)))]
+            if wrong:
+                self.add(LOGITS, math.nan, case, "; ".join(wrong))
                 continue
             a, b = (np.stack([arrays[key] for key in keys]) for arrays in (outputs, base))  # (2, B, S) or (2, T)
             mask = self.reference.attended(case, b[0].shape)
@@ -160,6 +175,7 @@ class _Comparison:
                 self.add(COSINE, float(np.max([*cosines])), case)  # one good head does not hide the other; of NaN: NaN
             if not math.isfinite(apart):
                 continue
+            pairs.append((a[:, mask], b[:, mask]))
             self.largest = max(self.largest, size)
             if error is not None:
                 self.error = max(error, self.error or 0.0)
@@ -169,11 +185,32 @@ class _Comparison:
                 if lead > 4 * limit.value:
                     decided += 1
                     differing += [case] * (best_span(*a[:, row, mask[row]])[0] != span)
+        self.fitted(pairs)
         if decided:
             share, first = len(differing) / decided, next(iter(differing), "")
             self.add(SPANS, share, first, f"{decided} rows are decided")
         else:
             self.lacks(SPANS, "the reference's best span leads clearly in no row")
+
+    def fitted(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Add scale and offset of each head's logits by the line that fits those of all cases, pairs of (2, positions)."""
+        for place, head in enumerate(HEADS if pairs else ()):
+            a, b = (numerics.together([pair[side][place] for pair in pairs]) for side in (0, 1))
+            if b.min() == b.max():
+                self.lacks(SCALE, f"no line fits the {head} logits: the reference's are all {b.min():.3g}")
+                continue
+            scale, offset = numerics.line(a, b)
+            limit = numerics.eased_scale(self.limit(SCALE), self.limit(LOGITS).value, float(np.std(b)), b.size)
+            note = f"{scale:.7g} times the reference's, over {b.size:,} logits"
+            self.add(SCALE, abs(scale - 1), f"{head} logits", note, limit)
+            self.add(OFFSET, abs(offset), f"{head} logits", f"{offset:+.3g}")
+
+
+def unlike(own: np.ndarray | None, reference: np.ndarray | None) -> str:
+    """Return why a tensor cannot be compared with the reference's: missing, or of another shape; '' if it can."""
+    if own is None or reference is None:
+        return f"missing in the {'member' if own is None else 'reference'}"
+    return "" if own.shape == reference.shape else f"shape {own.shape}, the reference's is {reference.shape}"
 
 
 def others(reference: Reference, candidate: Recording) -> list[str]:

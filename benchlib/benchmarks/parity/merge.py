@@ -1,14 +1,14 @@
 """Results of parity by machine, backend and member, from run folders and from files that other machines left, as files again.
 
 A file is ``<folder>/<backend>/test_results.json``: a row for each result of one backend, on any number of machines, fit to
-be committed. Of each machine, backend and member the newest row counts. The same results give the same bytes, in an
+be committed; beside it are the backend's validation and report, above it those of all backends. Of each machine, backend and member the newest row counts. The same results give the same bytes, in an
 order that does not depend on who merged them when, so that a change in a repository shows what changed.
 """
 
 import itertools
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,16 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_text
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
+from benchlib.judge.baselines import injected
 from benchlib.results.record import load
 from benchlib.results.run import Run
 from benchlib.results.shared import run_folders
 from benchlib.show.markup import escaped
 from benchlib.spec.tables import Rows
 
-KIND, SCHEMA = "benchlib.parity.results", 2
+KIND, SCHEMA = "benchlib.parity.results", 3
 FILE, CROSS, PAGE = "test_results.json", "cross_backend_validation.json", "PARITY.md"
+REPORT = "BERT_SQUAD_BACKEND_REPORT.md"
 WHOLE = "all"  # stands for a member where a run as a whole has an outcome and no member has one
 NOT_COMPARED = "NOT COMPARED"
 TEXTS = (
@@ -39,41 +41,52 @@ SETUP = (
     "transformers",
     "benchlib",
 )  # what of a machine's software is shown, beside drivers
-NUMBERS = ("max_difference", "limit", "one_minus_cosine", "latency_ms")
+ADDED = ("latency_p95_ms", "latency_p99_ms", "queries_per_s")  # columns that a file of schema 2 does not have
+NUMBERS = ("max_difference", "limit", "one_minus_cosine", "latency_ms", *ADDED)
 Row = dict[str, Any]
 # A row in which nothing is stated.
 EMPTY: Row = {**dict.fromkeys(TEXTS, ""), "gates": True, **dict.fromkeys(NUMBERS), "environment": {}, "quantities": {}}
 
 
+class PlantedRun(UserError):
+    """A run whose results were changed on purpose."""
+
+
 class Merged(NamedTuple):
-    """The newest rows in the order of backends, machines and members; ``left_out`` are sentences on what is damaged."""
+    """The newest rows in the order of backends, machines and members.
+
+    ``left_out`` are sentences on what is damaged, ``planted`` on runs with an injected fault, whose results do not count.
+    """
 
     rows: list[Row]
     left_out: list[str]
+    planted: Sequence[str] = ()
 
 
 def read_file(path: Path) -> list[Row]:
     """Read a file of results; ``UserError`` where it is missing, cut or of another kind."""
     values = read_object(path, {"kind": str, "results": list}, SCHEMA)
-    same = (values["kind"], values.get("schema_version")) == (KIND, SCHEMA)
-    if not same or any(row.keys() != EMPTY.keys() for row in values["results"]):
+    same = values["kind"] == KIND and values.get("schema_version") in (2, SCHEMA)
+    if not same or any((row.keys() ^ EMPTY.keys()).difference(ADDED) for row in values["results"]):
         raise UserError(f"{path}: not results of parity of this version: restore the file, or merge its runs again")
-    return values["results"]  # type: ignore[no-any-return]
+    return [EMPTY | row for row in values["results"]]
 
 
 def read_run(folder: Path, machine: str = "") -> list[Row]:
     """Return a row for each member of a run, whole or broken; ``machine`` replaces its host name.
 
-    None of a run that says nothing: of another benchmark, with an injected fault, stopped by its user, or without an end.
-    Raises ``UserError`` for a damaged run.
+    None of a run that says nothing: of another benchmark, stopped by its user, or without an end. Raises ``PlantedRun`` for one
+    with an injected fault, ``UserError`` for a damaged one.
     """
     record = load(folder, whole=False)
     result, status = record.result, record.status or {}
     if record.problems:
         raise UserError(f"{folder}: {record.sentence}")
-    injected = record.benchmark == "parity" and record.config["planted_layer"] >= 0
-    if record.benchmark != "parity" or injected or record.word == "STOPPED" or record.ended_at is None:
+    if record.benchmark != "parity" or record.word == "STOPPED" or record.ended_at is None:
         return []
+    if planted := injected(Run(folder)):
+        settings = ", ".join(f"{name}={record.config[name]}" for name in planted)
+        raise PlantedRun(f"{folder}: {settings} changed this run on purpose, so its results do not count: leave it out")
     facts = result.facts if result else {}
     torch = facts.get("reference_torch")
     common = EMPTY | {
@@ -123,16 +136,18 @@ def collect(sources: Iterable[Path], machine: str = "", stored: Iterable[Row] = 
 
     ``machine`` replaces the host names of runs. Raises ``UserError`` for a source that is not there at all.
     """
-    rows, left_out = list(stored), list[str]()
+    rows, left_out, planted = list(stored), list[str](), list[str]()
     for path in [path for source in sources for path in of_source(source)]:
         short = "/".join(path.parts[-2:])
         try:
             rows += read_run(path, machine) if path.is_dir() else read_file(path)
+        except PlantedRun as error:
+            planted.append(str(error).replace(str(path), short))
         except UserError as error:
             left_out.append(str(error).replace(str(path), short))
         except (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError) as error:
             left_out.append(f"{short}: not a result of parity of this version ({type(error).__name__}: {error})")
-    return Merged(newest(rows), sorted(left_out))
+    return Merged(newest(rows), sorted(left_out), sorted(planted))
 
 
 def of_source(path: Path) -> list[Path]:
@@ -220,18 +235,26 @@ def write(merged: Merged, folder: Path) -> list[Path]:
         folder / backend / FILE: _json(KIND, backend=backend, results=list(rows))
         for backend, rows in itertools.groupby(merged.rows, key=lambda row: row["backend"])
     }
-    fields = ("outcome", "reason", "machines")
-    texts[folder / CROSS] = _json(
-        "benchlib.parity.cross_backend_validation",
-        backends={name: dict(zip(fields, standing(merged, name), strict=True)) for name in BACKENDS},
-        matrix=[{name: row[name] for name in ("backend", "machine", "member", "outcome")} for row in merged.rows],
-        agreement=agreement(merged),
-        left_out=merged.left_out,
-    )
-    texts[folder / PAGE] = page(merged)
+    texts |= {folder / CROSS: _validation(merged, BACKENDS), folder / PAGE: page(merged)}
+    for backend in dict.fromkeys(row["backend"] for row in merged.rows):
+        texts[folder / backend / CROSS] = _validation(merged, [backend])
+        texts[folder / backend / REPORT] = page(merged, backend)
     for path, text in texts.items():
         write_text(path, text)
     return list(texts)
+
+
+def _validation(merged: Merged, backends: Collection[str]) -> str:
+    fields = ("outcome", "reason", "machines")
+    rows = [row for row in merged.rows if row["backend"] in backends]
+    return _json(
+        "benchlib.parity.cross_backend_validation",
+        backends={name: dict(zip(fields, standing(merged, name), strict=True)) for name in backends},
+        matrix=[{name: row[name] for name in ("backend", "machine", "member", "outcome")} for row in rows],
+        agreement=[pair for pair in agreement(merged) if not set(backends).isdisjoint(pair["backends"])],
+        left_out=merged.left_out,
+        planted=merged.planted,
+    )
 
 
 def _json(kind: str, **fields: Any) -> str:
@@ -244,31 +267,33 @@ SUM = "Derived: at most the sum of their fp32 differences from the same recorded
 MACHINES = ("backend", "machine", "environment", "model", "reference", "inputs_sha256", "tier", "ended_at")
 
 
-def page(merged: Merged) -> str:
-    """Return the Markdown page: outcome by backend, every result, the machines, what lies between backends."""
-    standings = [(name, *standing(merged, name)) for name in BACKENDS]
-    parts = ["# Parity across backends", _summary(merged)]
+def page(merged: Merged, backend: str = "") -> str:
+    """Return the Markdown page of all backends or of one: outcomes, every result, the machines, what lies between backends."""
+    rows = [row for row in merged.rows if backend in ("", row["backend"])]
+    standings = [(name, *standing(merged, name)) for name in BACKENDS if backend in ("", name)]
+    parts = [f"# BERT on SQuAD: parity of {backend}" if backend else "# Parity across backends", _summary(rows)]
     parts += [table(("backend", "outcome", "why", "machines"), [(*words, ", ".join(on)) for *words, on in standings])]
-    if merged.rows:
-        about = {(row["backend"], row["machine"]): row for row in merged.rows}.values()
-        parts += ["## Results", table(RESULTS, ([_cell(row, name) for name in RESULTS] for row in merged.rows))]
+    if rows:
+        about = {(row["backend"], row["machine"]): row for row in rows}.values()
+        parts += ["## Results", table(RESULTS, ([_cell(row, name) for name in RESULTS] for row in rows))]
         parts += ["## Machines", table(MACHINES, ([_cell(row, name) for name in MACHINES] for row in about))]
-    if pairs := agreement(merged):
+    if pairs := [pair for pair in agreement(merged) if backend in ("", *pair["backends"])]:
         cells = [(" and ".join(pair["backends"]), f"{pair['at_most']:.2g}") for pair in pairs]
         parts += ["## Between backends", SUM, table(("backends", "differ by at most"), cells)]
-    if merged.left_out:
-        parts += ["## Left out", "\n".join(f"- {escaped(sentence)}" for sentence in merged.left_out)]
-    parts += [f"Written by `benchlib parity merge`, which reads the `{FILE}` beside this page: do not edit."]
+    for heading, sentences in (("Left out", merged.left_out), ("Changed on purpose", merged.planted)):
+        if sentences:
+            parts += [f"## {heading}", "\n".join(f"- {escaped(sentence)}" for sentence in sentences)]
+    parts += [f"Written by `benchlib parity merge`, which reads each backend's `{FILE}`: do not edit."]
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(merged: Merged) -> str:
-    if not merged.rows:
+def _summary(rows: list[Row]) -> str:
+    if not rows:
         return "No results yet: run `benchlib run parity`, then `benchlib parity merge`."
-    count = [len({row[name] for row in merged.rows}) for name in ("backend", "machine")]
+    count = [len({row[name] for row in rows}) for name in ("backend", "machine")]
     return (
-        f"{counted(len(merged.rows), 'result')} of {counted(count[0], 'backend')} on {counted(count[1], 'machine')}, the newest of "
-        f"{max(row['ended_at'] for row in merged.rows)[:10]}. Each is the newest of its machine, backend and member. DIFFERS "
+        f"{counted(len(rows), 'result')} of {counted(count[0], 'backend')} on {counted(count[1], 'machine')}, the newest of "
+        f"{max(row['ended_at'] for row in rows)[:10]}. Each is the newest of its machine, backend and member. DIFFERS "
         "is a difference beyond a limit in a member that does not gate; NOT COMPARED is never a pass."
     )
 

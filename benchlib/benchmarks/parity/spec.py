@@ -8,9 +8,10 @@ from typing import Any
 
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity.config import chosen
+from benchlib.core.stats import percentile
 from benchlib.core.text import counted, listing, stand_ins
 from benchlib.judge.checks import Check as Judged
-from benchlib.judge.numbers import within
+from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.spec.charts import Chart, Line, Title, bars, grid, lines
 from benchlib.spec.checks import Check, above_zero, below, compare, judge, zero
 from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
@@ -22,7 +23,7 @@ DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order
 NAMED = 3
 WITHIN = partial(within, most=1)  # of a difference's share of its limit
 COMPARED = ("PASS", "FAIL")
-OUTCOMES = "member word computes max_difference limit one_minus_cosine accuracy latency_ms queries_per_s reason"
+OUTCOMES = "member word computes max_difference limit one_minus_cosine accuracy latency_ms latency_p95_ms latency_p99_ms queries_per_s reason"
 COSTS = {  # of bf16
     LOGITS: "moves a logit by up to {:.2g}",
     SPANS: "changes the span of {:.0%} of the decided rows",
@@ -51,7 +52,9 @@ members = Table(
         *cols("member what backend device precision mode executor model_sha256 inputs_sha256"),
         Col("others", "count", "hashes that are not the reference's", _others, hashes),
         Col("seconds", "s", "process"),
-        Col("latency_ms", "ms", "latency", samples=True),
+        Col("latency_ms", "ms", "latency p50", samples=True),
+        Col("latency_p95_ms", "ms", "p95", lambda times: percentile(times, 0.95), "latency_ms"),
+        Col("latency_p99_ms", "ms", "p99", lambda times: percentile(times, 0.99), "latency_ms"),
         Col("queries_per_s", "queries/s", "queries/s", lambda times: 1e3 / fmean(times), "latency_ms"),
         Col("fp64_max_abs", "error", "distance from fp64", quality=1e-4),
         Col("reference_max_abs", "error", "the reference's"),
@@ -118,14 +121,26 @@ def _outcome(check: Check, run: Rows) -> Judged:
     return _located(replace(check, over=[(differing, bound)]), run).model_copy(update={"gates": gates})
 
 
+def _valued(row: Row) -> bool:
+    return "value" not in getattr(row, "faults", ())
+
+
 def _located(check: Check, run: Rows) -> Judged:
     """Judge differences. A layer beyond its limit says where; whether it matters is for the outputs to say."""
     differing, bound = check.over[0]
     own, more = differing.table, dict[str, Any]()
-    answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
-    for row in own.where(quantity=LOGITS).most("value").rows(run):
-        more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
-    if answer.status == "FAIL" and (beyond := own.where(quantity=LAYERS).unless(share=WITHIN).rows(run)):
+    try:
+        answer = compare(replace(check, over=[(own.unless(quantity=LAYERS)["value"], bound)]), run)
+        for row in own.where(quantity=LOGITS).most("value").rows(run):
+            more |= {"value": own["value"].finite(row, run), "limit": f"<= {own['limit'].text(row, run)}"}
+    except InvalidNumber:  # a difference of what cannot be compared says why in its note
+        wrong = [row for row in own.rows(run) if not _valued(row) and row["note"]]
+        if not wrong:
+            raise
+        words = [f"{row['quantity']} {row['at']}: {row['note']}" for row in wrong]
+        answer = check.answer("FAIL", "not comparable: " + "; ".join(words[:NAMED]))
+    valued = own.where(quantity=LAYERS).pick(lambda run, rows: [row for row in rows if _valued(row)])
+    if answer.status == "FAIL" and (beyond := valued.unless(share=WITHIN).rows(run)):
         more["reason"] = f"{answer.reason}; the first layer beyond its limit is {beyond[0]['at']}"
     return answer.model_copy(update=more)
 

@@ -51,9 +51,14 @@ def injected(data):
             row["value"] = 0.1
 
 
+def reshaped(data):
+    of(data, "sdpa_flash", GRADIENTS).update(value=math.nan, note="shape (2, 3), the reference's is (3, 2)")
+
+
 WRONG = [
     (value(LOGITS, 2e-5), "parity sdpa_flash", "logits len8-batch1: difference 2e-05, not <= 1e-05"),
     (value(GRADIENTS, None), "parity sdpa_flash", "value is missing in row 10 of differences"),
+    (reshaped, "parity sdpa_flash", "not comparable: gradients a.weight: shape (2, 3), the reference's is (3, 2)"),
     (injected, "parity sdpa_flash", "the first layer beyond its limit is layer 1"),
     (left("sdpa_flash", "failed", "ended by SIGSEGV"), "parity sdpa_flash", "ended by SIGSEGV"),
     (left("sdpa_flash", "skipped", ""), "parity sdpa_flash", ""),

@@ -18,8 +18,10 @@ from benchlib.workloads.numerics import (
     LAYERS,
     LOGITS,
     LOSS,
+    OFFSET,
     PADDING,
     QUANTITIES,
+    SCALE,
     SPANS,
 )
 
@@ -113,6 +115,43 @@ def test_the_cosine_alone_gates(judged):
     """Logits so small that no difference is beyond its limit; only their direction is."""
     plain, own = ({name: 1e-6 * array for name, array in outputs(seed).items()} for seed in (0, 1))
     assert beyond(judged(reference={"outputs": plain}, outputs=own)) == {COSINE}
+
+
+@pytest.mark.parametrize("member", [EAGER, BF16])
+def test_a_scale_of_one_head_is_found_in_every_precision(judged, member):
+    """All logits of the end head are off by a factor within and beyond the limit; so few logits ease that of bf16."""
+    limit = judged(member)[SCALE, "end logits"]["limit"]
+    for share, found in ((0.99, False), (1.01, True)):
+        own = {name: array * (1 + share * limit * name.endswith("/end")) for name, array in outputs().items()}
+        rows = judged(member, outputs=own)
+        assert (
+            rows[SCALE, "end logits"]["value"] == pytest.approx(share * limit)
+            and rows[SCALE, "start logits"]["value"] == 0
+        )
+        assert (SCALE in beyond(rows)) == found
+    shifted = judged(member, outputs={name: array + 0.02 for name, array in outputs().items()})
+    assert shifted[OFFSET, "start logits"]["value"] == pytest.approx(0.02) and OFFSET in beyond(shifted)
+
+
+def test_rounding_to_bf16_is_no_scale_and_cutting_off_bits_is(judged):
+    """Cut off, each logit loses up to 2^-7 of its size, 2^-8 on average; rounded, it loses nothing on average."""
+    draw = np.random.default_rng(5)
+    plain = {name: draw.uniform(-1, 1, (4000,)).astype(np.float32) for name in ("dev/start", "dev/end")}
+    half = {True: np.uint32(0x8000), False: np.uint32(0)}
+    values = {}
+    for rounded in (True, False):
+        bits = {name: (array.view(np.uint32) + half[rounded]) & np.uint32(0xFFFF0000) for name, array in plain.items()}
+        own = {name: array.view(np.float32) for name, array in bits.items()}
+        row = judged(BF16, reference={"outputs": plain}, outputs=own)[SCALE, "start logits"]
+        values[rounded] = row["value"]
+        assert row["limit"] == 4e-3
+    assert values[True] < 1e-4 < 2e-3 < values[False]
+
+
+def test_logits_that_are_all_one_number_have_no_scale(judged):
+    flat = {name: np.ones_like(array) for name, array in outputs().items()}
+    row = judged(reference={"outputs": flat}, outputs=flat)[SCALE, ""]
+    assert row["status"] == "skipped" and "the reference's are all 1" in row["reason"]
 
 
 @pytest.mark.parametrize(("error", "limit"), [(1e-6, 1e-5), (1e-5, 3e-5), (1.0, 1e-4)])

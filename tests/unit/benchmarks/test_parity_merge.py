@@ -13,6 +13,7 @@ from benchlib.benchmarks.parity.merge import (
     EMPTY,
     FILE,
     PAGE,
+    REPORT,
     Merged,
     agreement,
     newest,
@@ -21,6 +22,7 @@ from benchlib.benchmarks.parity.merge import (
     standing,
 )
 from benchlib.cli import main
+from benchlib.core.errors import UserError
 
 START = 1_790_000_000.0
 
@@ -113,7 +115,24 @@ def test_damage_and_planted_faults_are_left_out_with_the_reason_and_stop_nothing
     merged = merge.collect([tmp_path])
     assert {row["run"] for row in merged.rows} == {"parity-a"}
     assert [("parity-b" in text, "parity-c" in text) for text in merged.left_out] == [(True, False), (False, True)]
+    (planted,) = merged.planted
+    assert planted.startswith(f"{tmp_path.name}/parity-d: planted_layer=1 changed this run") and planted in page(merged)
     assert "parity-b" in page(merged) and str(tmp_path) not in page(merged)
+
+
+def test_a_file_of_schema_2_has_no_percentiles_and_is_read(tmp_path):
+    merge.write(Merged([row("eager", max_difference=1.0)], []), tmp_path)
+    values = json.loads((tmp_path / "cpu" / FILE).read_text())
+    for name in merge.ADDED:
+        del values["results"][0][name]
+    path = tmp_path / FILE
+    path.write_text(json.dumps(values | {"schema_version": 2}))
+    (old,) = merge.read_file(path)
+    assert (old["max_difference"], old["latency_p99_ms"]) == (1.0, None)
+    for change in ({"schema_version": 1}, {"results": [{"machine": "node7"}]}):
+        path.write_text(json.dumps(values | change))
+        with pytest.raises(UserError, match="not results of parity of this version"):
+            merge.read_file(path)
 
 
 def call(*arguments):
@@ -132,7 +151,9 @@ def test_merging_again_changes_no_byte_and_keeps_other_machines(tmp_path):
         return {str(path.relative_to(to)): path.read_bytes() for path in sorted(to.rglob("*")) if path.is_file()}
 
     before = files()
-    assert list(before) == sorted([PAGE, f"cpu/{FILE}", CROSS, f"cuda/{FILE}"])
+    assert list(before) == sorted(
+        [PAGE, CROSS, *(f"{name}/{file}" for name in ("cpu", "cuda") for file in (FILE, CROSS, REPORT))]
+    )
     for sources in ((here,), (to,), (to / "cpu", to / "cuda" / FILE)):
         again = call(*sources, "--to", to)
         assert (again.exit_code, files()) == (0, before), again.output

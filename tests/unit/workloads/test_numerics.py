@@ -39,6 +39,14 @@ def test_distances():
     assert relative_l2(np.zeros(2), np.zeros(2)) == 0.0
 
 
+def test_the_line_is_that_of_least_squares():
+    draw = np.random.default_rng(2)
+    b = draw.standard_normal(200) - 3
+    a = 1.02 * b + 0.5 + 0.01 * draw.standard_normal(200)
+    assert numerics.line(a, b) == pytest.approx(np.polyfit(b, a, 1), rel=1e-9)
+    assert all(map(math.isnan, numerics.line(b[:3], np.ones(3))))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("measure", [max_abs, relative_l2, one_minus_cosine])
 def test_what_is_no_number_is_no_small_difference(measure, bad):
