@@ -1,0 +1,39 @@
+"""PNG files of the pictures of runs, drawn from the records as in their reports."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_bytes
+from benchlib.core.text import counted
+from benchlib.results.record import Record
+from benchlib.results.run import Run
+from benchlib.show import report
+from benchlib.show.digest import Problems
+
+
+def write(runs: Sequence[Record], output: str) -> str:
+    """Write ``pictures/NAME.png`` into each run folder, or ``OUTPUT/RUN/NAME.png``; return how many files went where."""
+    if output == "-":
+        raise UserError("--output -: pictures are several binary files; name a folder, or leave --output out")
+    if nowhere := [run.run for run in runs if not run.folder]:
+        raise UserError(f"{nowhere[0]} is a report without its run folder: pictures are drawn from the files of a run")
+    count = 0
+    for run in runs:
+        folder = Path(output) / run.run if output else Path(run.folder) / "pictures"
+        count += len(save(report.content(Run(run.folder), Problems()), folder))
+    where = f"below {output}" if output else "into pictures/ of each run folder"
+    return f"{counted(count, 'picture')} of {counted(len(runs), 'run')} written {where}"
+
+
+def save(report: Mapping[str, Any], folder: Path) -> list[dict[str, str]]:
+    """Write the pictures of the ``report`` of a run as PNG files; return the ``name``, ``alt`` text and ``path`` of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    saved = list[dict[str, str]]()
+    for picture in report["pictures"]:
+        path = folder / f"{picture['name']}.png"
+        write_bytes(path, base64.b64decode(picture["src"].partition(",")[2]))
+        saved.append({"name": picture["name"], "alt": picture["alt"], "path": str(path)})
+    return saved
