@@ -12,26 +12,19 @@ from benchlib.core.text import quantity
 HOUR_S = 3600
 
 
-def split_rates(rates: Sequence[float]) -> dict[str, list[float]]:
-    """Return the rate in samples/s that each worker contributes, by split; ``rates``: samples/s of each worker alone, (n,)."""
-    return {"equal shares": [min(rates)] * len(rates), "weighted shares": list(rates)}
-
-
-def row(split: str, rate: float, most: float, samples: int, each: Sequence[float] = ()) -> dict[str, str]:
-    """Return a line of the table: ``rate`` and ``most`` (Σ r) in samples/s, ``each``: the rate that each worker contributes."""
-    shares = ", ".join(f"{samples * own / rate:,.0f}" for own in each)
-    hours = quantity(samples / rate / HOUR_S, "h")
+def row(split: str, each: Sequence[float], most: float, samples: int) -> dict[str, str]:
+    """Return a line of the table; ``each``: rates that add up to the joint rate, ``most``: Σ r, all in samples/s."""
+    rate = sum(each)
     return {
         "split": split,
         "joint rate": quantity(rate, "samples/s"),
-        f"time for {samples:,} samples": hours,
+        f"time for {samples:,} samples": quantity(samples / rate / HOUR_S, "h"),
         "efficiency": f"{rate / most:.1%}",
-        "samples of each worker": shares,
+        "samples of each worker": ", ".join(f"{samples * own / rate:,.0f}" for own in each) if each[1:] else "",
     }
 
 
 def rows(rates: Sequence[float], samples: int) -> list[dict[str, str]]:
-    """Return the predicted lines: equal shares, then shares in proportion to ``rates`` (samples/s, each above 0)."""
-    return [
-        row(f"{name} (predicted)", sum(each), sum(rates), samples, each) for name, each in split_rates(rates).items()
-    ]
+    """Return the predicted lines; ``rates``: samples/s of each worker alone, (n,), each above 0."""
+    splits = {"equal shares (predicted)": [min(rates)] * len(rates), "weighted shares (predicted)": rates}
+    return [row(name, each, sum(rates), samples) for name, each in splits.items()]

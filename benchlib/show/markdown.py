@@ -31,28 +31,24 @@ def table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [lines[0], "|---" * len(names) + "|", *lines[1:], ""]
 
 
-def checks(groups: Iterable[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    return [{head: row[name] for head, name in CHECK.items()} for _, rows in groups for row in rows]
-
-
-def lines(said: Mapping[str, Any], drawn: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return the lines of a report: ``said`` is the content of ``report.html``, ``drawn`` the pictures that were saved."""
+def lines(said: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a report with the content of ``report.html``; its pictures are files of ``pictures/``."""
     run = said["record"]
     parts = [f"# {text(run.benchmark)}: {text(run.word)}", "", text(run.sentence), ""]
     parts += [f"Question: {text(said['question'])}", ""] if said["question"] else []
     about = {"run": run.run, "tier": run.tier, "backend": run.backend, "machine": said["hardware"]}
     parts += table([about | {"started": said["started"], "duration": said["duration"]}])
     for heading in ("warnings", "problems", "reading"):
-        parts += [f"## {heading.capitalize()}", "", *(f"- {text(line)}" for line in said[heading]), ""] * bool(
-            said[heading]
-        )
+        if said[heading]:
+            parts += [f"## {heading.capitalize()}", "", *(f"- {text(line)}" for line in said[heading]), ""]
     numbers = [{"key number": card["label"], "value": f"{card['value']} {card['unit']}"} for card in said["cards"]]
-    judged = checks([*said["checks"], *said["passed"], *said["unjudged"]])
+    groups = [*said["checks"], *said["passed"], *said["unjudged"]]
+    judged = [{head: row[name] for head, name in CHECK.items()} for _, rows in groups for row in rows]
     tables = {"Key numbers": numbers, "Checks": judged, **said["tables"]}
     for heading, rows in tables.items():
         parts += [f"## {text(heading)}", "", *table(rows)] if rows else []
-    pairs = [(picture["alt"], Path(picture["path"]).name) for picture in drawn]
-    parts += ["## Pictures", "", *(f"![{text(alt)}](pictures/{name})\n" for alt, name in pairs)] * bool(pairs)
+    images = [f"![{text(picture['alt'])}](pictures/{picture['name']}.png)\n" for picture in said["pictures"]]
+    parts += ["## Pictures", "", *images] if images else []
     return [*parts, "## Run it again", "", f"    {said['command']}"] if said["command"] else parts
 
 
@@ -60,6 +56,6 @@ def render(run_dir: Path) -> Path:
     """Write ``report.md`` and ``pictures/`` into a run folder, which may lack any part, and return the path of the report."""
     run = Run(run_dir)
     said = report.content(run, Problems())
-    path = run.path / NAME
-    write_text(path, "\n".join(lines(said, pictures.save(said, run.path / "pictures"))).rstrip() + "\n")
-    return path
+    pictures.save(said, run.path / "pictures")
+    write_text(run.path / NAME, "\n".join(lines(said)).rstrip() + "\n")
+    return run.path / NAME

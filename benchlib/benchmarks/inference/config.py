@@ -127,10 +127,7 @@ class InferenceConfig(BaseConfig):
     ttft_limit_s: float = Field(2.0, gt=0, le=600, description="rules=reduced: time to the first token, Server")
     tpot_limit_s: float = Field(0.1, gt=0, le=60, description="rules=reduced: time per output token, Server")
     target_rouge_l: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="ROUGE-L F1 to exceed, from 0 to 1; 0.23 is the target of the document of this benchmark",
+        None, gt=0, lt=1, description="ROUGE-L (F1, 0 to 1) to exceed; the document of this benchmark asks for 0.23"
     )
     price_per_hour_usd: float | None = Field(None, gt=0, description="of the whole system; for the cost of tokens")
     deadline_s: float = Field(60.0, gt=0, le=3600, description="after which a query counts as failed")

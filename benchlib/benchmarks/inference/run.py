@@ -89,27 +89,26 @@ def usage(config: InferenceConfig, events: Sequence[Event], began_s: float) -> l
     resident bytes of the process of the test over the memory of the machine.
     """
     during = [event for event in events if event["t"] >= began_s]
-    reasons: Row = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
+    stated: Row = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
 
     def readings(kind: str, name: str, whole: float) -> list[float]:
         values = [event.get(name) for event in during if event["kind"] == kind]
         return [100 * value / whole for value in values if isinstance(value, int | float)]
 
-    lacking, device = "no reading fell into the tests, which took less than a second", list[float]()
+    lacking, why = "no reading fell into the tests, which took less than a second", ""
     if config.backend == "cpu":
         why = "the backend cpu has no device besides the processor"
     elif not all(map(addresses.is_local, config.workers)):
         why = "the workers are on other machines than the sensors"
-    else:
-        why, device = reasons.get("utilization_percent", lacking), readings("sensor", "utilization_percent", 100)
     used = {
-        "processor": (readings("sensor", "cpu_percent", 100 * usable_cores()), lacking),
-        "device": (device, why),
-        "memory": (readings("progress", "rss_bytes", psutil.virtual_memory().total), lacking),
+        "processor": readings("sensor", "cpu_percent", 100 * usable_cores()),
+        "device": [] if why else readings("sensor", "utilization_percent", 100),
+        "memory": readings("progress", "rss_bytes", psutil.virtual_memory().total),
     }
+    reasons = {"device": why or stated.get("utilization_percent", lacking)}
     return [
-        {"what": what, "used": values or None, "why": {} if values else {"used": reason}}
-        for what, (values, reason) in used.items()
+        {"what": what, "used": values} if values else {"what": what, "why": {"used": reasons.get(what, lacking)}}
+        for what, values in used.items()
     ]
 
 

@@ -222,10 +222,7 @@ def _metrics(scenario: Scenario) -> Iterator[Metric]:
 
 
 TINY = "The model is the embedded stand-in of 0.6 million parameters on generated news: its scores say nothing about others."
-STYLE = (
-    "MLPerf-style: measured with MLPerf's LoadGen. This is not an official MLPerf result: MLCommons has not verified it, "
-    "and it was not submitted."
-)
+STYLE = "MLPerf-style, measured with MLPerf's LoadGen: this is not an official MLPerf result, which MLCommons verifies."
 USED_BY = "by the tests and the processes that they start, a reading every second"
 SCORED = "rouge_score with stemmer, mean of {answered} texts; sentences by {splitter}"
 SOURCE = "mlcommons/inference, submission checker, v5.1 to v6.1, datacenter"
@@ -275,11 +272,11 @@ target: dict[str, Any] = asked | {"kind": "target", "unless": _reduced, "source"
 IS_FULL = "Does the full set reach what MLPerf's checker asks for?"
 VALIDITY = "Is the test valid, by LoadGen and by its raw samples?"
 AIM = "Is ROUGE-L above the target that was set?"
-DOCUMENT = (
-    "target_rouge_l; the document of this benchmark asks for 0.23, MLCommons' checker for 24.2507% on the full set"
-)
+DOCUMENT = "the document of this benchmark asks for 0.23; MLCommons' checker for 24.2507% on the full set"
+has_target = attrgetter("target_rouge_l")
 COMPLETE = "Was every sample answered once, without an error?"
 top = partial(Metric, basis=SCORED, better="higher")
+used_of = {what: usage.where(what=what) for what in USED}
 METRICS = [
     *(metric for scenario in get_args(Scenario) for metric in _metrics(scenario)),
     top("rouge1{end}", accuracy["rouge1"], "ROUGE-1", amount=1.0, headline=True),
@@ -288,8 +285,8 @@ METRICS = [
     Metric("control_rouge1_lead{end}", accuracy["rouge1_lead"], "ROUGE-1, control: lead"),
     Metric("gen_len{end}", accuracy["gen_len"], "Generated", "of all answers, after splitting"),
     *(
-        Metric(f"utilization_{what}{{end}}", usage.where(what=what)["used"], f"Utilisation, {what}", USED_BY)
-        for what in USED
+        Metric(f"utilization_{what}{{end}}", one["used"], f"Utilisation, {what}", USED_BY)
+        for what, one in used_of.items()
     ),
     *run_metrics(run),
 ]
@@ -298,15 +295,7 @@ CHECKS = [
     zero("accuracy complete", COMPLETE, *(accuracy[name] for name in ("unanswered", "failed", "errors")), **asked),
     above_zero("better than chance", "Do the answers fit their own articles?", accuracy["margin"], **asked),
     *(above(f"reference {kind}", IS_FULL, (accuracy[kind], 0.99 * score), **target) for kind, score in ROUGE.items()),
-    reached(
-        "target ROUGE-L",
-        AIM,
-        accuracy["rouge_l"],
-        "target_rouge_l",
-        ">",
-        source=DOCUMENT,
-        when=attrgetter("target_rouge_l"),
-    ),
+    reached("target ROUGE-L", AIM, accuracy["rouge_l"], "target_rouge_l", ">", source=DOCUMENT, when=has_target),
     above("reference length", IS_FULL, (accuracy["gen_len"], 0.9 * GEN_LEN), most=1.1 * GEN_LEN, **target),
     served.tokens_counted(run),
 ]

@@ -31,13 +31,12 @@ from benchlib.core.machine import BACKENDS
 from benchlib.workloads.llm import served
 from benchlib.workloads.llm.dispatch import Dispatcher
 from benchlib.workloads.llm.engines import Policy, Settings
-from benchlib.workloads.llm.load import QUERY, Client, find_knee, measure, schedule
+from benchlib.workloads.llm.load import Client, find_knee, measure, schedule
 from benchlib.workloads.llm.server import Pool
 
 VOCABULARY = (3, 500)  # token ids of random prompts: every tokenizer has them
 CPU = "process_cpu_seconds_total"  # of a worker's /metrics
 KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is killed
-TIMES_S = ["scheduled_s", "issued_s", "first_s", "last_s"]  # of a query
 Row = dict[str, Any]
 
 
@@ -56,7 +55,7 @@ class Bench:
     errors: dict[str, None] = field(default_factory=dict)
     cpu_ms: list[float] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)  # of all workers, by address: a lost one keeps its number
-    queries: list[tuple[str, list[int], np.ndarray]] = field(default_factory=list)  # measurement, numbers, raw samples
+    queries: list[pd.DataFrame] = field(default_factory=list)  # raw samples, with the name of their measurement
 
     @property
     def rate(self) -> float:
@@ -64,11 +63,10 @@ class Bench:
         return statistics.median(self.tables["scaling"][-1]["samples_per_s"])
 
     @contextlib.contextmanager
-    def client(self, urls: list[str], start_s: float = 0.0, kills: bool = False) -> Iterator[tuple[Client, Dispatcher]]:
+    def client(self, urls: list[str], start_s: float = 0.0) -> Iterator[tuple[Client, Dispatcher]]:
         """Open a dispatcher to some workers, and a client that drives it.
 
-        A worker that was there before has ``gone_s`` to answer; one that does not is not asked again. With ``kills`` the caller
-        kills workers, so their losses are no news.
+        A worker that was there before has ``gone_s`` to answer; one that does not is not asked again.
         """
         config = self.config
         limits_s, start_s = (config.deadline_s, config.stall_s, config.gone_s), start_s or config.gone_s
@@ -88,23 +86,26 @@ class Bench:
             yield Client(dispatcher, self.prompts, config.max_new, limit_s, beat), dispatcher
         finally:
             self.sums.update(dispatcher.counts)
-            self.note_losses(dispatcher, began_s, kills)
+            self.note_losses(dispatcher, began_s)
             dispatcher.stop()
 
     def numbers_of(self, dispatcher: Dispatcher) -> list[int]:
         """Return the numbers of a dispatcher's workers in its order, which is that of the workers that it got."""
         return [self.numbers.setdefault(worker.url, len(self.numbers)) for worker in dispatcher.workers]
 
-    def note_losses(self, dispatcher: Dispatcher, began_s: float, kills: bool = False) -> None:
-        """Add the losses of a dispatcher to the table, by the workers' numbers in this run; log those that no kill explains."""
-        numbers, events = self.numbers_of(dispatcher), dispatcher.losses(began_s)
-        for row in [row for row in events if row["event"] == "down" and not kills]:
-            self.events.emit("log", message=f"worker {numbers[row['worker']]} is lost: {row['because']}")
-        self.tables["losses"] += [row | {"worker": numbers[row["worker"]]} for row in events]
+    def note_losses(self, dispatcher: Dispatcher, began_s: float) -> None:
+        """Add the losses of a dispatcher to the table, by the workers' numbers in this run; a run kills its own workers."""
+        numbers = self.numbers_of(dispatcher)
+        for row in dispatcher.losses(began_s):
+            self.tables["losses"].append(row | {"worker": numbers[row["worker"]]})
+            if row["event"] == "down" and not self.pool:
+                self.events.emit("log", message=f"worker {numbers[row['worker']]} is lost: {row['because']}")
 
     def measure(self, client: Client, table: np.ndarray, name: str) -> Row:
         """Return the row of a measurement, add it to the sums and keep its raw samples under ``name``."""
-        self.queries.append((name, self.numbers_of(client.engine), table))
+        numbers = [*self.numbers_of(client.engine), -1]  # a query that was not sent has the worker -1
+        own = [numbers[index] for index in table["worker"]]
+        self.queries.append(pd.DataFrame(table).assign(worker=own, measurement=name))
         row = measure(table, self.config.limits_s, self.config.percentile / 100, client.log.repeated)
         self.sums.update(issued=len(table), failed=row["failed"], repeated=row["repeated"])
         self.errors |= dict.fromkeys(client.log.errors.values())
@@ -160,17 +161,13 @@ def _write_workers(bench: Bench, folder: Path, began_s: float) -> None:
 
     The times of queries are seconds since ``began_s``, the start of the run; ``measurement`` names what they belong to.
     """
-    rows = {row["worker"]: row for row in bench.tables["workers"]}
+    rows, queries = {row["worker"]: row for row in bench.tables["workers"]}, pd.concat(bench.queries)
+    queries[["scheduled_s", "issued_s", "first_s", "last_s"]] -= began_s
     for url, number in bench.numbers.items():
-        place, frames = folder / f"worker-{number}", list[pd.DataFrame]()
-        for name, numbers, table in bench.queries:
-            own = table[[worker >= 0 and numbers[worker] == number for worker in table["worker"]]]
-            frames.append(pd.DataFrame(own).assign(worker=number, measurement=name))
-        frame = pd.concat(frames) if frames else pd.DataFrame(np.empty(0, QUERY))
-        frame[TIMES_S] -= began_s
+        place = folder / f"worker-{number}"
         place.mkdir(parents=True, exist_ok=True)
         with atomic_path(place / "queries.parquet") as temporary:
-            frame.to_parquet(temporary, index=False)
+            queries[queries["worker"] == number].to_parquet(temporary, index=False)
         losses = [row for row in bench.tables["losses"] if row["worker"] == number]
         write_json(place / "worker.json", {"worker": number, "url": url} | rows.get(number, {}) | {"losses": losses})
 
@@ -291,7 +288,7 @@ def _recovery(bench: Bench, pool: Pool) -> None:
     with bench.client(bench.urls) as (client, _):
         bench.measure(client, client.at_once(count), "undisturbed")
         undisturbed = client.answers
-    with bench.client(bench.urls, kills=True) as (client, dispatcher):
+    with bench.client(bench.urls) as (client, dispatcher):
         tables = list[np.ndarray]()
         sending = threading.Thread(target=lambda: tables.append(client.at_once(longer)))
         began = time.monotonic()
@@ -304,8 +301,7 @@ def _recovery(bench: Bench, pool: Pool) -> None:
         back_s = time.monotonic() - began
         sending.join()
         row, record = bench.measure(client, tables[0], "recovery"), dispatcher.record(began)
-    attempts = dispatcher.attempts
-    bench.tables["inflight"] = record["inflight"]
+    attempts, bench.tables["inflight"] = dispatcher.attempts, record["inflight"]
     recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
     recovery |= {
         "killed_s": killed_s,

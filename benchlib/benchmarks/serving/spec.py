@@ -167,15 +167,13 @@ def _knee(check: Check, run: Rows) -> Judged:
 
 def _splits(run: Rows) -> list[dict[str, str]]:
     """Return the rates that the workers' single rates predict for two ways to split the samples, then the measured one."""
-    rates = [rate for row in workers.rows(run) if (rate := workers["alone_per_s"].finite(row, run))]
+    rates = [workers["alone_per_s"].finite(row, run) or 0.0 for row in workers.rows(run)]
     samples = run.run.get("project_samples")
-    if len(rates) < 2 or len(rates) < len(workers.rows(run)) or not samples:
+    if len(rates) < 2 or not all(rates) or not samples:
         return []
-    lines = splits.rows(rates, samples)
-    for row in joint.rows(run):
-        if rate := joint["samples_per_s"].finite(row, run):
-            lines.append(splits.row("as dispatched (measured)", rate, sum(rates), samples))
-    return lines
+    measured = filter(None, (joint["samples_per_s"].finite(row, run) for row in joint.rows(run)))
+    lines = [splits.row("as dispatched (measured)", [rate], sum(rates), samples) for rate in measured]
+    return splits.rows(rates, samples) + lines
 
 
 def _undecided(run: Rows) -> dict[str, list[str]]:

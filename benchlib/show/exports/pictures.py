@@ -23,17 +23,14 @@ def write(runs: Sequence[Record], output: str) -> str:
     count = 0
     for run in runs:
         folder = Path(output) / run.run if output else Path(run.folder) / "pictures"
-        count += len(save(report.content(Run(run.folder), Problems()), folder))
+        count += save(report.content(Run(run.folder), Problems()), folder)
     where = f"below {output}" if output else "into pictures/ of each run folder"
     return f"{counted(count, 'picture')} of {counted(len(runs), 'run')} written {where}"
 
 
-def save(report: Mapping[str, Any], folder: Path) -> list[dict[str, str]]:
-    """Write the pictures of the ``report`` of a run as PNG files; return the ``name``, ``alt`` text and ``path`` of each."""
+def save(content: Mapping[str, Any], folder: Path) -> int:
+    """Write the pictures of a report's content as ``folder/NAME.png``; return how many."""
     folder.mkdir(parents=True, exist_ok=True)
-    saved = list[dict[str, str]]()
-    for picture in report["pictures"]:
-        path = folder / f"{picture['name']}.png"
-        write_bytes(path, base64.b64decode(picture["src"].partition(",")[2]))
-        saved.append({"name": picture["name"], "alt": picture["alt"], "path": str(path)})
-    return saved
+    for picture in content["pictures"]:
+        write_bytes(folder / f"{picture['name']}.png", base64.b64decode(picture["src"].partition(",")[2]))
+    return len(content["pictures"])
