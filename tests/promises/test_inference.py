@@ -179,8 +179,7 @@ BOTH = {
 
 def started_server():
     command = [sys.executable, "-m", "benchlib", *SERVER]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"BENCHLIB_TOKEN": ""})
-    return server, server.stdout.readline().split()[-1]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"BENCHLIB_TOKEN": ""})
 
 
 def kill_in_the_joint_measurement(out, server, over):
@@ -198,8 +197,8 @@ def two_nodes(program, tmp_path_factory):
     """A run over two servers of which the second one is killed while both answer; the run and their addresses."""
     out, over = tmp_path_factory.mktemp("nodes"), threading.Event()
     servers = [started_server(), started_server()]
-    urls = [url for _, url in servers]
-    killer = threading.Thread(target=kill_in_the_joint_measurement, args=(out, servers[1][0], over))
+    urls = [server.stdout.readline().split()[-1] for server in servers]  # "sim serves on URL"
+    killer = threading.Thread(target=kill_in_the_joint_measurement, args=(out, servers[1], over))
     killer.start()
     settings = BOTH | {"workers": ",".join(urls)}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
@@ -208,7 +207,7 @@ def two_nodes(program, tmp_path_factory):
     finally:
         over.set()
         killer.join()
-        for server, _ in servers:
+        for server in servers:
             server.kill()
             server.wait()
             server.stdout.close()

@@ -16,8 +16,8 @@ from benchlib.show.digest import Problems
 
 def write(runs: Sequence[Record], output: str) -> str:
     """Write ``pictures/NAME.png`` into each run folder, or ``OUTPUT/RUN/NAME.png``; return how many files went where."""
-    if output == "-":
-        raise UserError("--output -: pictures are several binary files; name a folder, or leave --output out")
+    if output == "-" or Path(output).is_file():
+        raise UserError(f"--output {output}: pictures are several files; name a folder, or leave --output out")
     if nowhere := [run.run for run in runs if not run.folder]:
         raise UserError(f"{nowhere[0]} is a report without its run folder: pictures are drawn from the files of a run")
     count = 0
