@@ -12,7 +12,7 @@ from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 EXIT_USAGE = 2  # wrong input, or an error that nobody foresaw
 VERBS = {  # by where they stand in ``commands``
-    **{name: f"{name}.verb" for name in ("baseline", "calibrate", "compare", "history", "run")},
+    **{name: f"{name}.verb" for name in ("baseline", "calibrate", "compare", "history", "predict", "run")},
     **{name: f"stored.{name}" for name in ("export", "page", "report")},
     **{name: f"judge.{name}" for name in ("judge", "references")},
     "doctor": "kit.doctor",

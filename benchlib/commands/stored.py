@@ -21,9 +21,11 @@ from benchlib.results.shared import load_runs, run_folders
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_PASS
 from benchlib.show import exports
 
+FORMS = "markdown writes report.md and pictures/ beside report.html."
 
-def judge_again(run_dir: Path) -> None:
-    """Judge and render one run."""
+
+def judge_again(run_dir: Path, form: str = "html") -> None:
+    """Judge and render one run; with the form ``markdown`` as Markdown, too."""
     if sum((Run(run_dir).path / name).exists() for name in PARTS) < 2:  # one alone may be another program's
         raise UserError("not a run folder of benchlib: nothing is written there")
     benchmark = BENCHMARKS.get(load(run_dir, whole=False).benchmark)
@@ -39,12 +41,19 @@ def judge_again(run_dir: Path) -> None:
     if verdict.verdict != "PASS":
         say(f"  {one_line(verdict.sentence)}")
     keep(run_dir, verdict)
+    if form == "markdown":
+        from benchlib.show import markdown
+
+        say(f"  {place(markdown.render(run_dir))}")
 
 
 @click.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--format", "form", type=click.Choice(["html", "markdown"]), default="html", show_default=True, help=FORMS
+)
 @OUT
-def report(runs: tuple[Path, ...], out: Path | None) -> None:
+def report(runs: tuple[Path, ...], form: str, out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
     from benchlib.show import index
 
@@ -55,7 +64,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     code = EXIT_PASS
     for run_dir in chosen:
         try:
-            judge_again(run_dir)
+            judge_again(run_dir, form)
         except Exception as error:  # the others are reported all the same
             reason = str(error) if isinstance(error, (UserError, OSError)) else unexpected(error)
             say(("error", "red"), f"  {place(run_dir)}: {reason.removeprefix(f'{run_dir}: ')}")

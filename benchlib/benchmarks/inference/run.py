@@ -4,7 +4,9 @@ This process loads the data, plans, and reads what the tests left; it computes n
 """
 
 import math
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import torch
 import transformers
 
@@ -21,8 +24,9 @@ from benchlib.benchmarks.inference.loadgen import Outcome, Progress, Test
 from benchlib.benchmarks.inference.spec import ROUGE, SPEC
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
-from benchlib.core.events import keep_alive, read_events
+from benchlib.core.events import Event, keep_alive, read_events
 from benchlib.core.files import atomic_path
+from benchlib.core.machine import usable_cores
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.llm import articles, served
@@ -65,15 +69,47 @@ def measure(rank: Rank) -> Tables:
     if config.engine == "http":
         _meet(bench)
     bench.tables["reduced"] = [row for scenario in config.scenarios for row in bench.config.reduced(scenario)]
+    began_s = time.time()
     for scenario in config.scenarios:
         _performance(bench, scenario)
     if config.accuracy:
         _accuracy(bench)
+    bench.tables["usage"] = usage(config, read_events(rank.run_dir), began_s)
     tables = bench.queries or {"": np.empty(0, QUERY)}
     frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
     with atomic_path(rank.run_dir / "queries.parquet") as temporary:
         pd.concat(frames).to_parquet(temporary, index=False)
     return bench.tables | {"run": [run | served.counts(bench.counts)]}
+
+
+def usage(config: InferenceConfig, events: Sequence[Event], began_s: float) -> list[Row]:
+    """Return a row each for processor, device and memory: readings in percent since ``began_s`` (s, unix time), or why there are none.
+
+    Processor: CPU time of the run's processes over all usable cores. Device: its own counter, mean of all devices. Memory:
+    resident bytes of the process of the test over the memory of the machine.
+    """
+    during = [event for event in events if event["t"] >= began_s]
+    stated: Row = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
+
+    def readings(kind: str, name: str, whole: float) -> list[float]:
+        values = [event.get(name) for event in during if event["kind"] == kind]
+        return [100 * value / whole for value in values if isinstance(value, int | float)]
+
+    lacking, why = "no reading fell into the tests, which took less than a second", ""
+    if config.backend == "cpu":
+        why = "the backend cpu has no device besides the processor"
+    elif not all(map(addresses.is_local, config.workers)):
+        why = "the workers are on other machines than the sensors"
+    used = {
+        "processor": readings("sensor", "cpu_percent", 100 * usable_cores()),
+        "device": [] if why else readings("sensor", "utilization_percent", 100),
+        "memory": readings("progress", "rss_bytes", psutil.virtual_memory().total),
+    }
+    reasons = {"device": why or stated.get("utilization_percent", lacking)}
+    return [
+        {"what": what, "used": values} if values else {"what": what, "why": {"used": reasons.get(what, lacking)}}
+        for what, values in used.items()
+    ]
 
 
 def _meet(bench: Bench) -> None:

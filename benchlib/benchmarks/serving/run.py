@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 
 from benchlib.benchmarks.serving.config import ServingConfig
@@ -25,6 +26,7 @@ from benchlib.benchmarks.serving.spec import SPEC
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter, Moment, keep_alive
+from benchlib.core.files import atomic_path, write_json
 from benchlib.core.machine import BACKENDS
 from benchlib.workloads.llm import served
 from benchlib.workloads.llm.dispatch import Dispatcher
@@ -52,6 +54,8 @@ class Bench:
     sums: Counter[str] = field(default_factory=Counter)
     errors: dict[str, None] = field(default_factory=dict)
     cpu_ms: list[float] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)  # of all workers, by address: a lost one keeps its number
+    queries: list[pd.DataFrame] = field(default_factory=list)  # raw samples, with the name of their measurement
 
     @property
     def rate(self) -> float:
@@ -71,21 +75,37 @@ class Bench:
         try:
             with keep_alive(self.events, start_s):
                 dispatcher.start()
+        except BackendUnavailable:
+            self.note_losses(dispatcher, time.monotonic())
+            raise
         finally:
-            for row in dispatcher.events:
-                self.tables["losses"].append(row | {"t_s": 0.0})
-                self.events.emit("log", message=row["because"])
             gone = [worker.url for worker in dispatcher.workers if not worker.ready]
             self.urls = [url for url in self.urls if url not in gone]
-        beat, limit_s = partial(self.events.emit, "heartbeat"), config.deadline_s + 1
+        beat, limit_s, began_s = partial(self.events.emit, "heartbeat"), config.deadline_s + 1, time.monotonic()
         try:
             yield Client(dispatcher, self.prompts, config.max_new, limit_s, beat), dispatcher
         finally:
             self.sums.update(dispatcher.counts)
+            self.note_losses(dispatcher, began_s)
             dispatcher.stop()
 
-    def measure(self, client: Client, table: np.ndarray) -> Row:
-        """Return the row of a run, and add it to the sums."""
+    def numbers_of(self, dispatcher: Dispatcher) -> list[int]:
+        """Return the numbers of a dispatcher's workers in its order, which is that of the workers that it got."""
+        return [self.numbers.setdefault(worker.url, len(self.numbers)) for worker in dispatcher.workers]
+
+    def note_losses(self, dispatcher: Dispatcher, began_s: float) -> None:
+        """Add the losses of a dispatcher to the table, by the workers' numbers in this run; a run kills its own workers."""
+        numbers = self.numbers_of(dispatcher)
+        for row in dispatcher.losses(began_s):
+            self.tables["losses"].append(row | {"worker": numbers[row["worker"]]})
+            if row["event"] == "down" and not self.pool:
+                self.events.emit("log", message=f"worker {numbers[row['worker']]} is lost: {row['because']}")
+
+    def measure(self, client: Client, table: np.ndarray, name: str) -> Row:
+        """Return the row of a measurement, add it to the sums and keep its raw samples under ``name``."""
+        numbers = [*self.numbers_of(client.engine), -1]  # a query that was not sent has the worker -1
+        own = [numbers[index] for index in table["worker"]]
+        self.queries.append(pd.DataFrame(table).assign(worker=own, measurement=name))
         row = measure(table, self.config.limits_s, self.config.percentile / 100, client.log.repeated)
         self.sums.update(issued=len(table), failed=row["failed"], repeated=row["repeated"])
         self.errors |= dict.fromkeys(client.log.errors.values())
@@ -132,7 +152,24 @@ def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
         "why": counts.get("why", {})
         | ({"paid_devices": "they share this machine"} if pool else {"worker_startup_s": "they were there before"}),
     }
+    _write_workers(bench, run_dir / "workers", began.monotonic)
     SPEC.save(config, run_dir, began, bench.tables | {"run": [facts | {"total_s": began.since()}]})
+
+
+def _write_workers(bench: Bench, folder: Path, began_s: float) -> None:
+    """Write a folder for each worker: ``worker.json``, its row and its losses, and ``queries.parquet``, a row per query.
+
+    The times of queries are seconds since ``began_s``, the start of the run; ``measurement`` names what they belong to.
+    """
+    rows, queries = {row["worker"]: row for row in bench.tables["workers"]}, pd.concat(bench.queries)
+    queries[["scheduled_s", "issued_s", "first_s", "last_s"]] -= began_s
+    for url, number in bench.numbers.items():
+        place = folder / f"worker-{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        with atomic_path(place / "queries.parquet") as temporary:
+            queries[queries["worker"] == number].to_parquet(temporary, index=False)
+        losses = [row for row in bench.tables["losses"] if row["worker"] == number]
+        write_json(place / "worker.json", {"worker": number, "url": url} | rows.get(number, {}) | {"losses": losses})
 
 
 def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: contextlib.ExitStack) -> Bench:
@@ -156,7 +193,10 @@ def _rates(bench: Bench) -> None:
     Without a worker that is lost meanwhile all of it is measured again; where none is left, whole rounds stay.
     """
     config, count = bench.config, len(bench.urls)
-    workers: list[Row] = [{"worker": index, "url": url, "answered": 0} for index, url in enumerate(bench.urls)]
+    numbers = [bench.numbers.setdefault(url, len(bench.numbers)) for url in bench.urls]
+    workers: list[Row] = [
+        {"worker": number, "url": url, "answered": 0} for number, url in zip(numbers, bench.urls, strict=True)
+    ]
     sizes = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
     alone = [(index,) for index in range(count)] if config.mode != "distributed" else []
     joint = [tuple(range(size)) for size in (*sizes, count)] if config.mode != "single" else []
@@ -202,7 +242,9 @@ def _at_once(bench: Bench, workers: list[Row]) -> Row:
             raise BackendUnavailable(lost[0].reason)
         client.prompts = bench.prompts[: bench.config.queries]
         before, cpu = dispatcher.counters(), dispatcher.cpu_s()
-        row = bench.measure(client, table := client.at_once(bench.config.queries * len(workers)))
+        numbers = [worker["worker"] for worker in workers]
+        name = f"alone {numbers[0]}" if len(numbers) == 1 else f"together {' '.join(map(str, numbers))}"
+        row = bench.measure(client, table := client.at_once(bench.config.queries * len(workers)), name)
         bench.cpu_ms.append(1e3 * (dispatcher.cpu_s() - cpu) / len(table))
         for worker, of, first, last in zip(workers, dispatcher.workers, before, dispatcher.counters(), strict=True):
             worker |= of.row(last)
@@ -221,14 +263,14 @@ def _load(bench: Bench) -> None:
     with bench.client(bench.urls) as (client, _):
         for concurrency in config.concurrencies:
             count = max(8, 2 * concurrency, round(config.queries * concurrency / config.concurrency))
-            row = bench.measure(client, client.closed_loop(concurrency, count))
+            row = bench.measure(client, client.closed_loop(concurrency, count), f"closed loop {concurrency}")
             row["why"] |= {"rate": "a closed loop has none"}
             loads.append({"phase": "closed", "concurrency": concurrency} | limits | row)
 
         def probe(rate: float, times: int) -> Row:
             count, place = times * max(10, round(rate * config.point_s)), next(number)
             due = schedule(config.arrivals, rate, count, config.seed + place)
-            row = bench.measure(client, client.open_loop(due))
+            row = bench.measure(client, client.open_loop(due), f"open loop {rate:.4g}/s")
             bench.events.emit("progress", phase="load", done=place, total=max(place, most), unit="rates")
             row["why"] |= {"concurrency": "an open loop has none"}
             return limits | row
@@ -243,9 +285,11 @@ def _recovery(bench: Bench, pool: Pool) -> None:
     """
     config, count, rate = bench.config, bench.config.queries * len(bench.urls), bench.rate
     longer = max(2 * count, round(1.5 * rate * pool.ready_s[0]))  # so that the worker is back before the end
+    with bench.client(bench.urls) as (client, _):
+        bench.measure(client, client.at_once(count), "undisturbed")
+        undisturbed = client.answers
     with bench.client(bench.urls) as (client, dispatcher):
-        bench.measure(client, client.at_once(count))
-        undisturbed, tables = client.answers, list[np.ndarray]()
+        tables = list[np.ndarray]()
         sending = threading.Thread(target=lambda: tables.append(client.at_once(longer)))
         began = time.monotonic()
         sending.start()
@@ -256,9 +300,8 @@ def _recovery(bench: Bench, pool: Pool) -> None:
         pool.wait(0)
         back_s = time.monotonic() - began
         sending.join()
-        row, record = bench.measure(client, tables[0]), dispatcher.record(began)
-        attempts = [attempt for attempt in dispatcher.attempts if attempt["sent_s"] >= began]
-    bench.tables |= {name: record[name] for name in ("losses", "inflight")}
+        row, record = bench.measure(client, tables[0], "recovery"), dispatcher.record(began)
+    attempts, bench.tables["inflight"] = dispatcher.attempts, record["inflight"]
     recovery: Row = {name: row[name] for name in ("queries", "failed", "repeated")}
     recovery |= {
         "killed_s": killed_s,

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchlib.benchmarks.serving.config import ServingConfig
 from benchlib.config.schema import BaseConfig
+from benchlib.core import splits
 from benchlib.core.stats import percentile
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Line, lines
@@ -16,7 +17,6 @@ from benchlib.spec.tables import Col, Rows, Table, cols
 from benchlib.workloads.llm import served
 
 MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
-HOUR_S = 3600
 OUTCOMES = {"met": "met", "missed": "missed", "late": "the client was late"}
 QUERY = {"mode", "model", "precision", "prompt_tokens", "max_new", "concurrency"}  # fields that say what a query is
 WAYS = [name for name in ServingConfig.model_fields if name not in BaseConfig.model_fields and name not in QUERY]
@@ -29,7 +29,7 @@ def _efficiency(together: list[float], alone: list[float]) -> list[float]:
 
 
 def _hours(samples: int, rates: list[float]) -> list[float]:
-    return [samples / value / HOUR_S for value in rates]
+    return [samples / value / splits.HOUR_S for value in rates]
 
 
 def _at(times_ms: list[float], percent: float) -> float:
@@ -116,6 +116,7 @@ recovery = Table(
     ],
 )
 losses = served.losses()
+lost = losses.where(event="down").most("t_s", per="worker", least=True)
 inflight, in_flight = served.in_flight(
     title="Requests in flight of each worker while one is killed and comes back", empty="No worker was killed."
 )
@@ -164,6 +165,17 @@ def _knee(check: Check, run: Rows) -> Judged:
     return check.answer("FAIL", text(missed, rows[-1]) if rows else f"no rate was tried: {run.run['errors']}")
 
 
+def _splits(run: Rows) -> list[dict[str, str]]:
+    """Return the rates that the workers' single rates predict for two ways to split the samples, then the measured one."""
+    rates = [workers["alone_per_s"].finite(row, run) or 0.0 for row in workers.rows(run)]
+    samples = run.run.get("project_samples")
+    if len(rates) < 2 or not all(rates) or not samples:
+        return []
+    measured = filter(None, (joint["samples_per_s"].finite(row, run) for row in joint.rows(run)))
+    lines = [splits.row("as dispatched (measured)", [rate], sum(rates), samples) for rate in measured]
+    return splits.rows(rates, samples) + lines
+
+
 def _undecided(run: Rows) -> dict[str, list[str]]:
     """Name the limits that could not be judged: one worker alone, a client that was late."""
     late = any(row["outcome"] == "late" for row in opened.rows(run)) and not knee.rows(run)
@@ -182,7 +194,7 @@ def _warnings(run: Rows) -> list[str]:
         words.append("All workers share this machine: what one of them gains, another may lose.")
     words += served.in_texts(workers, run)
     if run.config and run.config.workers:
-        words += each(losses.where(event="down"), "The numbers are those of the other workers: {because}")(run)
+        words += each(lost, "Worker {worker} was lost; later numbers are those of the other workers: {because}")(run)
     few = min((row["queries"] for row in opened.rows(run)), default=100)
     if few < 100:
         words.append(f"The shortest run of the sweep has {few} queries: its p99 is the largest. Set point_s higher.")
@@ -279,6 +291,7 @@ SPEC = Spec(
     shows=[
         Show("Workers", workers, "worker url model asked_in alone_per_s answered cpu_share resident_gb device_gb"),
         Show("Scaling", scaling, "size samples_per_s sum_per_s efficiency"),
+        Show("Predicted from each alone", workers, make=_splits),
         Show("Open loops", opened, SWEPT),
         Show(
             "Closed loops",

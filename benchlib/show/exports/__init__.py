@@ -48,6 +48,7 @@ EXPORTS = {
     ),
     "csv": Export("one row per metric, or with --samples one row per sample", f"{HERE}:write_csv", has_samples=True),
     "parquet": Export("the same as a Parquet file", f"{HERE}:write_parquet", ("pyarrow",), has_samples=True),
+    "pictures": Export("PNG files: --output FOLDER, else pictures/ in each run folder", f"{HERE}.pictures:write"),
     "mlflow": Export(
         "an MLflow store: --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI",
         f"{HERE}.mlflow_store:write",

@@ -87,10 +87,12 @@ class Dispatcher:
             errors = [row["error"] for row in attempts if row["worker"] == worker.index]
             row = {"worker": worker.index, "url": worker.url, "sent": len(errors), "answered": errors.count("")}
             record["workers"].append(worker.row(counters) | row | {"down_by": "" if worker.ready else worker.reason})
-        # Before it: not there at the start.
+        return record | {"losses": self.losses(began_s), "counts": self.counts}
+
+    def losses(self, began_s: float) -> list[Row]:
+        """Return rows of workers that were lost or came back, and of queries sent again; an event before ``began_s`` is at 0 s."""
         losses = [row | {"t_s": max(0.0, row["t_s"] - began_s)} for row in [*self.events, *self._again.values()]]
-        record["losses"] = sorted(losses, key=lambda row: row["t_s"])
-        return record | {"counts": self.counts}
+        return sorted(losses, key=lambda row: row["t_s"])
 
     def stop(self) -> None:
         """End the thread; what is left fails."""

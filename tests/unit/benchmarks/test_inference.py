@@ -16,6 +16,7 @@ pytest.importorskip("mlperf_loadgen", reason="pip install -e '.[inference]'")
 from llm_servers import LONG_S, TOKEN, Faulty, own
 
 from benchlib.benchmarks.inference import loadgen
+from benchlib.benchmarks.inference import run as bench_run
 from benchlib.benchmarks.inference.config import PRELOAD, SET, InferenceConfig, queries_needed
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
@@ -182,8 +183,6 @@ def test_an_invalid_test_has_rows_and_no_metrics(server, monkeypatch):
 
 
 def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_path):
-    from benchlib.benchmarks.inference import run as bench_run
-
     def broken_off(*_, **__):
         raise RunBroken("no worker is left")
 
@@ -300,6 +299,20 @@ def test_single_stream_is_planned_as_loadgen_sends_it(queries_least, seconds, la
     """The numbers are those that LoadGen 6.0.17 sent of a set of 32."""
     values = {"min_queries": queries_least, "min_duration_s": seconds, "expected_latency_s": latency}
     assert QUICK.model_copy(update=values).issued("SingleStream") == sent
+
+
+def test_utilisation_is_of_the_readings_in_the_tests(monkeypatch):
+    """Two of four cores are 50%, 2 of 8 GB are 25%; a reading before the tests does not count."""
+    monkeypatch.setattr(bench_run, "usable_cores", lambda: 4)
+    monkeypatch.setattr(bench_run.psutil, "virtual_memory", lambda: SimpleNamespace(total=8e9))
+    sensor = {"kind": "sensor", "utilization_percent": 90.0}
+    events = [sensor | {"t": 9.0, "cpu_percent": 400.0}, sensor | {"t": 10.0, "cpu_percent": 200.0}]
+    events += [sensor | {"t": 11.0, "cpu_percent": None}, {"kind": "progress", "t": 10.5, "rss_bytes": 2e9}]
+    for changes, device in (({}, None), ({"backend": "cuda"}, [90.0, 90.0]), ({"workers": ["http://far:1"]}, None)):
+        rows = bench_run.usage(QUICK.model_copy(update={"backend": "cuda"} | changes if changes else {}), events, 10.0)
+        assert [row.get("used") for row in rows] == [[50.0], device, [25.0]]
+        assert bool(rows[1].get("why")) is (device is None)
+    assert all("used" not in row and row["why"]["used"] for row in bench_run.usage(QUICK, events, 20.0))
 
 
 def test_energy_is_that_of_the_test_alone_and_not_of_workers_elsewhere():
