@@ -27,7 +27,7 @@ from benchlib.workloads.stablehlo import export, mlir, pjrt, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.stablehlo.manifest import Item
 
-TABLES = ("programs", "gradients", "curve", "runtimes", "targets", "executors", "run")
+TABLES = ("programs", "gradients", "curve", "runtimes", "targets", "custom_calls", "executors", "run")
 COMPARED = ("max_abs", "one_minus_cos", "reference_error")
 OF_GRADIENTS = dict.fromkeys(COMPARED, "its gradients are compared")
 Row = dict[str, Any]
@@ -85,6 +85,8 @@ class _Path:
         tell("phase", name="convert")
         for name in config.models:
             self._model(name)
+        if config.gelu == "custom_call":
+            self._custom_calls()
         tell("phase", name="gradients")
         self._gradients(ddp)
         if config.runtimes or config.targets:
@@ -121,6 +123,25 @@ class _Path:
         reference, exact = models.eager(module, inputs), models.eager(models.doubled(module), inputs)
         row = models.apart(_arrays(program, module, inputs), reference)
         self.tables["programs"][-1] |= row | {"reference_error": models.apart(reference, exact)["max_abs"]}
+
+    def _custom_calls(self) -> None:
+        """Convert BERT with each GELU as a custom_call, which a compiler may have or not, and try every runtime."""
+        module, inputs = models.model("bert", self.config)
+        converted = convert(export.forward(module, inputs, whole_gelu=True), "bert_gelu")
+        path = self.folder / "bert_gelu.mlir"
+        converted.manifest.write(path, converted.text)
+        calls = mlir.inspect(converted.text).operations["custom_call"]
+        reference = models.eager(module, inputs)
+
+        def computed(name: str) -> Row:
+            try:
+                return models.apart(_arrays(runtimes.load(name, path), module, inputs), reference)
+            except UserError as error:
+                return {"status": "failed", "reason": str(error)}
+
+        for name in runtimes.RUNTIMES:
+            row = {"runtime": name, "calls": calls}
+            self.tables["custom_calls"].append(row | _available(partial(computed, name)))
 
     def _gradients(self, ddp: dict[str, np.ndarray]) -> None:
         """Compare the joint program's gradients with autograd's, those of its replicas with DDP's, and train by it."""
