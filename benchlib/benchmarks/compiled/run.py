@@ -27,7 +27,7 @@ from benchlib.workloads.stablehlo import export, mlir, pjrt, runtimes
 from benchlib.workloads.stablehlo.convert import convert
 from benchlib.workloads.stablehlo.manifest import Item
 
-TABLES = ("programs", "gradients", "curve", "runtimes", "targets", "custom_calls", "executors", "run")
+TABLES = ("programs", "gradients", "curve", "runtimes", "targets", "executors", "run")
 COMPARED = ("max_abs", "one_minus_cos", "reference_error")
 OF_GRADIENTS = dict.fromkeys(COMPARED, "its gradients are compared")
 Row = dict[str, Any]
@@ -85,13 +85,14 @@ class _Path:
         tell("phase", name="convert")
         for name in config.models:
             self._model(name)
-        if config.gelu == "custom_call":
-            self._custom_calls()
         tell("phase", name="gradients")
         self._gradients(ddp)
         if config.runtimes or config.targets:
             tell("phase", name="runtimes")
             self._side_by_side()
+        if config.gelu == "custom_call":
+            tell("phase", name="runtimes")
+            self._custom_calls()
         tell("phase", name="latency")
         self._executors()
 
@@ -130,18 +131,14 @@ class _Path:
         converted = convert(export.forward(module, inputs, whole_gelu=True), "bert_gelu")
         path = self.folder / "bert_gelu.mlir"
         converted.manifest.write(path, converted.text)
-        calls = mlir.inspect(converted.text).operations["custom_call"]
         reference = models.eager(module, inputs)
-
-        def computed(name: str) -> Row:
-            try:
-                return models.apart(_arrays(runtimes.load(name, path), module, inputs), reference)
-            except UserError as error:
-                return {"status": "failed", "reason": str(error)}
-
         for name in runtimes.RUNTIMES:
-            row = {"runtime": name, "calls": calls}
-            self.tables["custom_calls"].append(row | _available(partial(computed, name)))
+            row: Row = {"runtime": f"{name}, GELU as custom_call"}
+            try:
+                row |= _computed(name, path, module, inputs, reference)
+            except (BackendUnavailable, UserError) as error:
+                row |= {"status": "skipped", "reason": str(error)}
+            self.tables["runtimes"].append(row)
 
     def _gradients(self, ddp: dict[str, np.ndarray]) -> None:
         """Compare the joint program's gradients with autograd's, those of its replicas with DDP's, and train by it."""
@@ -203,12 +200,6 @@ class _Path:
         self._program("small", graph, export_s, models.bert_flops(module.model, 2, 8), why)
         reference = models.eager(module, inputs)
 
-        def load(name: str) -> Row:
-            runtime = runtimes.load(name, path)
-            outputs, run_s = _timed(lambda: _arrays(runtime, module, inputs))
-            row = {"what": runtime.description["runtime"], "compile_s": runtime.compile_s, "run_s": run_s}
-            return row | models.apart(outputs, reference)
-
         def compiled(target: str) -> Row:
             try:
                 module = runtimes.iree_compiled(path.read_text(), target, runtimes.TARGETS[target])
@@ -216,6 +207,7 @@ class _Path:
                 return {"status": "failed", "reason": str(error)}
             return {"module_bytes": len(module)}
 
+        load = partial(_computed, path=path, module=module, inputs=inputs, reference=reference)
         self.tables["runtimes"] += [{"runtime": name} | _available(partial(load, name)) for name in config.runtimes]
         self.tables["targets"] += [{"target": name} | _available(partial(compiled, name)) for name in config.targets]
 
@@ -257,6 +249,14 @@ def _available(work: Callable[[], Row]) -> Row:
         return work()
     except BackendUnavailable as error:
         return {"status": "skipped", "reason": str(error)}
+
+
+def _computed(name: str, path: Path, module: torch.nn.Module, inputs: Inputs, reference: list[np.ndarray]) -> Row:
+    """Return the row of a runtime that computes a file; raises as ``runtimes.load``."""
+    runtime = runtimes.load(name, path)
+    outputs, run_s = _timed(lambda: _arrays(runtime, module, inputs))
+    row = {"what": runtime.description["runtime"], "compile_s": runtime.compile_s, "run_s": run_s}
+    return row | models.apart(outputs, reference)
 
 
 def _arrays(runtime: runtimes.Runtime, module: torch.nn.Module, inputs: Inputs) -> list[np.ndarray]:

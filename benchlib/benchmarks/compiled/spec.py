@@ -62,7 +62,6 @@ curve = Table("curve", "step {step}", [*cols("step eager xla", "number"), apart]
 because = Col("because", "", "why", str, "reason")
 runtimes = Table("runtimes", "{runtime}", [*cols("runtime what"), *differing, *cols("compile_s run_s", "s"), because])
 targets = Table("targets", "{target}", [Col("target"), Col("module_bytes", "B", "module"), because])
-custom_calls = Table("custom_calls", "{runtime}", [*cols("runtime"), *cols("calls", "count"), *differing, because])
 executors = Table(
     "executors",
     "{executor} at {batch} x {length}",
@@ -125,8 +124,8 @@ def _absent(run: Rows) -> Iterator[str]:
     yield from (f"{name} did not run: {reason}." for name, reason in absent.items())
     for row in targets.rows(run):
         yield f"IREE for {row['target']}: {row.get('reason') or targets['module_bytes'].text(row, run)}."
-    for row in custom_calls.rows(run):
-        yield f"GELU as custom_call in {row['runtime']}: {row.get('reason') or 'computed'}."
+    for row in runtimes.where(status="skipped").rows(run):
+        yield f"Not computed by {row['runtime']}: {row['reason']}."
 
 
 def _warnings(run: Rows) -> list[str]:
@@ -136,7 +135,7 @@ def _warnings(run: Rows) -> list[str]:
 lower = partial(Metric, better="lower")
 NO_BOUND = "no bound was measured; {cpu_over_eager} of eager's CPU time"
 SPEC = Spec(
-    tables=[programs, gradients, curve, runtimes, targets, custom_calls, executors, run],
+    tables=[programs, gradients, curve, runtimes, targets, executors, run],
     metrics=[
         *_latency("xla", headline=True, may_lose=SLOWER),
         *_latency(REFERENCE, headline=True),
@@ -213,7 +212,6 @@ SPEC = Spec(
         Show("Executors", executors, "executor batch length wall_ms cpu_ms ready_s pays max_abs because"),
         Show("One file, several runtimes", runtimes),
         Show("Compiled for hardware that is not here", targets),
-        Show("GELU as custom_call", custom_calls),
     ],
     charts=[
         bars(

@@ -257,7 +257,9 @@ class Writer:
 
     def custom_call(self, name: str, x: Value, options: str) -> Value:
         """Write a call of an operation that StableHLO leaves to the compiler; the result has the type of ``x``."""
-        return self.typed(f'stablehlo.custom_call @{name}({x.name}) {{backend_config = "{options}"}}', x.shape, x.element, x)
+        return self.typed(
+            f'stablehlo.custom_call @{name}({x.name}) {{backend_config = "{options}"}}', x.shape, x.element, x
+        )
 
     def _body(self, kind: str, element: str) -> str:
         """Return the region of an operation that combines two scalars: by ``kind``, or the second where it is empty."""

@@ -84,9 +84,7 @@ PLAIN.update(
 )
 
 
-def forward(
-    module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], whole_gelu: bool = False
-) -> ExportedProgram:
+def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], whole_gelu: bool = False) -> ExportedProgram:
     """Return the graph of ``module(**inputs)``, tensors to tensors; with ``whole_gelu`` each GELU stays one operation.
 
     Raises what ``torch.export`` raises.

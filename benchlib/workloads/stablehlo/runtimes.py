@@ -75,7 +75,9 @@ class Interpreter:
         inspection = mlir.inspect(text)
         flops = inspection.dot_flops
         if calls := inspection.operations["custom_call"]:  # the interpreter would end the whole process
-            refused = f"{program.name} has {calls} custom_call, which StableHLO's reference interpreter does not compute"
+            refused = (
+                f"{program.name} has {calls} custom_call, which StableHLO's reference interpreter does not compute"
+            )
             raise UserError(f"{refused}: convert the model with plain operations")
         if flops > MAX_INTERPRETED:
             most = f"the interpreter is for {MAX_INTERPRETED:,} at most: use a smaller input"
