@@ -13,8 +13,8 @@ pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
 LAYERS, HIDDEN, INTERMEDIATE, B, S = 1, 32, 64, 2, 16
 NORMS, PRODUCTS = 1 + 2 * LAYERS, 8 * LAYERS + 1  # the embeddings have a norm, too; the answer layer is one product
 PARAMETERS = 3 + 2 + 16 * LAYERS + 2
-TRAINED = ("train_questions=32", "eval_questions=4", "attention_dropout=0", "hidden_dropout=0", "epochs=2")
-UNEVEN = ("nproc=2", "batch_size=4", "balance=auto", "planted_work=1,3", "planted_drift_step=4")
+TRAINED = ("train_questions=32", "eval_questions=4", "attention_dropout=0", "hidden_dropout=0", "epochs=1")
+ONE_PROCESS = (*TRAINED, "nproc=1", "batch_size=8")
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +119,8 @@ def test_p044_training_through_the_compiled_program_has_the_losses_of_torch(comp
     assert of_ranks["gradients"] == "2 replicas against DDP" and of_ranks["relative"] <= 1e-6
     curve = compiled.result.tables["curve"]
     np.testing.assert_allclose([row["xla"] for row in curve], [row["eager"] for row in curve], rtol=1e-5)
-    by_xla = ran("squad", *TRAINED, "nproc=1", "batch_size=8", "engine=compiled")
-    by_torch = ran("squad", *TRAINED, *UNEVEN)
-    np.testing.assert_allclose(by_xla.samples["loss"], by_torch.samples["loss"], rtol=1e-3)
+    by_xla, by_torch = ran("squad", *ONE_PROCESS, "engine=compiled"), ran("squad", *ONE_PROCESS)
+    np.testing.assert_allclose(by_xla.samples["loss"], by_torch.samples["loss"], rtol=1e-4)
 
 
 @promise(

@@ -69,10 +69,8 @@ class Node:
         code = self.process.poll()
         if code is None or self.reader.is_alive():
             return None
-        if not code and not self.gave_results:
-            raise Failed(f"{self.name} ended before its results were fetched")
-        if code and not self.gave_results:
-            report(f"{self.name} could not be reached, or ended without results (exit code {code})")
+        if not self.gave_results:
+            raise Failed(f"{self.name} was not reached or its connection broke: its command ended with exit code {code}")
         return code
 
     def end(self) -> None:
