@@ -22,10 +22,18 @@ SMALL = (
     "share_sizes=64KiB",
     "variants=library",
 )
-TRAINED = ("train_questions=32", "eval_questions=4", "attention_dropout=0", "hidden_dropout=0", "epochs=1")
+TRAINED = (
+    "threads=1",
+    "learning_rate=3e-4",
+    "train_questions=28",
+    "eval_questions=4",
+    "attention_dropout=0",
+    "hidden_dropout=0",
+    "epochs=2",
+)
 ONE_PROCESS = (*TRAINED, "nproc=1", "batch_size=8")
-# Two groups on this machine, of a rank each, which do their work once and three times, and change places after two steps.
-UNLIKE = (*TRAINED, "exchange_groups=a,b", "batch_size=4", "balance=auto", "planted_work=1,3", "planted_drift_step=2")
+# Two groups on this machine, of a rank each, which do their work once and three times, and change places after four steps.
+UNLIKE = (*TRAINED, "exchange_groups=a,b", "batch_size=4", "balance=auto", "planted_work=1,3", "planted_drift_step=4")
 GROUP = "  - {{hosts: [127.0.0.1], backend: cpu, command: '', folder: {folder}}}\n"
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "31_unlike_nodes.ipynb"
 
@@ -199,7 +207,7 @@ def test_p054_an_uneven_split_has_the_losses_of_one_process(unlike, ran):
     run, _ = unlike
     one = ran("squad", *ONE_PROCESS)
     assert all(sum(row["shares"]) == 8 for row in run.result.tables["splits"])
-    assert len(run.samples["loss"]) == 4
+    assert len(run.samples["loss"]) == 8
     np.testing.assert_allclose(run.samples["loss"], one.samples["loss"], rtol=1e-5)
 
 
@@ -228,11 +236,8 @@ def test_p055_the_table_pairs_the_work_of_a_rank_with_its_part_of_the_same_split
 )
 def test_p056_the_machines_are_known_and_refused_where_they_are_not(program):
     shown = program("run", "parallel", "--set", "machine=v100-4x-nvlink", "--dry-run")
-    assert "NVLink 2" in shown or "v100-4x-nvlink" in shown
-    missing = []
-    for backend, needs in (("mps", "Apple silicon"), ("cuda", "CUDA")):
-        shown = program("run", "collectives", "--backend", backend, "--dry-run")
-        if "(not available: " in shown:
-            assert needs in shown
-            missing.append(backend)
-    skip_rest(f"not measured: {' and '.join(missing) or 'the named models of device'} not here")
+    claims = ("NVLink 2 (GB/s one way) 150: claimed", "ConnectX-5, 25 Gbit/s (GB/s one way) 3.125: claimed")
+    assert "estimates for v100-4x-nvlink (4 x NVIDIA V100 16 GB SXM2" in shown and all(text in shown for text in claims)
+    shown = program("run", "collectives", "--backend", "mps", "--dry-run")
+    assert "(not available: " not in shown or "needs a Mac with Apple silicon" in shown
+    skip_rest("neither an M4 nor V100 with NVLink, ConnectX-5 or BlueField-2 is here: nothing was measured on one")

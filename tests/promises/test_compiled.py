@@ -13,7 +13,15 @@ pytest.importorskip("jax", reason="pip install -e '.[compiled]'")
 LAYERS, HIDDEN, INTERMEDIATE, B, S = 1, 32, 64, 2, 16
 NORMS, PRODUCTS = 1 + 2 * LAYERS, 8 * LAYERS + 1  # the embeddings have a norm, too; the answer layer is one product
 PARAMETERS = 3 + 2 + 16 * LAYERS + 2
-TRAINED = ("train_questions=32", "eval_questions=4", "attention_dropout=0", "hidden_dropout=0", "epochs=1")
+TRAINED = (
+    "threads=1",
+    "learning_rate=3e-4",
+    "train_questions=28",
+    "eval_questions=4",
+    "attention_dropout=0",
+    "hidden_dropout=0",
+    "epochs=2",
+)
 ONE_PROCESS = (*TRAINED, "nproc=1", "batch_size=8")
 
 
