@@ -70,7 +70,9 @@ class Node:
         if code is None or self.reader.is_alive():
             return None
         if not self.gave_results:
-            raise Failed(f"{self.name} was not reached or its connection broke: its command ended with exit code {code}")
+            raise Failed(
+                f"{self.name} was not reached or its connection broke: its command ended with exit code {code}"
+            )
         return code
 
     def end(self) -> None:
