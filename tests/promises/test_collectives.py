@@ -1,6 +1,7 @@
 """Collectives and mixed clusters"""
 
 import json
+import math
 import re
 import shutil
 from itertools import pairwise
@@ -24,16 +25,24 @@ SMALL = (
 )
 TRAINED = (
     "threads=1",
-    "learning_rate=3e-4",
-    "train_questions=28",
-    "eval_questions=4",
+    "learning_rate=1e-4",
+    "train_questions=8",
+    "eval_questions=2",
     "attention_dropout=0",
     "hidden_dropout=0",
-    "epochs=2",
+    "epochs=4",
 )
 ONE_PROCESS = (*TRAINED, "nproc=1", "batch_size=8")
-# Two groups on this machine, of a rank each, which do their work once and three times, and change places after four steps.
-UNLIKE = (*TRAINED, "exchange_groups=a,b", "batch_size=4", "balance=auto", "planted_work=1,3", "planted_drift_step=4")
+# Two groups on this machine, of a rank each, which do their work once and three times, and change places after two of four steps.
+UNLIKE = (
+    *TRAINED,
+    "exchange_groups=a,b",
+    "batch_size=4",
+    "balance=auto",
+    "planted_work=1,3",
+    "planted_drift_step=2",
+    "memory_limits_gb=0.03,0.03",
+)
 GROUP = "  - {{hosts: [127.0.0.1], backend: cpu, command: '', folder: {folder}}}\n"
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "31_unlike_nodes.ipynb"
 
@@ -207,7 +216,9 @@ def test_p054_an_uneven_split_has_the_losses_of_one_process(unlike, ran):
     run, _ = unlike
     one = ran("squad", *ONE_PROCESS)
     assert all(sum(row["shares"]) == 8 for row in run.result.tables["splits"])
-    assert len(run.samples["loss"]) == 8
+    for row in run.result.tables["shares"]:  # 0.03 GB hold fewer samples than the 8 of a step
+        assert 0 < row["most"] < 8 and row["micro_batches"] == math.ceil(row["samples"] / row["most"])
+    assert len(run.samples["loss"]) == 4
     np.testing.assert_allclose(run.samples["loss"], one.samples["loss"], rtol=1e-5)
 
 
@@ -222,7 +233,7 @@ def test_p055_the_table_pairs_the_work_of_a_rank_with_its_part_of_the_same_split
     html = "".join(shown["outputs"][0]["data"]["text/html"])
     heading = re.findall(r"<th>([^<]*)</th>", html.partition("</thead>")[0])
     rows = [
-        dict(zip(heading, re.findall(r"<t[hd]>([^<]*)</t[hd]>", row), strict=True)) for row in html.split("<tr>")[2:]
+        dict(zip(heading, re.findall(r"<t[hd]>([^<]*)</t[hd]>", row), strict=True)) for row in html.split("<tr>")[1:]
     ]
     slow, fast = sorted(rows, key=lambda row: -int(row["work in the last step"]))
     assert (slow["rank"], fast["rank"]) == ("0", "1") and int(slow["samples"]) < int(fast["samples"])
