@@ -41,7 +41,11 @@ def by_runtime(run):
     return {row["runtime"]: row for row in run.result.tables["runtimes"]}
 
 
-@promise("P039", "Trace a PyTorch BERT to a graph and translate it to StableHLO text", "benchlib run compiled")
+@promise(
+    "P039",
+    "Trace a PyTorch BERT to a graph and translate it to StableHLO text in an .mlir file",
+    "benchlib run compiled",
+)
 def test_p039_a_traced_bert_is_stablehlo_text_with_its_weights_as_arguments(compiled):
     text = (compiled.path / "programs" / "bert.mlir").read_text()
     assert text.startswith("module @bert {") and "stablehlo.dot_general" in text
@@ -51,7 +55,11 @@ def test_p039_a_traced_bert_is_stablehlo_text_with_its_weights_as_arguments(comp
     assert "%model.bert.encoder.layer.0.attention.self.query.weight: tensor<32x32xf32>" in text
 
 
-@promise("P040", "Find attention as dot_general and layer norm as reduce in the text", "benchlib inspect FILE.mlir")
+@promise(
+    "P040",
+    "Find attention as dot_general and layer norm as reduce + broadcast_in_dim in the text",
+    "benchlib inspect FILE.mlir",
+)
 def test_p040_operations_are_counted_as_the_layers_have_them(compiled, program):
     path = compiled.path / "programs" / "bert.mlir"
     found = counts(program, path)
@@ -78,7 +86,11 @@ def test_p041_gelu_is_a_custom_call_where_asked_for_and_each_runtime_says_what_i
     assert said["iree"].get("reason") or said["iree"]["max_abs"] <= 1e-5
 
 
-@promise("P042", "Be told line and column of an error in a StableHLO file", "benchlib inspect FILE.mlir")
+@promise(
+    "P042",
+    "Have a StableHLO file parsed and its types checked, and be told line and column of an error",
+    "benchlib inspect FILE.mlir",
+)
 def test_p042_damaged_programs_are_refused_by_line_and_column(in_folder, program):
     text = (
         "func.func @main(%w: tensor<3x4xf32>, %x: tensor<2x3xf32>) -> tensor<2x4xf32> {\n"
@@ -103,8 +115,8 @@ def test_p042_damaged_programs_are_refused_by_line_and_column(in_folder, program
 
 @promise(
     "P043",
-    "Run one .mlir file in a reference interpreter, XLA and IREE",
-    "--set runtimes=interpreter,xla,iree",
+    "Run one .mlir file in a reference interpreter, XLA and IREE and compare with torch",
+    "benchlib run compiled --set runtimes=interpreter,xla,iree",
     needs="the package IREE",
 )
 def test_p043_runtimes_compute_the_numbers_of_torch_from_one_file(compiled):
@@ -119,7 +131,9 @@ def test_p043_runtimes_compute_the_numbers_of_torch_from_one_file(compiled):
 
 
 @promise(
-    "P044", "Train through the compiled program to the losses of torch", "benchlib run squad --set engine=compiled"
+    "P044",
+    "Train through the compiled program with all-reduce in it, to the losses of torch",
+    "benchlib run squad --set engine=compiled",
 )
 def test_p044_training_through_the_compiled_program_has_the_losses_of_torch(compiled, program, ran):
     assert counts(program, compiled.path / "programs" / "replicas.mlir")["all_reduce"] == PARAMETERS + 1  # and the loss
@@ -134,7 +148,7 @@ def test_p044_training_through_the_compiled_program_has_the_losses_of_torch(comp
 @promise(
     "P045",
     "Compile the same program for CUDA, ROCm, Vulkan and Metal",
-    "--set targets=cuda,rocm,vulkan-spirv",
+    "benchlib run compiled --set targets=cuda,rocm,vulkan-spirv,metal-spirv",
     needs="the package IREE",
 )
 def test_p045_the_program_is_compiled_for_targets_that_are_not_here(compiled):

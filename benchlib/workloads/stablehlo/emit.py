@@ -255,12 +255,6 @@ class Writer:
         head = f'"stablehlo.all_reduce"({x.name}) <{{replica_groups = {groups}}}>'
         return self.typed(f"{head} {self._body('add', x.element)}", x.shape, x.element, x)
 
-    def custom_call(self, name: str, x: Value, options: str) -> Value:
-        """Write a call of an operation that StableHLO leaves to the compiler; the result has the type of ``x``."""
-        return self.typed(
-            f'stablehlo.custom_call @{name}({x.name}) {{backend_config = "{options}"}}', x.shape, x.element, x
-        )
-
     def _body(self, kind: str, element: str) -> str:
         """Return the region of an operation that combines two scalars: by ``kind``, or the second where it is empty."""
         scalar = type_of((), element)

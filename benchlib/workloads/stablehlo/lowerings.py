@@ -117,7 +117,8 @@ def _index_put(
 
 
 def _gelu(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
-    return w.custom_call("gelu", x, f"approximate = {approximate}")
+    text = f'stablehlo.custom_call @gelu({x.name}) {{backend_config = "approximate = {approximate}"}}'
+    return w.typed(text, x.shape, x.element, x)
 
 
 def _amax(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False) -> Value:
