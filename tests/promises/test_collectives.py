@@ -227,6 +227,8 @@ def test_p053_one_command_starts_the_hosts_of_a_profile_and_gathers_what_they_le
     (in_folder / "uneven.yaml").write_text(
         "groups:\n  - {hosts: [a], backend: cuda, devices: 8}\n  - {hosts: [b], backend: rocm, devices: 4}\n"
     )
+    refused = program("run", "squad", "--backend", "cpu", "--set", "cluster=mixed", code=2)
+    assert "--backend cpu: the groups of mixed name their backends: leave it out" in refused
     refused = program("run", "squad", "--set", "cluster=uneven.yaml", code=2)
     assert "groups have 4 and 8 devices a host: give all the smaller number" in refused
 
