@@ -8,14 +8,14 @@ Bandwidths are Gbit/s of one direction, as a data sheet states them. They are cl
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 
-ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
+ELSEWHERE = ("slurm", "kubernetes", "torchx", "groups")  # launchers whose ranks are not on this machine
 
 
 def _one_line(text: str) -> str:
@@ -100,6 +100,18 @@ class Torchx(_Section):
     memory_mb: int = Field(0, ge=0)
 
 
+class Group(_Section):
+    """Nodes of one kind, and how a command gets there (launcher=groups)."""
+
+    hosts: tuple[Line, ...] = Field(min_length=1)  # by which the nodes reach each other; all meet at the first of all
+    backend: Literal["cpu", "cuda", "rocm", "xpu"]
+    devices: int = Field(1, ge=1, le=1024)  # ranks on each host, the same number in all groups
+    command: Line = "ssh -o BatchMode=yes {host}"  # that runs the words behind it on a host; '': this machine
+    python: Line = ""  # interpreter there, with benchlib; '': the path of this one
+    folder: Line = "/tmp/benchlib"  # for what the ranks write there, before it is fetched
+    env: dict[Line, Line] = {}  # environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0
+
+
 class Cluster(_Section):
     description: str = ""  # which machines these are, in a sentence
     queue_s: float = Field(3600.0, ge=0)  # that a job may wait until its first rank starts; 0: any time
@@ -108,6 +120,22 @@ class Cluster(_Section):
     kubernetes: Kubernetes = Kubernetes()
     slurm: Slurm = Slurm()
     torchx: Torchx = Torchx()
+    groups: tuple[Group, ...] = ()  # of unlike nodes that one command starts
+
+    @model_validator(mode="after")
+    def _groups_are_alike(self) -> "Cluster":
+        devices = sorted({group.devices for group in self.groups})
+        if devices[1:]:
+            raise ValueError(f"groups have {devices[0]} and {devices[-1]} devices a host: give all the smaller number")
+        return self
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """Return the parameters of a run that groups decide; {} without them."""
+        if not self.groups:
+            return {}
+        counts = {"nnodes": sum(len(group.hosts) for group in self.groups), "nproc": self.groups[0].devices}
+        return {"launcher": "groups", "collective": "hierarchical", **counts}
 
 
 def names() -> dict[str, Path]:

@@ -44,7 +44,7 @@ class BaseConfig(BaseModel):
         "", description="groups of collective=hierarchical, a name for each rank as in a,a,b; '': by library"
     )
     nproc: int = Field(1, ge=1, le=1024, description="ranks on each node, one device each")
-    launcher: Literal["local", "torchrun", "mpirun", "slurm", "kubernetes", "torchx"] = Field(
+    launcher: Literal["local", "torchrun", "mpirun", "slurm", "kubernetes", "torchx", "groups"] = Field(
         "local", description="who starts the ranks"
     )
     nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs a launcher that reaches them")
@@ -149,7 +149,8 @@ class BaseConfig(BaseModel):
             f"exchange_groups = {self.exchange_groups!r}: with collective=hierarchical give a name for each of the {world} "
             f"ranks ({ranks}), as in a,a,b": groups and not grouped,
             f"nnodes = {nnodes} and rdzv_endpoint = {endpoint!r} need launcher=torchrun (or, for nnodes alone, kubernetes, "
-            "slurm, torchx)": launcher in ("local", "mpirun") and (nnodes > 1 or endpoint),
+            "slurm, torchx; a cluster with groups sets both)": launcher in ("local", "mpirun")
+            and (nnodes > 1 or endpoint),
             f"nnodes = {nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet": (
                 launcher == "torchrun" and nnodes > 1 and not endpoint
             ),

@@ -11,6 +11,7 @@ from benchlib.config.cluster import Cluster, Slurm
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.launch import nodes
+from benchlib.launch.groups import groups
 from benchlib.launch.jobs import TORCHRUN_ENV, Job, job_name, mpirun_path, rendezvous, torchrun_command, worker_command
 from benchlib.launch.kubernetes import kubernetes
 from benchlib.launch.processes import MARK
@@ -184,5 +185,5 @@ def app() -> specs.AppDef:
 
 
 LAUNCHERS: dict[str, Callable[..., Job]] = {
-    launcher.__name__: launcher for launcher in (local, torchrun, slurm, kubernetes, torchx, mpirun)
+    launcher.__name__: launcher for launcher in (local, torchrun, slurm, kubernetes, torchx, mpirun, groups)
 }

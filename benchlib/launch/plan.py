@@ -61,6 +61,14 @@ def _requested(benchmark: str, tier: str, backend: str, overrides: Mapping[str, 
     """Merge and check a request as far as no device is needed. Raises ``UserError``."""
     schema.check_names(benchmark, overrides)
     overrides = schema.absolute_paths(benchmark, overrides)
+    profile = clusters.load(str(overrides.get("cluster", "")))
+    overrides = profile.start | overrides
+    if profile.groups:
+        if backend not in ("auto", first := profile.groups[0].backend):
+            raise UserError(
+                f"--backend {backend}: the groups of {overrides['cluster']} name their backends: leave it out"
+            )
+        backend = first
     auto = backend == "auto"
     resolved = resolve(benchmark, tier, "cpu" if auto else backend, overrides)
     config = resolved.config

@@ -1,15 +1,18 @@
 """Two hosts with nothing in common but a cable: runs across it, its speed, and what is said when one of them is gone."""
 
+import json
 import subprocess
 
 import numpy as np
 import pytest
 import training_cases
+from click.testing import CliRunner
 from harness import at_step, none_left, prepare, status
 from hosts import ALL_REDUCE, measured, two_hosts, why_not
 from waiting import END_S
 from worlds import in_ranks
 
+from benchlib.cli import main
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.definitions import busbw_gbps
 from benchlib.results.run import Run
@@ -49,6 +52,47 @@ def test_a_host_whose_cable_is_cut_is_named(tmp_path):
         assert first["reason"].endswith(f"{named}({hosts[1].address})"), first["reason"]
         # The other one sees the same from its side.
         assert status(run_dirs[1])["reason"].endswith(f"{named}({hosts[0].address})")
+
+
+def test_one_command_starts_the_hosts_of_a_profile(tmp_path):
+    """They share no connection with the machine that starts them but the one of the command."""
+    with two_hosts() as hosts:
+        rows = [
+            {
+                "hosts": [host.address],
+                "backend": "cpu",
+                "command": " ".join(host.command()),
+                "folder": str(tmp_path / host.device),
+            }
+            for host in hosts
+        ]
+        (tmp_path / "two.yaml").write_text(json.dumps({"groups": rows}))
+        pairs = {
+            **ALL_REDUCE,
+            "cluster": tmp_path / "two.yaml",
+            "sizes": "4KiB",
+            "seconds": 0.01,
+            "exchange_groups": "a,b",
+        }
+        words = [
+            f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in pairs.items()
+        ]
+        done = CliRunner().invoke(
+            main,
+            [
+                "run",
+                "collectives",
+                "--out",
+                str(tmp_path / "out"),
+                *(word for pair in words for word in ("--set", pair)),
+            ],
+        )
+        assert done.exit_code == 0, done.output
+    (path,) = (tmp_path / "out").glob("*/*/result.json")
+    result = Run(path.parent).result
+    assert result.world_size == 2
+    assert all(row["checked_elements"] > 0 == row["wrong_elements"] for row in result.tables["series"] if row["bytes"])
+    assert all(list((tmp_path / host.device).iterdir()) for host in hosts)
 
 
 def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path):

@@ -42,6 +42,9 @@ class CompiledConfig(BaseConfig):
     targets: list[Literal["cuda", "rocm", "vulkan-spirv", "metal-spirv"]] = Field(
         [], description="targets that IREE compiles the small BERT for, without their hardware"
     )
+    gelu: Literal["plain", "custom_call"] = Field(
+        "plain", description="custom_call: convert BERT also with each GELU as stablehlo.custom_call @gelu"
+    )
     executors: list[str] = Field(
         [REFERENCE, "xla"], description="members of parity to time; eager is always among them"
     )

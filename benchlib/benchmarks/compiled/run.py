@@ -90,6 +90,9 @@ class _Path:
         if config.runtimes or config.targets:
             tell("phase", name="runtimes")
             self._side_by_side()
+        if config.gelu == "custom_call":
+            tell("phase", name="runtimes")
+            self._custom_calls()
         tell("phase", name="latency")
         self._executors()
 
@@ -121,6 +124,21 @@ class _Path:
         reference, exact = models.eager(module, inputs), models.eager(models.doubled(module), inputs)
         row = models.apart(_arrays(program, module, inputs), reference)
         self.tables["programs"][-1] |= row | {"reference_error": models.apart(reference, exact)["max_abs"]}
+
+    def _custom_calls(self) -> None:
+        """Convert BERT with each GELU as a custom_call, which a compiler may have or not, and try every runtime."""
+        module, inputs = models.model("bert", self.config)
+        converted = convert(export.forward(module, inputs, whole_gelu=True), "bert_gelu")
+        path = self.folder / "bert_gelu.mlir"
+        converted.manifest.write(path, converted.text)
+        reference = models.eager(module, inputs)
+        for name in runtimes.RUNTIMES:
+            row: Row = {"runtime": f"{name}, GELU as custom_call"}
+            try:
+                row |= _computed(name, path, module, inputs, reference)
+            except (BackendUnavailable, UserError) as error:
+                row |= {"status": "skipped", "reason": str(error)}
+            self.tables["runtimes"].append(row)
 
     def _gradients(self, ddp: dict[str, np.ndarray]) -> None:
         """Compare the joint program's gradients with autograd's, those of its replicas with DDP's, and train by it."""
@@ -182,12 +200,6 @@ class _Path:
         self._program("small", graph, export_s, models.bert_flops(module.model, 2, 8), why)
         reference = models.eager(module, inputs)
 
-        def load(name: str) -> Row:
-            runtime = runtimes.load(name, path)
-            outputs, run_s = _timed(lambda: _arrays(runtime, module, inputs))
-            row = {"what": runtime.description["runtime"], "compile_s": runtime.compile_s, "run_s": run_s}
-            return row | models.apart(outputs, reference)
-
         def compiled(target: str) -> Row:
             try:
                 module = runtimes.iree_compiled(path.read_text(), target, runtimes.TARGETS[target])
@@ -195,6 +207,7 @@ class _Path:
                 return {"status": "failed", "reason": str(error)}
             return {"module_bytes": len(module)}
 
+        load = partial(_computed, path=path, module=module, inputs=inputs, reference=reference)
         self.tables["runtimes"] += [{"runtime": name} | _available(partial(load, name)) for name in config.runtimes]
         self.tables["targets"] += [{"target": name} | _available(partial(compiled, name)) for name in config.targets]
 
@@ -236,6 +249,14 @@ def _available(work: Callable[[], Row]) -> Row:
         return work()
     except BackendUnavailable as error:
         return {"status": "skipped", "reason": str(error)}
+
+
+def _computed(name: str, path: Path, module: torch.nn.Module, inputs: Inputs, reference: list[np.ndarray]) -> Row:
+    """Return the row of a runtime that computes a file; raises as ``runtimes.load``."""
+    runtime = runtimes.load(name, path)
+    outputs, run_s = _timed(lambda: _arrays(runtime, module, inputs))
+    row = {"what": runtime.description["runtime"], "compile_s": runtime.compile_s, "run_s": run_s}
+    return row | models.apart(outputs, reference)
 
 
 def _arrays(runtime: runtimes.Runtime, module: torch.nn.Module, inputs: Inputs) -> list[np.ndarray]:

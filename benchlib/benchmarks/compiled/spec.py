@@ -124,6 +124,8 @@ def _absent(run: Rows) -> Iterator[str]:
     yield from (f"{name} did not run: {reason}." for name, reason in absent.items())
     for row in targets.rows(run):
         yield f"IREE for {row['target']}: {row.get('reason') or targets['module_bytes'].text(row, run)}."
+    for row in runtimes.where(status="skipped").rows(run):
+        yield f"Not computed by {row['runtime']}: {row['reason']}."
 
 
 def _warnings(run: Rows) -> list[str]:
@@ -226,5 +228,5 @@ SPEC = Spec(
     verified=lambda run: ["logits, gradients, replicas and a loss curve against eager torch"],
     bounds=[Bound("XLA, one call of {batch} × {length}", xla["wall_ms"], None, NO_BOUND, "compiling pays {pays}")],
     warnings=_warnings,
-    ways=("executors", "runtimes", "targets", "rounds"),
+    ways=("executors", "runtimes", "targets", "gelu", "rounds"),
 )

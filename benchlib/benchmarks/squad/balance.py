@@ -333,7 +333,7 @@ class Balance:
                 **{name: float(np.median(values[last, rank])) for name, values in times.items()},
                 "rank": rank,
                 "samples": split.shares[rank],
-                "work": self.task.config.work_of(rank),
+                "work": self.task.config.work_of(rank, len(trained.table) - 1),  # as the split, at the end
                 "micro_batches": member.micro_batches(split.shares[rank]),
                 "even_s": self.even_s[rank] if self.even_s else None,
                 "trained": np.unique(samples[last, rank]).astype(int).tolist(),

@@ -73,9 +73,13 @@ def _idle(samples: int, most: int) -> str:
 of_rank = [
     *cols("rank", "number"),
     *cols("device"),
-    *cols("threads work samples micro_batches most", "count"),
+    *cols("threads", "count"),
+    Col("work", "count", "work in the last step"),
+    *cols("samples micro_batches most", "count"),
     Col("trained", "count", "samples trained on in a step"),
-    *cols("expected_s own_s idle_s even_s step_s batch_s sample_s token_s", "s"),
+    *cols("expected_s own_s idle_s", "s"),
+    Col("even_s", "s", "even, before the training"),
+    *cols("step_s batch_s sample_s token_s", "s"),
     Col("off", "ratio", "compute time over predicted, less 1", lambda own, was: abs(own / was - 1), "own_s expected_s"),
     Col("idle", "", "", _idle, "samples most"),
 ]
@@ -268,7 +272,7 @@ AT = "at the gradient buckets of {buckets} MB, every sum checked"
 INTACT = "Was the newest checkpoint intact?"
 EVEN_OWN_S = ("even_s", "own_s")
 EVEN_OWN, EVENLY = [shares[name] for name in EVEN_OWN_S], "The ranks share evenly: balance=auto gives each its part."
-WORKS = "Rank {rank} works {even_s} of an even step, with {samples} samples {own_s}"
+WORKS = "Rank {rank} worked {even_s} of an even step before the training; with {samples} samples it works {own_s}"
 RIGHT = "Is every element of every timed exchange correct?"
 AS_PLANNED = "Did each rank train on the samples that its split gives it?"
 AS_PREDICTED = "Does each rank take the time that its speed predicts?"

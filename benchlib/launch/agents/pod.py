@@ -1,6 +1,6 @@
 """Inside a pod: run this node's part of a run, and hand over what its ranks leave. Neither torch nor the benchmark.
 
-    python -m benchlib.launch.agents.pod RUN_DIR --config FILE [--meet HOST:PORT] -- COMMAND...
+    python -m benchlib.launch.agents.pod RUN_DIR --config FILE|- [--meet HOST:PORT] -- COMMAND...
 
 Makes the run folder and starts COMMAND, once the pod where the nodes meet can be reached: torchrun itself gives up on
 it after a minute. The first pod opens the store there.
@@ -8,9 +8,13 @@ it after a minute. The first pod opens the store there.
 The pod prints its events as they are written, packs the results when COMMAND has ended, and stays ``HOLD_S`` for
 ``kubectl cp``, since its folder may go with it. Its own lines in the log begin with ``LINE`` and are JSON: ``{path, offset, text}`` for a piece of an
 events file, at last ``{results, returncode}`` with the path of the archive.
+
+With ``--config -`` there is a connection in place of ``kubectl cp`` (see ``agents.groups``): the first line of the standard input has
+the files of the run folder by name, the end of that input ends the node, and the results are printed: ``{archive, returncode}``.
 """
 
 import argparse
+import base64
 import contextlib
 import json
 import os
@@ -21,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -34,7 +39,7 @@ POLL_S = 0.3
 CONNECT_S = 5.0
 HOLD_S = 120.0  # that a pod waits after its ranks for the results to be fetched
 MAX_BYTES = 64 << 20  # of a file that is handed over: checkpoints and traces stay where they are
-POD_FILES = ("config.json", "hosts.json")  # not handed over
+POD_FILES = ("config.json", "cluster.yaml", "hosts.json")  # not handed over
 TERM_S = 15.0  # for the ranks to end: a pod has half a minute from SIGTERM on
 
 
@@ -45,9 +50,16 @@ def run(options: argparse.Namespace) -> int:
     leave_with_parent()  # before anything is there to end: PID 1 of a pod has no default for SIGTERM
     try:
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        shutil.copy(options.config, run_dir / "config.json")
+        connected = options.config == Path("-")
+        if connected:
+            for name, content in json.loads(sys.stdin.readline()).items():
+                (run_dir / name).write_text(json.dumps(content))
+            threading.Thread(target=_leave_with_input, daemon=True).start()
+        else:
+            shutil.copy(options.config, run_dir / "config.json")
         # Ranks with the mark write their output into the run folder.
-        process = subprocess.Popen(options.command, env={**os.environ, **_met(options), MARK: str(run_dir)})
+        env = {**os.environ, **_met(options), MARK: str(run_dir)}
+        process = subprocess.Popen(options.command, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         offsets, returncode = defaultdict[Path, int](int), None
         while returncode is None:
             time.sleep(POLL_S)
@@ -55,6 +67,9 @@ def run(options: argparse.Namespace) -> int:
             print_events(run_dir, offsets)
         code = 128 - returncode if returncode < 0 else returncode
         pack(run_dir, archive)
+        if connected:
+            _print_line(archive=base64.b64encode(archive.read_bytes()).decode(), returncode=code)
+            return code
         _print_line(results=str(archive), returncode=code)
         time.sleep(HOLD_S)
     except SystemExit:  # the pod was asked to end
@@ -69,6 +84,13 @@ def run(options: argparse.Namespace) -> int:
                 process.wait()
         archive.unlink(missing_ok=True)
     return code
+
+
+def _leave_with_input() -> None:
+    """Leave when the standard input ends: the connection, or the agent at its other end, is gone."""
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _met(options: argparse.Namespace) -> dict[str, str]:

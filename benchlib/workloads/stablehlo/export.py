@@ -84,10 +84,16 @@ PLAIN.update(
 )
 
 
-def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """Return the graph of ``module(**inputs)``, tensors to tensors. Raises what ``torch.export`` raises."""
+def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor], whole_gelu: bool = False) -> ExportedProgram:
+    """Return the graph of ``module(**inputs)``, tensors to tensors; with ``whole_gelu`` each GELU stays one operation.
+
+    Raises what ``torch.export`` raises.
+    """
+    plain = PLAIN.copy()
+    if whole_gelu:
+        plain.pop(aten.gelu.default)
     with torch.no_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
-        return torch.export.export(module, (), dict(inputs), strict=False).run_decompositions(PLAIN)
+        return torch.export.export(module, (), dict(inputs), strict=False).run_decompositions(plain)
 
 
 def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:

@@ -2,7 +2,7 @@
 
 Arguments are those of the ATen operation: tensors are ``Value``, lists and numbers stay as they are. The result must
 have the shape and type of torch's own (``out``), which ``convert`` asserts after each node. Norms, softmax and GELU are
-plain operations by then, see ``export.PLAIN``.
+plain operations by then, see ``export.PLAIN``; a GELU that was kept whole becomes a custom_call.
 
 To add an operation: a row of ``LOWERINGS``, for all of its overloads.
 """
@@ -116,6 +116,11 @@ def _index_put(
     return w.scatter(x, places, w.fit(values, shape, x.element), others, picked, accumulate)
 
 
+def _gelu(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
+    text = f'stablehlo.custom_call @gelu({x.name}) {{backend_config = "approximate = {approximate}"}}'
+    return w.typed(text, x.shape, x.element, x)
+
+
 def _amax(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False) -> Value:
     return w.reshape(w.reduce("maximum", x, _dims(dims, x), -math.inf), out(node)[0])
 
@@ -148,6 +153,7 @@ _TABLE: dict[str, Lowering] = {
     "aten.mm": lambda w, node, x, y: w.dot(x, y, (1, 0)),
     "aten.bmm": lambda w, node, x, y: w.dot(x, y, (2, 1), batch=[0]),
     "aten.amax": _amax,
+    "aten.gelu": _gelu,
     "aten.sum prims.sum": _sum,
     "aten.index": _index,
     "aten.index_put": _index_put,

@@ -31,7 +31,8 @@ class Xla:
     def __init__(self, text: str, program: Manifest, platform: str = "cpu") -> None:
         """Compile for cpu, cuda, rocm or tpu.
 
-        Raises ``BackendUnavailable`` without the platform's plugin, ``UserError`` with fewer devices than replicas.
+        Raises ``BackendUnavailable`` without the platform's plugin, ``UserError`` with fewer devices than replicas and for a
+        program that XLA refuses, such as one with a custom_call that it does not have.
         """
         self.manifest, self._jax, began = program, mlir.jax(), time.perf_counter()
         backend = importlib.import_module("jax.extend.backend")
@@ -47,7 +48,10 @@ class Xla:
         options = backend.get_compile_options(
             num_replicas=program.replicas, num_partitions=1, device_assignment=[device.id for device in devices]
         )
-        self._program = client.compile_and_load(text, devices, options)
+        try:
+            self._program = client.compile_and_load(text, devices, options)
+        except RuntimeError as error:
+            raise UserError(f"XLA does not compile for {platform}: {str(error).splitlines()[0][:300]}") from error
         self.compile_s = time.perf_counter() - began
         version = f"jax {self._jax.__version__}, {client.platform_version.splitlines()[0]}"
         self.description = {"runtime": f"XLA, {version}", "platform": client.platform}

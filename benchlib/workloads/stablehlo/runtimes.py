@@ -72,7 +72,13 @@ class Interpreter:
     """StableHLO's reference interpreter: what the specification says, a million times slower than a compiler."""
 
     def __init__(self, text: str, program: Manifest, platform: str = "cpu") -> None:
-        flops = mlir.inspect(text).dot_flops
+        inspection = mlir.inspect(text)
+        flops = inspection.dot_flops
+        if calls := inspection.operations["custom_call"]:  # the interpreter would end the whole process
+            refused = (
+                f"{program.name} has {calls} custom_call, which StableHLO's reference interpreter does not compute"
+            )
+            raise UserError(f"{refused}: convert the model with plain operations")
         if flops > MAX_INTERPRETED:
             most = f"the interpreter is for {MAX_INTERPRETED:,} at most: use a smaller input"
             raise UserError(f"{program.name} has {flops:,} FLOPs of dots, and {most}")

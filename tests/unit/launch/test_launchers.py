@@ -99,10 +99,29 @@ def test_torchrun_gets_addresses_and_restarts(monkeypatch):
 def test_launchers_are_pure_and_jobs_travel_as_json(tmp_path):
     for launcher in LAUNCHERS:
         folder = tmp_path / "nowhere" / "run"
-        first, second = (job(launcher, folder=folder, backend="cpu") for _ in range(2))
+        more = {"profile": "mixed", "nnodes": 2, "nproc": 8} if launcher == "groups" else {}
+        first, second = (job(launcher, folder=folder, backend="cpu", **more) for _ in range(2))
         assert first == second == Job(**asdict(first)) and not folder.parent.exists()
-        assert first.remote is (launcher in ("kubernetes", "slurm", "torchx"))
+        assert first.remote is (launcher in ("kubernetes", "slurm", "torchx", "groups"))
         assert not first.remote or (first.agent and first.files and first.needs)
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "message"),
+    [
+        (
+            "{hosts: [a, b], backend: cuda, devices: 4}",
+            {"nnodes": 2},
+            "nnodes = 2 and nproc = 1: the profile has groups of 2 hosts",
+        ),
+        ("{hosts: [a], backend: cuda, folder: /a b}", {}, "use words without blanks, quotes and \\$"),
+        ("{hosts: [a], backend: cuda, env: {A: $HOME}}", {}, "'A=\\$HOME'"),
+        ("{hosts: [], backend: cuda}", {}, "hosts"),
+    ],
+)
+def test_groups_that_cannot_be_started_are_refused(tmp_path, text, values, message):
+    with pytest.raises(UserError, match=message):
+        job("groups", own(tmp_path, f"groups: [{text}]"), **values)
 
 
 def run(*words):

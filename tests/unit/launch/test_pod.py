@@ -1,5 +1,8 @@
 """Pods: how a pod ends, and what is fetched of what it hands over."""
 
+import base64
+import io
+import json
 import os
 import signal
 import subprocess
@@ -47,6 +50,23 @@ def test_a_pod_ends_on_sigterm_while_its_ranks_run(run_dir):
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 143
+
+
+def test_a_connected_node_takes_its_files_gives_its_results_and_ends_with_the_connection(run_dir):
+    files = b'{"config.json": {"seed": 3}}\n'
+    words = [sys.executable, "-m", "benchlib.launch.agents.pod", str(run_dir), "--config", "-", "--"]
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(home())}}
+    with subprocess.Popen([*words, "touch", str(run_dir / "result.json")], **options) as node:
+        node.stdin.write(files)
+        node.stdin.flush()
+        line = json.loads(node.stdout.readline().removeprefix(pod.LINE.encode()))
+        assert node.wait(90) == 0 == line["returncode"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(line["archive"]))) as tar:
+        assert tar.getnames() == ["result.json"]
+    assert json.loads((run_dir / "config.json").read_text()) == {"seed": 3}
+    with subprocess.Popen([*words, "sleep", "100"], **options) as node:
+        node.communicate(files, timeout=90)  # which ends the input
+        assert node.returncode == 143
 
 
 def test_a_pod_hands_over_what_was_measured_and_logged(run_dir, tmp_path, monkeypatch):
