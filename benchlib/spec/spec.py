@@ -47,8 +47,8 @@ def run_metrics(run: Table) -> "list[Metric]":
 class Metric:
     """A number that is compared between runs. A name with columns in braces makes a metric for each row.
 
-    Of a column of samples the value is the median with its interval, or a ``percentile`` (0.99) with that of its order
-    statistics; ``ends`` are the columns with the interval of one number. ``basis`` says what it is of, a format string over the
+    Of a column of samples the value is the median with its interval, or a ``percentile`` (0.99, by its ``definition``)
+    with that of its order statistics; ``ends`` are the columns with the interval of one number. ``basis`` says what it is of, a format string over the
     row. ``may_lose`` is the share of the baseline that may be lost, ``amount`` so many of its unit. ``headline`` shows it
     first. ``unless`` returns why a row does not count; such a metric is not available.
     """
@@ -62,6 +62,7 @@ class Metric:
     amount: float | None = None
     headline: bool = False
     unless: Callable[[Row, Rows], str] = lambda row, run: ""
+    definition: Callable[[Sequence[float], float], float] = percentile
     percentile: float | None = None
     ends: tuple[Ref, Ref] | None = None
 
@@ -86,7 +87,7 @@ class Metric:
         low, high = [end.finite(row, run) for end in self.ends or ()] or percentile_interval(
             samples, self.percentile or 0
         )
-        value = percentile(samples, self.percentile) if self.percentile else stated.value
+        value = self.definition(samples, self.percentile) if self.percentile else stated.value
         return stated.model_copy(update={"stored": value, "ci_low": low, "ci_high": high, "samples": []})
 
     @functools.cached_property

@@ -1,6 +1,7 @@
 """What a run of strategies states: each one's proof against one device, steps and their parts, memory, scaling."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, mul, truediv
 from statistics import median
@@ -23,7 +24,12 @@ LOSS_FP64, WEIGHT_FP64, FP32 = 1e-12, 1e-9, 1e-5  # how far from one device; rou
 LOSSES = {"fp32": 1e-4, "bf16": 2e-2}
 MEMORY = [f"estimated_{part}_gb" for part in ("parameters", "gradients", "optimizer", "activations", "buffers")]
 STEP_PARTS = [f"{part}_part_s" for part in PARTS]
-SUMMARY = "key configuration hardware samples_per_s tokens_per_s steps_s forward_s backward_s peak_gb mfu bottleneck"
+RESULTS = (
+    "configuration model way hardware samples_per_s tokens_per_s forward_ms backward_ms "
+    "memory_efficiency performance_score efficiency_score"
+)
+SUMMARY = "key steps_s peak_gb mfu bottleneck"
+STATE_BYTES = 16  # of a parameter: weight, gradient and two moments of AdamW, each in fp32
 NAMED = "Is the injected slow-down named as the bottleneck?"
 PICTURES = f"{__package__}.pictures"
 SLOWEST, PEAK = "slowest rank of {world}", "{precision}, all ranks"
@@ -37,6 +43,22 @@ def _setup(batch: int, seq: int, precision: str, checkpointing: bool, compiled: 
 
 def _rate(work: float, steps: list[float]) -> float:
     return work / median(steps)
+
+
+def _ms(value: float) -> float:
+    return 1e3 * value
+
+
+def _with_best(run: Rows, rows: list[Row]) -> list[Row]:
+    """Add the best samples/s of all strategies, and the best per rank: what the scores refer to."""
+    rates = [strategies["samples_per_s"].finite(row, run) or 0.0 for row in rows]
+    best = max(rates, default=0.0)
+    best_rank = max((rate / row["world"] for rate, row in zip(rates, rows, strict=True)), default=0.0)
+    return [{**row, "best_per_s": best, "best_rank_per_s": best_rank} for row in rows]
+
+
+def _predicted(run: Rows, rows: list[Row]) -> list[Row]:
+    return list(analysis.beyond(run, main.whole(run)))
 
 
 def _end(name: str, work: float, steps: list[float]) -> float | None:
@@ -88,13 +110,13 @@ strategies = Table(
         Col("final_loss", "number", "", lambda losses: losses[-1], "losses", quality=1e-4),
         Col("losses_apart", "error", "", LOSSES.get, "precision"),
         Col("because", "", "why", str, "reason"),
-        Col("way", "", "", lambda *names: " ".join(filter(None, names)), "strategy schedule"),
+        Col("way", "", "strategy", lambda *names: " ".join(filter(None, names)), "strategy schedule"),
         Col("hardware", "", "", "{} x {}".format, "world device"),
         Col("configuration", "", "", _setup, "batch_size seq_len precision checkpointing compile micro_batches"),
         Col("rates", RATE, RATE, lambda batch, steps: [batch / step for step in steps], STEPS, samples=True),
         Col("low", RATE, "", partial(_end, "ci_high"), STEPS),
         Col("high", RATE, "", partial(_end, "ci_low"), STEPS),
-        Col("samples_per_s", RATE, RATE, _rate, STEPS, role="speed.samples_per_s"),
+        Col("samples_per_s", RATE, RATE, median, "rates", role="speed.samples_per_s"),
         Col("tokens_per_s", "tokens/s", "tokens/s", mul, "samples_per_s seq_len", role="speed.tokens_per_s"),
         Col("flops_per_s", "FLOP/s", "", _rate, "flops steps_s", role="compute.flops_per_s"),
         Col("mfu", "ratio", "MFU", truediv, "flops_per_s peak_flops", role="compute.mfu"),
@@ -133,6 +155,33 @@ run = run_table(
 )
 asked = strategies.where(scaling="")
 main = asked.ran()
+# The rows with their scores, each by the formula in its ``of``.
+results = replace(
+    main,
+    cols=[
+        *main.cols,
+        Col("forward_ms", "ms", "forward", _ms, "forward_s"),
+        Col("backward_ms", "ms", "backward", _ms, "backward_s"),
+        Col(
+            "memory_efficiency",
+            "ratio",
+            of=lambda parameters, held: STATE_BYTES * parameters / sum(held),
+            needs="parameters peak_bytes",
+        ),
+        Col("performance_score", "number", of=lambda rate, best: 100 * rate / best, needs="samples_per_s best_per_s"),
+        Col(
+            "efficiency_score",
+            "number",
+            of=lambda rate, world, best: 100 * rate / world / best,
+            needs="samples_per_s world best_rank_per_s",
+        ),
+    ],
+    picks=(*main.picks, _with_best),
+)
+more_ranks = [key, Col("kind", label="scaling"), Col("world", "number", "devices, predicted")]
+more_ranks += [Col("samples_per_s", RATE, "samples/s, predicted"), Col("efficiency", "ratio", "efficiency, predicted")]
+predictions = Table("strategies", "{key}, {kind}, {world}", [*more_ranks, replace(error, label="error of the model here")])
+predictions = predictions.pick(_predicted)
 fastest = main.most("samples_per_s")
 spread = main.pick(lambda run, rows: [row for row in rows if row["world"] > 1] or rows).most("samples_per_s")
 last = points.pick(lambda run, rows: [row for row in rows if row["world"] == run.world])
@@ -254,12 +303,14 @@ SPEC = Spec(
         _advice,
     ],
     shows=[
+        Show("Results", results, RESULTS),
         Show("Summary", main, SUMMARY),
         Show("Not run", asked.unless(obstacle=""), "key because"),
         Show("Where a step goes", main, " ".join(["key steps_s expected_s", *STEP_PARTS, "bottleneck faster_without"])),
         Show("Memory of the fullest rank", main, " ".join(["key", *MEMORY, "estimated_gb peak_gb explained"])),
         Show("Bubble", main.unless(schedule=""), "key bubble_share ideal_bubble"),
         Show("Scaling", points, "key kind world samples_per_s efficiency low high predicted error"),
+        Show("Predicted for more devices", predictions, "key kind world samples_per_s efficiency error"),
     ],
     charts=[
         bars(

@@ -12,6 +12,7 @@ from benchlib.benchmarks import loadable
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, write_text
+from benchlib.core.stats import description
 from benchlib.core.text import counted
 from benchlib.results.record import Record
 from benchlib.results.run import fingerprint_key
@@ -109,6 +110,7 @@ METRIC_COLUMNS = {
     "n": "Int64",
     "ci_low": "Float64",
     "ci_high": "Float64",
+    **dict.fromkeys(("mean", "deviation", "minimum", "maximum", "p50", "p90", "p95", "p99"), "Float64"),
     "reason": "string",
 }
 SAMPLE_COLUMNS = {**RUN_COLUMNS, "metric": "string", "index": "Int64", "value": "Float64"}
@@ -142,7 +144,10 @@ def table_of(runs: Sequence[Record], samples: bool = False) -> "pandas.DataFrame
         common |= {"world_size": run.ranks or None, "host": run.host or None, "verdict": run.word}
         common["started_at"] = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
         common["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else None
-        metrics = [metric.model_dump() | {"metric": metric.name} for metric in run.metrics]
+        metrics = [
+            metric.model_dump() | {"metric": metric.name} | description(run.samples.get(metric.name, ()))
+            for metric in run.metrics
+        ]
         sample_rows = [
             {"metric": name, "index": index, "value": value}
             for name, values in run.samples.items()
