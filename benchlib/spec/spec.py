@@ -4,7 +4,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ class Spec:
     ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do,
     ``whole`` whether a run did the work that its config says, without which its values are not compared with a reference;
     ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
-    change how the work is done and not what is done.
+    change how the work is done and not what is done; ``choices`` are the names that a parameter takes, with what each is.
     """
 
     tables: Sequence[Table]
@@ -202,6 +202,7 @@ class Spec:
     rate: str = ""
     batch: Sequence[str] = ()
     ways: Sequence[str] = ()
+    choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def metric(self, name: str) -> Metric | None:
         """Return what declares a metric: of several names with columns in braces the one with most letters of its own."""
@@ -264,6 +265,13 @@ class Spec:
                     name = f"{table.name_of(row, run)} {col.heading}" if rows[1:] else col.heading
                     values[name] = Quality(value, col.stated_unit.removesuffix("count"), col.quality or 0.0)
         return values
+
+    def computed(self, config: Any, result: Result) -> dict[str, Quality]:
+        """Return what a run computed, whatever the hardware: its quality, and how many elements of its exchanges were wrong."""
+        run, role = Rows.bare(config, result), "collective.wrong_elements"
+        refs = [table.ran()[col.name] for table in self.tables for col in table.cols if col.role == role]
+        wrong = [count for ref in refs for row in ref.table.rows(run) if (count := ref.finite(row, run)) is not None]
+        return self.quality(run) | ({"wrong elements": Quality(sum(wrong), "", 0.0)} if wrong else {})
 
     def disagreements(self, run: Run) -> list[str]:
         """Return which metrics are not what the rows give, with their raw samples: altered or left out."""

@@ -137,22 +137,27 @@ class Layout:
         return " x ".join(f"{axis} {degree}" for axis, degree in vars(self).items() if degree > 1) or "one device"
 
 
-STRATEGIES: dict[str, tuple[str, ...]] = {  # the axes of the mesh that each takes, the outermost first
-    "single": (),
-    "data": ("data",),  # a copy on each rank, gradients averaged (DDP)
-    "sharded": ("shard",),  # weights, gradients and optimizer cut over the ranks (FSDP2)
-    "sharded_direct": ("shard",),  # with the kit's own all-gather and reduce-scatter
-    "hybrid_sharded": ("data", "shard"),  # copies, each cut over some ranks (HSDP)
-    "tensor": ("tensor",),  # each matrix cut by columns or rows (DTensor)
-    "sequence": ("tensor",),  # and between the products each rank has a part of the tokens
-    "context": ("context",),  # each rank has a part of the tokens, keys and values go round
-    "pipeline": ("pipeline",),  # each rank has some layers, micro-batches flow through
-    "data_tensor": ("data", "tensor"),
-    "sharded_tensor": ("shard", "tensor"),
-    "data_pipeline": ("data", "pipeline"),
-    "sharded_pipeline": ("shard", "pipeline"),
-    "data_tensor_pipeline": ("data", "pipeline", "tensor"),
+_FSDP = "weights, gradients and optimizer cut over the ranks (FSDP2)"
+_COPIES = "copies of what the other axes spread"
+# By name the axes of the mesh that a strategy takes, the outermost first, and what it is.
+_STRATEGIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "single": ((), "one device"),
+    "data": (("data",), "a copy on each rank, gradients averaged (DDP)"),
+    "sharded": (("shard",), _FSDP),
+    "sharded_direct": (("shard",), f"{_FSDP}, with benchlib's own all-gather and reduce-scatter"),
+    "hybrid_sharded": (("data", "shard"), "copies, each cut over some ranks (HSDP)"),
+    "tensor": (("tensor",), "each matrix cut by columns or rows (DTensor)"),
+    "sequence": (("tensor",), "tensor, and between the products each rank has a part of the tokens"),
+    "context": (("context",), "each rank has a part of the tokens, keys and values go round"),
+    "pipeline": (("pipeline",), "each rank has some layers, micro-batches flow through"),
+    "data_tensor": (("data", "tensor"), f"tensor, and {_COPIES}"),
+    "sharded_tensor": (("shard", "tensor"), "tensor, and each part cut over some ranks (FSDP2)"),
+    "data_pipeline": (("data", "pipeline"), f"pipeline, and {_COPIES}"),
+    "sharded_pipeline": (("shard", "pipeline"), "pipeline, and each stage cut over some ranks (FSDP2)"),
+    "data_tensor_pipeline": (("data", "pipeline", "tensor"), f"pipeline of tensor, and {_COPIES}"),
 }
+STRATEGIES = {name: axes for name, (axes, _) in _STRATEGIES.items()}
+STRATEGY_WORDS = {name: words for name, (_, words) in _STRATEGIES.items()}
 # Schedules of pipelines: stages of a rank, and the class of torch.distributed.pipelining.
 SCHEDULES: dict[str, tuple[int, str]] = {
     "gpipe": (1, "ScheduleGPipe"),

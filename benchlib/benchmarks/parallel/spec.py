@@ -10,6 +10,7 @@ from typing import Any
 from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.analysis import INJECTED, MAX_ERROR, PARTS
 from benchlib.benchmarks.parallel.estimate import bubble_share
+from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGY_WORDS
 from benchlib.core.stats import summary
 from benchlib.core.text import listing, quantity
 from benchlib.judge.checks import Check as Judged
@@ -354,4 +355,10 @@ SPEC = Spec(
         *("strategies", "coverage", "schedules", "data", "tensor", "pipeline", "shard", "scaling", "micro_batches"),
         *("checkpointing", "compile", "warmup", "steps", "prove", "memory_gb"),
     ),
+    choices={
+        "model": {
+            name: f"{shape.kind}, {shape.parameters:,} parameters in {shape.layers} layers" for name, shape in MODELS.items()
+        },
+        "strategy": STRATEGY_WORDS,
+    },
 )
