@@ -337,6 +337,12 @@ class Spec:
         rows = undamaged(run)
         return {show.heading: functools.partial(show.rows, rows) for show in self.shows}
 
+    def results(self, run: Run) -> list[dict[str, Any]]:
+        """Return the rows of the first table of the report as numbers and texts by column; None is missing."""
+        shown, rows = self.shows[0], undamaged(run)
+        refs = [shown.table[name] for name in shown.columns.split() or [col.name for col in shown.table.cols]]
+        return [{ref.col.name: ref.value(row, rows) for ref in refs} for row in shown.table.rows(rows)]
+
     def figures(self) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run) -> Picture``."""
         return {chart.name: lambda run, chart=chart: chart.draw(self._drawn(run)) for chart in self.charts}

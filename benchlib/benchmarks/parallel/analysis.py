@@ -164,7 +164,11 @@ def beyond(run: Any, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     predicted step on the ranks at hand, less one. Nothing if no single device ran, or if the model is ``off`` by too much.
     """
     facts, single = run.run, next((row for row in rows if row["strategy"] == "single"), None)
-    rates = Rates.of_run(facts["rank_flops"], facts["copy_bytes_per_s"], run.tables.get("alpha_beta", ())) if facts else None
+    rates = (
+        Rates.of_run(facts["rank_flops"], facts["copy_bytes_per_s"], run.tables.get("alpha_beta", ()))
+        if facts
+        else None
+    )
     if single is None or rates is None or run.config is None or (facts.get("model_error") or 0.0) > MAX_ERROR:
         return
     for row in (row for row in rows if row.get("predicted_step_s")):

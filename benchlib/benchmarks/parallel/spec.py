@@ -181,7 +181,9 @@ results = replace(
 )
 more_ranks = [key, Col("kind", label="scaling"), Col("world", "number", "devices, predicted")]
 more_ranks += [Col("samples_per_s", RATE, "samples/s, predicted"), Col("efficiency", "ratio", "efficiency, predicted")]
-predictions = Table("strategies", "{key}, {kind}, {world}", [*more_ranks, replace(error, label="error of the model here")])
+predictions = Table(
+    "strategies", "{key}, {kind}, {world}", [*more_ranks, replace(error, label="error of the model here")]
+)
 predictions = predictions.pick(_predicted)
 fastest = main.most("samples_per_s")
 spread = main.pick(lambda run, rows: [row for row in rows if row["world"] > 1] or rows).most("samples_per_s")
@@ -357,7 +359,8 @@ SPEC = Spec(
     ),
     choices={
         "model": {
-            name: f"{shape.kind}, {shape.parameters:,} parameters in {shape.layers} layers" for name, shape in MODELS.items()
+            name: f"{shape.kind}, {shape.parameters:,} parameters in {shape.layers} layers"
+            for name, shape in MODELS.items()
         },
         "strategy": STRATEGY_WORDS,
     },
