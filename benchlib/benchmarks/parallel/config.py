@@ -4,11 +4,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from benchlib.benchmarks.parallel.shapes import MODELS, SCHEDULES, STRATEGIES, Job, Layout, Shape
+from benchlib.benchmarks.parallel.shapes import MODELS, SCHEDULES, STRATEGIES, Job, Layout, Shape, shape_of
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
@@ -20,10 +21,12 @@ COVERAGE: dict[str, tuple[str, ...]] = {"few": FEW, "most": (*FEW, "sharded", "s
 class ParallelConfig(BaseConfig):
     """One model, spread over the ranks in several ways that are proved and timed one after the other."""
 
+    ASIDE: ClassVar[tuple[str, ...]] = ("find_max_batch",)
     benchmark: Literal["parallel"] = "parallel"
 
-    model: Literal[tuple(MODELS)] = Field(  # type: ignore[valid-type]
-        "tiny", description=f"shape of a decoder or encoder: {', '.join(MODELS)}"
+    model: str = Field(
+        "tiny",
+        description=f"shape of a decoder or encoder: {', '.join(MODELS)}, a file of it or a folder of transformers",
     )
     untie: bool = Field(False, description="give the output layer weights of its own, not those of the embedding")
 
@@ -52,8 +55,21 @@ class ParallelConfig(BaseConfig):
     prove: bool = Field(True, description="first compare every strategy with one device, on a narrow model")
 
     memory_gb: float = Field(0.0, ge=0, description="what a rank may use, in GB (1e9 bytes); 0: what is free")
+    find_max_batch: bool = Field(
+        False, description="also find the largest batch of each strategy, by trials within memory_gb"
+    )
     machine: str = Field("", description="with --dry-run: a machine of params/machines; '': this one")
     planted: Literal["", "data", "rank", "communication"] = Field("", description="what planted_slowdown slows")
+
+    @field_validator("model")
+    @classmethod
+    def _is_model(cls, value: str) -> str:
+        """Return a known name, or the absolute path of one's own, since ranks work in another folder."""
+        try:
+            shape_of(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return value if value in MODELS else str(Path(value).expanduser().resolve())
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ParallelConfig":
@@ -86,7 +102,7 @@ class ParallelConfig(BaseConfig):
 
     @property
     def shape(self) -> Shape:
-        shape = MODELS[self.model]
+        shape = shape_of(self.model)
         return replace(shape, tied=shape.tied and not self.untie)
 
     def ways(self, names: Iterable[str]) -> list[tuple[str, str]]:

@@ -4,9 +4,17 @@ h hidden, f feed-forward, k the width of all keys. A multiply-add counts as two 
 forward passes; a causal mask is not deducted and embeddings are look-ups (PaLM, appendix B).
 """
 
+import functools
 import math
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from benchlib.core.errors import UserError, explained, nearest
+from benchlib.core.files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,68 @@ _SHAPES = (  # 50,304 are the tokens of GPT-2 rounded up to a multiple of 64, wh
     Shape("bert-large", "encoder", 1024, 24, 16, 16, 4096, 512, 30522),
 )
 MODELS: dict[str, Shape] = {shape.name: shape for shape in _SHAPES}
+
+
+# Fields of a config.json of transformers by fields of a shape, and what its architecture fixes.
+_COMMON = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocabulary": "vocab_size",
+}
+_COMMON |= {"ffn": "intermediate_size", "positions": "max_position_embeddings"}
+_GPT2 = {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "ffn": "n_inner", "positions": "n_positions"}
+TRANSFORMERS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "gpt2": (_GPT2 | {"vocabulary": "vocab_size"}, {"kind": "decoder", "tied": True}),
+    "llama": (_COMMON | {"kv_heads": "num_key_value_heads"}, {"kind": "decoder", **_LLAMA}),
+    "bert": (_COMMON, {"kind": "encoder"}),
+}
+
+
+@functools.cache
+def shape_of(model: str) -> Shape:
+    """Return the shape of a model: one of ``MODELS``, a JSON or YAML file with the fields of ``Shape``, or a folder with the
+    config.json of a GPT-2, Llama or BERT of transformers.
+
+    Raises ``UserError`` for another name, and for fields that are missing, unknown or do not fit together.
+    """
+    path = Path(model).expanduser()
+    if model in MODELS:
+        return MODELS[model]
+    if not path.exists():
+        raise UserError(f"{model!r}: {nearest(model, MODELS)} Or give a file of a shape or a folder with config.json")
+    values = read_yaml(path / "config.json" if path.is_dir() else path)
+    if path.is_dir():
+        kind = values.get("model_type") if isinstance(values, dict) else None
+        if kind not in TRANSFORMERS:
+            raise UserError(
+                f"{path}: model_type = {kind!r} is not one of {', '.join(TRANSFORMERS)}: write a file of its shape"
+            )
+        names, fixed = TRANSFORMERS[kind]
+        tied = (
+            {"tied": bool(values["tie_word_embeddings"])} if "tie_word_embeddings" in values and kind != "bert" else {}
+        )
+        values = fixed | {name: values[of] for name, of in names.items() if values.get(of)} | tied
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected the fields of a shape by name, as in hidden: 256")
+    usual = {
+        "name": re.sub(r"\W+", "-", path.stem),
+        "kv_heads": values.get("heads"),
+        "ffn": 4 * int(values.get("hidden") or 0),
+    }
+    try:
+        shape = TypeAdapter(Shape).validate_python(usual | values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {explained(error)}; a shape has {', '.join(Shape.__dataclass_fields__)}") from None
+    sizes = ("hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary")
+    for name in (name for name in sizes if getattr(shape, name) < 1):
+        raise UserError(f"{path}: {name} = {getattr(shape, name)} has to be 1 or more")
+    for whole, parts in (("hidden", "heads"), ("heads", "kv_heads")):
+        if getattr(shape, whole) % getattr(shape, parts):
+            raise UserError(
+                f"{path}: {parts} = {getattr(shape, parts)} does not divide {whole} = {getattr(shape, whole)}"
+            )
+    return shape
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,14 @@ place = [key, Col("kind", label="scaling"), Col("world", "number", "devices"), C
 efficiency = [Col("efficiency", "ratio", derived=True), *cols("low high", "ratio"), Col("predicted", "ratio", "model")]
 error = Col("error", "ratio", "measured over model, less 1", signed=True)
 points = Table("scaling", "{key}, {kind}, {world}", [*place, *efficiency, error])
+trial = [
+    key,
+    *cols("batch", "number"),
+    *cols("fits largest complete"),
+    Col("peak_gb", "GB", "memory of the fullest rank"),
+]
+batches = Table("batches", "{batch} samples by {key}", [*trial, Col("samples_per_s", RATE, RATE)])
+largest = batches.ran().where(largest=True)
 run = run_table(
     Col("precision"),
     *cols("rank_flops alone_flops", "FLOP/s"),
@@ -271,7 +279,7 @@ def _no_proof(run: Rows) -> str:
 
 
 SPEC = Spec(
-    tables=[strategies, kernels, stages, links, points, run],
+    tables=[strategies, kernels, stages, links, points, batches, run],
     metrics=[
         Metric("step_s_{key}", main["steps_s"], "Step time, {key}", SLOWEST, "lower"),
         Metric("samples_per_s_{key}", main["rates"], "Training throughput, {key}", SLOWEST, "higher", 0.20),
@@ -303,6 +311,7 @@ SPEC = Spec(
             main.where(padding=bool),
             "{strategy} pads the vocabulary by {padding} rows, so that its ranks can share it; their outputs are in no loss.",
         ),
+        each(largest, "{key} takes batches of up to {batch} samples, which need {peak_gb} per rank."),
         _advice,
     ],
     shows=[
@@ -311,6 +320,8 @@ SPEC = Spec(
         Show("Not run", asked.unless(obstacle=""), "key because"),
         Show("Where a step goes", main, " ".join(["key steps_s expected_s", *STEP_PARTS, "bottleneck faster_without"])),
         Show("Memory of the fullest rank", main, " ".join(["key", *MEMORY, "estimated_gb peak_gb explained"])),
+        Show("Largest batch", largest, "key batch peak_gb samples_per_s complete"),
+        Show("Batches tried", batches, "key batch fits peak_gb samples_per_s"),
         Show("Bubble", main.unless(schedule=""), "key bubble_share ideal_bubble"),
         Show("Scaling", points, "key kind world samples_per_s efficiency low high predicted error"),
         Show("Predicted for more devices", predictions, "key kind world samples_per_s efficiency error"),
@@ -355,7 +366,7 @@ SPEC = Spec(
     batch=("batch_size",),
     ways=(
         *("strategies", "coverage", "schedules", "data", "tensor", "pipeline", "shard", "scaling", "micro_batches"),
-        *("checkpointing", "compile", "warmup", "steps", "prove", "memory_gb"),
+        *("checkpointing", "compile", "warmup", "steps", "prove", "memory_gb", "find_max_batch"),
     ),
     choices={
         "model": {
