@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -49,6 +49,9 @@ class ParallelConfig(BaseConfig):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of matrix products; weights are fp32")
     checkpointing: bool = Field(False, description="compute activations again on the way back instead of keeping them")
     compile: bool = Field(False, description="torch.compile each layer")
+    fused_loss: bool = Field(
+        False, description="loss in one pass: a Triton kernel on GPUs, torch's operations elsewhere"
+    )
     learning_rate: float = Field(1e-3, gt=0, le=1, description="of AdamW, the same in every step")
     warmup: int = Field(1, ge=1, le=1000, description="steps of each strategy that are not counted")
     steps: int = Field(5, ge=1, le=100000, description="counted steps of each strategy")
@@ -86,6 +89,10 @@ class ParallelConfig(BaseConfig):
     def _named_fit(self) -> None:
         for name, schedule in self.ways(() if self.machine else self.strategies):  # a machine has ranks of its own
             self.job(name, schedule, self.world_size)
+
+    def work(self) -> dict[str, Any]:
+        # Left out if it is not used: what was accepted before there was a fused loss stays comparable.
+        return {name: value for name, value in super().work().items() if name != "fused_loss" or value}
 
     def check_whole(self) -> None:
         """Raise ``UserError`` also where a named strategy does not fit the machine's number of ranks."""
@@ -136,7 +143,7 @@ class ParallelConfig(BaseConfig):
             raise UserError(f"{strategy} spreads a model over ranks and there is one: set nproc=2 or more")
         layout, seq = self.layout(strategy, world), self.seq_len or min(self.shape.positions, 512)
         shape = self.shape.padded(layout.tensor)
-        names = ("precision", "checkpointing", "compile", "learning_rate", "seed")
+        names = ("precision", "checkpointing", "compile", "fused_loss", "learning_rate", "seed")
         same = {name: getattr(self, name) for name in names} | {"micro_batches": self.micro_batches if schedule else 1}
         job = Job(shape, strategy, layout, schedule, batch or self.batch_size, seq, scaling=scaling, **same)
         for fault in _faults(job):

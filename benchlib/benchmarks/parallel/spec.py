@@ -88,7 +88,7 @@ strategies = Table(
     claim=_claim,
     cols=[
         key,
-        *cols("model strategy schedule scaling obstacle checkpointing compile losses"),
+        *cols("model strategy schedule scaling obstacle checkpointing compile fused_loss losses"),
         *cols("data shard pipeline tensor context micro_batches", "number"),
         Col("precision", role="compute.precision"),
         Col("world", "number", "ranks", role="compute.ranks"),
@@ -148,7 +148,8 @@ points = Table("scaling", "{key}, {kind}, {world}", [*place, *efficiency, error]
 trial = [
     key,
     *cols("batch", "number"),
-    *cols("fits largest complete"),
+    *cols("fits largest"),
+    Col("complete", label="search", words={"True": "to a sixteenth", "False": "ended with its share of the time"}),
     Col("peak_gb", "GB", "memory of the fullest rank"),
 ]
 batches = Table("batches", "{batch} samples by {key}", [*trial, Col("samples_per_s", RATE, RATE)])
@@ -366,7 +367,7 @@ SPEC = Spec(
     batch=("batch_size",),
     ways=(
         *("strategies", "coverage", "schedules", "data", "tensor", "pipeline", "shard", "scaling", "micro_batches"),
-        *("checkpointing", "compile", "warmup", "steps", "prove", "memory_gb", "find_max_batch"),
+        *("checkpointing", "compile", "fused_loss", "warmup", "steps", "prove", "memory_gb", "find_max_batch"),
     ),
     choices={
         "model": {
