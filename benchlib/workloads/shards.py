@@ -115,12 +115,15 @@ class Source:
 class Shards(Source):
     """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter. They have to be prepared before they are read.
 
-    ``page_cache`` is the state to put the page cache into, "warm" or "cold".
+    ``page_cache`` is the state to put the page cache into, "warm" or "cold". ``mapped`` copies samples out of a memory mapping in
+    place of reading them from the file.
     """
 
-    def __init__(self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm", read_ahead: int = 4) -> None:
+    def __init__(
+        self, pairs: Pairs, data_dir: Path | str, page_cache: str = "warm", read_ahead: int = 4, mapped: bool = False
+    ) -> None:
         super().__init__(pairs, read_ahead)
-        self.page_cache = page_cache
+        self.page_cache, self.mapped = page_cache, mapped
         self.each = max(1, SHARD_BYTES // pairs.sample_bytes)
         content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
         key = hashlib.sha256(json.dumps([content, self.each]).encode()).hexdigest()[:16]
@@ -183,9 +186,15 @@ class Shards(Source):
         cuts = (np.flatnonzero((np.diff(indices) != 1) | np.diff(owners)) + 1).tolist()
         for low, high in zip([0, *cuts], [*cuts, len(indices)], strict=True) if len(indices) else ():
             path, run = self.paths[owners[low]], tokens[low:high]
+            begin = int(places[low]) * self.pairs.sample_bytes
             with path.open("rb", buffering=0) as file:
-                file.seek(int(places[low]) * self.pairs.sample_bytes)
-                if file.readinto(run.data.cast("B")) != run.nbytes:
+                count = os.fstat(file.fileno()).st_size - begin
+                if self.mapped and count >= run.nbytes:  # for this read alone: pages that are mapped cannot be evicted
+                    run[:] = np.memmap(file, self._dtype, "r", begin, run.shape)
+                elif not self.mapped:
+                    file.seek(begin)
+                    count = file.readinto(run.data.cast("B"))
+                if count < run.nbytes:
                     raise UserError(f"{path} became shorter while it was read: leave the shards alone during a run")
         return tokens.astype(np.int64, copy=False)
 

@@ -27,12 +27,12 @@ class Seq2seqConfig(BaseConfig):
 
     PATHS: ClassVar[dict[str, bool]] = {"data_dir": True}
     EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch"}
+    ASIDE: ClassVar[tuple[str, ...]] = ("read",)
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(FIELDS, "size")}
     GONE: ClassVar[dict[str, str]] = {
         "full": "set samples=7500000",
         "single": "set nproc=1",
         "num_shards": "shards hold about 128 MB each; leave it out",
-        "read": "shards are read through the page cache, which page_cache=cold empties first; leave it out",
         "verify": "shards that are missing or too short are written; delete data_dir to write all of them again",
         "planted_disk_mb_per_s": "set data_dir to a folder on a slow disk",
     }
@@ -58,6 +58,9 @@ class Seq2seqConfig(BaseConfig):
     epochs: int = Field(3, ge=1, le=1000, description="counted passes, after one to warm up that is not counted")
     data_dir: str = Field("", description="folder for shards of the samples; '': generated in memory")
     token_bytes: Literal[8, 2] = Field(8, description="bytes of a token on the disk; 2: compact")
+    read: Literal["file", "mmap"] = Field(
+        "file", description="mmap: samples of shards are copied out of a memory mapping"
+    )
     page_cache: Literal["warm", "cold"] = Field("warm", description="shards are in it before an epoch, or not")
     read_ahead: int = Field(4, ge=0, le=64, description="batches made ahead on threads; 0: each when it is asked for")
 

@@ -316,7 +316,7 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     pairs = Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     if in_memory or not config.data_dir:
         return Source(pairs, config.read_ahead)
-    shards = Shards(pairs, config.data_dir, config.page_cache, config.read_ahead)
+    shards = Shards(pairs, config.data_dir, config.page_cache, config.read_ahead, config.read == "mmap")
     with keep_alive(rank.events, config.budget_s):
         shards.prepare(partial(rank.events.emit, "progress", phase="data", unit="shards"))
     return shards
