@@ -68,7 +68,7 @@ def measure(job: Job, rank: Rank) -> tuple[Row, Tables]:
         row |= {"start_s": row["start_s"] - began, "end_s": row["end_s"] - began}
     tables = ranks[0] | {"stages": stages}
     own = {"key": job.key, "scaling": job.scaling}
-    named = {name: [own | row for row in tables[name]] for name in ("stages", "kernels")}
+    named = {name: [own | row for row in tables[name]] for name in ("stages", "kernels", "operations")}
     return _row(job, ranks, stages), named
 
 

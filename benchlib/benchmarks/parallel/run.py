@@ -42,7 +42,7 @@ def measure(rank: Rank) -> Tables:
         devices.keep_freed_memory()
     events.emit("phase", name="peak")
     first = _peaks(config, here)
-    tables: Tables = {name: [] for name in ("strategies", "kernels", "stages")}
+    tables: Tables = {name: [] for name in ("strategies", "kernels", "operations", "stages")}
     with keep_alive(events, config.startup_timeout_s):
         tables["alpha_beta"] = links(here)
     forecast = Forecast(rank, Rates.of_run(first["rank_flops"], first["copy_bytes_per_s"], tables["alpha_beta"]))

@@ -136,6 +136,26 @@ strategies = Table(
 )
 traced = [*cols("scaling class"), *cols("time_s", "s"), *cols("bytes", "B"), *cols("calls", "number")]
 kernels = Table("kernels", "{class} of {key}", [key, *traced, *cols("flops", "FLOP")])
+operations = Table(
+    "operations",
+    "{operation} of {key}",
+    [
+        key,
+        Col("operation"),
+        *traced,
+        Col("flops", "FLOP"),
+        Col("intensity", "FLOP/B", "FLOP per byte", truediv, "flops bytes"),
+        Col("flops_per_s", "FLOP/s", "reached", truediv, "flops time_s"),
+        Col(
+            "roof",
+            "FLOP/s",
+            "roof",
+            lambda *roof: min(roof[0], roof[1] * roof[2]),
+            "rank_flops intensity copy_bytes_per_s",
+        ),
+        Col("roof_share", "ratio", "share of the roof", truediv, "flops_per_s roof"),
+    ],
+)
 passes = [key, *cols("scaling phase"), *cols("stage micro_batch rank", "number"), *cols("start_s end_s", "s")]
 stages = Table("stages", "{key}, stage {stage}, micro-batch {micro_batch}", passes)
 wrong = Col("wrong_elements", "count", role="collective.wrong_elements")
@@ -280,7 +300,7 @@ def _no_proof(run: Rows) -> str:
 
 
 SPEC = Spec(
-    tables=[strategies, kernels, stages, links, points, batches, run],
+    tables=[strategies, kernels, operations, stages, links, points, batches, run],
     metrics=[
         Metric("step_s_{key}", main["steps_s"], "Step time, {key}", SLOWEST, "lower"),
         Metric("samples_per_s_{key}", main["rates"], "Training throughput, {key}", SLOWEST, "higher", 0.20),
@@ -320,6 +340,11 @@ SPEC = Spec(
         Show("Summary", main, SUMMARY),
         Show("Not run", asked.unless(obstacle=""), "key because"),
         Show("Where a step goes", main, " ".join(["key steps_s expected_s", *STEP_PARTS, "bottleneck faster_without"])),
+        Show(
+            "Operations under the roofline",
+            operations,
+            "key operation class time_s calls intensity flops_per_s roof roof_share",
+        ),
         Show("Memory of the fullest rank", main, " ".join(["key", *MEMORY, "estimated_gb peak_gb explained"])),
         Show("Largest batch", largest, "key batch peak_gb samples_per_s complete"),
         Show("Batches tried", batches, "key batch fits peak_gb samples_per_s"),
