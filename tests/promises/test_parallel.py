@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import statistics
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -39,15 +41,19 @@ SUITE = {
     "suite": [
         {
             "model": "tiny",
-            "parallelization": {"strategies": ["single", "data", "tensor", "pipeline"], "scaling": "strong"},
+            "parallelization": {"strategies": ["single", "data", "tensor", "pipeline"], "scaling": "both"},
             "find_max_batch": True,
-            "memory_gb": 0.06,
+            "memory_gb": 0.04,
         },
         {
             "model": "OWN",
             "parallelization": {"strategies": "data"},
-            **{"precision": "bf16", "checkpointing": True, "fused_loss": True, "prove": False},
-            **{"planted": "data", "planted_slowdown": 3},
+            "precision": "bf16",
+            "checkpointing": True,
+            "fused_loss": True,
+            "prove": False,
+            "planted": "data",
+            "planted_slowdown": 3,
         },
     ],
 }
@@ -76,6 +82,18 @@ def suite(tmp_path_factory):
     return SimpleNamespace(text=printed.read_text(), runs=runs, results=json.loads(results.read_text()), own=own)
 
 
+@pytest.fixture(scope="session")
+def absent(program, tmp_path_factory):
+    """What `benchlib doctor` prints, the backends that this machine has not, and what a run on one of them prints."""
+    text = program("doctor")
+    missing = [
+        name for name in ("cuda", "rocm", "mps", "xpu", "tpu") if re.search(rf"^no +backend {name} ", text, re.M)
+    ]
+    assert missing, "no machine has them all"
+    run = program("run", "parallel", "--backend", missing[-1], "--out", tmp_path_factory.mktemp("absent"), code=3)
+    return SimpleNamespace(doctor=text, missing=missing, run=run)
+
+
 def rows(run, table):
     return json.loads((run.path / "result.json").read_text())["tables"][table]
 
@@ -96,7 +114,7 @@ def check(run, name):
 
 def shown(run, heading):
     """Return a table of the report as records of texts."""
-    return session.table(run, heading).reset_index().to_dict("records")
+    return session.table(run, heading).to_dict("records")
 
 
 def number(text):
@@ -118,9 +136,10 @@ def test_p057_strategies_compute_what_one_device_does(suite, program):
     for row in own.values():
         assert row["losses"] == pytest.approx(own["single"]["losses"], rel=1e-4)
     assert check(run, "equal to one device in fp64").status == "PASS"
-    text = program("run", "parallel", "--dry-run", "--backend", "cpu", "--set", "nproc=4", "--set", "machine=h100:2")
+    words = ("--set", "machine=h100", "--set", "batch_size=32", "--set", "model=small")
+    text = program("run", "parallel", "--dry-run", "--backend", "cpu", *words)
     for hybrid in ("data_tensor", "data_pipeline", "sharded_tensor", "sharded_pipeline", "data_tensor_pipeline"):
-        assert re.search(rf"^ +{hybrid}\b", text, re.M), hybrid
+        assert re.search(rf"^ +{hybrid} .*data|shard", text, re.M), hybrid
 
 
 @promise(
@@ -130,11 +149,12 @@ def test_p057_strategies_compute_what_one_device_does(suite, program):
 )
 def test_p058_models_and_strategies_by_name(program):
     published = {"gpt2": "124,439,808", "llama-8b": "8,030,261,248", "bert-base": "108,893,186"}  # by transformers
-    for model in ("small", "medium", "large", *published):
+    for model in published:
         words = ("--set", f"model={model}", "--set", "strategies=data", "--set", "nproc=2", "--set", "seq_len=64")
         text = program("run", "parallel", "--dry-run", "--backend", "cpu", *words)
         assert f"{model} ({published.get(model, '')}" in text and "on 2 ranks by data" in text
-    assert "did you mean small?" in program("run", "parallel", "--set", "model=smal", code=2)
+    text = program("run", "parallel", "--set", "model=unheard", code=2)
+    assert all(model in text for model in ("small", "medium", "large", *published))
 
 
 @promise(
@@ -143,11 +163,11 @@ def test_p058_models_and_strategies_by_name(program):
     "benchlib run parallel --set model=FOLDER",
 )
 def test_p059_a_model_of_ones_own(suite, program, in_folder):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     run = suite.runs[1]
     (row,) = rows(run, "strategies")
-    expected = LlamaForCausalLM(LlamaConfig(**LLAMA)).num_parameters()
+    # h = 64, keys and values of 32, f = 96: query and output h², key and value 32h each, three feed-forward matrices, two norms;
+    # embedding and output layer of 100 tokens, the last norm. LlamaForCausalLM(LlamaConfig(**LLAMA)) has as many.
+    expected = 2 * (2 * 64**2 + 2 * 32 * 64 + 3 * 64 * 96 + 2 * 64) + 2 * 100 * 64 + 64
     assert (row["model"], row["parameters"], row["counted_parameters"]) == ("my-llama", expected, expected)
     assert len(row["losses"]) == 4 and row["losses"][0] == pytest.approx(math.log(100), abs=0.3), (
         "a model that knows nothing"
@@ -207,15 +227,12 @@ def test_p062_presets_of_machines(program, recorded, monkeypatch, tmp_path):
         "run", "parallel", "--dry-run", "--backend", "cpu", "--set", "machine=v100-4x-nvlink", "--set", "model=small"
     )
     assert "estimates for v100-4x-nvlink" in text and "nothing was measured" in text and "claimed" in text
-    # Data sheet of the V100: 15.7 TFLOP/s in fp32. The products of a step at that rate are the least that it takes.
-    products = 6 * 8 * 512 * (6 * 12 * 768**2 + 768 * 50304) + 12 * 6 * 8 * 512**2 * 768
+    # Data sheet of the V100: 15.7 TFLOP/s in fp32; 8 samples of 64 tokens.
+    products = 6 * 8 * 64 * (6 * 12 * 768**2 + 768 * 50304) + 12 * 6 * 8 * 64**2 * 768
     (single,) = re.findall(r"^ +single .*$", text, re.M)
-    compute = next(part for part in re.split(r"  +", single.strip()) if part.endswith((" ms", " s")))
-    step_s = number(compute) * (1e-3 if compute.endswith("ms") else 1)
-    assert step_s >= products / 15.7e12
-    assert "estimates for m4-max" in program(
-        "run", "parallel", "--dry-run", "--backend", "cpu", "--set", "machine=m4-max"
-    )
+    times = [part for part in re.split(r"  +", single.strip()) if part.endswith(" ms")]  # the step, then its parts
+    assert number(times[1]) == pytest.approx(1e3 * products / 15.7e12, rel=0.01) and number(times[0]) > number(times[1])
+    assert "m4-max" in program("run", "parallel", "--dry-run", "--backend", "cpu", "--set", "machine=m5", code=2)
     monkeypatch.setattr("benchlib.benchmarks.machine.command.home", lambda: tmp_path)
     (tmp_path / "params" / "machines").mkdir(parents=True)
     program("machine", "init", recorded("machine"), "--name", "mine")
@@ -231,7 +248,7 @@ def test_p062_presets_of_machines(program, recorded, monkeypatch, tmp_path):
 )
 def test_p063_a_run_from_one_file(suite, program, in_folder):
     config = json.loads((suite.runs[0].path / "config.json").read_text())
-    wanted = {"nproc": 2, "threads": 1, "model": "tiny", "scaling": "strong", "memory_gb": 0.06, "steps": 4}
+    wanted = {"nproc": 2, "threads": 1, "model": "tiny", "scaling": "both", "memory_gb": 0.04, "steps": 4}
     assert {name: config[name] for name in wanted} == wanted
     file = in_folder / "run.yaml"
     file.write_text("hardware: {nproc: 2}\nmodel: {model: small, seq_len: 64}\nparallelization: {strategies: [data]}\n")
@@ -293,14 +310,13 @@ def test_p065_the_stages_of_a_run_are_shown(suite):
 
 
 @promise("P066", "Ask for a more verbose run", "benchlib run parallel --verbose")
-def test_p066_a_verbose_run_shows_every_event_and_check(suite, program, tmp_path):
+def test_p066_a_verbose_run_shows_every_event_and_check(suite, absent):
     assert re.search(r"^  rank1  phase  name=", suite.text, re.M) and re.search(
         r"^  supervisor  exited  rank=0", suite.text, re.M
     )
     names = [item.name for item in suite.runs[0].verdict.checks if item.status == "PASS"]
     assert len(names) > 5 and all(re.search(rf"^{re.escape(name[:20])}", suite.text, re.M) for name in names)
-    quiet = program("run", "parallel", "--backend", "tpu", "--set", "nproc=1", "--out", tmp_path, code=3)
-    assert "supervisor" not in quiet and not re.search(r"^  rank\d", quiet, re.M)
+    assert "supervisor" not in absent.run and "no_baseline" not in absent.run, "a run without it"
 
 
 @promise(
@@ -349,7 +365,7 @@ def test_p069_the_largest_batch_of_each_strategy(suite):
         own = [row for row in tried if row["key"] == key]
         (largest,) = [row["batch"] for row in own if row["largest"]]
         unit = {"tiny data": 2, "tiny pipeline 1f1b": 4}.get(key, 1)  # copies, micro-batches
-        assert all(row["batch"] % unit == 0 and row["fits"] == (row["peak_gb"] <= 0.06) for row in own)
+        assert all(row["batch"] % unit == 0 and row["fits"] == (row["peak_gb"] <= 0.04) for row in own)
         assert largest == max(row["batch"] for row in own if row["fits"])
         too_large = min(row["batch"] for row in own if not row["fits"])
         assert largest < too_large <= largest + max(unit, largest // 16 + unit), "found to a sixteenth"
@@ -394,17 +410,18 @@ def test_p070_the_table_of_results_with_its_scores(recorded, program):
     "Measure strong and weak scaling on the ranks at hand, with efficiency",
     "benchlib run parallel --set scaling=both",
 )
-def test_p071_scaling_with_efficiency(suite, program):
+def test_p071_scaling_with_efficiency(suite):
     points = [row for row in rows(suite.runs[0], "scaling") if row["key"] == "tiny data"]
-    assert [(row["kind"], row["world"]) for row in points] == [("strong", 1), ("strong", 2)]
-    one, two = points
+    assert [(row["kind"], row["world"]) for row in points] == [("strong", 1), ("strong", 2), ("weak", 1), ("weak", 2)]
+    single = next(
+        row for row in rows(suite.runs[0], "strategies") if (row["strategy"], row["scaling"]) == ("single", "weak")
+    )
+    assert single["batch_size"] == 4, "as many samples per rank as on two"
+    for one, two in (points[:2], points[2:]):
+        assert two["efficiency"] == pytest.approx(two["samples_per_s"] / (2 * one["samples_per_s"]))
     assert (one["efficiency"], one["low"], one["high"]) == (1, 1, 1)
-    assert two["efficiency"] == pytest.approx(two["samples_per_s"] / (2 * one["samples_per_s"]))
     steps = raw(suite.runs[0], "steps_s")["tiny data"]
     assert two["samples_per_s"] == pytest.approx(statistics.median(8 / step for step in steps))
-    assert "weak" in program(
-        "run", "parallel", "--backend", "cpu", "--dry-run", "--set", "scaling=weak", "--set", "nproc=2"
-    )
 
 
 @promise(
@@ -497,7 +514,9 @@ def test_p075_accumulation_checkpointing_and_mixed_precision(suite, program):
     results = suite.results[1]["results"][0]
     assert "bf16" in results["configuration"] and "checkpointing" in results["configuration"]
     text = program("compare", suite.runs[0].path, suite.runs[1].path, "--all-metrics")
-    assert re.search(r"config\.precision +fp32 +bf16", text) and re.search(r"config\.checkpointing +False +True", text)
+    assert re.search(r"config\.precision +\W?fp32\W? +\W?bf16", text) and re.search(
+        r"config\.checkpointing +false +true", text
+    )
     assert "samples_per_s_best" in text and "→" in text
     words = (
         "--dry-run",
@@ -576,8 +595,8 @@ def test_p077_a_fused_loss_equals_that_of_torch(suite):
             mean = fused_loss.loss(ours, targets)
             (3 * mean).backward()
             (3 * expected).backward()
-            assert float(mean) == pytest.approx(
-                float(expected), rel=max(tolerance, 1e-6 if dtype != torch.float64 else 0)
+            assert mean.item() == pytest.approx(
+                expected.item(), rel=max(tolerance, 1e-6 if dtype != torch.float64 else 0)
             )
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
     operator = torch.ops.benchlib.cross_entropy
@@ -594,16 +613,12 @@ def test_p077_a_fused_loss_equals_that_of_torch(suite):
     "benchlib run parallel --backend cuda",
     needs="a device of each backend",
 )
-def test_p078_backends_that_are_not_there_are_skipped(program, tmp_path):
-    text = program("doctor")
-    backends = ("cpu", "cuda", "rocm", "mps", "xpu", "tpu")
-    ready = {name: re.search(rf"^(yes|no) +backend {name} +(\S.*)$", text, re.M) for name in backends}
-    assert all(ready.values()) and ready["cpu"][1] == "yes"
-    missing = [name for name in backends if ready[name][1] == "no"]
-    assert missing, "no machine has them all"
-    done = program("run", "parallel", "--backend", missing[-1], "--out", tmp_path, code=3)
-    assert "SKIPPED" in done and re.search(r"SKIPPED +\S", done)
-    skip_rest(f"this machine has no {', '.join(missing)}: nothing was computed on them")
+def test_p078_backends_that_are_not_there_are_skipped(absent):
+    for name in ("cpu", "cuda", "rocm", "mps", "xpu", "tpu"):
+        assert re.search(rf"^(yes|no) +backend {name} +\S", absent.doctor, re.M), name
+    assert re.search("^yes +backend cpu ", absent.doctor, re.M)
+    assert re.search(r"SKIPPED +\S", absent.run)
+    skip_rest(f"this machine has no {', '.join(absent.missing)}: nothing was computed on them")
 
 
 @promise(
@@ -618,8 +633,6 @@ def test_p079_a_real_task(recorded, program):
     assert answers and 0 < metrics["exact_match_minisquad_tiny"] <= metrics["f1_minisquad_tiny"] <= 100
     text = program("run", "squad", "--tier", "weekend", "--backend", "cpu", "--dry-run")
     assert re.search(r"^data +squad ", text, re.M)
-    text = program("run", "inference", "--tier", "weekend", "--backend", "cpu", "--dry-run", "--set", "precision=fp32")
-    assert re.search(r"^data +cnn_dailymail ", text, re.M)
 
 
 @promise(
@@ -633,11 +646,8 @@ def test_p080_machine_and_versions_are_recorded(suite):
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert machine["memory_bytes"] == pytest.approx(pages, rel=0.01)
     assert os.uname().sysname in machine["system"] and machine["devices"]["backends"]["cpu"]["available"]
-    import datasets
-    import transformers
-
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "datasets": datasets.__version__}
-    assert {name: machine["versions"][name] for name in versions} == versions
+    for name in ("torch", "transformers", "datasets"):
+        assert machine["versions"][name] == version(name)
 
 
 @promise(
@@ -664,11 +674,8 @@ def test_p082_statistics_of_the_samples(program, tmp_path):
     metric = {"name": "train_samples_per_s_minisquad_tiny", "value": 50.5, "unit": "samples/s", "direction": "higher"}
     metric |= {"provenance": "measured", "n": 100}
     folder = make_run(tmp_path / "quick-20261121" / "squad-cpu-100000-aaaaaa", metrics=[metric], with_samples=False)
-    Run(folder)  # a run folder of benchlib
-    import pandas as pd
-
-    path = folder / "samples.parquet"
-    pd.DataFrame({"metric": metric["name"], "index": range(100), "value": samples}).to_parquet(path)
+    frame = pd.DataFrame({"metric": metric["name"], "index": range(100), "value": samples})
+    frame.to_parquet(folder / "samples.parquet")
     rows_of = list(csv.DictReader(io.StringIO(program("export", folder, "--to", "csv", "-o", "-"))))
     (row,) = [row for row in rows_of if row["metric"] == metric["name"]]
     numbers = {
