@@ -66,7 +66,8 @@ def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
     ``share`` is from 0 to 1. It is numpy's default, definition 7 of R. J. Hyndman and Y. Fan, "Sample quantiles in statistical
     packages", The American Statistician 50, 1996: p50 is the median.
     """
-    return float(np.quantile(samples, share)) if len(samples) else math.nan
+    with np.errstate(invalid="ignore"):  # between two infinite samples there is no number
+        return float(np.quantile(samples, share)) if len(samples) else math.nan
 
 
 def loadgen_percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:

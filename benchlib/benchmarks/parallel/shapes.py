@@ -308,7 +308,7 @@ class Job:
 
     def row(self) -> dict[str, Any]:
         """Return the part of its row that is known before anything runs."""
-        names = "key strategy schedule scaling micro_batches precision checkpointing compile fused_loss flops"
+        names = "key strategy schedule scaling micro_batches precision checkpointing compile flops"
         row = {name: getattr(self, name) for name in names.split()} | vars(self.layout)
         row |= {"model": self.shape.name, "parameters": self.shape.parameters, "padding": self.shape.padding}
         row |= {"world": self.layout.world, "batch_size": self.batch, "seq_len": self.seq}

@@ -88,7 +88,7 @@ strategies = Table(
     claim=_claim,
     cols=[
         key,
-        *cols("model strategy schedule scaling obstacle checkpointing compile fused_loss losses"),
+        *cols("model strategy schedule scaling obstacle checkpointing compile losses"),
         *cols("data shard pipeline tensor context micro_batches", "number"),
         Col("precision", role="compute.precision"),
         Col("world", "number", "ranks", role="compute.ranks"),
