@@ -124,7 +124,7 @@ def dry(program, benchmark, *settings):
 
 
 def number(text):
-    return float(re.match(r"[\d.,]+", text)[0].replace(",", ""))
+    return float(re.match(r"-?[\d.,]+", text)[0].replace(",", ""))
 
 
 @promise(

@@ -205,14 +205,8 @@ def _metrics(scenario: Scenario) -> Iterator[Metric]:
             yield metric(f"{kind}_s", label, "median", ref=seconds)
         for part in (90, 99) if kind != "lateness" else (99,):
             basis = "sorted[int(n p)] of the completed queries; of fewer than 101 p99 is the largest"
-            yield metric(
-                f"{kind}_p{part}_s",
-                f"{label}, p{part}",
-                basis,
-                ref=seconds,
-                percentile=part / 100,
-                definition=loadgen_percentile,
-            )
+            how = {"percentile": part / 100, "definition": loadgen_percentile}
+            yield metric(f"{kind}_p{part}_s", f"{label}, p{part}", basis, ref=seconds, **how)
     if RULES[scenario].limits_s:
         yield metric("goodput_per_s", "Goodput", "queries that meet every limit, over the time", "higher")
     yield metric("driver_cores", "Cores of the test's process", "engine included, where it computes there", "none")

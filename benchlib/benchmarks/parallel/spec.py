@@ -29,7 +29,7 @@ RESULTS = (
     "configuration model way hardware samples_per_s tokens_per_s forward_ms backward_ms "
     "memory_efficiency performance_score efficiency_score"
 )
-SUMMARY = "key steps_s peak_gb mfu bottleneck"
+SUMMARY, ROOFLINE = "key steps_s peak_gb mfu bottleneck", "intensity flops_per_s roof roof_share"
 STATE_BYTES = 16  # of a parameter: weight, gradient and two moments of AdamW, each in fp32
 NAMED = "Is the injected slow-down named as the bottleneck?"
 PICTURES = f"{__package__}.pictures"
@@ -146,13 +146,7 @@ operations = Table(
         Col("flops", "FLOP"),
         Col("intensity", "FLOP/B", "FLOP per byte", truediv, "flops bytes"),
         Col("flops_per_s", "FLOP/s", "reached", truediv, "flops time_s"),
-        Col(
-            "roof",
-            "FLOP/s",
-            "roof",
-            lambda *roof: min(roof[0], roof[1] * roof[2]),
-            "rank_flops intensity copy_bytes_per_s",
-        ),
+        Col("roof", "FLOP/s", "", lambda peak, *way: min(peak, mul(*way)), "rank_flops intensity copy_bytes_per_s"),
         Col("roof_share", "ratio", "share of the roof", truediv, "flops_per_s roof"),
     ],
 )
@@ -340,11 +334,7 @@ SPEC = Spec(
         Show("Summary", main, SUMMARY),
         Show("Not run", asked.unless(obstacle=""), "key because"),
         Show("Where a step goes", main, " ".join(["key steps_s expected_s", *STEP_PARTS, "bottleneck faster_without"])),
-        Show(
-            "Operations under the roofline",
-            operations,
-            "key operation class time_s calls intensity flops_per_s roof roof_share",
-        ),
+        Show("Operations under the roofline", operations, f"key operation class time_s calls {ROOFLINE}"),
         Show("Memory of the fullest rank", main, " ".join(["key", *MEMORY, "estimated_gb peak_gb explained"])),
         Show("Largest batch", largest, "key batch peak_gb samples_per_s complete"),
         Show("Batches tried", batches, "key batch fits peak_gb samples_per_s"),

@@ -201,17 +201,7 @@ SPEC = Spec(
     batch=["batch_size"],
     # ``samples``: an epoch's items are compared, which a cut to the budget leaves as they are.
     ways=[
-        *(
-            "samples",
-            "engine",
-            "compile",
-            "compare_steps",
-            "data_dir",
-            "token_bytes",
-            "page_cache",
-            "read",
-            "read_ahead",
-        ),
-        *("memory_share", "memory_gb", "batch"),
+        *("samples", "engine", "compile", "compare_steps", "data_dir", "token_bytes", "page_cache", "read_ahead"),
+        *("read", "memory_share", "memory_gb", "batch"),
     ],
 )
