@@ -91,8 +91,7 @@ def run_all(
             say(("undecided", "yellow"), f"  repetition {turn + 1} of at most {repeat}")
             record = load(done[number].run_dir)
             earlier[number].append(record.kept(record.limits))
-        more = {"verbose": True} if verbose else {}
-        done[number] = run_one(planned[number], store, earlier[number], **more)
+        done[number] = run_one(planned[number], store, earlier[number], verbose)
         if done[number].interrupted:
             break
     index.render(store)
