@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from benchlib.benchmarks import BENCHMARKS, Benchmark
+from benchlib.benchmarks import BENCHMARKS, Benchmark, loadable
 from benchlib.commands import OUT
 from benchlib.commands.output import say, show_table
 from benchlib.config import cluster
@@ -63,6 +63,10 @@ def show_kit() -> None:
         {"tier": name, "what it is": content.get("description", ""), budget: f"at most {duration(budget_s(content))}"}
         for name, content in tiers.items()
     )
+    for benchmark in loadable():
+        for what, names in benchmark.spec.choices.items():
+            heading = f"{what} of {benchmark.name}"
+            show_table(({heading: name, "what it is": words} for name, words in names.items()), whole=(heading,))
     words = {name: read_params("backends", name).get("description", "") for name in BACKENDS}
     show_table({"backend": name, "what it is": words[name], "needs": BACKENDS[name].install} for name in BACKENDS)
     show_table({"cluster": name, "what it is": cluster.load(name).description} for name in cluster.names())
@@ -73,7 +77,7 @@ def show_kit() -> None:
 @click.option("--runs", is_flag=True, help="List the stored runs instead, the newest first.")
 @OUT
 def show(runs: bool, out: Path | None) -> None:
-    """List benchmarks, tiers, backends and clusters, or the stored runs."""
+    """List benchmarks, tiers, backends, clusters and what benchmarks have by name (models), or the stored runs."""
     if not runs:
         show_kit()
         return

@@ -31,6 +31,7 @@ from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
 from benchlib.core.interrupts import EXIT_INTERRUPTED, Interrupts
 from benchlib.core.machine import usable_cores
+from benchlib.core.terminal import one_line
 from benchlib.core.text import counted, duration, look
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
@@ -42,6 +43,7 @@ from benchlib.launch.plan import Plan, prepare
 from benchlib.results.record import Record, load
 from benchlib.results.run import Run, check_place, run_path
 from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
+from benchlib.show import exports
 from benchlib.show.digest import messages
 from benchlib.show.headless import NOTEBOOK_S, execute
 from benchlib.show.widgets import Lines
@@ -50,6 +52,7 @@ YEAR_S = 365 * 86400.0
 SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
 KERNEL_DIED = "the notebook's kernel died"
 OPEN = {"FAIL": "fail", "DIFFERS": "differs", "AMBIGUOUS": "undecided", "INCOMPLETE": "incomplete"}  # need a reader
+NOT_SHOWN = ("kind", "source", "t", "wall")  # of an event
 CODES = (EXIT_PASS, EXIT_NOTHING_TO_COMPARE, EXIT_FAIL, EXIT_BROKEN, EXIT_INTERRUPTED)  # the worst last
 
 
@@ -69,8 +72,10 @@ class Outcome:
         return self.verdict.exit_code(strict) or (EXIT_NOTHING_TO_COMPARE if self.missed else EXIT_PASS)
 
 
-def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:
-    """Run all plans and return the worst exit code.
+def run_all(
+    planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1, verbose: bool = False, suite: str = ""
+) -> int:
+    """Run all plans and return the worst exit code. The results of a ``suite`` go to a file of that name in the day's folder.
 
     A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most. The benchmarks
     are interleaved, so that a disturbance of minutes does not hit all repetitions of one of them.
@@ -86,17 +91,21 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
             say(("undecided", "yellow"), f"  repetition {turn + 1} of at most {repeat}")
             record = load(done[number].run_dir)
             earlier[number].append(record.kept(record.limits))
-        done[number] = run_one(planned[number], store, earlier[number])
+        done[number] = run_one(planned[number], store, earlier[number], verbose)
         if done[number].interrupted:
             break
     index.render(store)
-    if len(planned) > 1:
+    if suite:
+        folders = [done[number].run_dir for number in sorted(done)]
+        written = exports.export(list(map(load, folders)), "results", str(folders[0].parent / f"{suite}.json"))
+        say(f"{written}\nindex: {place(store / 'index.html')}")
+    elif len(planned) > 1:
         summarise_tier(done.values(), store)
     return max((outcome.exit_code(strict) for outcome in done.values()), key=CODES.index)
 
 
-def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome:
-    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it.
+def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = (), verbose: bool = False) -> Outcome:
+    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it. ``verbose`` shows every event and check.
 
     Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
     """
@@ -114,15 +123,15 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[Record] = ()) -> Outcome
         if planned.unavailable:
             judging.mark_skipped(Run(run_dir), planned.unavailable)
         else:
-            _work(config, run_dir, interrupts)
+            _work(config, run_dir, interrupts, verbose)
         verdict = judging.final(Run(run_dir))
-        summarise(run_dir, verdict)
+        summarise(run_dir, verdict, verbose)
         with console.status("drawing the report"):
             say(f"report: {place(keep(run_dir, verdict))}\n")
         return Outcome(run_dir, verdict, interrupts.seen, _missed(planned, run_dir, verdict))
 
 
-def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
+def _work(config: Any, run_dir: Path, interrupts: Interrupts, verbose: bool) -> None:
     """Execute the notebook of a run until all has ended, and write down how where nothing else did."""
     from benchlib.launch.launch import blame_notebook, write_lost
 
@@ -133,7 +142,7 @@ def _work(config: Any, run_dir: Path, interrupts: Interrupts) -> None:
     queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
     limit_s, notebook = config.hard_limit_s + queue_s + NOTEBOOK_S, BENCHMARKS[config.benchmark].notebook
     try:
-        with _progress(run_dir), interrupts.allowed():
+        with _progress(run_dir, verbose), interrupts.allowed():
             execute(notebook, run_dir / "notebook.ipynb", parameters, limit_s)
     except KeyboardInterrupt:
         say(("stopping", "yellow"), "  the ranks are ended and the report is written, which takes some seconds")
@@ -176,10 +185,10 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
 
 
 @contextlib.contextmanager
-def _progress(run_dir: Path) -> Iterator[None]:
-    """Show the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
+def _progress(run_dir: Path, verbose: bool) -> Iterator[None]:
+    """Show the progress of a run: one live line in a terminal, a line every few seconds elsewhere; ``verbose``: every event."""
     ended = threading.Event()
-    follower = threading.Thread(target=_follow, args=(run_dir, ended), daemon=True)
+    follower = threading.Thread(target=_follow, args=(run_dir, ended, verbose), daemon=True)
     follower.start()
     try:
         yield
@@ -188,16 +197,19 @@ def _progress(run_dir: Path) -> Iterator[None]:
         follower.join()
 
 
-def _follow(run_dir: Path, ended: threading.Event) -> None:
+def _follow(run_dir: Path, ended: threading.Event, verbose: bool) -> None:
     follower, progress, lines = EventFollower(run_dir), Progress(), Lines(lambda line: say(f"  {line}"))
     with console.status("starting") as status:
         while not ended.wait(0.25):
             for event in follower.poll():
                 progress.update(event)
+                if verbose:
+                    facts = ", ".join(f"{name}={value}" for name, value in event.items() if name not in NOT_SHOWN)
+                    say(f"  {event['source']}  {event['kind']}  {one_line(facts)}", style="dim")
             if progress.phase == "done":  # for the ranks; the notebook goes on
                 progress.text = "checking and drawing"
             status.update(escape(progress.line()))
-            if not console.is_terminal:
+            if not console.is_terminal and not verbose:
                 lines.show(progress)
 
 
@@ -209,19 +221,22 @@ def keep(run_dir: Path, verdict: Verdict) -> Path:
     return report.render(run_dir)
 
 
-def summarise(run_dir: Path, verdict: Verdict) -> None:
-    """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
+def summarise(run_dir: Path, verdict: Verdict, verbose: bool = False) -> None:
+    """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict.
+
+    ``verbose`` prints every check.
+    """
     checks, record, run = verdict.checks, load(run_dir, False, verdict), Run(run_dir)
     # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
     first = sorted(checks, key=lambda item: (item.status != "FAIL", item.word == "INCOMPLETE", not item.gates))
     show_table(
         {
             "check": check.name,
-            "status": Text(OPEN[check.word], look(check.word).colour),
+            "status": Text(OPEN.get(check.word, check.word.lower()), look(check.word).colour),
             "result": check.reason + (f" (limit: {check.limit})" if check.limit else ""),
         }
         for check in first
-        if check.word in OPEN
+        if verbose or check.word in OPEN
     )
     passed = sum(check.status == "PASS" for check in checks)
     skipped = [check.name for check in checks if check.word == "SKIPPED"]
@@ -328,15 +343,24 @@ def show_plan(planned: Plan, folder: Path) -> None:
 @click.option(
     "--repeat", type=click.IntRange(1, 20), default=1, metavar="N", help="Repeat what noise leaves open, up to N runs."
 )
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take settings from a JSON or YAML file, of several runs if it has a list `suite`; --set goes before it.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Print every event of the ranks and every check with its reason.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
 @click.option("--dry-run", is_flag=True, help="Show what would run: a tier as a table, a benchmark in full.")
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
-def verb(target: str, pairs: tuple[str, ...], out: Path | None, max_restarts: int | None, **options: Any) -> None:
+def verb(
+    target: str, pairs: tuple[str, ...], out: Path | None, max_restarts: int | None, file: Path | None, **options: Any
+) -> None:
     """Run TARGET: a benchmark, or a tier (quick, or a file) with all its benchmarks. `benchlib list` names them."""
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     with console.status("asking torch for the devices"):
-        plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"])
+        plans = plan.plans(target, options["tier"], options["backend"], pairs, options["resume"], file)
     if options["manifest"]:
         click.echo("---\n".join(submission(planned, out) for planned in plans), nl=False)
         return
@@ -351,7 +375,8 @@ def verb(target: str, pairs: tuple[str, ...], out: Path | None, max_restarts: in
         if lack := job.lacks():
             raise UserError(f"launcher {job.name}: {lack}")
     check_place(out or outputs())
-    code = run_all(plans, out, options["strict"], options["repeat"])
+    suite = f"{file.stem}-results" if file and plans[1:] else ""
+    code = run_all(plans, out, options["strict"], options["repeat"], options["verbose"], suite)
     if code == EXIT_INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
     sys.exit(code)

@@ -328,6 +328,30 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
+def read_settings(path: Path) -> list[dict[str, Any]]:
+    """Read a file of settings in JSON or YAML: the parameters of each configuration of its ``suite``, without one of a single one.
+
+    Settings may be grouped: ``{"hardware": {"nproc": 2}, "model": {"model": "small"}}`` sets nproc and model. Settings beside
+    ``suite`` hold for all of its configurations. Raises ``UserError`` for content of another form and a name that is set twice.
+    """
+    content = read_yaml(path)
+    suite = content.pop("suite", [{}]) if isinstance(content, dict) else None
+    if not isinstance(suite, list) or not suite or not all(isinstance(item, dict) for item in suite):
+        raise UserError(f"{path}: expected settings by name, and in `suite`, if there is one, a list of such")
+
+    def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+        values = dict[str, Any]()
+        for name, value in settings.items():
+            grouped = isinstance(value, dict) and name != "limits"
+            for key, item in value.items() if grouped else [(name, value)]:
+                if key in values:
+                    raise UserError(f"{path}: {key} is set twice: keep one")
+                values[key] = item
+        return values
+
+    return [{**flat(content), **flat(item)} for item in suite]
+
+
 def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
     cls = config_class(benchmark)

@@ -16,6 +16,15 @@ MIN_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 MIN_DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
 
 
+def description(samples: Sequence[float]) -> dict[str, float]:
+    """Return mean, sample standard deviation, minimum, maximum and percentiles of samples, in their unit; empty for none."""
+    if not len(samples):
+        return {}
+    deviation = float(np.std(samples, ddof=1)) if len(samples) > 1 else math.nan
+    ends = {"mean": float(np.mean(samples)), "deviation": deviation, "minimum": min(samples), "maximum": max(samples)}
+    return ends | {f"p{percent}": percentile(samples, percent / 100) for percent in (50, 90, 95, 99)}
+
+
 class Summary(NamedTuple):
     """Of samples, in their unit. The interval is None for fewer than five: not even their range holds the median so often."""
 
@@ -52,7 +61,17 @@ _interval = functools.lru_cache(1024)(median_interval)  # the same series is sum
 
 
 def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
-    """Return ``sorted[int(n share)]``, a sample as LoadGen takes it, with ``share`` from 0 to 1; NaN of no samples."""
+    """Return a percentile by linear interpolation between the two samples next to it; NaN of no samples.
+
+    ``share`` is from 0 to 1. It is numpy's default, definition 7 of R. J. Hyndman and Y. Fan, "Sample quantiles in statistical
+    packages", The American Statistician 50, 1996: p50 is the median.
+    """
+    with np.errstate(invalid="ignore"):  # between two infinite samples there is no number
+        return float(np.quantile(samples, share)) if len(samples) else math.nan
+
+
+def loadgen_percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
+    """Return ``sorted[int(n share)]``, a sample as MLPerf's LoadGen takes it, with ``share`` from 0 to 1; NaN of no samples."""
     ordered = np.sort(samples)
     return float(ordered[min(int(len(ordered) * share), len(ordered) - 1)]) if len(ordered) else math.nan
 

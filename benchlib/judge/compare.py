@@ -7,13 +7,15 @@ A difference is called a regression, worse or better only where the sets are com
 are the same. The same work on other hardware or versions is higher or lower; elsewhere ratios are shown without a word.
 """
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchlib.benchmarks import loadable, spec_of
+from benchlib.config.schema import build
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json
 from benchlib.core.text import counted, listing, quantity, shortened
@@ -21,6 +23,7 @@ from benchlib.judge import baselines
 from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.checks import Check, Status
+from benchlib.judge.reference_values import Quality
 from benchlib.judge.regression import (
     NOTICED,
     Change,
@@ -223,9 +226,11 @@ def line(item: Contrast) -> Line:
     qualities = [(row, spec.metric(row.metric).of.col.quality) for row in item.rows if spec.metric(row.metric)]
     both = [(row, least) for row, least in qualities if least is not None and None not in (row.before, row.after)]
     apart = [row for row, least in both if abs((row.after or 0.0) - (row.before or 0.0)) > least]
-    computes = f"the same ({counted(len(both), 'value')})" if both else "not known"
-    if apart:
-        differing = [f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart]
+    count, differing = len(both), [f"{spec.label(row.metric)} {row.reference} → {row.other}" for row in apart]
+    if not count:  # it states no such metric: its rows have the values
+        count, differing = _of_rows(item)
+    computes = f"the same ({counted(count, 'value')})" if count else "not known"
+    if differing:
         computes = f"differs: {shortened(differing, 2)}"
     timed = [row for row in item.rows if row.kind == "ratio" and row.change and is_timed(row.unit)]
     # Those of the whole run hold its start-up and say less.
@@ -243,6 +248,19 @@ def line(item: Contrast) -> Line:
         word = "no difference found" if low <= 1 <= high else "faster" if low > 1 else "slower"
         interval = f"{low:.3g} to {high:.3g}"
     return Line(name, word, spec.label(row.metric), f"{ratio:.3g}", interval, computes)
+
+
+def _of_rows(item: Contrast) -> tuple[int, list[str]]:
+    """Return how many values the rows of both sides have that any hardware computes, and which of them differ, with both."""
+    sides = list[Mapping[str, Quality]]()
+    for run in (*item.reference.runs[-1:], *item.other.runs[-1:]):
+        with contextlib.suppress(UserError):  # a baseline keeps no config and no rows
+            config = build(run.benchmark, run.config)
+            sides.append(spec_of(run.benchmark).computed(config, run.result) if run.result else {})
+    before, after = sides if len(sides) == 2 else ({}, {})
+    common = [name for name in before if name in after]
+    apart = [name for name in common if abs(after[name].value - before[name].value) > before[name].least]
+    return len(common), [f"{name} {before[name].text} → {after[name].text}" for name in apart]
 
 
 def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:

@@ -125,11 +125,27 @@ def plan(
     return _settled(request, probe_devices() if probe is None else probe)
 
 
-def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], resume: str | None) -> list[Plan]:
-    """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``."""
-    overrides: dict[str, Any] = dict(schema.parse_overrides(pairs))
+def plans(
+    target: str, tier: str | None, backend: str, pairs: Iterable[str], resume: str | None, file: Path | None = None
+) -> list[Plan]:
+    """Plan the run of a benchmark, or of all benchmarks of a tier; several runs for a suite of the settings' ``file``.
+
+    What ``tier``, ``backend`` and ``pairs`` say goes before the file. Raises ``UserError``.
+    """
+    by_hand, requests = schema.parse_overrides(pairs), list[tuple[bool, Plan]]()
     if resume:
-        overrides["resume"] = str(Path(resume).resolve())
+        by_hand["resume"] = str(Path(resume).resolve())
+    for settings in schema.read_settings(file) if file else [{}]:
+        level, device = str(settings.pop("tier", "")) or None, str(settings.pop("backend", "auto"))
+        limits = {**settings.get("limits", {}), **by_hand.get("limits", {})}
+        overrides = {**settings, **by_hand} | ({"limits": limits} if limits else {})
+        requests += _requests(target, tier or level, device if backend == "auto" else backend, overrides)
+    probe = probe_devices()
+    return [replace(_settled(request, probe), of_tier=of_tier) for of_tier, request in requests]
+
+
+def _requests(target: str, tier: str | None, backend: str, overrides: dict[str, Any]) -> list[tuple[bool, Plan]]:
+    """Return the requests of a benchmark or of a tier, each with whether the tier chose the benchmark."""
     of_tier, names, level = target not in BENCHMARKS, [target], tier or "smoke"
     if of_tier:
         if target not in (tiers := schema.tier_names()) and not schema.is_tier_file(target):
@@ -137,14 +153,13 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
         if tier not in (None, target):
             raise UserError(f"{target} is a tier itself: leave out --tier {tier}, or name a benchmark")
         names, level = _of_tier(target, overrides), target
-    requests = []
+    requests = list[tuple[bool, Plan]]()
     for name in names:  # of a tier, a benchmark of one process takes part without the number of ranks
         single = of_tier and config_class(name).ONE_PROCESS
         values = {key: value for key, value in overrides.items() if not (single and key == "nproc")}
-        requests.append(_requested(name, level, backend, values))
+        requests.append((of_tier, _requested(name, level, backend, values)))
     _check_limits(overrides, names)
-    probe = probe_devices()
-    return [replace(_settled(request, probe), of_tier=of_tier) for request in requests]
+    return requests
 
 
 def _of_tier(tier: str, overrides: Mapping[str, Any]) -> list[str]:

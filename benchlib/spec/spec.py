@@ -4,7 +4,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,8 @@ def run_metrics(run: Table) -> "list[Metric]":
 class Metric:
     """A number that is compared between runs. A name with columns in braces makes a metric for each row.
 
-    Of a column of samples the value is the median with its interval, or a ``percentile`` (0.99) with that of its order
-    statistics; ``ends`` are the columns with the interval of one number. ``basis`` says what it is of, a format string over the
+    Of a column of samples the value is the median with its interval, or a ``percentile`` (0.99, by its ``definition``)
+    with that of its order statistics; ``ends`` are the columns with the interval of one number. ``basis`` says what it is of, a format string over the
     row. ``may_lose`` is the share of the baseline that may be lost, ``amount`` so many of its unit. ``headline`` shows it
     first. ``unless`` returns why a row does not count; such a metric is not available.
     """
@@ -65,6 +65,7 @@ class Metric:
     amount: float | None = None
     headline: bool = False
     unless: Callable[[Row, Rows], str] = lambda row, run: ""
+    definition: Callable[[Sequence[float], float], float] = percentile
     percentile: float | None = None
     ends: tuple[Ref, Ref] | None = None
 
@@ -89,7 +90,7 @@ class Metric:
         low, high = [end.finite(row, run) for end in self.ends or ()] or percentile_interval(
             samples, self.percentile or 0
         )
-        value = percentile(samples, self.percentile) if self.percentile else stated.value
+        value = self.definition(samples, self.percentile) if self.percentile else stated.value
         return stated.model_copy(update={"stored": value, "ci_low": low, "ci_high": high, "samples": []})
 
     @functools.cached_property
@@ -183,7 +184,7 @@ class Spec:
     ``verified`` says what was verified, ``bounds`` how near the speeds come to what the machine can do,
     ``whole`` whether a run did the work that its config says, without which its values are not compared with a reference;
     ``batch`` are the fields of its config whose product with the ranks is the effective batch, ``ways`` those that
-    change how the work is done and not what is done.
+    change how the work is done and not what is done; ``choices`` are the names that a parameter takes, with what each is.
     """
 
     tables: Sequence[Table]
@@ -204,6 +205,7 @@ class Spec:
     rate: str = ""
     batch: Sequence[str] = ()
     ways: Sequence[str] = ()
+    choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def metric(self, name: str) -> Metric | None:
         """Return what declares a metric: of several names with columns in braces the one with most letters of its own."""
@@ -266,6 +268,13 @@ class Spec:
                     name = f"{table.name_of(row, run)} {col.heading}" if rows[1:] else col.heading
                     values[name] = Quality(value, col.stated_unit.removesuffix("count"), col.quality or 0.0)
         return values
+
+    def computed(self, config: Any, result: Result) -> dict[str, Quality]:
+        """Return what a run computed, whatever the hardware: its quality, and how many elements of its exchanges were wrong."""
+        run, role = Rows.bare(config, result), "collective.wrong_elements"
+        refs = [table.ran()[col.name] for table in self.tables for col in table.cols if col.role == role]
+        wrong = [count for ref in refs for row in ref.table.rows(run) if (count := ref.finite(row, run)) is not None]
+        return self.quality(run) | ({"wrong elements": Quality(sum(wrong), "", 0.0)} if wrong else {})
 
     def disagreements(self, run: Run) -> list[str]:
         """Return which metrics are not what the rows give, with their raw samples: altered or left out."""
@@ -330,6 +339,12 @@ class Spec:
         """Return the tables of the notebook by heading, each as a function that makes its rows."""
         rows = undamaged(run)
         return {show.heading: functools.partial(show.rows, rows) for show in self.shows}
+
+    def results(self, run: Run) -> list[dict[str, Any]]:
+        """Return the rows of the first table of the report as numbers and texts by column; None is missing."""
+        shown, rows = self.shows[0], undamaged(run)
+        refs = [shown.table[name] for name in shown.columns.split() or [col.name for col in shown.table.cols]]
+        return [{ref.col.name: ref.value(row, rows) for ref in refs} for row in shown.table.rows(rows)]
 
     def figures(self) -> dict[str, Callable[..., Any]]:
         """Return the pictures by name, ``draw(run) -> Picture``."""

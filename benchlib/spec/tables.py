@@ -267,6 +267,11 @@ class Ref:
         value = self.number(row, run)
         return value if value is not None and math.isfinite(value) else None
 
+    def value(self, row: Row, run: Rows) -> Any:
+        """Return the cell for a program: a text, a switch, or a finite number, of samples their median; else None."""
+        value = self.raw(row, run)
+        return value if isinstance(value, (str, bool)) else self.finite(row, run)
+
     def why(self, row: Row) -> str:
         """Return why the row has no such number; '' where it does not say."""
         return why(row, self.col.name, *self.col.needs.split())

@@ -119,7 +119,8 @@ class Shards(Source):
     """The files of ``pairs`` below ``data_dir``, of about 128 MB, the last one shorter. They have to be prepared before they are read.
 
     ``page_cache`` is the state to put the page cache into, "warm" or "cold". With ``num_shards`` a set of ``set_samples``, of which
-    ``pairs`` are the beginning, has that many shards, which differ by one sample at most.
+    ``pairs`` are the beginning, has that many shards, which differ by one sample at most. ``mapped`` copies samples out of a memory
+    mapping in place of reading them from the file.
     """
 
     def __init__(
@@ -130,9 +131,10 @@ class Shards(Source):
         read_ahead: int = 4,
         num_shards: int = 0,
         set_samples: int = 0,
+        mapped: bool = False,
     ) -> None:
         super().__init__(pairs, read_ahead)
-        self.page_cache = page_cache
+        self.page_cache, self.mapped = page_cache, mapped
         each, total = max(1, SHARD_BYTES // pairs.sample_bytes), set_samples or pairs.samples
         content = {"format": FORMAT, **asdict(replace(pairs, samples=1))}  # fewer samples are the beginning of more
         layout = [total, num_shards] if num_shards else each
@@ -217,9 +219,15 @@ class Shards(Source):
         cuts = (np.flatnonzero((np.diff(indices) != 1) | np.diff(owners)) + 1).tolist()
         for low, high in zip([0, *cuts], [*cuts, len(indices)], strict=True) if len(indices) else ():
             path, run = self.paths[owners[low]], tokens[low:high]
+            begin = int(places[low]) * self.pairs.sample_bytes
             with path.open("rb", buffering=0) as file:
-                file.seek(int(places[low]) * self.pairs.sample_bytes)
-                if file.readinto(run.data.cast("B")) != run.nbytes:
+                count = os.fstat(file.fileno()).st_size - begin
+                if self.mapped and count >= run.nbytes:  # for this read alone: pages that are mapped cannot be evicted
+                    run[:] = np.memmap(file, self._dtype, "r", begin, run.shape)
+                elif not self.mapped:
+                    file.seek(begin)
+                    count = file.readinto(run.data.cast("B"))
+                if count < run.nbytes:
                     raise UserError(f"{path} became shorter while it was read: leave the shards alone during a run")
         return tokens.astype(np.int64, copy=False)
 

@@ -31,7 +31,7 @@ from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Rule, q
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import Event
-from benchlib.core.stats import percentile
+from benchlib.core.stats import loadgen_percentile
 from benchlib.runtime import child
 from benchlib.workloads.llm import load
 from benchlib.workloads.llm.engines import COMPUTING, Query, Settings, make
@@ -307,7 +307,7 @@ def _validity(test: Outcome) -> Iterator[tuple[str, float, float]]:
                 yield name, 1, 0
         share, times = test.rule.percentile / 100, load.times_s(done)
         for name, limit_s in limits_s.items():
-            if (value := percentile(times[name], share)) >= limit_s:
+            if (value := loadgen_percentile(times[name], share)) >= limit_s:
                 yield f"{name}_limit", value, limit_s
         if log.get("early_stopping_met") is False:
             late = int((~load.meets(table, limits_s)).sum())

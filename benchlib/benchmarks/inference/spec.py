@@ -6,7 +6,7 @@ from operator import attrgetter, sub, truediv
 from typing import Any, get_args
 
 from benchlib.benchmarks.inference.config import RULES, InferenceConfig, Scenario
-from benchlib.core.stats import percentile
+from benchlib.core.stats import loadgen_percentile
 from benchlib.spec.charts import cumulative, steps
 from benchlib.spec.checks import above, above_zero, below, reached, zero
 from benchlib.spec.spec import Bound, Metric, Show, Spec, each, run_metrics, run_table
@@ -116,7 +116,10 @@ times = Table(
         Col("kind", words=KINDS),
         Col("seconds", "s", "time", samples=True, role="latencies.samples_s"),
         Col("limit_s", "s", "limit"),
-        *(Col(f"p{part}_s", "s", f"p{part}", partial(percentile, share=part / 100), "seconds") for part in (90, 99)),
+        *(
+            Col(f"p{part}_s", "s", f"p{part}", partial(loadgen_percentile, share=part / 100), "seconds")
+            for part in (90, 99)
+        ),
     ],
 )
 validity = Table(
@@ -209,7 +212,8 @@ def _metrics(scenario: Scenario) -> Iterator[Metric]:
             yield metric(f"{kind}_s", label, "median", ref=seconds)
         for part in (90, 99) if kind != "lateness" else (99,):
             basis = "sorted[int(n p)] of the completed queries; of fewer than 101 p99 is the largest"
-            yield metric(f"{kind}_p{part}_s", f"{label}, p{part}", basis, ref=seconds, percentile=part / 100)
+            how = {"percentile": part / 100, "definition": loadgen_percentile}
+            yield metric(f"{kind}_p{part}_s", f"{label}, p{part}", basis, ref=seconds, **how)
     if RULES[scenario].limits_s:
         yield metric("goodput_per_s", "Goodput", "queries that meet every limit, over the time", "higher")
     yield metric("driver_cores", "Cores of the test's process", "engine included, where it computes there", "none")

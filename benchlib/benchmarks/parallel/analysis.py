@@ -8,11 +8,15 @@ Efficiency of n devices is X_n / (n X_1), X in samples/s: with one global batch 
 device (weak) T_1 / T_n. The interval takes the worse ends of both intervals: it is wider than one of 95%.
 """
 
+import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median, median_low
 from typing import Any
 
+from benchlib.benchmarks.parallel.estimate import Rates, step_time
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout
+from benchlib.core.errors import UserError
 from benchlib.core.stats import summary
 from benchlib.core.text import quantity, seconds
 
@@ -32,6 +36,7 @@ WASTE = ("launch", "data", "communication", "waiting", "bubble")
 NOTICED = 0.2  # share of a step from which on waste is the bottleneck, however long the work takes
 INJECTED = {"data": "data", "rank": "waiting", "communication": "communication"}
 COMPUTE, MEMORY_BOUND = ("matmul", "attention"), ("elementwise", "copy", "other")
+WORLDS = (8, 64, 1024)  # devices that scaling is predicted for
 TIED = 0.03  # share within which two rates are the same where an interval is missing
 MAX_ERROR = 0.5  # of steps over predicted ones, less 1: a model that misses half of them by more predicts nothing
 
@@ -151,10 +156,37 @@ def points(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 yield {"key": last["key"], "kind": kind} | _point(row, first, trusted)
 
 
+def beyond(run: Any, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield what the model predicts for ``WORLDS`` devices from measured ``rows``, over links like the measured ones.
+
+    Degrees of tensor and pipeline parallelism stay, copies and shards are added: with the same batch in all (strong), and the
+    same batch per device (weak). The compute time of a rank follows its share of the FLOPs. ``error`` is the measured over the
+    predicted step on the ranks at hand, less one. Nothing if no single device ran, or if the model is ``off`` by too much.
+    """
+    facts, single = run.run, next((row for row in rows if row["strategy"] == "single"), None)
+    rates = (
+        Rates.of_run(facts["rank_flops"], facts["copy_bytes_per_s"], run.tables.get("alpha_beta", ()))
+        if facts
+        else None
+    )
+    if single is None or rates is None or run.config is None or (facts.get("model_error") or 0.0) > MAX_ERROR:
+        return
+    for row in (row for row in rows if row.get("predicted_step_s")):
+        world, error = row["world"], median(row["steps_s"]) / row["predicted_step_s"] - 1
+        for kind, devices in itertools.product(("strong", "weak"), (count for count in WORLDS if count > world)):
+            batch = row["batch_size"] if kind == "strong" else row["batch_size"] // world * devices
+            with contextlib.suppress(UserError):  # degrees or samples that do not fit so many devices
+                job = run.config.job(row["strategy"], row["schedule"], devices, batch)
+                compute_s = row["compute_s"] * (job.flops / devices) / (row["flops"] / world)
+                rate = batch / step_time(job, rates, compute_s).step_s
+                point = {"key": row["key"], "kind": kind, "world": devices, "samples_per_s": rate, "error": error}
+                yield point | {"efficiency": rate / devices / single["samples_per_s"]}
+
+
 def _point(row: Row, base: Row, trusted: bool) -> dict[str, Any]:
     steps, first = summary(row["steps_s"]), summary(base["steps_s"])
-    ideal = row["world"] * base["batch_size"] / first.median  # n times the rate of one device
-    rate = row["batch_size"] / steps.median
+    ideal = row["world"] * base["batch_size"] * median(1 / step for step in base["steps_s"])  # n times one device
+    rate = row["batch_size"] * median(1 / step for step in row["steps_s"])
     point: dict[str, Any] = {"world": row["world"], "samples_per_s": rate, "efficiency": rate / ideal, "why": {}}
     if row is base:
         point |= {"low": 1.0, "high": 1.0}

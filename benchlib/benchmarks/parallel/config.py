@@ -4,11 +4,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from benchlib.benchmarks.parallel.shapes import MODELS, SCHEDULES, STRATEGIES, Job, Layout, Shape
+from benchlib.benchmarks.parallel.shapes import MODELS, SCHEDULES, STRATEGIES, Job, Layout, Shape, shape_of
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
@@ -20,10 +21,12 @@ COVERAGE: dict[str, tuple[str, ...]] = {"few": FEW, "most": (*FEW, "sharded", "s
 class ParallelConfig(BaseConfig):
     """One model, spread over the ranks in several ways that are proved and timed one after the other."""
 
+    ASIDE: ClassVar[tuple[str, ...]] = ("find_max_batch",)
     benchmark: Literal["parallel"] = "parallel"
 
-    model: Literal[tuple(MODELS)] = Field(  # type: ignore[valid-type]
-        "tiny", description=f"shape of a decoder or encoder: {', '.join(MODELS)}"
+    model: str = Field(
+        "tiny",
+        description=f"shape of a decoder or encoder: {', '.join(MODELS)}, a file of it or a folder of transformers",
     )
     untie: bool = Field(False, description="give the output layer weights of its own, not those of the embedding")
 
@@ -46,14 +49,30 @@ class ParallelConfig(BaseConfig):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of matrix products; weights are fp32")
     checkpointing: bool = Field(False, description="compute activations again on the way back instead of keeping them")
     compile: bool = Field(False, description="torch.compile each layer")
+    fused_loss: bool = Field(
+        False, description="loss in one pass: a Triton kernel on GPUs, torch's operations elsewhere"
+    )
     learning_rate: float = Field(1e-3, gt=0, le=1, description="of AdamW, the same in every step")
     warmup: int = Field(1, ge=1, le=1000, description="steps of each strategy that are not counted")
     steps: int = Field(5, ge=1, le=100000, description="counted steps of each strategy")
     prove: bool = Field(True, description="first compare every strategy with one device, on a narrow model")
 
     memory_gb: float = Field(0.0, ge=0, description="what a rank may use, in GB (1e9 bytes); 0: what is free")
+    find_max_batch: bool = Field(
+        False, description="also find the largest batch of each strategy, by trials within memory_gb"
+    )
     machine: str = Field("", description="with --dry-run: a machine of params/machines; '': this one")
     planted: Literal["", "data", "rank", "communication"] = Field("", description="what planted_slowdown slows")
+
+    @field_validator("model")
+    @classmethod
+    def _is_model(cls, value: str) -> str:
+        """Return a known name, or the absolute path of one's own, since ranks work in another folder."""
+        try:
+            shape_of(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return value if value in MODELS else str(Path(value).expanduser().resolve())
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ParallelConfig":
@@ -71,6 +90,10 @@ class ParallelConfig(BaseConfig):
         for name, schedule in self.ways(() if self.machine else self.strategies):  # a machine has ranks of its own
             self.job(name, schedule, self.world_size)
 
+    def work(self) -> dict[str, Any]:
+        # Left out if it is not used: what was accepted before there was a fused loss stays comparable.
+        return {name: value for name, value in super().work().items() if name != "fused_loss" or value}
+
     def check_whole(self) -> None:
         """Raise ``UserError`` also where a named strategy does not fit the machine's number of ranks."""
         super().check_whole()
@@ -86,7 +109,7 @@ class ParallelConfig(BaseConfig):
 
     @property
     def shape(self) -> Shape:
-        shape = MODELS[self.model]
+        shape = shape_of(self.model)
         return replace(shape, tied=shape.tied and not self.untie)
 
     def ways(self, names: Iterable[str]) -> list[tuple[str, str]]:
@@ -120,7 +143,7 @@ class ParallelConfig(BaseConfig):
             raise UserError(f"{strategy} spreads a model over ranks and there is one: set nproc=2 or more")
         layout, seq = self.layout(strategy, world), self.seq_len or min(self.shape.positions, 512)
         shape = self.shape.padded(layout.tensor)
-        names = ("precision", "checkpointing", "compile", "learning_rate", "seed")
+        names = ("precision", "checkpointing", "compile", "fused_loss", "learning_rate", "seed")
         same = {name: getattr(self, name) for name in names} | {"micro_batches": self.micro_batches if schedule else 1}
         job = Job(shape, strategy, layout, schedule, batch or self.batch_size, seq, scaling=scaling, **same)
         for fault in _faults(job):

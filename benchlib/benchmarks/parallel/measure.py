@@ -29,6 +29,7 @@ from benchlib.core.events import keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.runtime.timing import StepTimer, hold, union
+from benchlib.workloads import largest
 
 PHASES = ("data_s", "forward_s", "backward_s", "optimizer_s")  # of a step, by the timer
 TRACED = 2  # steps under the profiler
@@ -55,12 +56,7 @@ def measure(job: Job, rank: Rank) -> tuple[Row, Tables]:
     if rank.config.planted == "communication":
         job = replace(job, repeats=round(REPEATS * rank.config.planted_slowdown))
     device = rank.world.device
-    gc.collect()
-    if devices.has_events(device):
-        torch.get_device_module(device).empty_cache()
-    elif sys.platform.startswith("linux"):
-        ctypes.CDLL(None).malloc_trim(0)
-    before = _count_anew(device)
+    before = _held(device)
     way = prepare(job, device)
     ranks = together(rank, functools.partial(_rank, way, rank, before) if way else None)
     del way
@@ -72,8 +68,34 @@ def measure(job: Job, rank: Rank) -> tuple[Row, Tables]:
         row |= {"start_s": row["start_s"] - began, "end_s": row["end_s"] - began}
     tables = ranks[0] | {"stages": stages}
     own = {"key": job.key, "scaling": job.scaling}
-    named = {name: [own | row for row in tables[name]] for name in ("stages", "kernels")}
+    named = {name: [own | row for row in tables[name]] for name in ("stages", "kernels", "operations")}
     return _row(job, ranks, stages), named
+
+
+def tried(job: Job, rank: Rank) -> tuple[float | None, float]:
+    """Take ``largest.STEPS`` steps; return the most bytes that a rank needs for them, None if nothing counts them, and the seconds
+    of the last one. All ranks call it."""
+    before = _held(rank.world.device)
+    way = prepare(job, rank.world.device)
+
+    def steps() -> tuple[float | None, float]:
+        assert way is not None
+        times, peak = Runner(way, rank).timed(largest.STEPS), _peak_bytes(rank.world.device)
+        return (None if peak is None or before is None else max(0.0, peak - before)), times[-1]["step_s"]
+
+    ranks = together(rank, steps if way else None)
+    peaks = [peak for peak, _ in ranks if peak is not None]
+    return (max(peaks) if len(peaks) == len(ranks) else None), max(step_s for _, step_s in ranks)
+
+
+def _held(device: torch.device) -> float | None:
+    """Give freed memory back to the system, reset the peak, and return the bytes that are held now, see ``_peak_bytes``."""
+    gc.collect()
+    if devices.has_events(device):
+        torch.get_device_module(device).empty_cache()
+    elif sys.platform.startswith("linux"):
+        ctypes.CDLL(None).malloc_trim(0)
+    return _count_anew(device)
 
 
 def _rank(way: ShardedModel, rank: Rank, before: float | None) -> Row:

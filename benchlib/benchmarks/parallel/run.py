@@ -3,6 +3,7 @@
 import functools
 import gc
 import math
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +12,7 @@ from statistics import fmean, median
 from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import HOPS, Rates, memory, rank_parameters, step_time
-from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together
+from benchlib.benchmarks.parallel.measure import PHASES, Row, Runner, together, tried
 from benchlib.benchmarks.parallel.measure import measure as measured
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Job, Shape
 from benchlib.benchmarks.parallel.strategies import ShardedModel, prepare, prove
@@ -27,6 +28,7 @@ from benchlib.workloads.collective_ops import OPS, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, interleaved
 
 PEAK_S, COPY_S, COPY_BYTES = 0.2, 0.1, 64 << 20
+MAX_BATCH = 65536  # of a copy and micro-batch
 ALONE = 3  # steps of the compute of a rank
 LINK_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 PROOF = ("loss_error", "weight_error", "loss_error_fp32", "gradient_error")
@@ -40,7 +42,7 @@ def measure(rank: Rank) -> Tables:
         devices.keep_freed_memory()
     events.emit("phase", name="peak")
     first = _peaks(config, here)
-    tables: Tables = {name: [] for name in ("strategies", "kernels", "stages")}
+    tables: Tables = {name: [] for name in ("strategies", "kernels", "operations", "stages")}
     with keep_alive(events, config.startup_timeout_s):
         tables["alpha_beta"] = links(here)
     forecast = Forecast(rank, Rates.of_run(first["rank_flops"], first["copy_bytes_per_s"], tables["alpha_beta"]))
@@ -56,6 +58,13 @@ def measure(rank: Rank) -> Tables:
         except BackendUnavailable as error:
             row = job.row() | {"status": "skipped", "obstacle": obstacle or "library", "reason": str(error)}
         tables["strategies"].append(row)
+    tables["batches"] = list[Row]()
+    if config.find_max_batch:
+        events.emit("phase", name="batch", text="finding the largest batches")
+        own = [job for job, obstacle, _ in plans.values() if not job.scaling and obstacle in ("", "memory")]
+        for job in own:
+            with keep_alive(events, config.budget_s):
+                tables["batches"] += batches(job, rank, limit, largest.SEARCH_SHARE * config.budget_s / len(own))
     events.emit("phase", name="peak")
     last = _peaks(config, here)
     # The highest of several measurements: a busy neighbour lowers a peak and nothing raises it.
@@ -150,6 +159,40 @@ class Forecast:
             for count in (1, ALONE):  # warmed up they begin together
                 ranks = together(self.rank, functools.partial(runner.timed, count) if runner else None)
         return {name: max(median(row[name] for row in own) for own in ranks) for name in ("step_s", *PHASES)}
+
+
+def batches(job: Job, rank: Rank, limit: float, seconds: float) -> list[Row]:
+    """Try batches of a strategy for ``seconds`` and return them: the largest that fits ``limit`` bytes of each rank, to a sixteenth.
+
+    All ranks call it. A batch is tried if smaller ones, by a line through the peaks of the largest two, or without them the
+    estimate, say that the free memory holds it; a rank that runs out of memory would end the run.
+    """
+    unit, end = job.layout.feeds * job.micro_batches, time.monotonic() + seconds
+    free, peaks_at = min(all_gather_objects(largest.free_bytes(rank.world))), dict[int, float]()
+
+    def trial(count: int) -> largest.Trial:
+        batch = unit * count
+        if all_gather_objects(time.monotonic() > end)[0]:
+            raise largest.OutOfTime
+        row: largest.Trial = {"key": job.key, "batch": batch, "fits": False}
+        need = sum(memory(replace(job, batch=batch)).values())
+        if len(peaks_at) > 1:
+            (low, low_peak), (high, high_peak) = sorted(peaks_at.items())[-2:]
+            need = high_peak + (high_peak - low_peak) / (high - low) * (batch - high)
+        if need > free:
+            reason = f"not tried: it would need {need / 1e9:.3g} GB and {free / 1e9:.3g} GB are free"
+            return row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), reason)}
+        peak, step_s = tried(replace(job, batch=batch), rank)
+        if peak is None:
+            raise BackendUnavailable("this system does not count the memory of a process")
+        peaks_at[batch] = peak
+        return row | {"fits": peak <= limit, "peak_gb": peak / 1e9, "samples_per_s": batch / step_s}
+
+    try:
+        search = largest.search(trial, MAX_BATCH)
+    except BackendUnavailable as error:
+        return [{"key": job.key, "status": "skipped", "reason": str(error)}]
+    return [row | {"largest": row["batch"] == search.batch * unit, "complete": search.complete} for row in search.tried]
 
 
 def _plans(config: ParallelConfig, size: int, limit: float) -> Iterator[tuple[Job, str, str]]:

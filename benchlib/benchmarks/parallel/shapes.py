@@ -4,9 +4,17 @@ h hidden, f feed-forward, k the width of all keys. A multiply-add counts as two 
 forward passes; a causal mask is not deducted and embeddings are look-ups (PaLM, appendix B).
 """
 
+import functools
 import math
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from benchlib.core.errors import UserError, explained, nearest
+from benchlib.core.files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,68 @@ _SHAPES = (  # 50,304 are the tokens of GPT-2 rounded up to a multiple of 64, wh
 MODELS: dict[str, Shape] = {shape.name: shape for shape in _SHAPES}
 
 
+# Fields of a config.json of transformers by fields of a shape, and what its architecture fixes.
+_COMMON = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocabulary": "vocab_size",
+}
+_COMMON |= {"ffn": "intermediate_size", "positions": "max_position_embeddings"}
+_GPT2 = {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "ffn": "n_inner", "positions": "n_positions"}
+TRANSFORMERS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "gpt2": (_GPT2 | {"vocabulary": "vocab_size"}, {"kind": "decoder", "tied": True}),
+    "llama": (_COMMON | {"kv_heads": "num_key_value_heads"}, {"kind": "decoder", **_LLAMA}),
+    "bert": (_COMMON, {"kind": "encoder"}),
+}
+
+
+@functools.cache
+def shape_of(model: str) -> Shape:
+    """Return the shape of a model: one of ``MODELS``, a JSON or YAML file with the fields of ``Shape``, or a folder with the
+    config.json of a GPT-2, Llama or BERT of transformers.
+
+    Raises ``UserError`` for another name, and for fields that are missing, unknown or do not fit together.
+    """
+    path = Path(model).expanduser()
+    if model in MODELS:
+        return MODELS[model]
+    if not path.exists():
+        raise UserError(f"{model!r}: {nearest(model, MODELS)} Or give a file of a shape or a folder with config.json")
+    values = read_yaml(path / "config.json" if path.is_dir() else path)
+    if path.is_dir():
+        kind = values.get("model_type") if isinstance(values, dict) else None
+        if kind not in TRANSFORMERS:
+            raise UserError(
+                f"{path}: model_type = {kind!r} is not one of {', '.join(TRANSFORMERS)}: write a file of its shape"
+            )
+        names, fixed = TRANSFORMERS[kind]
+        tied = (
+            {"tied": bool(values["tie_word_embeddings"])} if "tie_word_embeddings" in values and kind != "bert" else {}
+        )
+        values = fixed | {name: values[of] for name, of in names.items() if values.get(of)} | tied
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected the fields of a shape by name, as in hidden: 256")
+    usual = {
+        "name": re.sub(r"\W+", "-", path.stem),
+        "kv_heads": values.get("heads"),
+        "ffn": 4 * int(values.get("hidden") or 0),
+    }
+    try:
+        shape = TypeAdapter(Shape).validate_python(usual | values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {explained(error)}; a shape has {', '.join(Shape.__dataclass_fields__)}") from None
+    sizes = ("hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary")
+    for name in (name for name in sizes if getattr(shape, name) < 1):
+        raise UserError(f"{path}: {name} = {getattr(shape, name)} has to be 1 or more")
+    for whole, parts in (("hidden", "heads"), ("heads", "kv_heads")):
+        if getattr(shape, whole) % getattr(shape, parts):
+            raise UserError(
+                f"{path}: {parts} = {getattr(shape, parts)} does not divide {whole} = {getattr(shape, whole)}"
+            )
+    return shape
+
+
 @dataclass(frozen=True)
 class Layout:
     """Degrees of a device mesh, the outermost first: copies, ranks that share one by FSDP2, and so on."""
@@ -137,22 +207,27 @@ class Layout:
         return " x ".join(f"{axis} {degree}" for axis, degree in vars(self).items() if degree > 1) or "one device"
 
 
-STRATEGIES: dict[str, tuple[str, ...]] = {  # the axes of the mesh that each takes, the outermost first
-    "single": (),
-    "data": ("data",),  # a copy on each rank, gradients averaged (DDP)
-    "sharded": ("shard",),  # weights, gradients and optimizer cut over the ranks (FSDP2)
-    "sharded_direct": ("shard",),  # with the kit's own all-gather and reduce-scatter
-    "hybrid_sharded": ("data", "shard"),  # copies, each cut over some ranks (HSDP)
-    "tensor": ("tensor",),  # each matrix cut by columns or rows (DTensor)
-    "sequence": ("tensor",),  # and between the products each rank has a part of the tokens
-    "context": ("context",),  # each rank has a part of the tokens, keys and values go round
-    "pipeline": ("pipeline",),  # each rank has some layers, micro-batches flow through
-    "data_tensor": ("data", "tensor"),
-    "sharded_tensor": ("shard", "tensor"),
-    "data_pipeline": ("data", "pipeline"),
-    "sharded_pipeline": ("shard", "pipeline"),
-    "data_tensor_pipeline": ("data", "pipeline", "tensor"),
+_FSDP = "weights, gradients and optimizer cut over the ranks (FSDP2)"
+_COPIES = "copies of what the other axes spread"
+# By name the axes of the mesh that a strategy takes, the outermost first, and what it is.
+_STRATEGIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "single": ((), "one device"),
+    "data": (("data",), "a copy on each rank, gradients averaged (DDP)"),
+    "sharded": (("shard",), _FSDP),
+    "sharded_direct": (("shard",), f"{_FSDP}, with benchlib's own all-gather and reduce-scatter"),
+    "hybrid_sharded": (("data", "shard"), "copies, each cut over some ranks (HSDP)"),
+    "tensor": (("tensor",), "each matrix cut by columns or rows (DTensor)"),
+    "sequence": (("tensor",), "tensor, and between the products each rank has a part of the tokens"),
+    "context": (("context",), "each rank has a part of the tokens, keys and values go round"),
+    "pipeline": (("pipeline",), "each rank has some layers, micro-batches flow through"),
+    "data_tensor": (("data", "tensor"), f"tensor, and {_COPIES}"),
+    "sharded_tensor": (("shard", "tensor"), "tensor, and each part cut over some ranks (FSDP2)"),
+    "data_pipeline": (("data", "pipeline"), f"pipeline, and {_COPIES}"),
+    "sharded_pipeline": (("shard", "pipeline"), "pipeline, and each stage cut over some ranks (FSDP2)"),
+    "data_tensor_pipeline": (("data", "pipeline", "tensor"), f"pipeline of tensor, and {_COPIES}"),
 }
+STRATEGIES = {name: axes for name, (axes, _) in _STRATEGIES.items()}
+STRATEGY_WORDS = {name: words for name, (_, words) in _STRATEGIES.items()}
 # Schedules of pipelines: stages of a rank, and the class of torch.distributed.pipelining.
 SCHEDULES: dict[str, tuple[int, str]] = {
     "gpipe": (1, "ScheduleGPipe"),
@@ -180,6 +255,7 @@ class Job:
     precision: str = "fp32"
     checkpointing: bool = False
     compile: bool = False
+    fused_loss: bool = False
     learning_rate: float = 1e-3
     seed: int = 0
     scaling: str = ""

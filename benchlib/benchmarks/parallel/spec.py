@@ -1,6 +1,7 @@
 """What a run of strategies states: each one's proof against one device, steps and their parts, memory, scaling."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter, mul, truediv
 from statistics import median
@@ -9,6 +10,7 @@ from typing import Any
 from benchlib.benchmarks.parallel import analysis
 from benchlib.benchmarks.parallel.analysis import INJECTED, MAX_ERROR, PARTS
 from benchlib.benchmarks.parallel.estimate import bubble_share
+from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGY_WORDS
 from benchlib.core.stats import summary
 from benchlib.core.text import listing, quantity
 from benchlib.judge.checks import Check as Judged
@@ -23,7 +25,12 @@ LOSS_FP64, WEIGHT_FP64, FP32 = 1e-12, 1e-9, 1e-5  # how far from one device; rou
 LOSSES = {"fp32": 1e-4, "bf16": 2e-2}
 MEMORY = [f"estimated_{part}_gb" for part in ("parameters", "gradients", "optimizer", "activations", "buffers")]
 STEP_PARTS = [f"{part}_part_s" for part in PARTS]
-SUMMARY = "key configuration hardware samples_per_s tokens_per_s steps_s forward_s backward_s peak_gb mfu bottleneck"
+RESULTS = (
+    "configuration model way hardware samples_per_s tokens_per_s forward_ms backward_ms "
+    "memory_efficiency performance_score efficiency_score"
+)
+SUMMARY, ROOFLINE = "key steps_s peak_gb mfu bottleneck", "intensity flops_per_s roof roof_share"
+STATE_BYTES = 16  # of a parameter: weight, gradient and two moments of AdamW, each in fp32
 NAMED = "Is the injected slow-down named as the bottleneck?"
 PICTURES = f"{__package__}.pictures"
 SLOWEST, PEAK = "slowest rank of {world}", "{precision}, all ranks"
@@ -37,6 +44,22 @@ def _setup(batch: int, seq: int, precision: str, checkpointing: bool, compiled: 
 
 def _rate(work: float, steps: list[float]) -> float:
     return work / median(steps)
+
+
+def _ms(value: float) -> float:
+    return 1e3 * value
+
+
+def _with_best(run: Rows, rows: list[Row]) -> list[Row]:
+    """Add the best samples/s of all strategies, and the best per rank: what the scores refer to."""
+    rates = [strategies["samples_per_s"].finite(row, run) or 0.0 for row in rows]
+    best = max(rates, default=0.0)
+    best_rank = max((rate / row["world"] for rate, row in zip(rates, rows, strict=True)), default=0.0)
+    return [{**row, "best_per_s": best, "best_rank_per_s": best_rank} for row in rows]
+
+
+def _predicted(run: Rows, rows: list[Row]) -> list[Row]:
+    return list(analysis.beyond(run, main.whole(run)))
 
 
 def _end(name: str, work: float, steps: list[float]) -> float | None:
@@ -88,13 +111,13 @@ strategies = Table(
         Col("final_loss", "number", "", lambda losses: losses[-1], "losses", quality=1e-4),
         Col("losses_apart", "error", "", LOSSES.get, "precision"),
         Col("because", "", "why", str, "reason"),
-        Col("way", "", "", lambda *names: " ".join(filter(None, names)), "strategy schedule"),
+        Col("way", "", "strategy", lambda *names: " ".join(filter(None, names)), "strategy schedule"),
         Col("hardware", "", "", "{} x {}".format, "world device"),
         Col("configuration", "", "", _setup, "batch_size seq_len precision checkpointing compile micro_batches"),
         Col("rates", RATE, RATE, lambda batch, steps: [batch / step for step in steps], STEPS, samples=True),
         Col("low", RATE, "", partial(_end, "ci_high"), STEPS),
         Col("high", RATE, "", partial(_end, "ci_low"), STEPS),
-        Col("samples_per_s", RATE, RATE, _rate, STEPS, role="speed.samples_per_s"),
+        Col("samples_per_s", RATE, RATE, median, "rates", role="speed.samples_per_s"),
         Col("tokens_per_s", "tokens/s", "tokens/s", mul, "samples_per_s seq_len", role="speed.tokens_per_s"),
         Col("flops_per_s", "FLOP/s", "", _rate, "flops steps_s", role="compute.flops_per_s"),
         Col("mfu", "ratio", "MFU", truediv, "flops_per_s peak_flops", role="compute.mfu"),
@@ -113,6 +136,20 @@ strategies = Table(
 )
 traced = [*cols("scaling class"), *cols("time_s", "s"), *cols("bytes", "B"), *cols("calls", "number")]
 kernels = Table("kernels", "{class} of {key}", [key, *traced, *cols("flops", "FLOP")])
+operations = Table(
+    "operations",
+    "{operation} of {key}",
+    [
+        key,
+        Col("operation"),
+        *traced,
+        Col("flops", "FLOP"),
+        Col("intensity", "FLOP/B", "FLOP per byte", truediv, "flops bytes"),
+        Col("flops_per_s", "FLOP/s", "reached", truediv, "flops time_s"),
+        Col("roof", "FLOP/s", "", lambda peak, *way: min(peak, mul(*way)), "rank_flops intensity copy_bytes_per_s"),
+        Col("roof_share", "ratio", "share of the roof", truediv, "flops_per_s roof"),
+    ],
+)
 passes = [key, *cols("scaling phase"), *cols("stage micro_batch rank", "number"), *cols("start_s end_s", "s")]
 stages = Table("stages", "{key}, stage {stage}, micro-batch {micro_batch}", passes)
 wrong = Col("wrong_elements", "count", role="collective.wrong_elements")
@@ -122,6 +159,15 @@ place = [key, Col("kind", label="scaling"), Col("world", "number", "devices"), C
 efficiency = [Col("efficiency", "ratio", derived=True), *cols("low high", "ratio"), Col("predicted", "ratio", "model")]
 error = Col("error", "ratio", "measured over model, less 1", signed=True)
 points = Table("scaling", "{key}, {kind}, {world}", [*place, *efficiency, error])
+trial = [
+    key,
+    *cols("batch", "number"),
+    *cols("fits largest"),
+    Col("complete", label="search", words={"True": "to a sixteenth", "False": "ended with its share of the time"}),
+    Col("peak_gb", "GB", "memory of the fullest rank"),
+]
+batches = Table("batches", "{batch} samples by {key}", [*trial, Col("samples_per_s", RATE, RATE)])
+largest = batches.ran().where(largest=True)
 run = run_table(
     Col("precision"),
     *cols("rank_flops alone_flops", "FLOP/s"),
@@ -133,6 +179,35 @@ run = run_table(
 )
 asked = strategies.where(scaling="")
 main = asked.ran()
+# The rows with their scores, each by the formula in its ``of``.
+results = replace(
+    main,
+    cols=[
+        *main.cols,
+        Col("forward_ms", "ms", "forward", _ms, "forward_s"),
+        Col("backward_ms", "ms", "backward", _ms, "backward_s"),
+        Col(
+            "memory_efficiency",
+            "ratio",
+            of=lambda parameters, held: STATE_BYTES * parameters / sum(held),
+            needs="parameters peak_bytes",
+        ),
+        Col("performance_score", "number", of=lambda rate, best: 100 * rate / best, needs="samples_per_s best_per_s"),
+        Col(
+            "efficiency_score",
+            "number",
+            of=lambda rate, world, best: 100 * rate / world / best,
+            needs="samples_per_s world best_rank_per_s",
+        ),
+    ],
+    picks=(*main.picks, _with_best),
+)
+more_ranks = [key, Col("kind", label="scaling"), Col("world", "number", "devices, predicted")]
+more_ranks += [Col("samples_per_s", RATE, "samples/s, predicted"), Col("efficiency", "ratio", "efficiency, predicted")]
+predictions = Table(
+    "strategies", "{key}, {kind}, {world}", [*more_ranks, replace(error, label="error of the model here")]
+)
+predictions = predictions.pick(_predicted)
 fastest = main.most("samples_per_s")
 spread = main.pick(lambda run, rows: [row for row in rows if row["world"] > 1] or rows).most("samples_per_s")
 last = points.pick(lambda run, rows: [row for row in rows if row["world"] == run.world])
@@ -219,7 +294,7 @@ def _no_proof(run: Rows) -> str:
 
 
 SPEC = Spec(
-    tables=[strategies, kernels, stages, links, points, run],
+    tables=[strategies, kernels, operations, stages, links, points, batches, run],
     metrics=[
         Metric("step_s_{key}", main["steps_s"], "Step time, {key}", SLOWEST, "lower"),
         Metric("samples_per_s_{key}", main["rates"], "Training throughput, {key}", SLOWEST, "higher", 0.20),
@@ -250,15 +325,21 @@ SPEC = Spec(
             main.where(padding=bool),
             "{strategy} pads the vocabulary by {padding} rows, so that its ranks can share it; their outputs are in no loss.",
         ),
+        each(largest, "{key} takes batches of up to {batch} samples, which need {peak_gb} per rank."),
         _advice,
     ],
     shows=[
+        Show("Results", results, RESULTS),
         Show("Summary", main, SUMMARY),
         Show("Not run", asked.unless(obstacle=""), "key because"),
         Show("Where a step goes", main, " ".join(["key steps_s expected_s", *STEP_PARTS, "bottleneck faster_without"])),
+        Show("Operations under the roofline", operations, f"key operation class time_s calls {ROOFLINE}"),
         Show("Memory of the fullest rank", main, " ".join(["key", *MEMORY, "estimated_gb peak_gb explained"])),
+        Show("Largest batch", largest, "key batch peak_gb samples_per_s complete"),
+        Show("Batches tried", batches, "key batch fits peak_gb samples_per_s"),
         Show("Bubble", main.unless(schedule=""), "key bubble_share ideal_bubble"),
         Show("Scaling", points, "key kind world samples_per_s efficiency low high predicted error"),
+        Show("Predicted for more devices", predictions, "key kind world samples_per_s efficiency error"),
     ],
     charts=[
         bars(
@@ -296,6 +377,13 @@ SPEC = Spec(
     batch=("batch_size",),
     ways=(
         *("strategies", "coverage", "schedules", "data", "tensor", "pipeline", "shard", "scaling", "micro_batches"),
-        *("checkpointing", "compile", "warmup", "steps", "prove", "memory_gb"),
+        *("checkpointing", "compile", "fused_loss", "warmup", "steps", "prove", "memory_gb", "find_max_batch"),
     ),
+    choices={
+        "model": {
+            name: f"{shape.kind}, {shape.parameters:,} parameters in {shape.layers} layers"
+            for name, shape in MODELS.items()
+        },
+        "strategy": STRATEGY_WORDS,
+    },
 )

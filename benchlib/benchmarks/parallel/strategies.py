@@ -33,6 +33,7 @@ from benchlib.benchmarks.parallel.shapes import SCHEDULES, Job, Layout
 from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
 from benchlib.runtime.group import all_gather_objects
+from benchlib.workloads import fused_loss
 from benchlib.workloads.collectives.exchange import use_direct
 from benchlib.workloads.transformer_stack import Stack, loss
 
@@ -65,6 +66,7 @@ class ShardedModel:
 
     def __init__(self, job: Job, device: torch.device, here: Any = None) -> None:
         self.job, self.device, self.here, layout = job, device, here, job.layout
+        self.loss = fused_loss.loss if job.fused_loss else loss
         with torch.device("meta"):
             self.model = Stack(job.shape, job.seq, job.checkpointing)
         self.model.places = torch.arange(job.seq, device=device)
@@ -82,7 +84,7 @@ class ShardedModel:
             group, pairs = here.get_group("pipeline"), zip(self.parts, self.numbers, strict=True)
             self.stages = [PipelineStage(part, number, job.stages, device, group=group) for part, number in pairs]
             stages = self.stages if job.rank_stages > 1 else self.stages[0]
-            self.schedule = getattr(schedules, SCHEDULES[job.schedule][1])(stages, job.micro_batches, loss_fn=loss)
+            self.schedule = getattr(schedules, SCHEDULES[job.schedule][1])(stages, job.micro_batches, loss_fn=self.loss)
         tensors = [parameter for part in self.parts for parameter in part.parameters()]
         mixed = len({isinstance(parameter, DTensor) for parameter in tensors}) > 1
         # The fused kernels take one kind of tensor at once.
@@ -105,7 +107,7 @@ class ShardedModel:
             return torch.stack(losses).mean().detach() if losses else torch.zeros((), device=self.device)
         with self._ring(tokens, targets) if self.job.layout.context > 1 else contextlib.nullcontext():
             with devices.autocast(self.job.precision, self.device):
-                mean = loss(self.module(tokens), targets)
+                mean = self.loss(self.module(tokens), targets)
             mark("forward")
             mean.backward()
             mark("backward")
@@ -281,7 +283,10 @@ def _largest(errors: Iterable[float]) -> float:
 
 def _differences(job: Job, device: torch.device, steps: int) -> tuple[float, float, float]:
     """Return the largest differences of losses (relative), weights and first gradients (over the largest one)."""
-    way, single = prepare(job, device), ShardedModel(job.alone(compile=False, checkpointing=False), device)
+    way, single = (
+        prepare(job, device),
+        ShardedModel(job.alone(compile=False, checkpointing=False, fused_loss=False), device),
+    )
     expected, losses, gradient = list[float](), list[float | None](), 0.0
     for step in range(steps):
         inputs, targets = tokens(job, step, device)

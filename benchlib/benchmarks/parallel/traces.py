@@ -41,6 +41,7 @@ _KERNELS = {  # of accelerators, likewise
 _COLLECTIVE = re.compile("(gloo|nccl|xccl|ucc|mpi):")
 # AdamW by parameter, fp32: weight, gradient and two moments are read, three of them written.
 UPDATE_FLOPS, UPDATE_BYTES = 15, 28
+SHOWN = 12  # single operations of a strategy
 Row = dict[str, Any]
 Span = tuple[float, float]
 
@@ -66,19 +67,25 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.flops: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, float] = defaultdict(float)
+        self.single: dict[str, Row] = {}  # by operation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if DTensor in types:
             return NotImplemented  # its operations on the local part come here next
         out = func(*args, **(kwargs or {}))
-        kind = _first(_OPERATIONS, getattr(func, "__name__", "").split(".")[0])
+        name = getattr(func, "__name__", "").split(".")[0]
+        kind = _first(_OPERATIONS, name)
         if getattr(func, "namespace", "") == "aten" and kind != "other":
             tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
             packet = func.overloadpacket
             count = self.of_cpus.get(packet) or flop_counter.flop_registry.get(packet)
             largest = max((tensor.numel() for tensor in tensors), default=0)
-            self.flops[kind] += count(*args, **(kwargs or {}), out_val=out) if count else largest
-            self.bytes[kind] += sum(tensor.nbytes for tensor in tensors)
+            flops = count(*args, **(kwargs or {}), out_val=out) if count else largest
+            size = sum(tensor.nbytes for tensor in tensors)
+            self.flops[kind] += flops
+            self.bytes[kind] += size
+            row = self.single.setdefault(name, {"operation": name, "class": kind, "flops": 0.0, "bytes": 0.0})
+            row |= {"flops": row["flops"] + flops, "bytes": row["bytes"] + size}
         return out
 
 
@@ -89,10 +96,11 @@ def _first(patterns: Mapping[str, re.Pattern[str]], name: str) -> str:
 def read(profiler: Any, device: torch.device, steps: int, counter: Counter, updated: int) -> Row:
     """Return what a profiler saw, by step, and what was counted in one; AdamW updates ``updated`` parameters.
 
-    It is rows of ``kernels``, and as ``exposed_s`` the seconds of exchanges while nothing was computed.
+    It is rows of ``kernels`` and ``operations``, and as ``exposed_s`` the seconds of exchanges while nothing was computed.
     """
     named, talk, compute = defaultdict[str, list[float]](list), list[Any](), list[Span]()
     events = profiler.events()
+    updates = [_span(event) for event in events if event.name.startswith("Optimizer.step")]
     if devices.has_events(device):
         for event in (event for event in events if event.device_type != DeviceType.CPU):
             kind = _first(_KERNELS, event.name)
@@ -102,7 +110,6 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
             else:
                 compute.append(_span(event))
     else:
-        updates = [_span(event) for event in events if event.name.startswith("Optimizer.step")]
         for event in events:
             begin, end = _span(event)
             if event.name.startswith("aten::"):
@@ -123,7 +130,24 @@ def read(profiler: Any, device: torch.device, steps: int, counter: Counter, upda
     rows["optimizer"] |= {"flops": UPDATE_FLOPS * updated, "bytes": UPDATE_BYTES * updated}
     rows["communication"] |= whole
     exposed_s = (union([*spans, *compute]) - union(compute)) / steps
-    return {"kernels": list(rows.values()), "exposed_s": exposed_s}
+    own = _single(events, updates, steps, counter, devices.has_events(device))
+    return {"kernels": list(rows.values()), "operations": own, "exposed_s": exposed_s}
+
+
+def _single(events: Any, updates: list[Span], steps: int, counter: Counter, on_device: bool) -> list[Row]:
+    """Return the ``SHOWN`` operations of forward and backward pass that take longest, with time, calls, FLOPs and bytes by step."""
+    times = defaultdict[str, list[float]](list)
+    for event in events:
+        begin, end = _span(event)
+        if event.name.startswith("aten::") and not any(first <= begin and end <= last for first, last in updates):
+            spent = event.self_device_time_total if on_device else event.self_cpu_time_total
+            times[event.name.removeprefix("aten::")].append(1e-6 * spent)
+    rows = [
+        row | {"time_s": sum(times[name]) / steps, "calls": len(times[name]) / steps}
+        for name, row in counter.single.items()
+        if sum(times[name])
+    ]
+    return sorted(rows, key=lambda row: -row["time_s"])[:SHOWN]
 
 
 def _span(event: Any) -> Span:

@@ -32,9 +32,8 @@ class Seq2seqConfig(BaseConfig):
     DECIDED: ClassVar[dict[str, str]] = {name: switch for switch, (name, _) in SWITCHES.items()}
     EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch", **DECIDED}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(FIELDS, "size"), **DECIDED}
-    ASIDE: ClassVar[tuple[str, ...]] = (*SWITCHES,)
+    ASIDE: ClassVar[tuple[str, ...]] = (*SWITCHES, "read")
     GONE: ClassVar[dict[str, str]] = {
-        "read": "shards are read through the page cache, which page_cache=cold empties first; leave it out",
         "verify": "every shard is compared with its checksum at the start of a run; leave it out",
         "planted_disk_mb_per_s": "set data_dir to a folder on a slow disk",
     }
@@ -64,6 +63,9 @@ class Seq2seqConfig(BaseConfig):
     data_dir: str = Field("", description="folder for shards of the samples; '': generated in memory")
     num_shards: int = Field(0, ge=0, le=100_000, description="shards of the whole set; 0: as many as hold 128 MB each")
     token_bytes: Literal[8, 2] = Field(8, description="bytes of a token on the disk; 2: compact")
+    read: Literal["file", "mmap"] = Field(
+        "file", description="mmap: samples of shards are copied out of a memory mapping"
+    )
     page_cache: Literal["warm", "cold"] = Field("warm", description="shards are in it before an epoch, or not")
     read_ahead: int = Field(4, ge=0, le=64, description="batches made ahead on threads; 0: each when it is asked for")
 

@@ -318,7 +318,13 @@ def _source(rank: Rank, samples: int, in_memory: bool = False) -> Source:
     if in_memory or not config.data_dir:
         return Source(pairs, config.read_ahead)
     shards = Shards(
-        pairs, config.data_dir, config.page_cache, config.read_ahead, config.num_shards, config.epoch_samples
+        pairs,
+        config.data_dir,
+        config.page_cache,
+        config.read_ahead,
+        config.num_shards,
+        config.epoch_samples,
+        mapped=config.read == "mmap",
     )
     progress, part = partial(rank.events.emit, "progress", phase="data", unit="shards"), rank.world.local_rank
     with keep_alive(rank.events, config.budget_s):

@@ -211,6 +211,6 @@ SPEC = Spec(
     # ``samples``: an epoch's items are compared, which a cut to the budget leaves as they are.
     ways=[
         *("samples", "engine", "compile", "compare_steps", "data_dir", "token_bytes", "page_cache", "read_ahead"),
-        *("memory_share", "memory_gb", "batch", "num_shards", "warmup_epochs"),
+        *("read", "memory_share", "memory_gb", "batch", "num_shards", "warmup_epochs"),
     ],
 )

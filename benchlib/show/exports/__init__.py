@@ -3,18 +3,20 @@
 import datetime
 import importlib
 import importlib.util
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchlib.benchmarks import loadable
+from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, write_text
+from benchlib.core.stats import description
 from benchlib.core.text import counted
 from benchlib.results.record import Record
-from benchlib.results.run import fingerprint_key
+from benchlib.results.run import Run, fingerprint_key
 
 if TYPE_CHECKING:
     import pandas
@@ -49,6 +51,9 @@ EXPORTS = {
     "csv": Export("one row per metric, or with --samples one row per sample", f"{HERE}:write_csv", has_samples=True),
     "parquet": Export("the same as a Parquet file", f"{HERE}:write_parquet", ("pyarrow",), has_samples=True),
     "pictures": Export("PNG files: --output FOLDER, else pictures/ in each run folder", f"{HERE}.pictures:write"),
+    "results": Export(
+        "JSON: of each run its settings, its verdict and the first table of its report", f"{HERE}:write_results"
+    ),
     "mlflow": Export(
         "an MLflow store: --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI",
         f"{HERE}.mlflow_store:write",
@@ -110,6 +115,7 @@ METRIC_COLUMNS = {
     "n": "Int64",
     "ci_low": "Float64",
     "ci_high": "Float64",
+    **dict.fromkeys(("mean", "deviation", "minimum", "maximum", "p50", "p90", "p95", "p99"), "Float64"),
     "reason": "string",
 }
 SAMPLE_COLUMNS = {**RUN_COLUMNS, "metric": "string", "index": "Int64", "value": "Float64"}
@@ -119,6 +125,23 @@ def write_csv(runs: Sequence[Record], output: str, samples: bool = False) -> str
     """Write a CSV file with a header; times are UTC, empty cells are unknown."""
     frame = table_of(runs, samples)
     return put(frame.to_csv(index=False), output, f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')}")
+
+
+def write_results(runs: Sequence[Record], output: str) -> str:
+    """Write a JSON list: name, verdict, settings that are no defaults, and rows of results of each run.
+
+    The rows are those of the first table of the benchmark's report, numbers in the unit that the column's name ends with.
+    """
+    content = list[dict[str, Any]]()
+    for run in runs:
+        fields = BENCHMARKS[run.benchmark].config.model_fields if run.benchmark in BENCHMARKS else {}
+        settings = {
+            name: value for name, value in run.config.items() if name in fields and value != fields[name].default
+        }
+        rows = spec_of(run.benchmark).results(Run(run.folder)) if run.folder and run.complete else []
+        content.append({"run": run.run, "verdict": run.word, "settings": settings, "results": rows})
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    return put(text + "\n", output, f"results of {counted(len(runs), 'run')}")
 
 
 def write_parquet(runs: Sequence[Record], output: str, samples: bool = False) -> str:
@@ -143,7 +166,10 @@ def table_of(runs: Sequence[Record], samples: bool = False) -> "pandas.DataFrame
         common |= {"world_size": run.ranks or None, "host": run.host or None, "verdict": run.word}
         common["started_at"] = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
         common["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else None
-        metrics = [metric.model_dump() | {"metric": metric.name} for metric in run.metrics]
+        metrics = [
+            metric.model_dump() | {"metric": metric.name} | description(run.samples.get(metric.name, ()))
+            for metric in run.metrics
+        ]
         sample_rows = [
             {"metric": name, "index": index, "value": value}
             for name, values in run.samples.items()

@@ -11,7 +11,7 @@ known: what a late client adds is part of a latency, as in LoadGen. Definitions,
     TTFT  first - start                time per output token (TPOT)  (last - first) / (n - 1)
     end to end  last - start           rate  completed / (last completion - first start)
 
-A percentile is a value that was measured, ``sorted[int(n p)]``, as LoadGen takes it; p99 of up to 100 samples is the largest.
+Percentiles interpolate linearly between two samples (``benchlib.core.stats.percentile``); inference judges by those of LoadGen.
 
 Load comes at once, as an open loop (a rate) or a closed loop (a concurrency). Open loop sends by a schedule, whatever the server
 does: users who do not know of each other. Closed loop sends the next query when one is answered: so many users, each of whom

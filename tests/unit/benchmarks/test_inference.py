@@ -20,7 +20,7 @@ from benchlib.benchmarks.inference import run as bench_run
 from benchlib.benchmarks.inference.config import PRELOAD, SET, InferenceConfig, queries_needed
 from benchlib.benchmarks.inference.spec import SPEC
 from benchlib.core.errors import RunBroken
-from benchlib.core.stats import percentile
+from benchlib.core.stats import loadgen_percentile
 from benchlib.judge.numbers import judged
 from benchlib.runtime import child
 from benchlib.spec import checks
@@ -105,7 +105,7 @@ def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
     assert server.log["result_validity"] == "VALID" and len(server.table) == 64
     first = np.sort(load.each_s(server.table)["ttft"])
     stated = server.log["result_first_token_50.00_percentile_latency_ns"] * 1e-9
-    assert percentile(first, 0.5) == pytest.approx(stated, abs=5e-3)
+    assert loadgen_percentile(first, 0.5) == pytest.approx(stated, abs=5e-3)
     assert load.lateness_s(server.table).min() >= 0
 
 
@@ -179,7 +179,7 @@ def test_an_invalid_test_has_rows_and_no_metrics(server, monkeypatch):
     assert "not valid: failed queries" in metrics["ttft_p99_s_server_x"].reason
     assert {metric.value for name, metric in metrics.items() if "_server_" in name} == {None}
     first = sound["ttft_p99_s_server_x"]
-    assert (first.value, first.n) == (percentile(load.each_s(server.table)["ttft"], 0.99), 64)
+    assert (first.value, first.n) == (loadgen_percentile(load.each_s(server.table)["ttft"], 0.99), 64)
 
 
 def test_a_test_that_does_not_end_fails_and_leaves_the_others(monkeypatch, tmp_path):

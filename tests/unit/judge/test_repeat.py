@@ -13,7 +13,7 @@ def runs(monkeypatch, tmp_path):
     """Let every benchmark end with the verdicts that ``script`` gives it, and keep the order of the runs."""
     log, script = [], {}
 
-    def run_one(planned, out, earlier=()):
+    def run_one(planned, out, earlier=(), verbose=False):
         word = script[planned].pop(0)
         log.append((planned, len(earlier)))
         verdict = SimpleNamespace(
