@@ -7,6 +7,7 @@ A page is one file that needs nothing else: no script, no request, a content sec
 report are drawn from the records, so the report of a run that broke before its notebook could draw anything has them as well.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -232,8 +233,14 @@ def _read(path: Path) -> NotebookNode:
     return notebook
 
 
+@functools.cache
+def exporter() -> PageExporter:
+    """Return the one exporter of this process: its templates are compiled once."""
+    return PageExporter()
+
+
 def _converted(notebook: NotebookNode, **resources: Any) -> str:
-    page, _ = PageExporter().from_notebook_node(notebook, {"metadata": {"name": "notebook"}, **resources})
+    page, _ = exporter().from_notebook_node(notebook, {"metadata": {"name": "notebook"}, **resources})
     return page
 
 
@@ -263,5 +270,5 @@ def publish(source: Path, notebook: Path, page: Path, parameters: Mapping[str, A
     except Exception as error:  # a failing cell, a dead kernel, a time-out
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the notebook {source.name} stopped: {lines[-1]}; see {notebook}") from None
-    text, _ = PageExporter().from_filename(str(notebook))
+    text, _ = exporter().from_filename(str(notebook))
     write_text(page, text)
