@@ -28,7 +28,7 @@ KEPT_EVENTS = ("plan", "step")
 
 
 def keep(source: Path, target: Path, samples: str = "step_s") -> None:
-    """Write the thinned copy of one run, with the samples of the metrics whose name begins so."""
+    """Write the thinned copy of one run, with the samples of the metrics whose name begins so; '' keeps all samples."""
     target.mkdir(parents=True)
     for name in ("config.json", "machine.json", "result.json", "verdict.json"):
         content = json.loads((source / name).read_text())
@@ -49,6 +49,9 @@ def _keep_samples(source: Path, target: Path, samples: str) -> None:
     import pandas as pd
 
     path = source / "samples.parquet"
+    if not samples and path.exists():
+        shutil.copy(path, target)
+        return
     frame = pd.read_parquet(path) if path.exists() else pd.DataFrame({"metric": [], "index": []})
     frame = frame[frame["metric"].astype(str).str.startswith(samples)]
     if len(frame):
@@ -69,7 +72,7 @@ def main() -> None:
         if day.is_dir():
             shutil.rmtree(day)
     for folder in machine_page.newest(store) if arguments.machine else []:
-        keep(folder, demo / store.name / folder.name)
+        keep(folder, demo / store.name / folder.name, samples="")
     for run in load_all(store) if not arguments.machine else []:
         if run.word == "PASS" and arguments.worth:
             place = demo / counted(run.ranks, "rank").replace(" ", "-") / run.run

@@ -88,6 +88,8 @@ class BaseConfig(BaseModel):
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
     # Fields that change no work, besides limits, places and targets.
     ASIDE: ClassVar[tuple[str, ...]] = ()
+    # Fields that earlier versions did not have, with the value that does what these did.
+    LATER: ClassVar[dict[str, Any]] = {"exchange_groups": ""}
     # Fields that there were, with what to use instead.
     GONE: ClassVar[dict[str, str]] = {}
     # Fields that a validator sets, by the field that decides: the origin of such a value names it.
@@ -194,9 +196,11 @@ class BaseConfig(BaseModel):
 
     def work(self) -> dict[str, Any]:
         """Return the fields that change the work, and with it what results may be compared."""
-        # A field that came later is left out where it is not used: what was accepted before it stays comparable.
-        aside = {*_NOT_WORK, *self.ASIDE, *([] if self.exchange_groups else ["exchange_groups"])}
-        return self.model_dump(exclude=aside | {name for name in type(self).model_fields if name.startswith("target_")})
+        # A field that came later is left out if it is not used: what was accepted before it stays comparable.
+        later = BaseConfig.LATER | self.LATER
+        unused = {name for name, value in later.items() if getattr(self, name) == value}
+        targets = {name for name in type(self).model_fields if name.startswith("target_")}
+        return self.model_dump(exclude={*_NOT_WORK, *self.ASIDE} | unused | targets)
 
 
 BY_HAND = "set by hand"

@@ -21,6 +21,7 @@ class CompiledConfig(BaseConfig):
     """PyTorch models as StableHLO text, computed by other compilers, beside torch; they have positions for 512 tokens."""
 
     OMP_WAIT_POLICY: ClassVar[str] = "PASSIVE"
+    LATER: ClassVar[dict[str, Any]] = {"gelu": "plain"}
 
     benchmark: Literal["compiled"] = "compiled"
 

@@ -22,6 +22,7 @@ class ParallelConfig(BaseConfig):
     """One model, spread over the ranks in several ways that are proved and timed one after the other."""
 
     ASIDE: ClassVar[tuple[str, ...]] = ("find_max_batch",)
+    LATER: ClassVar[dict[str, Any]] = {"fused_loss": False}
     benchmark: Literal["parallel"] = "parallel"
 
     model: str = Field(
@@ -89,10 +90,6 @@ class ParallelConfig(BaseConfig):
     def _named_fit(self) -> None:
         for name, schedule in self.ways(() if self.machine else self.strategies):  # a machine has ranks of its own
             self.job(name, schedule, self.world_size)
-
-    def work(self) -> dict[str, Any]:
-        # Left out if it is not used: what was accepted before there was a fused loss stays comparable.
-        return {name: value for name, value in super().work().items() if name != "fused_loss" or value}
 
     def check_whole(self) -> None:
         """Raise ``UserError`` also where a named strategy does not fit the machine's number of ranks."""

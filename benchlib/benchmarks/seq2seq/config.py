@@ -18,7 +18,6 @@ SIZES: dict[str, tuple[int, ...]] = {
 }
 SWITCHES: dict[str, tuple[str, int]] = {"full": ("samples", FULL[1]), "single": ("nproc", 1)}
 TRUE = ("true", "1", "yes", "on", "t", "y")  # the texts that pydantic reads as true
-LATER = {"num_shards": 0, "warmup_epochs": 1}  # fields that earlier versions did not have, with what they did
 
 
 class Seq2seqConfig(BaseConfig):
@@ -33,6 +32,7 @@ class Seq2seqConfig(BaseConfig):
     EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch", **DECIDED}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(FIELDS, "size"), **DECIDED}
     ASIDE: ClassVar[tuple[str, ...]] = (*SWITCHES, "read")
+    LATER: ClassVar[dict[str, Any]] = {"num_shards": 0, "warmup_epochs": 1}
     GONE: ClassVar[dict[str, str]] = {
         "verify": "every shard is compared with its checksum at the start of a run; leave it out",
         "planted_disk_mb_per_s": "set data_dir to a folder on a slow disk",
@@ -122,10 +122,6 @@ class Seq2seqConfig(BaseConfig):
     def passes(self) -> int:
         """Passes over the samples, warm-up included."""
         return self.warmup_epochs + self.epochs
-
-    def work(self) -> dict[str, Any]:
-        """Return the fields that change the work; without new ones that are not used, so that older baselines still fit."""
-        return {name: value for name, value in super().work().items() if (name, value) not in LATER.items()}
 
     @property
     def shape(self) -> dict[str, int]:
