@@ -34,6 +34,7 @@ from benchlib.show.widgets import headless
 NAME, NOTEBOOK = "report.html", "machine.ipynb"  # of the page, in the folder of the runs
 DEMO = "notebooks/demo-machine"  # of the kit: the runs of one quick tier
 DEMO_USD = 0.1  # per hour of the machine of the demo runs, assumed: nobody offers it
+GIVEN = "given"  # where a price is from that was named
 VALUES = 3  # of a reference that a row shows
 MILLION = 1e6
 STATUS: dict[str, Status] = {"PASS": "PASS", "AMBIGUOUS": "AMBIGUOUS", "SKIPPED": "SKIPPED"}  # others are a FAIL
@@ -108,7 +109,7 @@ def content(folders: Sequence[Path], usd_per_hour: float | None = None) -> Page:
     right.sort(key=lambda row: (badness(row["run"].word), all(value.agrees for value in row["values"])))
     fast.sort(key=lambda row: row["share"] is None)
     devices = (name for run in whole for name in run.device_names)
-    price = (usd_per_hour, "given") if usd_per_hour else listed_price(devices)
+    price = (usd_per_hour, GIVEN) if usd_per_hour else listed_price(devices)
     of_machine = [number for run in whole if run.benchmark == "machine" for number in run.key_numbers]
     bounds = [f"{label} {metric.text}" for label, metric in of_machine if metric.name != "total_s"]
     return Page(
@@ -194,7 +195,10 @@ def shown(page: Page) -> Shown:
         price = "No price is known for this machine: `benchlib page FOLDER --price 0.10` gives one, in USD per hour."
     place = "the demo runs of the kit" if page.demo else str(page.folder)
     return Shown(
-        asked={"folder": place, "USD per device hour": f"{page.price[0]:g}" if page.price else "none"},
+        asked={
+            "folder": place,
+            "USD per device hour": f"{page.price[0]:g}" if page.price and page.price[1] == GIVEN else "none",
+        },
         tables=tables,
         figures={},
         reading=[price, *[f"This machine: {page.peaks}."] * bool(page.peaks)],
