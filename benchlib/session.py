@@ -234,10 +234,13 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
 
 
 def figure(run: Subject, name: str, always: bool = True) -> None:
-    """Display a picture of the run's benchmark by its name; not ``always``: only where the run recorded something to draw.
+    """Display a picture of the run's benchmark by its name. If the run recorded nothing to draw, a sentence says so; with ``always``
+    false nothing is displayed then.
 
     Raises ``UserError`` for one that the benchmark does not have. Of a history and of offers a name may be several.
     """
+    from IPython.display import display
+
     from benchlib.show.figures import show
 
     if isinstance(run, Run):
@@ -245,8 +248,10 @@ def figure(run: Subject, name: str, always: bool = True) -> None:
     else:
         pictures = _named(_shown(run).figures, name, "picture")()
     for picture in pictures:
-        if always or not picture.empty:
+        if not picture.empty:
             show(picture)
+        elif always:
+            display(_markdown(f"*{html.escape(picture.alt)}*"))  # type: ignore[no-untyped-call]
 
 
 def frame(run: Subject, name: str) -> "pandas.DataFrame":

@@ -31,7 +31,8 @@ def rows(module: ModuleType) -> dict[str, str]:
     lines = {}
     for row in promised:
         needs = f" Needs {row.needs}." if row.needs else ""
-        lines[row.number] = f"| {row.number} | {row.what}.{needs} | `{row.command.replace('|', chr(92) + '|')}` |"
+        what = row.what[:1].upper() + row.what[1:]
+        lines[row.number] = f"| {row.number} | {what}.{needs} | `{row.command.replace('|', chr(92) + '|')}` |"
     return lines
 
 

@@ -159,7 +159,9 @@ def _undone(runs: Sequence[Record]) -> Iterator[Row]:
     if uncompared:
         what = f"Speed against earlier runs, {counted(len(uncompared), 'benchmark')}"
         why, place = "no earlier run of this machine was accepted; of each benchmark", Path(uncompared[0].folder).parent
-        command = f'benchlib baseline accept {os.path.relpath(place)}/BENCHMARK-* --reason "first"'
+        near = place.resolve().is_relative_to(home())  # a page is made by a kernel in another folder than the reader's
+        folder = place.resolve().relative_to(home()) if near else place.resolve()
+        command = f'benchlib baseline accept {folder}/BENCHMARK-* --reason "first"'
         yield {"what": what, "why": why, "command": command}
 
 
