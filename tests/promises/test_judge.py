@@ -330,7 +330,7 @@ def test_p149_published_figures(program):
     assert "did you mean" in program("references", "--metric", "f11", code=2)
 
 
-@promise("P150", "have runs whose files or rows were edited refused", "benchlib judge RUN, benchlib list --runs")
+@promise("P150", "have runs whose files or rows were edited refused", "benchlib list --runs")
 def test_p150_edited_runs_are_refused(program, ran, recorded, tmp_path):
     sizes = ("matmul_sizes=256", "precisions=fp32", "seconds=0.05", "allreduce_mib=0.001", "copy_mib=8")
     original = ran("machine", *sizes).path
