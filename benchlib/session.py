@@ -293,7 +293,9 @@ def reading(run: Subject) -> Any:
 
 def verdict_text(verdict: Verdict, subject: Subject | None = None) -> notebook.Headline:
     if isinstance(subject, Run):
-        return notebook.Headline(load(subject.path, False, verdict).word, verdict.sentence)
+        config = subject.config
+        about = (config.benchmark, f"{config.tier} tier", f"{config.backend}, {counted(config.world_size, 'rank')}")
+        return notebook.Headline(load(subject.path, False, verdict).word, verdict.sentence, about)
     if subject is None:
         return notebook.Headline(verdict.verdict, verdict.sentence)
     shown = _shown(subject)

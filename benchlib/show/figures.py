@@ -38,9 +38,12 @@ DASHED: Any = (0, (4, 3))
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 STYLE: Any = matplotlib.rc_params_from_file(TEMPLATES / "pictures.mplstyle", use_default_template=False)
+# Under it are matplotlib's own looks and not the user's, so that a picture has the same bytes on any machine.
+_LOOKS = ("axes", "errorbar", "figure", "font", "grid", "hatch", "image", "legend", "lines", "markers", "mathtext", "patch", "path", "scatter", "text", "xtick", "ytick")  # fmt: skip
+_BASE = {name: value for name, value in matplotlib.rcParamsDefault.items() if name.split(".")[0] in _LOOKS}
 PAPER, TEXT, MUTED = "#ffffff", STYLE["text.color"], STYLE["axes.labelcolor"]
 SERIES: tuple[str, ...] = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
-styled = matplotlib.rc_context(STYLE)  # a decorator: what it decorates draws in the style
+styled = matplotlib.rc_context(_BASE | dict(STYLE))  # a decorator: what it decorates draws in the style
 
 
 class Picture(Figure):

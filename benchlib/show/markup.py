@@ -27,6 +27,7 @@ _PROGRESS = "meter progress tfoot"
 _MATH = "math mfrac mi mn mo mover mpadded mrow mspace msqrt mroot mstyle msub msubsup msup mtable mtd mtext mtr munder munderover"
 _DROPPED = "script style template iframe object embed svg title head noscript textarea select"
 _ATTRIBUTES = "align alt class colspan display height high lang linethickness low max min mathvariant optimum rowspan scope stretchy title value width"
+_OWN = {"banner", "mark", "kicker", "cards", "answers"}  # classes that say what benchlib says
 SAFE_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+\Z")
 # Of relative ones only those to a report: a page of several runs links to them.
 SAFE_LINK = re.compile(r"(https?://|mailto:|#)[^\s]*\Z|([\w.%-]+/)*report\.html\Z", re.IGNORECASE)
@@ -39,6 +40,8 @@ def _attribute(tag: str, name: str, value: str) -> str | None:
         return value if SAFE_IMAGE.match(value) else None
     if name == "href":
         return value if SAFE_LINK.match(value) else None
+    if name == "class":
+        return " ".join(word for word in value.split() if word not in _OWN)
     return value or NO_ALT if (tag, name) == ("img", "alt") else value
 
 

@@ -26,7 +26,7 @@ from traitlets.config import Config
 
 from benchlib.benchmarks import spec_of
 from benchlib.core.errors import UserError
-from benchlib.core.files import not_written, read_bytes, write_text
+from benchlib.core.files import not_written, read_bytes, read_object, write_text
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.terminal import harmless
 from benchlib.results.record import load
@@ -93,6 +93,7 @@ class Fitting(Preprocessor):
             nb.cells = [cell for cell in nb.cells if cell not in method] + method
             resources["method_at"] -= len(method)
         for cell in nb.cells:
+            cell.source = _cut(cell.source)
             for output in cell.get("outputs", []):
                 limit -= _fit(output, limit, drawn)
         return nb, resources
@@ -104,7 +105,13 @@ def run_folder(resources: Any) -> Path | None:
         return Path(named)
     about = resources["metadata"]
     folder = Path(about["path"] or ".")
-    return folder if about["name"] == "notebook" and is_run(folder) else None
+    if about["name"] != "notebook" or not is_run(folder):
+        return None
+    try:  # a config of another program is no run
+        read_object(folder / "config.json", {"benchmark": str, "tier": str})
+    except UserError:
+        return None
+    return folder
 
 
 def _headline(nb: NotebookNode) -> dict[str, Any] | None:
@@ -134,10 +141,12 @@ def _fit(output: NotebookNode, limit: int, drawn: dict[str, str]) -> int:
         return 0
     if len(data.get("text/html", "")) > 3 * TEXT_LIMIT:
         del data["text/html"]
+        data.setdefault("text/plain", "[a table or page left out to keep this page small; the notebook has it]")
     for kind in [kind for kind in PRIORITY[3:] if kind in data]:
         data[kind] = _cut(data[kind])
-    if output.output_type in ("display_data", "execute_result"):
-        data.setdefault("text/plain", "")  # the form that is left where nbconvert knows no other
+    if output.output_type in ("display_data", "execute_result") and not data.keys() & set(PRIORITY):
+        kinds = ", ".join(sorted(data)) or "nothing"
+        output.data = {"text/plain": f"[not shown on this page, but in the notebook: {kinds}]"}
     return 0
 
 
@@ -260,6 +269,7 @@ def publish(source: Path, notebook: Path, page: Path, parameters: Mapping[str, A
 
     Raises ``UserError`` if a cell fails, the kernel dies or takes longer than ``PUBLISH_S``.
     """
+    notebook, page = notebook.resolve(), page.resolve()  # it is executed in a folder of its own
     log = notebook.with_name(f".{notebook.stem}.log")
     try:
         notebook.parent.mkdir(parents=True, exist_ok=True)

@@ -296,7 +296,7 @@ def charts(run: Table) -> list[Chart]:
         steps("throughput", rates, title="{samples_per_s}, {pace}", empty=no_step, x="counted step", smooth=smoothed),
         cumulative("step-times", counted_steps["step_s"], title="Half of the steps take up to {step_s}", empty=no_step),
         stacked("time-split", *parts, title=longest, x=split, mark=by_rank["step_s"], empty=no_parts),
-        steps("memory", by_rank["memory_gb"], title=held, empty=none, x=seconds),
+        steps("memory", by_rank["memory_gb"], title=held, about=by_rank.most("resident_gb"), empty=none, x=seconds),
     ]
 
 

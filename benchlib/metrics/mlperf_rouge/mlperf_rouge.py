@@ -47,6 +47,8 @@ class MlperfRouge(evaluate.Metric):
         )
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, Any]:
+        if not predictions:
+            raise ValueError("there is no summary to score: give one prediction and one reference or more")
         split, splitter = nltk.sent_tokenize, "punkt_tab"
         try:
             nltk.data.find("tokenizers/punkt_tab")

@@ -58,6 +58,10 @@ class SquadV1(evaluate.Metric):
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **others: Any) -> None:
         """Add predictions and the references of the same questions; a reference may lack its prediction."""
+        if isinstance(predictions, Mapping) or not references:
+            raise ValueError(
+                "give rows as lists: predictions [{id, prediction_text}] and one reference or more; compute_files takes {id: text}"
+            )
         rows = {row["id"]: row for row in predictions if row["prediction_text"] is not None}  # the last of an id counts
         _refuse_unknown(rows, references)
         padded = [*rows.values()] + [NO_PREDICTION] * (len(references) - len(rows))

@@ -210,3 +210,12 @@ def test_a_notebook_that_cannot_be_shown_costs_nothing_else(tmp_path, monkeypatc
         "not a readable notebook: ZeroDivisionError" in page.text
         and "Every number and where it comes from" in page.text
     )
+
+
+def test_a_notebook_beside_a_config_of_another_program_is_no_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    (tmp_path / "result.json").write_text("{}")
+    path_of_mine = tmp_path / "notebook.ipynb"
+    path_of_mine.write_text(json.dumps(v4.new_notebook(cells=[v4.new_markdown_cell("# Mine")])))
+    page, _ = report.exporter().from_filename(str(path_of_mine))
+    assert "<h1>Mine</h1>" in page and "DAMAGED" not in page

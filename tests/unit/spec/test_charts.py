@@ -133,7 +133,9 @@ def test_a_field_of_a_heat_map_has_its_number():
     assert {text.get_position(): text.get_text() for text in axes.texts} == {(1.5, 0.5): "16.9", (0.5, 1.5): "7"}
 
 
-def test_drawing_leaves_nothing_changed_and_gives_the_same_bytes_in_another_process(smoke):
+def test_drawing_leaves_nothing_changed_and_gives_the_same_bytes_in_another_process(smoke, tmp_path):
+    """Also if that process belongs to a user with looks of another kind."""
+    (tmp_path / "matplotlibrc").write_text("axes.facecolor: pink\nfont.size: 30\n")
     before, backend = dict(matplotlib.rcParams), matplotlib.get_backend()
     chart = next(chart for name, chart in CHARTS if chart.name == "limit-shares")
     digest = hashlib.sha256(figures.png(chart.draw(smoke["collectives"]))).hexdigest()
@@ -151,7 +153,11 @@ print(sorted({"scipy.stats", "scipy.cluster"} & set(sys.modules)))
 """
     paths = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths, "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split("\n")[:2] == [digest, "[]"]
 
