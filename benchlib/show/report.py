@@ -134,6 +134,8 @@ def _fit(output: NotebookNode, limit: int, drawn: dict[str, str]) -> int:
         if encoded in drawn:
             output.metadata["shown_above"] = drawn[encoded]
             return 0
+        if data.get("text/plain", "").startswith("<Figure size"):  # matplotlib's words describe nothing
+            data["text/plain"] = "picture that the code of this cell draws"
         if len(encoded) <= limit and markup.SAFE_IMAGE.match(f"data:{kind};base64,{encoded}"):
             return len(encoded)
         alt = output.metadata.get(kind, {}).get("alt") or data.get("text/plain") or markup.NO_ALT

@@ -164,6 +164,7 @@ def test_what_a_cell_printed_and_displayed_is_shown_as_jupyter_shows_it():
         attached,
         code_cell(v4.new_output("stream", text="10 %\r20 %\r100 %\n"), error, widget),
         code_cell(display(text_latex="$x_1$", text_plain="x1"), display(image_svg="<svg/>", text_plain="a drawing")),
+        code_cell(display(image_jpeg="aaaa", text_plain="<Figure size 640x480 with 1 Axes>")),
         code_cell(display(text_html="<p>" + "long " * 20_000, text_plain="short")),
         code_cell(display(image_png=dot, text_plain="a dot again"), display(image_png="x" * 1_000_000, text_plain="a map")),
     ])  # fmt: skip
@@ -173,6 +174,7 @@ def test_what_a_cell_printed_and_displayed_is_shown_as_jupyter_shows_it():
     assert '<span class="ansi-red-fg">ValueError</span>: &lt;bad&gt;' in page
     assert "<msub><mi>x</mi><mn>1</mn></msub>" in page and "a drawing" in page
     assert "long" not in page and "short" in page
+    assert 'alt="picture that the code of this cell draws"' in page and "Figure size" not in page
     assert "picture left out to keep this page small; the notebook has it: a map" in page
 
 
