@@ -17,7 +17,14 @@ from benchlib.judge.foreign.readers import IMPOSSIBLE, POSSIBLE, WORST, judged
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
 
-COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow", "unconfirmed": "yellow", "invalid": "red"}
+COLOURS = {
+    "PASS": "green",
+    "FAIL": "red",
+    "AMBIGUOUS": "yellow",
+    "SKIPPED": "yellow",
+    "unconfirmed": "yellow",
+    "invalid": "red",
+}
 
 
 def _show(document: dict[str, Any]) -> None:
