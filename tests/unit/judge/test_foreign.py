@@ -99,7 +99,7 @@ def test_a_column_that_an_operation_leaves_blank_moves_no_other(tmp_path):
 def test_the_lines_of_two_processes_at_once_are_refused_by_what_they_are(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("\n".join(line for line in OLD.replace("[1,0]<stdout>:", "").splitlines() for _ in range(2)))
-    with pytest.raises(UserError, match="lines of several tests are mixed: .* Build nccl-tests with MPI=1"):
+    with pytest.raises(UserError, match=r"lines of several tests are mixed: .* Build nccl-tests with MPI=1"):
         read_claims(path)
 
 
