@@ -2,7 +2,7 @@
 
 Format: NVIDIA/nccl-tests, src/util.cu (older versions: src/common.cu). Times are us, bandwidths GB/s (1e9). What is read may have been
 collected by mpirun and srun; its columns are known by the header line. What is written has more digits than nccl-tests prints:
-a slow fabric would show as 0.00. Barriers and the kit's own algorithms have no program of nccl-tests and are left out.
+a slow fabric would show as 0.00. Its times are those of single operations, and the file says so. Barriers and the kit's own algorithms have no program of nccl-tests and are left out.
 """
 
 import csv
@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchlib.benchmarks.collectives.config import PLACEMENTS
 from benchlib.core.definitions import algbw_gbps, busbw_gbps, size_text
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
@@ -29,7 +30,6 @@ FORMAT = "nccl-tests"
 SPELLED = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
 PROGRAM_OF = {name: SPELLED.get(name, name) for name in OPS if name != "barrier"}
 PROGRAMS = {program: operation for operation, program in PROGRAM_OF.items()}
-PLACEMENTS = ("out of place", "in place")
 # A log collector may put its own words before each line (mpirun, srun --label, kubectl logs, pdsh, docker compose).
 HEADS = re.compile(r"#\s+(size\s+count\s+type\b.*)$", re.MULTILINE)
 ROW = re.compile(r"(?:^|[\s>:|])(\d+\s+\d+\s+[a-z][a-z0-9_]*\s.*)$")
@@ -268,7 +268,8 @@ def _test(run: Record, rows: list[dict[str, Any]]) -> str:
     dtype, reduction = (NAMES.get(rows[0][name], rows[0][name]) for name in ("dtype", "reduction"))
     lines = [
         f"# Collective test starting: {PROGRAM_OF[op.name]}_perf",
-        f"# written by benchlib from {run.run}",
+        f"# written by benchlib from {run.run}; a time is the median of single operations, from the host, of the slowest rank",
+        "# (nccl-tests: 20 operations that are enqueued together, over 20, averaged over the ranks)",
         "# Using devices",
         *(f"#  Rank {rank:3d} Group  0 Pid      0 on {host} device {rank:3d} [0x00] {device}" for rank in range(ranks)),
         "#",
