@@ -203,11 +203,12 @@ def _target(check: Check, run: Rows) -> Judged:
 def _rule(check: Check, claims: Iterable[Claim]) -> Judged:
     """Name the claims that break the rule, else the one that comes nearest to it."""
     asked = ask(check.rule, claims)
-    for status in ("FAIL", "AMBIGUOUS", "PASS"):
-        chosen = sorted((pair for pair in asked if pair[1].status == status), key=lambda pair: -(pair[1].value or 0.0))
+    # One machine measured both sides of its own run: what is only rare elsewhere is a fault of the measurement here.
+    for status, found in (("FAIL", ("FAIL", "AMBIGUOUS")), ("PASS", ("PASS",))):
+        chosen = sorted((pair for pair in asked if pair[1].status in found), key=lambda pair: -(pair[1].value or 0.0))
         if chosen:
             words = [f"{subject}: {finding.reason}" for subject, finding in chosen]
-            first, reason = chosen[0][1], listed(words[:1] if status == "PASS" else words)
+            first, reason = chosen[0][1], listed(words if status == "FAIL" else words[:1])
             return check.answer(status, reason, limit=first.limit, value=first.value, unit=first.unit)  # type: ignore[arg-type]
     reason = "; ".join(finding.reason for _, finding in asked) or "the run does not report enough to evaluate it"
     return check.answer("FAIL" if check.sign else "SKIPPED", reason)

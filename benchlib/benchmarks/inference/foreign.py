@@ -20,6 +20,8 @@ TIME = re.compile(
     r"^(Min|Mean|Max|[\d.]+ percentile) (latency|First Token latency|Time (?:to|per) Output Token) \(ns\)$", re.I
 )
 HEADLINE = re.compile(r"^(\d+)th (first token )?percentile latency \(ns\)$")
+ESTIMATE = re.compile(r"^\* Early stopping (\d+)th percentile estimate$")
+PROCESSED = re.compile(r"^ \* Processed at least \d+ queries \((\d+)\)", re.MULTILINE)
 RATE = re.compile(r"per second$|^[QT]PS w")
 OTHERS = re.compile(r"^(SUT name|Scenario|Mode|Result is)$| satisfied$")
 ERRORS = re.compile(r"^(No|\d+) errors? encountered", re.IGNORECASE | re.MULTILINE)
@@ -77,7 +79,9 @@ def not_read(path: Path, text: str) -> list[str]:
     names = _stated(text.partition(SETTINGS)[0])
     numbers = [name for name, values in names.items() if re.match(r"[-\d]", values[0])]
     return [
-        name.strip("* ") for name in numbers if not any(known.search(name) for known in (TIME, HEADLINE, RATE, OTHERS))
+        name.strip("* ")
+        for name in numbers
+        if not any(known.search(name) for known in (TIME, HEADLINE, ESTIMATE, RATE, OTHERS))
     ]
 
 
@@ -93,6 +97,8 @@ def read(path: Path, text: str) -> list[Claim]:
             impossible += [Quantity(name=name, value=one if math.isfinite(one) else None) for one in wrong]
             del stated[name]
     lines = {name: values[0] for name, values in stated.items()}
+    if processed := PROCESSED.search(text):
+        lines[COUNT] = processed[1]
     times: dict[str, dict[str, Any]] = {"latency": {}, "first token": {}, "time per output token": {}}
     for name, value in lines.items():
         if match := TIME.match(name):
@@ -108,6 +114,7 @@ def read(path: Path, text: str) -> list[Claim]:
     logged = Requests(
         logged_errors=(0 if errors[1].lower() == "no" else int(errors[1])) if errors else None,
         due_per_s=float(scheduled) if scheduled else None,
+        asked_per_s=float(lines["target_qps"]) if lines["Scenario"] == "Server" and "target_qps" in lines else None,
         completed_per_s=[float(rate) for rate in stated.get("Completed samples per second", [])],
         tokens_per_s=[float(rate) for rate in stated.get("Completed tokens per second", [])],
     )
@@ -140,7 +147,8 @@ def _rate(lines: Mapping[str, str], latency: Mapping[str, float]) -> Speed | Non
         return None
     filled = math.ceil(count / loaded) * loaded if loaded and not single else count
     samples = min(count, filled, key=lambda each: abs(each - rate * duration))
-    ends = [latency.get("min_s") or duration, duration] if single else []  # older versions take the minimum
+    least = latency.get("min_s", 0.0)  # older versions take that
+    ends = [least if least > 0 else duration, duration] if single else []
     return Speed(samples_per_s=rate, samples_counted=samples, samples_source=source, wall_s=duration, wall_s_span=ends)
 
 
@@ -151,11 +159,12 @@ def _met(lines: Mapping[str, str], name: str) -> bool:
 
 def _duration(lines: Mapping[str, str], latency: Mapping[str, float]) -> tuple[float, str]:
     """Return the time for which queries were sent (Offline: worked on), at least, and how it is known; 0 if it is not."""
-    count, scheduled = int(lines.get(COUNT, 0)), float(lines.get("Scheduled samples per second", 0))
     if lines["Scenario"] == "Offline":
         return latency.get("max_s", 0.0), "duration"
-    if count and scheduled:
-        return (count - 1) / span(scheduled)[0], f"duration by {count:,} queries and their rate"
+    name = "Scheduled samples per second" if lines["Scenario"] == "Server" else "QPS w/ loadgen overhead"
+    count, rate = int(lines.get(COUNT, 0)), float(lines.get(name, 0))
+    if count and rate:
+        return (count - 1) / span(rate)[0], f"duration by {count:,} queries and their rate"
     return 0.0, ""
 
 
@@ -182,6 +191,13 @@ def _parts(lines: Mapping[str, str], times: Mapping[str, Mapping[str, Any]]) -> 
     for name in first.keys() & whole.keys():
         wrong = "a first token comes no later than the last"
         yield Limit(name=f"{name} of first token", value_s=first[name], limit_s=whole[name], wrong=wrong)
+    for name, value in lines.items():
+        if (match := ESTIMATE.match(name)) and (listed := whole.get(f"p{match[1]}")):
+            words = {
+                "name": f"early stopping estimate of p{match[1]}",
+                "wrong": "it is above the percentile of the sample",
+            }
+            yield Limit(**words, value_s=NS * float(value), limit_s=listed, at_least=True)
     longest, mean = whole.get("maximum", 0.0), whole.get("mean", 0.0)
     scheduled, completed, overhead = (
         float(lines.get(name, 0))

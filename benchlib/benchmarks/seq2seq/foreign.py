@@ -13,7 +13,17 @@ from benchlib.benchmarks.seq2seq.table import OPEN, TIMES, Column, Row, Table
 from benchlib.benchmarks.seq2seq.table import table as table_of
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import Reader
-from benchlib.judge.impossible.claim import Claim, Compute, Latency, Learning, Quantity, Requests, Speed, SpeedUp
+from benchlib.judge.impossible.claim import (
+    Claim,
+    Collective,
+    Compute,
+    Latency,
+    Learning,
+    Quantity,
+    Requests,
+    Speed,
+    SpeedUp,
+)
 from benchlib.judge.impossible.findings import span
 from benchlib.judge.impossible.rules import RULES
 from benchlib.judge.references import registry
@@ -46,6 +56,7 @@ def read(path: Path, text: str) -> list[Claim]:
         parts |= {"latencies": list(_latencies(table, row)), "quantities": list(_impossible(table, row))}
         claims += [Claim(subject=row.name, **{name: part}) for name, part in parts.items() if part]
         claims += [Claim(subject=row.name, compute=each) for each in _compute(table, row, text)]
+        claims += [Claim(subject=row.name, collective=each) for each in _collectives(table, row, text)]
         claims += [Claim(subject=row.name, speed=each) for each in (*_efficiencies(table, row), *_steps(table, row))]
     if all(claim.speedups for claim in claims):
         raise UserError(
@@ -69,6 +80,12 @@ def _compute(table: Table, row: Row, text: str) -> Iterator[Compute]:
         source = "the highest dense one of this device"
         for _, rate in table.of("flops", row):
             yield Compute(flops_per_s=rate, peak_flops=peak, peak_kind="claimed", peak_source=source)
+
+
+def _collectives(table: Table, row: Row, text: str) -> Iterator[Collective]:
+    """Yield the bus bandwidths that are in GB/s, as those of the operation that asks least of the links: an all-reduce."""
+    for _, rate in table.of("busbw", row) if "GB/s" in text else []:
+        yield Collective(operation="all_reduce", ranks=max(2, row.ranks), busbw_gbytes_per_s=rate)
 
 
 def _efficiencies(table: Table, row: Row) -> Iterator[Speed]:

@@ -32,7 +32,7 @@ RATIO = r"(x|×|times)( faster| speed-?up)?"
 PRICES = r"price|cost|[$€£]|watt|power"
 OTHERS = r"memory|batch|host|seed|\bsteps?\b(?! ?(/|per))|\bparam|epoch|\blen(gth)?\b|loss|accura|\bf1\b|score|rouge"
 TIME = rf"((full |whole )?(data ?set )?(time|duration)( ({TIMES}))?|hours|minutes|seconds)"
-SCORE = r"f1|em|exact match|accuracy|rouge ?-?(1|2|l|lsum)|bleu|map"
+SCORE = r"f1|em|exact match|(top ?-?[15] )?accuracy|rouge ?-?(1|2|l|lsum)|bleu|map"
 PEAKS = r"peak|theoretical|sparse|fp4|\bint"
 CHANGE = r"change|delta|diff|Δ|\bvs\b|saving|saved|reduc|improve|gain|loss|drop"
 KINDS = {
@@ -44,6 +44,7 @@ KINDS = {
     "batch": (r"^global batch( size)?( samples)?$", "samples?"),
     "step": (rf"^(step|iter(ation)?) ?time( ({TIMES}))?$|^({TIMES}) ?/ ?(step|it|iter|iteration)$", TIMES),
     "at_once": (r"^(max )?concurrency$|^concurrent (requests|users|clients)$", ""),
+    "busbw": (r"^bus ?(bw|bandwidth)( gb/s)?$", "gb/s"),
     "mfu": (r"^(mfu|model flops? utili[sz]ation)\b", "%"),
     "length": (r"^((seq(uence)?|sample) ?)?len(gth)?( tokens)?$|^tokens ?(/|per) ?(sample|seq(uence)?)$", "tok(en)?s?"),
     "unread": (rf"{PRICES}|{OTHERS}", ""),
@@ -57,7 +58,7 @@ KINDS = {
     "efficiency": (r"^((weak |strong )?scaling |parallel )?efficiency( %)?$", "%"),
 }
 OPEN = ("unread", "score", "flops")  # an improvement of these may be a rise or a fall
-MEASURED = ("rate", "mfu", "wall_s", "step", "latency", "flops", "efficiency", "samples_counted")
+MEASURED = ("rate", "busbw", "mfu", "wall_s", "step", "latency", "flops", "efficiency", "samples_counted")
 PER_DEVICE = re.compile(r"(/|per )(gpu|device|node|chip|accelerator|rank|worker)\b")
 
 
@@ -162,7 +163,7 @@ def _column(head: str, words: str, kind: str, cells: list[str]) -> Column:
         numbers, whole = [0.0 for _ in cells], False
     scale = 1.0
     if kind in ("wall_s", "latency", "step"):
-        scale = next((SECONDS[word] for word in words.split() if word in SECONDS), 1.0)
+        scale = next((SECONDS[word] for word in words.split()[::-1] if word in SECONDS), 1.0)  # "TTFT min (ms)"
     elif kind == "flops":
         scale = {"g": 1e9, "t": 1e12, "p": 1e15}[re.search(r"([gtp])flop", words)[1]]  # type: ignore[index]
     elif kind in ("efficiency", "mfu"):

@@ -137,6 +137,7 @@ class Requests(Part):
     in_latency: Count | None = _of("requests whose times make up the latencies")
     logged_errors: Count | None = _of("errors in the log of the load generator")
     due_per_s: Rate | None = _of("requests per second that the load generator scheduled")
+    asked_per_s: Rate | None = _of("requests per second that the load generator was asked to send")
     completed_per_s: list[Rate] = _of("requests answered per second, each time that this is stated", [])
     tokens_per_s: list[Rate] = _of("tokens answered per second, each time that this is stated", [])
     at_once: Positive | None = _of("most requests that are under way at once")

@@ -117,7 +117,9 @@ def right_results(it: Any) -> Finding:
 
 # Serving.
 
+OVER_TARGET = 2.0  # times the rate that was asked for: a few queries may happen to be sent that fast
 EQUAL = 1e-9  # share by which two percentiles may be out of order
+MOST = 0.8
 
 
 @rule("latencies", "no time below zero")
@@ -139,7 +141,7 @@ def tokens_take_time(it: Any) -> Finding | None:
 
 @rule("latencies", "percentiles in order")
 def percentiles_in_order(it: Any) -> Finding | None:
-    """Percentiles that fall or are none, a mean outside the ends."""
+    """Percentiles that fall or are none, a mean outside the ends or too low for them."""
     # minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends.
     chains = [[name for name in it.stated if name != "mean"], ["minimum", "mean", "maximum"]]
     pairs = [
@@ -155,6 +157,13 @@ def percentiles_in_order(it: Any) -> Finding | None:
         for (low, first), (high, second) in pairs
         if first - second > EQUAL * abs(second)
     ]
+    # Of times above zero the share above a percentile alone gives a part of the mean; MOST allows for how percentiles are taken.
+    if it.mean_s is not None and not wrong and min(it.stated.values()) >= 0:
+        wrong += [
+            f"mean {it.mean_s:.6g} s, of which the times from p{key:g} on are at least {(1 - key / 100) * value:.6g} s"
+            for key, value in it.percentiles_s.items()
+            if it.mean_s < MOST * (1 - key / 100) * value
+        ]
     stated = ", ".join(f"{name} {value:.4g} s" for name, value in it.stated.items())
     return none_wrong(wrong, f"{stated}, in order", about=f"{it.name}: ")
 
@@ -202,6 +211,8 @@ def rates_of_requests(it: Any) -> Finding | None:
     ]
     if due is not None and span(max(rates))[0] > span(due)[1]:
         wrong.append(f"{figure(max(rates))} requests/s answered of {figure(due)} sent")
+    if it.asked_per_s and span(max([*rates, due or 0.0]))[0] > OVER_TARGET * it.asked_per_s:
+        wrong.append(f"{figure(max([*rates, due or 0.0]))} requests/s sent, {figure(it.asked_per_s)} were asked for")
     stated = len(rates) + len(it.tokens_per_s) + (due is not None)
     return none_wrong(wrong, f"{stated} rates, none contradicts another") if stated > 1 else None
 

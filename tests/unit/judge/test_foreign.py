@@ -138,11 +138,12 @@ def test_of_a_part_of_the_rows_no_average_follows():
 @pytest.mark.parametrize(
     ("name", "unread"),
     [
-        ("loadgen-single-stream.txt", ["Early stopping 90th percentile estimate", "Early stopping 99th percentile estimate"]),
+        ("loadgen-single-stream.txt", []),
         ("loadgen-server-tokens.txt", []),
         ("hypercube-4.txt", ["the bus bandwidth of hypercube (no factor is agreed on)"]),
         ("all_reduce-8xh100-unnamed.txt", ["the bus bandwidth: the file does not name its program (all_reduce_perf or the like)"]),
         ("serving.md", ["TPOT p99 (ms)"]),
+        ("loadgen-server-detail.txt", []),
     ],
 )  # fmt: skip
 def test_what_was_not_read_is_named(name, unread):
@@ -182,6 +183,11 @@ def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
         ("loadgen-server.txt", "99.00 percentile latency (ns)   : 121004871", "99.00 percentile latency (ns)   : 21004871", "percentiles in order"),
         ("loadgen-server-tokens.txt", "Min First Token latency (ns)                : 21004112", "Min First Token latency (ns)                : -1", "no time below zero"),
         ("loadgen-server.txt", "No errors encountered", "1 ERROR encountered", "no errors logged"),
+        ("loadgen-server.txt", "target_qps : 3600", "target_qps : 360", "rates of requests"),
+        ("loadgen-server.txt", "Mean latency (ns)               : 41220010", "Mean latency (ns)               : 4222001", "percentiles in order"),
+        ("loadgen-single-stream.txt", "90th percentile estimate: 1632004", "90th percentile estimate: 1432004", "limits met"),
+        ("loadgen-single-stream.txt", "queries (389604)", "queries (38960)", "limits met"),  # 60 s, not 600
+        ("loadgen-single-stream.txt", "Min latency (ns)                : 1401220", "Min latency (ns)                : -1", "no time below zero"),
         ("loadgen-server-tokens-6.0.17.txt", "Min Time per Output Token (ns)                : 9454541", "Min Time per Output Token (ns)                : -1", "no time below zero"),
         ("lambda-one-gpu.csv", "2x RTX 4090,2,900,541", "2x RTX 4090,2,900,941", "scaling"),
         ("serving-two-nodes.md", "1.90x", "2.60x", "speed-up"),
